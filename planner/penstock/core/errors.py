@@ -1,0 +1,41 @@
+"""The two ways penstock says no: a mistake the user can mend, and a run that failed."""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of every error penstock raises on purpose."""
+
+
+class UserError(PenstockError):
+    """A mistake the user can mend; the command line prints it and exits with code 2.
+
+    ``where`` is the place (a field path such as ``spec.model.heads``, a file, a line), ``what`` says what is
+    wrong there, ``remedy`` what to do about it.
+    """
+
+    def __init__(self, *, what: str, where: str = "", remedy: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        cure = f"\n  remedy: {self.remedy}" if self.remedy else ""
+        return f"{place}{self.what}{cure}"
+
+
+class RunError(PenstockError):
+    """A run that failed for a reason that is not the user's input; exit code 1."""
+
+
+class ProgramError(PenstockError):
+    """A Program that must not run: where (rank and action), why in one sentence, and the grid of what led there."""
+
+    def __init__(self, *, rank: int, action: str, reason: str, grid: str) -> None:
+        self.rank = rank
+        self.action = action
+        self.reason = reason
+        self.grid = grid
+        super().__init__(f"rank {rank}, {action}: {reason}\n\n{grid}")

@@ -1,0 +1,368 @@
+"""PipelineJob: what the user wants, as one manifest for one machine, the service and Kubernetes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision
+from penstock.core.manifest import Manifest, camel, join, mistyped, read_dataclass, write_dataclass
+from penstock.core.model import Family, ModelSpec
+from penstock.core.schedule import ScheduleSpec
+from penstock.core.units import parse_bytes, quantity
+
+API_VERSION = "penstock.dev/v1alpha1"
+KIND = "PipelineJob"
+
+
+class Decay(enum.StrEnum):
+    """How the learning rate falls after warm-up."""
+
+    COSINE = "cosine"
+    WSD = "wsd"
+    CONSTANT = "constant"
+
+
+class Device(enum.StrEnum):
+    """What ranks compute on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Objective(enum.StrEnum):
+    """What the planner minimises: seconds of a step, or money for it."""
+
+    TIME = "time"
+    COST = "cost"
+
+
+def _positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and value < 1:
+            raise UserError(what=f"{value} is not positive", where=camel(name), remedy="write at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerSpec(Manifest):
+    """Where tokens come from: ``train: bpe`` with a ``vocab``, ``train: bytes``, or the ``file`` of a
+    tokenizer.json.
+    """
+
+    train: str | None = None
+    vocab: int | None = None
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.train is None) == (self.file is None):
+            raise UserError(
+                what="needs exactly one of train and file", where="", remedy="write {train: bpe, vocab: 4096}"
+            )
+        if self.train not in (None, "bpe", "bytes"):
+            raise UserError(what=f"{self.train!r} is not one of bpe, bytes", where="train", remedy="write train: bpe")
+        if self.train == "bpe" and (self.vocab is None or self.vocab < 257):
+            raise UserError(what="byte-level BPE needs at least 257 tokens", where="vocab", remedy="write vocab: 4096")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSpec(Manifest):
+    """The text to learn: ``python-stdlib``, or a folder, JSONL or token file; ``limitBytes`` reads only so much of
+    it.
+    """
+
+    source: str
+    sequence_length: int
+    tokenizer: TokenizerSpec = TokenizerSpec(train="bpe", vocab=4096)
+    text_field: str = "text"
+    limit_bytes: int | None = field(
+        default=None,
+        metadata={"read": parse_bytes, "write": quantity},
+    )
+
+    def __post_init__(self) -> None:
+        _positive(self, "sequence_length")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSpec(Manifest):
+    """AdamW (arXiv 1711.05101); decay applies to matrices only."""
+
+    kind: str = "adamw"
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind != "adamw":
+            raise UserError(what=f"{self.kind!r} is not an optimizer", where="kind", remedy="write kind: adamw")
+        if self.learning_rate <= 0:
+            raise UserError(what=f"{self.learning_rate} is not positive", where="learningRate", remedy="write 1e-3")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSpec(Manifest):
+    """How to learn. ``globalBatch`` counts sequences per step and never changes with the plan.
+
+    ``schedule`` falls to ``minLearningRate`` (a share of the peak) after ``warmupSteps``; ``wsd`` holds the peak and
+    falls over the last ``decayShare`` of the steps. ``validateEvery`` steps the held-out loss is taken; 0 only at
+    the end.
+    """
+
+    global_batch: int
+    steps: int
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: Decay = Decay.COSINE
+    warmup_steps: int = 10
+    min_learning_rate: float = 0.1
+    decay_share: float = 0.2
+    clip: float = 1.0
+    precision: Precision = Precision.FP32
+    seed: int = 0
+    validate_every: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, "global_batch", "steps")
+        if self.clip <= 0:
+            raise UserError(what=f"{self.clip} is not positive", where="clip", remedy="write a norm such as 1.0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourcesSpec(Manifest):
+    """What the job may use; ``minRanks`` below ``ranks`` makes it elastic."""
+
+    device: Device = Device.CPU
+    ranks: int = 2
+    min_ranks: int | None = None
+    memory_per_rank: int = field(default=4 * 2**30, metadata={"read": parse_bytes, "write": quantity})
+    threads_per_rank: int = 1
+
+    def __post_init__(self) -> None:
+        _positive(self, "ranks", "min_ranks", "memory_per_rank", "threads_per_rank")
+        if self.min_ranks is not None and self.min_ranks > self.ranks:
+            raise UserError(
+                what=f"{self.min_ranks} is more than ranks {self.ranks}", where="minRanks", remedy="lower it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelismSpec(Manifest):
+    """What the user pins of the plan; everything left out is the planner's.
+
+    ``slices`` is a number of slices or their lengths; ``stages`` lists blocks per stage, halves allowed (a half is an
+    attention or an MLP); ``schedule`` names a generator or a CSV file of actions.
+    """
+
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    micro_batch: int | None = None
+    slices: int | tuple[int, ...] | None = None
+    schedule: str | ScheduleSpec | None = None
+    stages: tuple[float, ...] | None = None
+    recompute: bool | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "dp", "tp", "pp", "micro_batch")
+        lengths = self.slices if isinstance(self.slices, tuple) else (self.slices or 1,)
+        if not lengths or min(lengths) < 1:
+            raise UserError(
+                what="every slice needs at least one token", where="slices", remedy="write positive lengths"
+            )
+        for i, blocks in enumerate(self.stages or ()):
+            if blocks < 0 or (2 * blocks) % 1:
+                raise UserError(
+                    what=f"{blocks} is not a number of half blocks",
+                    where=f"stages[{i}]",
+                    remedy="write 4 or 4.5",
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSpec(Manifest):
+    """When to save, how many to keep, and where to begin."""
+
+    every_steps: int = 50
+    keep: int = 2
+    resume_from: str | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "every_steps", "keep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPolicySpec(Manifest):
+    """How failures, time and waiting are handled; 0 seconds means no limit."""
+
+    suspend: bool = False
+    backoff_limit: int = 3
+    ttl_seconds_after_finished: int = 86_400
+    active_deadline_seconds: int = 0
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("backoff_limit", "ttl_seconds_after_finished", "active_deadline_seconds"):
+            if getattr(self, name) < 0:
+                raise UserError(what=f"{getattr(self, name)} is negative", where=camel(name), remedy="write 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KubernetesSpec(Manifest):
+    """What only a cluster uses; validated and ignored elsewhere."""
+
+    image: str = ""
+    queue_name: str = ""
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: tuple[dict[str, Any], ...] = ()
+    accelerator_resource: str = "nvidia.com/gpu"
+    volumes: dict[str, Any] = field(default_factory=dict)
+    env: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec(Manifest):
+    """The ``spec`` of a PipelineJob."""
+
+    model: ModelSpec
+    data: DataSpec
+    training: TrainingSpec
+    resources: ResourcesSpec = ResourcesSpec()
+    parallelism: ParallelismSpec = ParallelismSpec()
+    objective: Objective = Objective.TIME
+    price_per_device_hour: float = 0.0
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    run_policy: RunPolicySpec = RunPolicySpec()
+    kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
+
+    def __post_init__(self) -> None:
+        length = self.data.sequence_length
+        if self.model.family is Family.GPT2 and self.model.positions < length:
+            raise UserError(
+                what=f"sequence length {length} exceeds the model's {self.model.positions} positions",
+                where="data.sequenceLength",
+                remedy=f"set model.positions to {length} or shorten the sequence",
+            )
+        self._check_slices(length)
+        self._check_ranks()
+        self._check_stages()
+        if self.objective is Objective.COST and self.price_per_device_hour <= 0:
+            raise UserError(what="cost needs a price", where="pricePerDeviceHour", remedy="write a price above 0")
+
+    def _check_slices(self, length: int) -> None:
+        slices = self.parallelism.slices
+        if isinstance(slices, tuple) and sum(slices) != length:
+            raise UserError(
+                what=f"slices sum to {sum(slices)}, the sequence length is {length}",
+                where="parallelism.slices",
+                remedy="change a length so that the sum agrees",
+            )
+        if isinstance(slices, int) and slices > length:
+            raise UserError(
+                what=f"{slices} slices of {length} tokens",
+                where="parallelism.slices",
+                remedy="use fewer slices",
+            )
+
+    def _check_ranks(self) -> None:
+        pinned = self.parallelism
+        product = (pinned.dp or 1) * (pinned.tp or 1) * (pinned.pp or 1)
+        if self.resources.ranks % product:
+            raise UserError(
+                what=f"dp x tp x pp = {product} does not divide ranks {self.resources.ranks}",
+                where="parallelism",
+                remedy="pin factors of resources.ranks",
+            )
+        share = (pinned.dp or 1) * (pinned.micro_batch or 1)
+        if self.training.global_batch % share:
+            raise UserError(
+                what=f"dp x microBatch = {share} does not divide globalBatch {self.training.global_batch}",
+                where="parallelism",
+                remedy="pin factors of training.globalBatch",
+            )
+
+    def _check_stages(self) -> None:
+        stages = self.parallelism.stages
+        if stages is not None and sum(stages) != self.model.layers:
+            raise UserError(
+                what=f"stages hold {sum(stages):g} blocks, the model has {self.model.layers}",
+                where="parallelism.stages",
+                remedy="change the numbers so that their sum agrees",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metadata(Manifest):
+    """The job's name; Kubernetes fields beyond name, namespace, labels, annotations and uid are kept out."""
+
+    name: str
+    namespace: str = "default"
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    uid: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", self.name):
+            raise UserError(
+                what=f"{self.name!r} is not a name",
+                where="name",
+                remedy="use at most 63 lower-case letters, digits and dashes",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineJob:
+    """The manifest: `metadata` and `spec` under the API version and kind."""
+
+    metadata: Metadata
+    spec: JobSpec
+
+    @classmethod
+    def from_manifest(cls, value: Any, path: str = "") -> Self:
+        """The job written as ``value``; raises `UserError` with the field's path.
+
+        A model without ``vocab`` takes the vocabulary its tokenizer is trained to.
+        """
+        if not isinstance(value, Mapping):
+            raise mistyped(value, "a mapping of fields", path)
+        for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+            if value.get(name) != expected:
+                raise UserError(
+                    what=f"{value.get(name)!r} is not {expected}",
+                    where=join(path, name),
+                    remedy=f"write {name}: {expected}",
+                )
+        body = {name: item for name, item in value.items() if name not in ("apiVersion", "kind", "status")}
+        return read_dataclass(cls, _with_vocab(body), path)
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The manifest; defaults are left out."""
+        return {"apiVersion": API_VERSION, "kind": KIND, **write_dataclass(self)}
+
+    def with_spec(self, **changes: Any) -> PipelineJob:
+        """The same job with parts of its spec replaced."""
+        return dataclasses.replace(self, spec=dataclasses.replace(self.spec, **changes))
+
+
+def _with_vocab(body: dict[str, Any]) -> dict[str, Any]:
+    spec = body.get("spec")
+    model = spec.get("model") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(model, Mapping) or "vocab" in model:
+        return body
+    data = spec.get("data")
+    tokenizer = data.get("tokenizer", {"train": "bpe", "vocab": 4096}) if isinstance(data, Mapping) else None
+    if not isinstance(tokenizer, Mapping):
+        return body
+    vocab = tokenizer.get("vocab") or (257 if tokenizer.get("train") == "bytes" else None)
+    if vocab is None:
+        raise UserError(
+            what="is missing, and the tokenizer does not say it",
+            where="spec.model.vocab",
+            remedy="write the tokenizer's number of tokens",
+        )
+    return {**body, "spec": {**spec, "model": {**model, "vocab": vocab}}}

@@ -1,0 +1,374 @@
+"""A job's life as one table and one pure function; the operator and the local executor only observe and apply.
+
+Rules of this file: `TRANSITIONS` holds every legal change of phase and nothing else makes one; terminal phases are
+left by none; `decide` reads what was observed and the time it is given, and says what to do now; asked again after its
+decisions were applied, or after a crash in between, it says the same or nothing.
+
+    Pending -> Queued -> Profiling -> Planning -> Binding -> Running -> Succeeded
+                  ^          |            |          |          |
+                  |          +------------+----------+----------+---> Recovering, Suspended, Failed
+                  +---------------- Recovering, Suspended
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.core.errors import PenstockError
+from penstock.core.job import JobSpec
+
+
+class Phase(enum.StrEnum):
+    """Where a job stands."""
+
+    PENDING = "Pending"
+    QUEUED = "Queued"
+    PROFILING = "Profiling"
+    PLANNING = "Planning"
+    BINDING = "Binding"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing follows."""
+        return not TRANSITIONS[self]
+
+
+_LIVE_ENDS = {Phase.RECOVERING, Phase.SUSPENDED, Phase.FAILED}
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.PENDING: frozenset({Phase.QUEUED, Phase.SUSPENDED, Phase.FAILED}),
+    Phase.QUEUED: frozenset({Phase.PROFILING, Phase.PLANNING, Phase.SUSPENDED, Phase.FAILED}),
+    Phase.PROFILING: frozenset({Phase.PLANNING, *_LIVE_ENDS}),
+    Phase.PLANNING: frozenset({Phase.BINDING, *_LIVE_ENDS}),
+    Phase.BINDING: frozenset({Phase.RUNNING, *_LIVE_ENDS}),
+    Phase.RUNNING: frozenset({Phase.SUCCEEDED, *_LIVE_ENDS}),
+    Phase.RECOVERING: frozenset({Phase.QUEUED, Phase.SUSPENDED, Phase.FAILED}),
+    Phase.SUSPENDED: frozenset({Phase.QUEUED, Phase.FAILED}),
+    Phase.SUCCEEDED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+
+LIVE = frozenset({Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING})
+"""Phases in which an attempt holds devices."""
+
+BACKOFF_BASE_SECONDS = 1.0
+BACKOFF_MOST_SECONDS = 300.0
+STALL_LEAST_SECONDS = 60.0
+STALL_STEPS = 10.0
+SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
+GROW_AFTER_STABLE_SECONDS = 300.0
+
+
+class AttemptState(enum.StrEnum):
+    """What the executor sees of the newest attempt."""
+
+    NONE = "none"
+    STARTING = "starting"
+    READY = "ready"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Step(enum.StrEnum):
+    """Where work that the executor does beside the attempt stands: a profile or a plan."""
+
+    MISSING = "missing"
+    WORKING = "working"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What the executor saw. Times are seconds on the clock that ``decide`` is given, none where it has not happened.
+
+    ``failures`` counts attempts that ended without being asked to. ``attempt_gone`` says that nothing of the newest
+    attempt is left to write. ``feasible_ranks`` is the largest number of ranks that capacity would admit now.
+    """
+
+    phase: Phase = Phase.PENDING
+    attempt: int = 0
+    attempt_state: AttemptState = AttemptState.NONE
+    attempt_gone: bool = True
+    attempt_ranks: int = 0
+    stop_requested: bool = False
+    admitted: bool = False
+    profile: Step = Step.MISSING
+    plan: Step = Step.MISSING
+    failures: int = 0
+    message: str = ""
+    first_started_at: float | None = None
+    failed_at: float | None = None
+    finished_at: float | None = None
+    queued_at: float | None = None
+    last_step_at: float | None = None
+    predicted_step_seconds: float | None = None
+    last_checkpoint: int | None = None
+    checkpoint_is_current: bool = False
+    feasible_ranks: int | None = None
+    capacity_stable_since: float | None = None
+    growth_pays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetPhase:
+    """Enter a phase, for a one-word reason and a sentence."""
+
+    phase: Phase
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start attempt ``attempt`` on ``ranks`` ranks, from ``resume_from`` (a step) if there is one."""
+
+    attempt: int
+    ranks: int
+    resume_from: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartProfile:
+    """Measure what is missing, in the attempt's allocation."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """Plan for the attempt's ranks."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Tell the attempt's ranks their places and the plan."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask the attempt to checkpoint after its step and end."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """End whatever is left of the attempt, without asking."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Remove the finished job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before this time unless something is observed."""
+
+    until: float
+
+
+Decision = SetPhase | Launch | StartProfile | StartPlan | Bind | Stop | Delete | Expire | Wait
+
+
+class IllegalTransitionError(PenstockError):
+    """A change of phase that `TRANSITIONS` does not hold."""
+
+
+def enter(current: Phase, following: Phase) -> Phase:
+    """``following``, if the table allows it after ``current``; raises `IllegalTransitionError` and changes nothing
+    otherwise.
+    """
+    if following not in TRANSITIONS[current]:
+        raise IllegalTransitionError(f"a job cannot go from {current} to {following}")
+    return following
+
+
+def backoff_seconds(failures: int) -> float:
+    """How long to wait after that many failures: 1, 2, 4, ... up to five minutes."""
+    doublings = min(max(failures - 1, 0), 16)
+    return float(min(BACKOFF_BASE_SECONDS * 2**doublings, BACKOFF_MOST_SECONDS))
+
+
+def stall_seconds(predicted_step_seconds: float | None) -> float:
+    """How long a running attempt may go without a step before it counts as lost."""
+    return max(STALL_LEAST_SECONDS, STALL_STEPS * (predicted_step_seconds or 0.0))
+
+
+def decide(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    """What to do now. The first rule that has something to say is followed; an empty list means: wait to be told
+    more.
+    """
+    if seen.phase.terminal:
+        return _after_the_end(spec, seen, now)
+    for rule in (_deadline, _suspension, _loss):
+        decisions = rule(spec, seen, now)
+        if decisions:
+            return decisions
+    return _FORWARD[seen.phase](spec, seen, now)
+
+
+def _after_the_end(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if not seen.attempt_gone:
+        return [Delete(seen.attempt)]
+    if seen.finished_at is None:
+        return []
+    expiry = seen.finished_at + spec.run_policy.ttl_seconds_after_finished
+    return [Expire()] if now >= expiry else [Wait(expiry)]
+
+
+def _deadline(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    limit = spec.run_policy.active_deadline_seconds
+    if not limit or seen.first_started_at is None or now < seen.first_started_at + limit:
+        return []
+    return _fail(seen, "DeadlineExceeded", f"ran longer than activeDeadlineSeconds {limit}")
+
+
+def _fail(seen: Observed, reason: str, message: str) -> list[Decision]:
+    ended: list[Decision] = [] if seen.attempt_gone else [Delete(seen.attempt)]
+    return [*ended, SetPhase(Phase.FAILED, reason, message)]
+
+
+def _suspension(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if not spec.run_policy.suspend:
+        return [SetPhase(Phase.QUEUED, "Resumed")] if seen.phase is Phase.SUSPENDED else []
+    if seen.phase is Phase.SUSPENDED or seen.attempt_state is AttemptState.SUCCEEDED:
+        return [] if seen.attempt_gone or seen.phase is not Phase.SUSPENDED else [Delete(seen.attempt)]
+    if seen.phase is Phase.RUNNING and seen.attempt_state is AttemptState.RUNNING:
+        return [] if seen.stop_requested else [Stop(seen.attempt, "Suspended")]
+    if not seen.attempt_gone:
+        return [Delete(seen.attempt)]
+    return [SetPhase(Phase.SUSPENDED, "Suspended")]
+
+
+def _loss(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if seen.phase not in LIVE:
+        return []
+    if seen.attempt_state is AttemptState.FAILED or (seen.attempt_state is AttemptState.NONE and seen.attempt):
+        return _lost(spec, seen, seen.message or "the attempt ended")
+    if seen.attempt_state is AttemptState.STOPPED and not spec.run_policy.suspend:
+        return [SetPhase(Phase.RECOVERING, "Stopped", seen.message or "stopped after a checkpoint")]
+    if seen.attempt_state is AttemptState.RUNNING and seen.last_step_at is not None:
+        silent = stall_seconds(seen.predicted_step_seconds)
+        if now >= seen.last_step_at + silent:
+            return _lost(spec, seen, f"no step within {silent:.0f} s")
+    return []
+
+
+def _lost(spec: JobSpec, seen: Observed, message: str) -> list[Decision]:
+    """One more failure: try again unless the limit is used up. ``seen.failures`` does not count this one yet."""
+    if seen.failures >= spec.run_policy.backoff_limit:
+        return _fail(seen, "BackoffLimitExceeded", message)
+    return [SetPhase(Phase.RECOVERING, "AttemptFailed", message)]
+
+
+def _pending(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    return [SetPhase(Phase.QUEUED, "Accepted")]
+
+
+def _queued(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    ranks = _ranks(spec, seen, now)
+    if not seen.admitted and ranks == spec.resources.ranks:
+        return []
+    launch = Launch(seen.attempt + 1, ranks, seen.last_checkpoint)
+    if seen.profile is Step.DONE:
+        return [launch, SetPhase(Phase.PLANNING, "Admitted", "the profile is fresh")]
+    return [launch, SetPhase(Phase.PROFILING, "Admitted")]
+
+
+def _ranks(spec: JobSpec, seen: Observed, now: float) -> int:
+    """All ranks, or the largest feasible number once waiting for them has lasted too long."""
+    least = spec.resources.min_ranks
+    waited = seen.queued_at is not None and now >= seen.queued_at + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
+    if least is None or seen.admitted or not waited or (seen.feasible_ranks or 0) < least:
+        return spec.resources.ranks
+    return min(seen.feasible_ranks or 0, spec.resources.ranks)
+
+
+def _profiling(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if seen.profile is Step.DONE:
+        return [SetPhase(Phase.PLANNING, "Profiled")]
+    if seen.profile is Step.FAILED:
+        return _lost(spec, seen, seen.message or "profiling failed")
+    if seen.profile is Step.MISSING and seen.attempt_state is AttemptState.READY:
+        return [StartProfile(seen.attempt)]
+    return []
+
+
+def _planning(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if seen.plan is Step.DONE:
+        return [SetPhase(Phase.BINDING, "Planned")]
+    if seen.plan is Step.FAILED:
+        return _fail(seen, "NoPlan", seen.message or "nothing fits")
+    return [StartPlan(seen.attempt)] if seen.plan is Step.MISSING else []
+
+
+def _binding(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if seen.attempt_state is AttemptState.READY:
+        return [Bind(seen.attempt)]
+    if seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED):
+        return [SetPhase(Phase.RUNNING, "Bound")]
+    return []
+
+
+def _running(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if seen.attempt_state is AttemptState.SUCCEEDED:
+        return [SetPhase(Phase.SUCCEEDED, "Completed")]
+    if _should_grow(spec, seen, now):
+        return [Stop(seen.attempt, "Grow")]
+    if seen.last_step_at is None:
+        return []
+    return [Wait(seen.last_step_at + stall_seconds(seen.predicted_step_seconds))]
+
+
+def _should_grow(spec: JobSpec, seen: Observed, now: float) -> bool:
+    """Only at a checkpoint, when more ranks have been free for long and the gain exceeds the restart."""
+    stable = seen.capacity_stable_since
+    return (
+        0 < seen.attempt_ranks < min(seen.feasible_ranks or 0, spec.resources.ranks)
+        and stable is not None
+        and now >= stable + GROW_AFTER_STABLE_SECONDS
+        and seen.checkpoint_is_current
+        and seen.growth_pays
+        and not seen.stop_requested
+    )
+
+
+def _recovering(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if not seen.attempt_gone:
+        return [Delete(seen.attempt)]
+    if seen.failed_at is not None and now < (retry := seen.failed_at + backoff_seconds(seen.failures)):
+        return [Wait(retry)]
+    return [SetPhase(Phase.QUEUED, "Retrying")]
+
+
+def _suspended(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    return [] if seen.attempt_gone else [Delete(seen.attempt)]
+
+
+_FORWARD = {
+    Phase.PENDING: _pending,
+    Phase.QUEUED: _queued,
+    Phase.PROFILING: _profiling,
+    Phase.PLANNING: _planning,
+    Phase.BINDING: _binding,
+    Phase.RUNNING: _running,
+    Phase.RECOVERING: _recovering,
+    Phase.SUSPENDED: _suspended,
+}

@@ -1,0 +1,222 @@
+"""Between frozen dataclasses and the plain dictionaries of YAML and JSON.
+
+Every core type has ``from_manifest`` and ``to_manifest``; both come from `Manifest` below and follow the type's
+own annotations, so a field is written once. Manifest names are camelCase, Python names snake_case. Reading is
+strict: an unknown field is refused with its path and the nearest known name, a value of the wrong type with
+its path and what was expected. A field may carry ``metadata={"read": f, "write": g}`` where the written form is not
+the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Self, TypeVar
+
+from penstock.core.errors import UserError
+
+T = TypeVar("T")
+
+
+class Manifest:
+    """Gives a frozen dataclass its two manifest forms."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_manifest(cls, value: Any, path: str = "") -> Self:
+        """The instance written as ``value``; raises `UserError` naming the field below ``path``."""
+        return read_dataclass(cls, value, path)
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers; fields equal to their default are left out."""
+        return write_dataclass(self)
+
+
+def camel(name: str) -> str:
+    """``kv_heads`` as ``kvHeads``."""
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def join(path: str, name: str | int) -> str:
+    """The path of a field or list item below ``path``."""
+    if isinstance(name, int):
+        return f"{path}[{name}]"
+    return f"{path}.{name}" if path else name
+
+
+@functools.cache
+def _fields(cls: Hashable) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    owner = typing.cast(Any, cls)
+    hints = typing.get_type_hints(owner)
+    return {camel(field.name): (field, hints[field.name]) for field in dataclasses.fields(owner)}
+
+
+def read_dataclass(cls: type[T], value: Any, path: str) -> T:
+    """``value`` (a mapping) as an instance of the dataclass ``cls``."""
+    if not isinstance(value, Mapping):
+        raise mistyped(value, "a mapping of fields", path)
+    known = _fields(typing.cast(Hashable, cls))
+    for name in value:
+        if name not in known:
+            raise unknown_field(str(name), known, path)
+    arguments = {}
+    for name, (field, annotation) in known.items():
+        if name in value:
+            arguments[field.name] = _read_field(field, annotation, value[name], join(path, name))
+        elif _required(field):
+            raise UserError(what="is missing", where=join(path, name), remedy=f"add {name}")
+    try:
+        return cls(**arguments)
+    except UserError as error:
+        raise UserError(what=error.what, where=_below(path, error.where), remedy=error.remedy) from None
+
+
+def _below(path: str, where: str) -> str:
+    return join(path, where) if path and where else path or where
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _read_field(field: dataclasses.Field[Any], annotation: Any, value: Any, path: str) -> Any:
+    reader: Callable[[Any, str], Any] | None = field.metadata.get("read")
+    return reader(value, path) if reader else read_value(annotation, value, path)
+
+
+def read_value(annotation: Any, value: Any, path: str) -> Any:
+    """``value`` checked against, and converted to, the type ``annotation``."""
+    origin = typing.get_origin(annotation)
+    if annotation is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        return _read_union(annotation, value, path)
+    if origin is typing.Literal:
+        return _read_choice(typing.get_args(annotation), value, path)
+    if origin is tuple:
+        return _read_tuple(annotation, value, path)
+    if origin in (dict, Mapping):
+        return _read_mapping(annotation, value, path)
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return annotation(_read_choice(tuple(member.value for member in annotation), value, path))
+    if dataclasses.is_dataclass(annotation):
+        reader = getattr(annotation, "from_manifest", None)
+        return reader(value, path) if reader else read_dataclass(typing.cast(type, annotation), value, path)
+    return _read_scalar(annotation, value, path)
+
+
+def _read_union(annotation: Any, value: Any, path: str) -> Any:
+    options = [option for option in typing.get_args(annotation) if option is not type(None)]
+    if value is None and len(options) < len(typing.get_args(annotation)):
+        return None
+    if len(options) == 1:
+        return read_value(options[0], value, path)
+    for option in options:
+        try:
+            return read_value(option, value, path)
+        except UserError:
+            continue
+    raise mistyped(value, " or ".join(_type_name(option) for option in options), path)
+
+
+def _read_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value in choices and type(value) in {type(choice) for choice in choices}:
+        return value
+    names = ", ".join(str(choice) for choice in choices)
+    raise UserError(what=f"{value!r} is not one of {names}", where=path, remedy=nearest(str(value), choices))
+
+
+def _read_tuple(annotation: Any, value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise mistyped(value, "a list", path)
+    types_ = typing.get_args(annotation)
+    if len(types_) == 2 and types_[1] is ...:
+        return tuple(read_value(types_[0], item, join(path, i)) for i, item in enumerate(value))
+    if len(types_) != len(value):
+        raise mistyped(value, f"a list of {len(types_)} values", path)
+    return tuple(
+        read_value(kind, item, join(path, i)) for i, (kind, item) in enumerate(zip(types_, value, strict=True))
+    )
+
+
+def _read_mapping(annotation: Any, value: Any, path: str) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise mistyped(value, "a mapping", path)
+    _, item_type = typing.get_args(annotation)
+    return {str(name): read_value(item_type, item, join(path, str(name))) for name, item in value.items()}
+
+
+_SCALAR_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _read_scalar(annotation: Any, value: Any, path: str) -> Any:
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is annotation:
+        return value
+    raise mistyped(value, _type_name(annotation), path)
+
+
+def _type_name(annotation: Any) -> str:
+    if annotation in _SCALAR_NAMES:
+        return _SCALAR_NAMES[annotation]
+    return "a list" if typing.get_origin(annotation) is tuple else "a mapping of fields"
+
+
+def mistyped(value: Any, expected: str, path: str) -> UserError:
+    """The error for a value of the wrong type."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return UserError(what=f"{shown} is not {expected}", where=path, remedy=f"write {expected}")
+
+
+def unknown_field(name: str, known: Mapping[str, Any], path: str) -> UserError:
+    """The error for a field that does not exist, with the nearest one that does."""
+    remedy = nearest(name, tuple(known)) or "known fields: " + ", ".join(known)
+    return UserError(what="unknown field", where=join(path, name), remedy=remedy)
+
+
+def nearest(name: str, choices: tuple[Any, ...]) -> str:
+    """``did you mean ...?`` for the choice most like ``name``, else an empty text."""
+    close = difflib.get_close_matches(name, [str(choice) for choice in choices], n=1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def write_dataclass(instance: Any) -> dict[str, Any]:
+    """The plain form of a dataclass instance; `read_dataclass` gives the instance back."""
+    written = {}
+    for name, (field, _) in _fields(typing.cast(Hashable, type(instance))).items():
+        value = getattr(instance, field.name)
+        if value == _default(field):
+            continue
+        writer = field.metadata.get("write", write_value)
+        written[name] = writer(value)
+    return written
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def write_value(value: Any) -> Any:
+    """The plain form of any field's value."""
+    if isinstance(value, Manifest):
+        return value.to_manifest()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return write_dataclass(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [write_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: write_value(item) for name, item in value.items()}
+    return value

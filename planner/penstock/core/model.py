@@ -1,0 +1,175 @@
+"""What is trained: a decoder's dimensions, its units, and the counts that follow from them.
+
+Legend for formulas: h hidden, d head dimension, a heads, g key/value heads, f feed-forward width, v vocabulary, L
+layers, s sequence length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from penstock.core.errors import UserError
+from penstock.core.manifest import Manifest, camel
+
+
+class Family(enum.StrEnum):
+    """The architectures penstock trains."""
+
+    LLAMA = "llama"
+    GPT2 = "gpt2"
+
+
+class UnitKind(enum.StrEnum):
+    """The smallest pieces of a model that a stage can own; a block is an attention and an MLP."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    HEAD = "head"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """One unit: its place in the model's list, its kind, and its block's number (none for embedding and head)."""
+
+    index: int
+    kind: UnitKind
+    layer: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The prefix of the global names of its parameters, such as ``layers.3.attention``."""
+        return self.kind.value if self.layer is None else f"layers.{self.layer}.{self.kind.value}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec(Manifest):
+    """A decoder's dimensions.
+
+    llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention, separate head (arXiv 2302.13971, 2307.09288).
+    gpt2: LayerNorm, learned positions, GELU, biases, head tied to the embedding.
+    ``kv_heads`` defaults to ``heads``, ``ffn_hidden`` to the family's rule: 4 h for gpt2, and 8 h / 3 rounded up to a
+    multiple of 64 for llama. ``positions`` bounds the sequence length of gpt2.
+    """
+
+    family: Family
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    kv_heads: int = 0
+    ffn_hidden: int = 0
+    positions: int = 1024
+    norm_epsilon: float = 1e-5
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        self._fill_defaults()
+        for name in ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn_hidden", "positions"):
+            if getattr(self, name) < 1:
+                raise UserError(what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1")
+        self._check_heads()
+
+    def _fill_defaults(self) -> None:
+        if not self.kv_heads:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if not self.ffn_hidden:
+            width = 4 * self.hidden if self.family is Family.GPT2 else -(-8 * self.hidden // (3 * 64)) * 64
+            object.__setattr__(self, "ffn_hidden", width)
+
+    def _check_heads(self) -> None:
+        if self.hidden % self.heads:
+            raise UserError(
+                what=f"hidden {self.hidden} is not divisible by heads {self.heads}",
+                where="heads",
+                remedy=f"choose heads among the divisors of {self.hidden}",
+            )
+        if self.heads % self.kv_heads:
+            raise UserError(
+                what=f"heads {self.heads} is not divisible by kvHeads {self.kv_heads}",
+                where="kvHeads",
+                remedy=f"choose kvHeads among the divisors of {self.heads}",
+            )
+        if self.family is Family.GPT2 and self.kv_heads != self.heads:
+            raise UserError(what="gpt2 has no grouped-query attention", where="kvHeads", remedy="leave kvHeads out")
+        if self.family is Family.LLAMA and self.head_dim % 2:
+            raise UserError(
+                what=f"rotary positions need an even head dimension, not {self.head_dim}",
+                where="heads",
+                remedy="choose heads so that hidden / heads is even",
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """D = h / a."""
+        return self.hidden // self.heads
+
+    @property
+    def kv_hidden(self) -> int:
+        """G d, the width of the keys (and of the values) of one token."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head's matrix is the embedding's."""
+        return self.family is Family.GPT2
+
+    @property
+    def num_units(self) -> int:
+        """Embedding, two units per block, head."""
+        return 2 * self.layers + 2
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The units in order."""
+        blocks = [
+            Unit(index=1 + 2 * layer + half, kind=kind, layer=layer)
+            for layer in range(self.layers)
+            for half, kind in enumerate((UnitKind.ATTENTION, UnitKind.MLP))
+        ]
+        first = Unit(index=0, kind=UnitKind.EMBEDDING)
+        last = Unit(index=self.num_units - 1, kind=UnitKind.HEAD)
+        return (first, *blocks, last)
+
+    def with_vocab(self, vocab: int) -> ModelSpec:
+        """The same model over another vocabulary."""
+        return dataclasses.replace(self, vocab=vocab)
+
+
+def linear_flops_per_token(spec: ModelSpec, kind: UnitKind) -> int:
+    """Forward FLOPs of one token in the unit's matrices: 2 per weight (a multiply and an add).
+
+    attention 2 h (h + 2 g d) + 2 h^2; mlp 2 * 3 h f (llama: gate, up, down) or 2 * 2 h f (gpt2); head 2 h v;
+    the embedding is a lookup. Backward is twice that: once for I, once for W.
+    """
+    hidden = spec.hidden
+    if kind is UnitKind.ATTENTION:
+        return 2 * hidden * (hidden + 2 * spec.kv_hidden) + 2 * hidden * hidden
+    if kind is UnitKind.MLP:
+        return 2 * hidden * spec.ffn_hidden * (3 if spec.family is Family.LLAMA else 2)
+    return 2 * hidden * spec.vocab if kind is UnitKind.HEAD else 0
+
+
+def attended_pairs(length: int, prefix: int) -> int:
+    """Query-key pairs of a causal slice: length * prefix + length (length + 1) / 2."""
+    return length * prefix + length * (length + 1) // 2
+
+
+def attention_flops(spec: ModelSpec, pairs: int) -> int:
+    """Forward FLOPs of scores and weighted sum over ``pairs`` query-key pairs of one layer: 4 h per pair.
+
+    Backward is 10 h per pair: the scores again and four products (FlashAttention-2, arXiv 2307.08691, section 3.1).
+    """
+    return 4 * spec.hidden * pairs
+
+
+def step_flops(spec: ModelSpec, num_sequences: int, sequence_length: int) -> int:
+    """Forward and backward FLOPs of one step: 3 x linear plus 3 x attention per token (as PaLM, arXiv 2204.02311, B).
+
+    The recomputed scores of flash attention are not counted, so that utilisation is comparable across kernels.
+    """
+    linear = sum(linear_flops_per_token(spec, unit.kind) for unit in spec.units) * sequence_length
+    attention = spec.layers * attention_flops(spec, attended_pairs(sequence_length, 0))
+    return 3 * num_sequences * (linear + attention)

@@ -1,0 +1,111 @@
+"""A Plan: everything that was decided about a run, and what was predicted of it. Nothing else decides at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision
+from penstock.core.manifest import Manifest, camel
+from penstock.core.model import ModelSpec
+from penstock.core.profile import digest
+from penstock.core.schedule import ScheduleSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction(Manifest):
+    """Seconds of one step and where they go on the busiest rank, and bytes per rank.
+
+    ``step_seconds`` = compute + bubble (waiting for other ranks) + communication (waiting on transfers alone)
+    + reduction + optimizer. ``peak_bytes`` is per pipeline rank, constant included; ``slot_bytes`` the arenas.
+    """
+
+    step_seconds: float
+    compute_seconds: float
+    bubble_seconds: float
+    communication_seconds: float
+    reduction_seconds: float
+    optimizer_seconds: float
+    peak_bytes: tuple[int, ...]
+    slot_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative(Manifest):
+    """A plan that was considered: a label, what it would have cost, and why it was not taken."""
+
+    label: str
+    step_seconds: float | None
+    peak_bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan(Manifest):
+    """How a job runs.
+
+    ``stages`` are ranges [first, stop) of units, in order; ``slices`` lengths in tokens whose sum is the sequence
+    length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them.
+    ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to device number.
+    """
+
+    model: ModelSpec
+    precision: Precision
+    dp: int = 1
+    tp: int = 1
+    pp: int
+    microbatch: int
+    num_microbatches: int
+    slices: tuple[int, ...]
+    stages: tuple[tuple[int, int], ...]
+    schedule: ScheduleSpec
+    receive_ahead: int = 2
+    placement: tuple[int, ...] = ()
+    program_digest: str = ""
+    profile_digest: str = ""
+    prediction: Prediction | None = None
+    reasons: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_stages()
+        if not self.slices or min(self.slices) < 1:
+            raise UserError(what="every slice needs at least one token", where="slices")
+        for name in ("dp", "tp", "pp", "microbatch", "num_microbatches", "receive_ahead"):
+            if getattr(self, name) < 1:
+                raise UserError(what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1")
+
+    def _check_stages(self) -> None:
+        reached = 0
+        for i, (first, stop) in enumerate(self.stages):
+            if first != reached or stop <= first:
+                raise UserError(what=f"starts at unit {first}, not {reached}, or is empty", where=f"stages[{i}]")
+            reached = stop
+        if reached != self.model.num_units:
+            raise UserError(
+                what=f"end at unit {reached}, but the model has {self.model.num_units}",
+                where="stages",
+                remedy="make the stages cover every unit",
+            )
+        if len(self.stages) % self.pp:
+            raise UserError(what=f"{len(self.stages)} stages do not spread evenly over pp {self.pp}", where="stages")
+
+    @property
+    def num_ranks(self) -> int:
+        """Dp x tp x pp."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sequence."""
+        return sum(self.slices)
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of one step over all replicas."""
+        return self.dp * self.num_microbatches * self.microbatch
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest form."""
+        return digest(self.to_manifest())

@@ -1,0 +1,135 @@
+"""What was measured on real hardware: costs of units, links, reductions and memory, with age, method and spread.
+
+(The module shares its name with one of Python's, which is harmless inside a package.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from penstock.core.layout import Precision
+from penstock.core.manifest import Manifest
+from penstock.core.model import UnitKind
+from penstock.core.schedule import Kind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineKey(Manifest):
+    """What a measurement is valid for. Two profiles with equal keys are of the same machine and software."""
+
+    host: str
+    device: str
+    num_cores: int
+    memory_bytes: int
+    threads_per_rank: int
+    torch_version: str
+    backend: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitRecord(Manifest):
+    """Seconds of one unit's F, I or W over a (micro-batch, slice length, prefix) point.
+
+    ``alone`` with the other ranks idle, ``together`` with all ranks computing; medians of ``samples`` runs,
+    ``spread`` is the interquartile range over the median. ``held_out`` points test the fit and take no part in it.
+    """
+
+    unit: UnitKind
+    kind: Kind
+    batch: int
+    length: int
+    prefix: int
+    alone_seconds: float
+    together_seconds: float
+    spread: float
+    samples: int
+    held_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkRecord(Manifest):
+    """One directed channel fitted to latency + bytes / bandwidth, with the fit's mean absolute relative error."""
+
+    source: int
+    target: int
+    latency_seconds: float
+    bytes_per_second: float
+    error: float
+    sizes_bytes: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveRecord(Manifest):
+    """Seconds of an all-reduce of ``num_bytes`` over ``num_ranks`` ranks, all active."""
+
+    num_ranks: int
+    num_bytes: int
+    seconds: float
+    spread: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerRecord(Manifest):
+    """Seconds of clipping and one optimizer step over ``num_parameters`` elements, all ranks active."""
+
+    num_parameters: int
+    seconds: float
+    spread: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransientRecord(Manifest):
+    """Bytes that one unit's F, I or W takes beyond its slots, at a (micro-batch, length, prefix) point."""
+
+    unit: UnitKind
+    kind: Kind
+    batch: int
+    length: int
+    prefix: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryRecord(Manifest):
+    """``constant_bytes`` is a rank's process with groups made and libraries warm, before any parameter."""
+
+    constant_bytes: int
+    transients: tuple[TransientRecord, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile(Manifest):
+    """All measurements of one model's units on one machine.
+
+    ``model_digest`` names the dimensions that costs depend on; ``measured_at`` is seconds since the epoch; ``load`` the
+    load average before the measurement; ``method`` says how.
+    """
+
+    key: MachineKey
+    model_digest: str
+    precision: Precision
+    measured_at: float
+    num_ranks: int
+    units: tuple[UnitRecord, ...]
+    links: tuple[LinkRecord, ...]
+    collectives: tuple[CollectiveRecord, ...]
+    optimizer: tuple[OptimizerRecord, ...]
+    memory: MemoryRecord
+    action_overhead_seconds: float
+    step_overhead_seconds: float = 0.0
+    load: float = 0.0
+    method: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest form."""
+        return digest(self.to_manifest())
+
+
+def digest(manifest: object) -> str:
+    """SHA-256 of plain data in canonical JSON."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,144 @@
+"""A Program: the schedule lowered to what every rank does, in order, with every transfer and every byte's lifetime.
+
+Slots of one (stage, micro-batch, slice), and who holds them:
+
+    x      stage input                      POST_RECV (or the previous stage's F on the same rank) to I
+    a      activations only I needs         F (or R) to I
+    l      inputs of the Linears            F (or R) to W
+    w      gradients of their outputs       I to W
+    y      stage output                     F to WAIT_SEND
+    g_out  gradient of the stage's input    I to WAIT_SEND
+    g_in   gradient received                POST_RECV (or the next stage's I on the same rank) to I
+    h      gradient at the head's input     F to I, last stage only
+
+and of one (stage, micro-batch): ``kv`` from the first F to I of slice 0, ``dkv`` from the first I to I of slice 0.
+A full backward B is I and W in one action. FREE ends lifetimes; nothing else does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from penstock.core.layout import SlotKind
+from penstock.core.schedule import Action, Group
+
+SlotSizes = Callable[[SlotKind, int, int], int]
+"""Bytes of a slot by kind, stage and tokens (of the slice; of the whole sequence for ``kv`` and ``dkv``). Zero: no such slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A directed edge of one kind of message: activations (F) or gradients (B), from one rank to another."""
+
+    source: int
+    target: int
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.source}->{self.target}{self.direction}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A buffer with a lifetime, at a fixed place in its rank's arena. ``slice`` is none for ``kv`` and ``dkv``."""
+
+    kind: SlotKind
+    stage: int
+    microbatch: int
+    slice: int | None
+    num_bytes: int
+    offset: int = 0
+
+    def __str__(self) -> str:
+        part = "" if self.slice is None else f".{self.slice}"
+        return f"{self.kind.value}@{self.stage}:{self.microbatch}{part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One action as its rank runs it.
+
+    ``acquires``, ``reads``, ``writes`` and ``frees`` are indices into the rank's slots: acquired slots start their
+    lives here (contents undefined), freed ones end them (only FREE frees). A transfer names its channel and its
+    number on that channel, first-in first-out. ``transient_bytes`` live only during the action.
+    """
+
+    action: Action
+    acquires: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    frees: tuple[int, ...] = ()
+    channel: Channel | None = None
+    sequence: int = 0
+    transient_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankProgram:
+    """What one rank does: instructions in order, its slots, and the arena that holds them."""
+
+    rank: int
+    instructions: tuple[Instruction, ...]
+    slots: tuple[Slot, ...]
+    arena_bytes: int
+
+    def lines(self) -> Iterator[str]:
+        """One readable line per instruction."""
+        for instruction in self.instructions:
+            yield self._line(instruction)
+
+    def _line(self, instruction: Instruction) -> str:
+        parts = [f"{instruction.action!s:<20}"]
+        for sign, indices in (
+            ("+", instruction.acquires),
+            ("<", instruction.reads),
+            (">", instruction.writes),
+            ("-", instruction.frees),
+        ):
+            parts.extend(f"{sign}{self.slots[index]}" for index in indices)
+        if instruction.channel:
+            parts.append(f"[{instruction.channel} #{instruction.sequence}]")
+        return " ".join(parts).rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A collective at the end of the step and the ranks of the replica that join it (dp: each with its peers)."""
+
+    group: Group
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """All ranks' programs of one pipeline replica, for slices of given capacities (tokens).
+
+    ``reductions`` are in the order in which every rank joins those it belongs to.
+    """
+
+    ranks: tuple[RankProgram, ...]
+    num_stages: int
+    num_microbatches: int
+    slice_capacities: tuple[int, ...]
+    receive_ahead: int
+    reductions: tuple[Reduction, ...] = ()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Every channel, in one order that all ranks agree on."""
+        used = {i.channel for rank in self.ranks for i in rank.instructions if i.channel}
+        return tuple(sorted(used, key=lambda c: (c.source, c.target, c.direction)))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over every instruction, slot and offset: two ranks with equal digests run the same Program."""
+        text = hashlib.sha256()
+        for rank in self.ranks:
+            text.update(f"rank {rank.rank} {rank.arena_bytes}\n".encode())
+            for slot in rank.slots:
+                text.update(f"{slot} {slot.num_bytes} {slot.offset}\n".encode())
+            for line in rank.lines():
+                text.update(f"{line}\n".encode())
+        return text.hexdigest()

@@ -1,0 +1,73 @@
+"""Records: what a rank reports. They lie in the run directory's outbox, one JSON object a line, until they are shipped.
+
+A record is known by (uid, attempt, source, sequence): sending it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.core.manifest import Manifest
+from penstock.core.timeline import Timeline
+
+
+class RecordKind(enum.StrEnum):
+    """What a record carries; the field of the same name is set."""
+
+    PROGRESS = "progress"
+    METRICS = "metrics"
+    TIMELINE = "timeline"
+    LOG = "log"
+    PROFILE = "profile"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics(Manifest):
+    """One line of metrics.jsonl: a step's loss in nats per token, its length, and the worst rank's peak memory."""
+
+    step: int
+    loss: float
+    step_seconds: float
+    tokens_per_second: float
+    learning_rate: float
+    gradient_norm: float
+    peak_bytes: int
+    validation_loss: float | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress(Manifest):
+    """Where the run stands."""
+
+    step: int
+    num_steps: int
+    phase: str
+    last_checkpoint: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine(Manifest):
+    """One line a rank logged."""
+
+    rank: int
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record(Manifest):
+    """One report; ``recorded_at`` is seconds since the epoch on the sender's clock."""
+
+    uid: str
+    attempt: int
+    source: str
+    sequence: int
+    recorded_at: float
+    kind: RecordKind
+    progress: Progress | None = None
+    metrics: StepMetrics | None = None
+    timeline: Timeline | None = None
+    log: LogLine | None = None
+    profile_digest: str | None = None

@@ -1,0 +1,231 @@
+"""The order of work as data: actions with a text form, and schedules as one list of actions per rank.
+
+The text form follows ``torch.distributed.pipelining`` and adds the slice: ``1F3.2`` is stage 1, forward, micro-batch 3,
+slice 2. Without a slice it is torch's own form. A schedule's text is CSV: one row per rank, blank cells allowed.
+"""
+
+from __future__ import annotations
+
+import csv
+import enum
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.core.errors import UserError
+from penstock.core.manifest import Manifest
+
+
+class Kind(enum.StrEnum):
+    """What an action does. The first five are compute; a schedule holds only those, a Program all."""
+
+    F = "F"
+    B = "B"
+    I = "I"  # noqa: E741  the field's own name for the input-gradient pass
+    W = "W"
+    R = "R"
+    OVERLAP = "OVERLAP_F_B"
+    POST_RECV_F = "POST_RECV_F"
+    POST_RECV_B = "POST_RECV_B"
+    WAIT_RECV_F = "WAIT_RECV_F"
+    WAIT_RECV_B = "WAIT_RECV_B"
+    SEND_F = "SEND_F"
+    SEND_B = "SEND_B"
+    WAIT_SEND_F = "WAIT_SEND_F"
+    WAIT_SEND_B = "WAIT_SEND_B"
+    FREE = "FREE"
+    REDUCE = "REDUCE"
+    STEP = "STEP"
+
+
+COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
+
+
+class Group(enum.StrEnum):
+    """The ranks that a REDUCE joins: replicas, tensor-parallel peers, the copies of a tied matrix, all ranks for the
+    norm.
+    """
+
+    DP = "dp"
+    TP = "tp"
+    TIE = "tie"
+    NORM = "norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action. ``microbatch`` and ``slice`` are none where they have no meaning (REDUCE, STEP)."""
+
+    kind: Kind
+    stage: int
+    microbatch: int | None = None
+    slice: int | None = None
+    group: Group | None = None
+    children: tuple[Action, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind is Kind.OVERLAP:
+            return f"({';'.join(map(str, self.children))}){self.kind.value}"
+        group = f"({self.group.value})" if self.group else ""
+        microbatch = "" if self.microbatch is None else str(self.microbatch)
+        part = "" if self.slice is None else f".{self.slice}"
+        return f"{self.stage}{self.kind.value}{group}{microbatch}{part}"
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether it runs the model (an overlap runs its children)."""
+        return self.kind in COMPUTE_KINDS or self.kind is Kind.OVERLAP
+
+
+_NAMES = "|".join(sorted((kind.value for kind in Kind if kind is not Kind.OVERLAP), key=len, reverse=True))
+_ACTION = re.compile(rf"^(\d+)({_NAMES})(?:\((\w+)\))?(?:(\d+)(?:\.(\d+))?)?$")
+_OVERLAP = re.compile(r"^\((.+)\)OVERLAP_F_B$")
+
+
+def parse_action(text: str, where: str = "") -> Action:
+    """The action written as ``text``; raises `UserError` naming ``where``."""
+    overlap = _OVERLAP.match(text)
+    if overlap:
+        children = tuple(parse_action(part, where) for part in re.split(r"[;,]", overlap.group(1)))
+        return Action(Kind.OVERLAP, children[0].stage, children=children)
+    match = _ACTION.match(text)
+    if match is None or (match.group(3) and match.group(3) not in set(Group)):
+        raise UserError(
+            what=f"{text!r} is not an action",
+            where=where,
+            remedy="write stage, kind, micro-batch and slice, such as 1F3.2; kinds: F, B, I, W, R",
+        )
+    stage, kind, group, microbatch, part = match.groups()
+    return Action(
+        Kind(kind),
+        int(stage),
+        None if microbatch is None else int(microbatch),
+        None if part is None else int(part),
+        Group(group) if group else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Compute actions per rank, in the order each rank runs them.
+
+    Every stage lives on one rank; a rank may hold several stages. Slices of a micro-batch are numbered from 0; every
+    compute action names one. Whether the order can run is for the Program's proof to say; a Schedule only is
+    well-formed.
+    """
+
+    ranks: tuple[tuple[Action, ...], ...]
+    num_stages: int
+    num_microbatches: int
+    num_slices: int
+
+    def __post_init__(self) -> None:
+        owners: dict[int, int] = {}
+        for rank, actions in enumerate(self.ranks):
+            for action in flatten(actions):
+                self._check(action, rank, owners)
+
+    def _check(self, action: Action, rank: int, owners: dict[int, int]) -> None:
+        if action.kind not in COMPUTE_KINDS:
+            raise UserError(what=f"{action} is not a compute action", where=f"rank {rank}", remedy="leave it out")
+        if owners.setdefault(action.stage, rank) != rank:
+            raise UserError(
+                what=f"stage {action.stage} is on ranks {owners[action.stage]} and {rank}",
+                where=f"rank {rank}: {action}",
+                remedy="keep all actions of a stage on one rank",
+            )
+        for name, value, count in (
+            ("stage", action.stage, self.num_stages),
+            ("micro-batch", action.microbatch, self.num_microbatches),
+            ("slice", action.slice, self.num_slices),
+        ):
+            if value is None or not 0 <= value < count:
+                raise UserError(what=f"{name} {value} is not in 0..{count - 1}", where=f"rank {rank}: {action}")
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """The rank of every stage; raises `UserError` for a stage without actions."""
+        owners = {action.stage: rank for rank, actions in enumerate(self.ranks) for action in flatten(actions)}
+        missing = sorted(set(range(self.num_stages)) - set(owners))
+        if missing:
+            raise UserError(
+                what=f"stage {missing[0]} has no actions", where="schedule", remedy="give it F and B actions"
+            )
+        return tuple(owners[stage] for stage in range(self.num_stages))
+
+    def to_csv(self) -> str:
+        """One row per rank, one cell per action."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([[str(action) for action in actions] for actions in self.ranks])
+        return text.getvalue()
+
+
+def flatten(actions: Iterable[Action]) -> Iterator[Action]:
+    """The actions with every overlap replaced by its children, in order."""
+    for action in actions:
+        if action.kind is Kind.OVERLAP:
+            yield from flatten(action.children)
+        else:
+            yield action
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleSpec(Manifest):
+    """A schedule by its recipe: generator, version and integer inputs regenerate it on every rank.
+
+    ``inputs`` holds named integers and lists (nanoseconds, caps). ``generator`` is ``csv`` for an imported one,
+    whose text is ``text``.
+    """
+
+    generator: str
+    version: int = 1
+    inputs: dict[str, tuple[int, ...]] | None = None
+    text: str = ""
+
+
+def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[str, ...]]:
+    """A schedule from CSV, ours or torch's, and warnings about what was dropped.
+
+    torch's communication actions are dropped (they are regenerated) and so are its FSDP actions, with a warning.
+    Overlaps stay, and run serially. Without slices every micro-batch is one slice, number 0.
+    """
+    dropped: set[str] = set()
+    rows = []
+    for number, row in enumerate(csv.reader(io.StringIO(text)), start=1):
+        cells = [cell.strip() for cell in row]
+        rows.append([a for cell in cells if cell for a in _import_cell(cell, f"{where}, line {number}", dropped)])
+    while rows and not rows[-1]:
+        rows.pop()
+    actions = [action for row in rows for action in flatten(row)]
+    if not actions:
+        raise UserError(what="holds no actions", where=where, remedy="give one row of actions per rank")
+    schedule = Schedule(
+        ranks=tuple(tuple(row) for row in rows),
+        num_stages=1 + max(action.stage for action in actions),
+        num_microbatches=1 + max(action.microbatch or 0 for action in actions),
+        num_slices=1 + max(action.slice or 0 for action in actions),
+    )
+    return schedule, tuple(f"{name} actions are not used here and were dropped" for name in sorted(dropped))
+
+
+_TORCH_COMMUNICATION = re.compile(r"^\d+(SEND|RECV)_[FB]\d+$")
+_TORCH_FSDP = re.compile(r"^\d+(UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)\d*$")
+
+
+def _import_cell(cell: str, where: str, dropped: set[str]) -> list[Action]:
+    fsdp = _TORCH_FSDP.match(cell)
+    if fsdp:
+        dropped.add(fsdp.group(1))
+        return []
+    if _TORCH_COMMUNICATION.match(cell):
+        return []
+    return [_with_slice(parse_action(cell, where))]
+
+
+def _with_slice(action: Action) -> Action:
+    if action.kind is Kind.OVERLAP:
+        children = tuple(_with_slice(child) for child in action.children)
+        return Action(action.kind, action.stage, children=children)
+    part = 0 if action.slice is None else action.slice
+    return Action(action.kind, action.stage, action.microbatch, part, action.group)

@@ -1,0 +1,69 @@
+"""What happened when, on which rank: the one result of simulating, running and rehearsing a Program."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.core.errors import UserError
+from penstock.core.manifest import Manifest
+
+
+class Activity(enum.StrEnum):
+    """What a span of time was spent on."""
+
+    COMPUTE = "compute"
+    WAIT = "wait"
+    TRANSFER = "transfer"
+    REDUCE = "reduce"
+    STEP = "step"
+
+
+class Source(enum.StrEnum):
+    """Which interpreter made a timeline."""
+
+    SIMULATED = "simulated"
+    MEASURED = "measured"
+    REHEARSED = "rehearsed"
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Manifest):
+    """One span on one rank; times in nanoseconds from the step's start. ``action`` is the action's text."""
+
+    rank: int
+    activity: Activity
+    action: str
+    start_ns: int
+    stop_ns: int
+
+    def __post_init__(self) -> None:
+        if self.stop_ns < self.start_ns:
+            raise UserError(what=f"{self.action} stops before it starts", where="timeline")
+
+    @property
+    def duration_ns(self) -> int:
+        """Its length."""
+        return self.stop_ns - self.start_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline(Manifest):
+    """One step: events of all ranks, the step's length, and the peak bytes of every rank where known."""
+
+    source: Source
+    num_ranks: int
+    step_ns: int
+    events: tuple[Event, ...]
+    peak_bytes: tuple[int, ...] = ()
+    step: int | None = None
+
+    def busy_ns(self, rank: int) -> int:
+        """Nanoseconds ``rank`` spent computing."""
+        return sum(e.duration_ns for e in self.events if e.rank == rank and e.activity is Activity.COMPUTE)
+
+    @property
+    def bubble_share(self) -> float:
+        """The share of all ranks' time that was not compute, from 0 to 1."""
+        busy = sum(self.busy_ns(rank) for rank in range(self.num_ranks))
+        return 1.0 - busy / (self.num_ranks * self.step_ns) if self.step_ns else 0.0

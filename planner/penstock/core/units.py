@@ -1,0 +1,71 @@
+"""Named quantities: parse what people write, print what people read."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from penstock.core.errors import UserError
+
+NANOSECONDS_PER_SECOND = 1_000_000_000
+
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_QUANTITY = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGTP]i|[kKMGTP]?)(?:B)?\s*$")
+
+
+def parse_bytes(text: str | int, where: str = "") -> int:
+    """Bytes from a Kubernetes quantity: ``4Gi``, ``500M``, ``1.5G`` or a plain integer."""
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    match = _QUANTITY.match(text) if isinstance(text, str) else None
+    if match is None:
+        raise UserError(
+            what=f"{text!r} is not an amount of memory",
+            where=where,
+            remedy="write a number of bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 4Gi",
+        )
+    number, suffix = match.groups()
+    return round(Fraction(number) * (_BINARY.get(suffix) or _DECIMAL[suffix]))
+
+
+def format_bytes(count: float) -> str:
+    """``count`` bytes for people: three digits and a binary unit."""
+    for suffix in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or suffix == "TiB":
+            return f"{count:.0f} {suffix}" if suffix == "B" else f"{count:.3g} {suffix}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def quantity(count: int) -> str:
+    """``count`` bytes as the shortest exact Kubernetes quantity; `parse_bytes` reads it back unchanged."""
+    for suffix, size in reversed(_BINARY.items()):
+        if count and count % size == 0:
+            return f"{count // size}{suffix}"
+    return str(count)
+
+
+def format_seconds(seconds: float) -> str:
+    """``seconds`` for people: 812 ns, 1.25 ms, 3.4 s, 2 min 5 s."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if abs(seconds) >= 120:
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    for scale, suffix in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {suffix}"
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
+
+
+def to_nanoseconds(seconds: float) -> int:
+    """Seconds as whole nanoseconds, the unit of every plan and simulation."""
+    return round(seconds * NANOSECONDS_PER_SECOND)
+
+
+def to_seconds(nanoseconds: float) -> float:
+    """Nanoseconds as seconds."""
+    return nanoseconds / NANOSECONDS_PER_SECOND

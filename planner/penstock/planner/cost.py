@@ -1,0 +1,163 @@
+"""Seconds of every kind of work, from a Profile's measurements or from a described device.
+
+Both models answer the same questions, vectorised over slices: how long F, I or W of a unit takes for B sequences of n
+tokens after c tokens of prefix, alone and with the other ranks of its host computing. Only attention depends on c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.cluster import ClusterSpec
+from penstock.core.layout import Precision
+from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
+from penstock.core.schedule import Kind
+
+Floats = npt.NDArray[np.float64]
+Lengths = npt.ArrayLike
+
+
+class CostModel(Protocol):
+    """What the planner asks of hardware. Seconds and bytes; arrays broadcast over ``length`` and ``prefix``."""
+
+    @property
+    def action_overhead_seconds(self) -> float:
+        """Fixed cost of starting any compute action."""
+        ...
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of a rank's process before any parameter."""
+        ...
+
+    def unit_seconds(self, unit: UnitKind, kind: Kind, batch: int, length: Lengths, prefix: Lengths) -> Floats:
+        """Seconds of one unit's F, I or W while other ranks are idle."""
+        ...
+
+    def slowdown(self, unit: UnitKind, kind: Kind) -> float:
+        """How many times longer the unit takes while all ranks of its host compute; at least 1."""
+        ...
+
+    def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
+        """Bytes the unit's action takes beyond its slots."""
+        ...
+
+    def transfer(self, source: int, target: int) -> tuple[float, float]:
+        """(latency seconds, seconds per byte) of a message between two devices."""
+        ...
+
+    def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """Seconds of a sum over ``devices``."""
+        ...
+
+    def optimizer_seconds(self, num_parameters: int) -> float:
+        """Seconds of clipping and updating ``num_parameters`` elements."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DescribedCost:
+    """Costs of a described cluster: FLOPs over an efficiency curve, plus tensor-parallel sums inside every unit.
+
+    A unit's time is its matrices' FLOPs at the efficiency of its token count, its attention FLOPs at the best
+    efficiency, its activations' traffic at memory bandwidth, and under tp one ring all-reduce of its hidden state
+    per pass F and I (Megatron-LM, arXiv 1909.08053, section 3).
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    precision: Precision
+    tp: int = 1
+
+    @property
+    def action_overhead_seconds(self) -> float:
+        """From the device's description."""
+        return self.cluster.device.action_overhead_seconds
+
+    @property
+    def constant_bytes(self) -> int:
+        """From the device's description."""
+        return self.cluster.device.constant_bytes
+
+    def unit_seconds(self, unit: UnitKind, kind: Kind, batch: int, length: Lengths, prefix: Lengths) -> Floats:
+        """See the class; the head's F holds its whole backward, so its I and W are free, as the embedding's I."""
+        n, c = np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64)
+        passes = _passes(unit, kind)
+        if not passes:
+            return np.zeros(np.broadcast(n, c).shape)
+        tokens = batch * n
+        peak = self.cluster.device.peak_flops
+        linear = passes * tokens * linear_flops_per_token(self.model, unit) / self.tp
+        seconds = linear / (peak * self._efficiency(tokens)) + self._memory_seconds(unit, tokens)
+        if unit is UnitKind.ATTENTION and kind is not Kind.W:
+            pairs = batch * (n * c + n * (n + 1) / 2)
+            work = attention_flops(self.model, 1) * pairs * (2.5 if kind is Kind.I else 1.0) / self.tp
+            seconds = seconds + work / (peak * self.cluster.device.efficiency[-1][1])
+        if self.tp > 1 and kind is not Kind.W:
+            seconds = seconds + self._tensor_parallel_seconds(tokens)
+        return seconds + 0.0 * c
+
+    def _efficiency(self, tokens: Floats) -> Floats:
+        points = self.cluster.device.efficiency
+        return np.interp(np.log2(np.maximum(tokens, 1)), np.log2([p[0] for p in points]), [p[1] for p in points])
+
+    def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
+        width = self.model.hidden * (1 if unit is UnitKind.EMBEDDING else 6)
+        return tokens * width * self.precision.compute_bytes / self.cluster.device.memory_bandwidth
+
+    def _tensor_parallel_seconds(self, tokens: Floats) -> Floats:
+        link = self.cluster.intra_node if self.tp <= self.cluster.devices_per_node else self.cluster.inter_node
+        sent = 2 * (self.tp - 1) / self.tp * tokens * self.model.hidden * self.precision.compute_bytes
+        return 2 * (self.tp - 1) * link.latency_seconds + sent / link.bytes_per_second
+
+    def slowdown(self, unit: UnitKind, kind: Kind) -> float:
+        """Devices of a described cluster do not slow each other."""
+        return 1.0
+
+    def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
+        """The head's logits in compute and accumulation type; other units work in place."""
+        if unit is not UnitKind.HEAD or kind is not Kind.F:
+            return 0
+        width = self.precision.compute_bytes + self.precision.accumulate_bytes
+        return min(batch * length, 1024) * self.model.vocab * width // self.tp
+
+    def transfer(self, source: int, target: int) -> tuple[float, float]:
+        """The link between the devices' nodes, an override if there is one."""
+        link = self._link(self.cluster.node_of(source), self.cluster.node_of(target))
+        return link.latency_seconds, 1.0 / link.bytes_per_second
+
+    def _link(self, source: int, target: int) -> Any:
+        if source == target:
+            return self.cluster.intra_node
+        for override in self.cluster.links:
+            if {override.source, override.target} == {source, target}:
+                return override.link
+        return self.cluster.inter_node
+
+    def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
+        """A ring over ``devices``: 2 (n-1)/n of the bytes over its slowest link (Patarasuk and Yuan, 2009)."""
+        n = len(devices)
+        if n < 2:
+            return 0.0
+        links = [self.transfer(a, b) for a, b in zip(devices, [*devices[1:], devices[0]], strict=True)]
+        latency, per_byte = max(link[0] for link in links), max(link[1] for link in links)
+        return 2 * (n - 1) * (latency + num_bytes / n * per_byte)
+
+    def optimizer_seconds(self, num_parameters: int) -> float:
+        """Master weight, gradient and two moments read, three of them and the compute copy written."""
+        traffic = num_parameters * (4 * 4 + 3 * 4 + self.precision.compute_bytes)
+        return traffic / self.cluster.device.memory_bandwidth
+
+
+def _passes(unit: UnitKind, kind: Kind) -> int:
+    """How many times the forward's matrix work a pass does (0: nothing at all)."""
+    if unit is UnitKind.HEAD:
+        return 3 if kind is Kind.F else 0
+    if unit is UnitKind.EMBEDDING:
+        return 0 if kind is Kind.I else 1
+    return 1

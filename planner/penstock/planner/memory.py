@@ -1,0 +1,67 @@
+"""Bytes of a rank, from the layout's arithmetic: parameters and their state, slots, and what is in flight.
+
+The exact figure of a plan is its Program's arena; `in_flight_slices` gives the search its static filter beforehand.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from penstock.core.layout import Precision, SlotKind, aligned, stage_parameters, stage_slot_buffers
+from penstock.core.model import ModelSpec
+
+_REPLICATED = frozenset({"y", "normed", "dy", "rstd", "mean", "x", "g_in", "g_out", "h"})
+
+
+def state_bytes_per_parameter(precision: Precision) -> int:
+    """Master weight, gradient and AdamW's two moments in the accumulation type, and the compute copy of bf16."""
+    copy = precision.compute_bytes if precision is Precision.BF16 else 0
+    return 4 * precision.accumulate_bytes + copy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """Bytes of one stage under tensor parallelism ``tp`` (Megatron-LM's split: hidden states and norms are
+    replicated).
+    """
+
+    model: ModelSpec
+    precision: Precision
+    first: int
+    stop: int
+    batch: int
+    tp: int = 1
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer state."""
+        elements = stage_parameters(self.model, self.first, self.stop)
+        return elements * state_bytes_per_parameter(self.precision) // self.tp
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What data parallelism sums."""
+        elements = stage_parameters(self.model, self.first, self.stop)
+        return elements * self.precision.accumulate_bytes // self.tp
+
+    def slot_bytes(self, slot: SlotKind, tokens: int) -> int:
+        """Bytes of one slot; ``tokens`` of the slice, or of the sequence for ``kv`` and ``dkv``."""
+        return _slot_bytes(self.model, self.precision, self.first, self.stop, slot, self.batch, tokens, self.tp)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _slot_bytes(
+    model: ModelSpec,
+    precision: Precision,
+    first: int,
+    stop: int,
+    slot: SlotKind,
+    batch: int,
+    tokens: int,
+    tp: int,
+) -> int:
+    buffers = stage_slot_buffers(model, first, stop, slot, batch, tokens)
+    return sum(
+        aligned(buffer.num_bytes(precision) // (1 if buffer.name in _REPLICATED else tp)) for _, buffer in buffers
+    )

@@ -1,0 +1,141 @@
+"""What is to be planned: the job's numbers, the hardware's costs, and what the user pinned."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.cluster import ClusterSpec
+from penstock.core.errors import UserError
+from penstock.core.job import JobSpec, Objective, ParallelismSpec
+from penstock.core.layout import Precision
+from penstock.core.model import ModelSpec
+from penstock.core.profile import Profile
+from penstock.planner.cost import CostModel, DescribedCost
+from penstock.planner.fit import measured_cost
+
+MOST_QUANTA = 256
+"""Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
+
+MOST_TP = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Everything the search reads. ``cost_of(tp)`` is the cost model under that degree of tensor parallelism."""
+
+    model: ModelSpec
+    precision: Precision
+    sequence_length: int
+    global_batch: int
+    num_devices: int
+    memory_limit_bytes: int
+    pinned: ParallelismSpec
+    cost_of: Callable[[int], CostModel]
+    objective: Objective = Objective.TIME
+    price_per_device_hour: float = 0.0
+    most_tp: int = 1
+    devices_per_node: int = 1
+    profile_digest: str = ""
+
+    @property
+    def quantum(self) -> int:
+        """Tokens between possible slice boundaries."""
+        return max(1, self.sequence_length // MOST_QUANTA)
+
+
+def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
+    """The problem of running ``spec`` on the machine that ``profile`` measured; tp stays 1."""
+    if profile.precision is not spec.training.precision:
+        raise UserError(
+            what=f"was measured in {profile.precision.value}, the job trains in {spec.training.precision.value}",
+            where="profile",
+            remedy="run penstock profile with this job",
+        )
+    cost = measured_cost(profile)
+    return Problem(
+        **_common(spec),
+        num_devices=spec.resources.ranks,
+        memory_limit_bytes=spec.resources.memory_per_rank,
+        cost_of=lambda tp: cost,
+        devices_per_node=spec.resources.ranks,
+        profile_digest=profile.digest,
+    )
+
+
+def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
+    """The problem of running ``spec`` on described hardware; tp up to 8 within a node."""
+    if spec.resources.ranks > cluster.num_devices:
+        raise UserError(
+            what=f"the job asks for {spec.resources.ranks} ranks, the cluster has {cluster.num_devices} devices",
+            where="spec.resources.ranks",
+            remedy="lower ranks or describe a larger cluster",
+        )
+
+    @functools.cache
+    def cost_of(tp: int) -> CostModel:
+        return DescribedCost(model=spec.model, cluster=cluster, precision=spec.training.precision, tp=tp)
+
+    return Problem(
+        **_common(spec),
+        num_devices=spec.resources.ranks,
+        memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
+        cost_of=cost_of,
+        most_tp=min(MOST_TP, cluster.devices_per_node),
+        devices_per_node=cluster.devices_per_node,
+    )
+
+
+def _common(spec: JobSpec) -> dict[str, Any]:
+    return {
+        "model": spec.model,
+        "precision": spec.training.precision,
+        "sequence_length": spec.data.sequence_length,
+        "global_batch": spec.training.global_batch,
+        "pinned": spec.parallelism,
+        "objective": spec.objective,
+        "price_per_device_hour": spec.price_per_device_hour,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """How devices and sequences are divided: dp x tp x pp devices, ``microbatch`` sequences at a time."""
+
+    dp: int
+    tp: int
+    pp: int
+    microbatch: int
+    num_microbatches: int
+
+    @property
+    def label(self) -> str:
+        """For explanations."""
+        return f"dp {self.dp} x tp {self.tp} x pp {self.pp}, {self.num_microbatches} micro-batches of {self.microbatch}"
+
+
+def meshes(problem: Problem) -> Iterator[Mesh]:
+    """Every mesh that uses all devices and obeys what is pinned, in a fixed order."""
+    pinned = problem.pinned
+    for tp in _divisors(problem.num_devices):
+        if (pinned.tp or tp) != tp or tp > problem.most_tp or problem.model.kv_heads % tp:
+            continue
+        for pp in _divisors(problem.num_devices // tp):
+            dp = problem.num_devices // (tp * pp)
+            if (pinned.pp or pp) != pp or (pinned.dp or dp) != dp or problem.global_batch % dp:
+                continue
+            if pp <= problem.model.num_units:
+                yield from _microbatched(problem, dp, tp, pp)
+
+
+def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]:
+    share = problem.global_batch // dp
+    for microbatch in _divisors(share):
+        if (problem.pinned.micro_batch or microbatch) == microbatch:
+            yield Mesh(dp=dp, tp=tp, pp=pp, microbatch=microbatch, num_microbatches=share // microbatch)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,0 +1,103 @@
+"""Costs of stages: units' seconds summed into integer nanoseconds per kind, stage and slice.
+
+A stage is a count of units of each kind, so all stages are priced by one product:
+counts [stages, unit kinds] @ nanoseconds [unit kinds, slices].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.schedule import Kind
+from penstock.core.units import NANOSECONDS_PER_SECOND
+from penstock.planner.cost import CostModel, Floats, Lengths
+
+Integers = npt.NDArray[np.int64]
+Stages = tuple[tuple[int, int], ...]
+
+UNIT_KINDS = tuple(UnitKind)
+PASSES = (Kind.F, Kind.I, Kind.W)
+
+
+def prefixes(slices: Sequence[int]) -> Integers:
+    """Tokens before each slice."""
+    return np.cumsum([0, *slices[:-1]], dtype=np.int64)
+
+
+def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
+    """[stages, unit kinds]: how many units of each kind every stage owns."""
+    kinds = np.array([UNIT_KINDS.index(unit.kind) for unit in model.units])
+    return np.stack([np.bincount(kinds[first:stop], minlength=len(UNIT_KINDS)) for first, stop in stages])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageCosts:
+    """Nanoseconds [pass, stage, slice] of F, I and W, alone; and the factor (parts per million) by which
+    each takes longer while all ranks of its host compute. Every action with any work carries the fixed overhead once.
+    """
+
+    alone_ns: Integers
+    slowdown_ppm: Integers
+
+    @property
+    def together_ns(self) -> Integers:
+        """With all ranks of the host computing."""
+        return self.alone_ns * self.slowdown_ppm // 1_000_000
+
+    @property
+    def slice_ns(self) -> Integers:
+        """[stage, slice]: F + I + W together."""
+        total: Integers = self.together_ns.sum(axis=0)
+        return total
+
+
+def unit_pass_seconds(cost: CostModel, kind: Kind, batch: int, lengths: Lengths, before: Lengths) -> Floats:
+    """[unit kinds, points]: seconds of one pass of each unit kind."""
+    return np.stack([cost.unit_seconds(unit, kind, batch, lengths, before) for unit in UNIT_KINDS])
+
+
+def stage_costs(cost: CostModel, model: ModelSpec, stages: Stages, slices: Sequence[int], batch: int) -> StageCosts:
+    """The costs of every pass of every stage over these slices."""
+    counts = unit_counts(model, stages)
+    lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices).astype(np.float64)
+    alone, factor = [], []
+    for kind in PASSES:
+        seconds = unit_pass_seconds(cost, kind, batch, lengths, before)
+        slowed = seconds * np.array([[cost.slowdown(unit, kind)] for unit in UNIT_KINDS])
+        base = counts @ seconds + cost.action_overhead_seconds
+        alone.append(np.rint(base * NANOSECONDS_PER_SECOND))
+        factor.append(np.rint(1_000_000 * (counts @ slowed + cost.action_overhead_seconds) / np.maximum(base, 1e-12)))
+    return StageCosts(alone_ns=np.stack(alone).astype(np.int64), slowdown_ppm=np.stack(factor).astype(np.int64))
+
+
+def unit_totals(cost: CostModel, model: ModelSpec, slices: Sequence[int], batch: int) -> Integers:
+    """[units]: nanoseconds of F + I + W of each unit over all slices of one micro-batch, all ranks computing."""
+    lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices).astype(np.float64)
+    total = np.zeros(len(UNIT_KINDS))
+    for kind in PASSES:
+        slowed = np.array([cost.slowdown(unit, kind) for unit in UNIT_KINDS])
+        total += unit_pass_seconds(cost, kind, batch, lengths, before).sum(axis=1) * slowed
+    per_kind = np.rint(total * NANOSECONDS_PER_SECOND).astype(np.int64)
+    return np.array([per_kind[UNIT_KINDS.index(unit.kind)] for unit in model.units])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SliceCost:
+    """F + I + W of one stage, three overheads included, as a function of (length, prefix) arrays."""
+
+    cost: CostModel
+    counts: Integers
+    batch: int
+
+    def __call__(self, lengths: Integers, before: Integers) -> Integers:
+        seconds: Floats = np.full(len(lengths), len(PASSES) * self.cost.action_overhead_seconds)
+        for kind in PASSES:
+            slowed = np.array([self.cost.slowdown(unit, kind) for unit in UNIT_KINDS]) * self.counts
+            seconds = seconds + slowed @ unit_pass_seconds(self.cost, kind, self.batch, lengths, before)
+        rounded: Integers = np.rint(seconds * NANOSECONDS_PER_SECOND).astype(np.int64)
+        return rounded

@@ -1,0 +1,135 @@
+"""Manifests read strictly, write losslessly, and say where a mistake is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.model import Family, ModelSpec
+from penstock.core.units import parse_bytes, quantity
+from penstock.planner import yamltext
+
+EXAMPLE = """
+apiVersion: penstock.dev/v1alpha1
+kind: PipelineJob
+metadata: {name: stdlib-llama}
+spec:
+  model: {family: llama, layers: 8, hidden: 256, heads: 8, kvHeads: 4}
+  data: {source: python-stdlib, tokenizer: {train: bpe, vocab: 4096}, sequenceLength: 1024}
+  training: {globalBatch: 4, steps: 200, optimizer: {kind: adamw, learningRate: 1e-3}, schedule: cosine,
+             clip: 1.0, precision: fp32, seed: 0}
+  resources: {device: cpu, ranks: 2, memoryPerRank: 4Gi}
+  parallelism: {}
+  objective: time
+  checkpoint: {everySteps: 50, keep: 2}
+  runPolicy: {suspend: false, backoffLimit: 3, ttlSecondsAfterFinished: 86400, activeDeadlineSeconds: 0, priority: 0}
+  kubernetes: {image: "", queueName: "", nodeSelector: {}, tolerations: [], acceleratorResource: nvidia.com/gpu,
+               volumes: {}, env: []}
+"""
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    """The example's manifest with values replaced at dotted paths below ``spec``."""
+    manifest: dict[str, Any] = yamltext.load(EXAMPLE)
+    for path, value in changes.items():
+        place = manifest["spec"]
+        *parents, name = path.split("__")
+        for parent in parents:
+            place = place[parent]
+        place[name] = value
+    return manifest
+
+
+def test_the_designs_example_is_read_as_it_is_written() -> None:
+    job = PipelineJob.from_manifest(example())
+    assert job.spec.model == ModelSpec(family=Family.LLAMA, layers=8, hidden=256, heads=8, kv_heads=4, vocab=4096)
+    assert job.spec.training.optimizer.learning_rate == 1e-3
+    assert job.spec.resources.memory_per_rank == 4 * 2**30
+
+
+@pytest.mark.parametrize("text", [lambda m: json.dumps(m), yamltext.dump], ids=["json", "yaml"])
+def test_a_job_survives_its_text_form(text: Any) -> None:
+    changes = {"parallelism": {"slices": [512, 256, 256], "stages": [4.5, 3.5]}, "model__vocab": 1000}
+    job = PipelineJob.from_manifest(example(**changes))
+    assert PipelineJob.from_manifest(yamltext.load(text(job.to_manifest()))) == job
+
+
+MISTAKES: list[tuple[dict[str, Any], str, str]] = [
+    ({"model__hiden": 3}, "spec.model.hiden", "did you mean hidden?"),
+    ({"model__heads": 7}, "spec.model.heads", "divisors of 256"),
+    ({"model__kvHeads": 3}, "spec.model.kvHeads", "divisors of 8"),
+    ({"training__schedule": "cosin"}, "spec.training.schedule", "did you mean cosine?"),
+    ({"training__steps": 0}, "spec.training.steps", "at least 1"),
+    ({"training__steps": "many"}, "spec.training.steps", "a whole number"),
+    ({"training__steps": True}, "spec.training.steps", "a whole number"),
+    ({"training__optimizer": {"learningRate": -1.0}}, "spec.training.optimizer.learningRate", "1e-3"),
+    ({"resources__memoryPerRank": "4 gigs"}, "spec.resources.memoryPerRank", "4Gi"),
+    ({"resources__minRanks": 3}, "spec.resources.minRanks", "lower it"),
+    ({"parallelism__slices": [512, 256]}, "spec.parallelism.slices", "sum agrees"),
+    ({"parallelism__stages": [4, 5]}, "spec.parallelism.stages", "sum agrees"),
+    ({"parallelism__stages": [4.2, 3.8]}, "spec.parallelism.stages[0]", "4 or 4.5"),
+    ({"parallelism__pp": 3}, "spec.parallelism", "factors of resources.ranks"),
+    ({"parallelism__microBatch": 3}, "spec.parallelism", "factors of training.globalBatch"),
+    ({"data__tokenizer": {"train": "bpe", "vocab": 3}}, "spec.data.tokenizer.vocab", "vocab: 4096"),
+    ({"data__tokenizer": {"file": "tokenizer.json"}}, "spec.model.vocab", "number of tokens"),
+    ({"objective": "cost"}, "spec.pricePerDeviceHour", "above 0"),
+    ({"runPolicy__backoffLimit": -1}, "spec.runPolicy.backoffLimit", "0 or more"),
+]
+
+
+@pytest.mark.parametrize(("changes", "where", "remedy"), MISTAKES, ids=[where for _, where, _ in MISTAKES])
+def test_a_mistake_names_its_place_and_a_remedy(changes: dict[str, Any], where: str, remedy: str) -> None:
+    with pytest.raises(UserError) as caught:
+        PipelineJob.from_manifest(example(**changes))
+    assert caught.value.where == where
+    assert remedy in caught.value.remedy
+
+
+def test_a_missing_section_is_named() -> None:
+    manifest = example()
+    del manifest["spec"]["training"]
+    with pytest.raises(UserError) as caught:
+        PipelineJob.from_manifest(manifest)
+    assert caught.value.where == "spec.training"
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(UserError, match="kind: 'Job' is not PipelineJob"):
+        PipelineJob.from_manifest({**example(), "kind": "Job"})
+
+
+def test_numbers_follow_yaml_1_2() -> None:
+    assert yamltext.load("a: 1e-3\nb: no\nc: 0o17") == {"a": 1e-3, "b": "no", "c": 15}
+
+
+def test_broken_yaml_names_its_line() -> None:
+    with pytest.raises(UserError, match=r"job\.yaml, line 2"):
+        yamltext.load("a: 1\nb: [1, 2", "job.yaml")
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_yaml_text_round_trips(data: Any) -> None:
+    assert yamltext.load(yamltext.dump(data)) == data
+
+
+@given(st.integers(min_value=0, max_value=2**60))
+def test_quantities_round_trip(count: int) -> None:
+    assert parse_bytes(quantity(count)) == count
+
+
+@pytest.mark.parametrize(("text", "count"), [("4Gi", 2**32), ("500M", 500_000_000), ("1.5Ki", 1536), ("7", 7)])
+def test_quantities_follow_kubernetes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
