@@ -1,0 +1,282 @@
+"""The life cycle: a small executor obeys `decide` over simulated time, through every path the table allows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.manifests import example
+
+from penstock.core import lifecycle as life
+from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.lifecycle import AttemptState, Observed, Phase, Step, decide
+
+
+def spec(**changes: Any) -> JobSpec:
+    """The example job's spec with changes at dotted paths."""
+    return PipelineJob.from_manifest(example(**changes)).spec
+
+
+@dataclass
+class Executor:
+    """Observes and applies, as the real executors do; the attempt's behaviour is set by the test."""
+
+    job: JobSpec
+    seen: Observed = field(default_factory=lambda: Observed(admitted=True))
+    now: float = 0.0
+    phases: list[Phase] = field(default_factory=list)
+    launches: list[life.Launch] = field(default_factory=list)
+    expired: bool = False
+
+    def observe(self, **changes: Any) -> None:
+        self.seen = dataclasses.replace(self.seen, **changes)
+
+    def settle(self) -> None:
+        """Apply decisions until there is nothing to do now."""
+        for _ in range(50):
+            decisions = [d for d in decide(self.job, self.seen, self.now) if not isinstance(d, life.Wait)]
+            if not decisions or self.expired:
+                return
+            for decision in decisions:
+                self.apply(decision)
+        raise AssertionError("never settles")
+
+    def apply(self, decision: life.Decision) -> None:
+        match decision:
+            case life.SetPhase(phase, reason, _):
+                self._enter(phase, reason)
+            case life.Launch(attempt, ranks, _):
+                self.launches.append(decision)
+                self.observe(
+                    attempt=attempt,
+                    attempt_state=AttemptState.READY,
+                    attempt_gone=False,
+                    attempt_ranks=ranks,
+                    stop_requested=False,
+                    plan=Step.MISSING,
+                    first_started_at=self.now if self.seen.first_started_at is None else self.seen.first_started_at,
+                )
+            case life.StartProfile():
+                self.observe(profile=Step.DONE)
+            case life.StartPlan():
+                self.observe(plan=Step.DONE)
+            case life.Bind():
+                self.observe(attempt_state=AttemptState.RUNNING, last_step_at=self.now)
+            case life.Stop():
+                self.observe(stop_requested=True)
+            case life.Delete():
+                self.observe(attempt_gone=True, attempt_state=AttemptState.NONE)
+            case life.Expire():
+                self.expired = True
+
+    def _enter(self, phase: Phase, reason: str) -> None:
+        phase = life.enter(self.seen.phase, phase)
+        self.phases.append(phase)
+        changes: dict[str, Any] = {"phase": phase}
+        if phase is Phase.QUEUED:
+            changes["queued_at"] = self.now
+        if phase is Phase.RECOVERING:
+            changes |= {"failed_at": self.now, "failures": self.seen.failures + (reason == "AttemptFailed")}
+        if phase.terminal:
+            changes["finished_at"] = self.now
+        self.observe(**changes)
+
+
+def running(**changes: Any) -> Executor:
+    """A job that has come to Running."""
+    executor = Executor(spec(**changes))
+    executor.settle()
+    assert executor.seen.phase is Phase.RUNNING
+    return executor
+
+
+def test_an_undisturbed_life() -> None:
+    executor = running()
+    executor.observe(attempt_state=AttemptState.SUCCEEDED)
+    executor.settle()
+    assert executor.phases == [
+        Phase.QUEUED,
+        Phase.PROFILING,
+        Phase.PLANNING,
+        Phase.BINDING,
+        Phase.RUNNING,
+        Phase.SUCCEEDED,
+    ]
+    assert executor.seen.attempt_gone
+
+
+def test_a_fresh_profile_is_not_measured_again() -> None:
+    executor = Executor(spec())
+    executor.observe(profile=Step.DONE)
+    executor.settle()
+    assert Phase.PROFILING not in executor.phases
+
+
+def test_a_job_waits_for_admission() -> None:
+    executor = Executor(spec(), Observed())
+    executor.settle()
+    assert (executor.seen.phase, executor.launches) == (Phase.QUEUED, [])
+
+
+def test_failures_back_off_and_then_end_the_job() -> None:
+    executor = running(runPolicy__backoffLimit=2)
+    waited = []
+    for _ in range(2):
+        executor.observe(attempt_state=AttemptState.FAILED, last_checkpoint=7)
+        executor.settle()
+        assert executor.phases[-1:] == [Phase.RECOVERING]
+        (wait,) = decide(executor.job, executor.seen, executor.now)
+        assert isinstance(wait, life.Wait)
+        waited.append(wait.until - executor.now)
+        executor.now = wait.until
+        executor.settle()
+        assert executor.phases[-1:] == [Phase.RUNNING]
+        assert executor.launches[-1].resume_from == 7
+    assert waited == [1.0, 2.0]
+    executor.observe(attempt_state=AttemptState.FAILED)
+    executor.settle()
+    assert executor.seen.phase is Phase.FAILED
+    assert [launch.attempt for launch in executor.launches] == [1, 2, 3]
+
+
+def test_no_backoff_limit_means_one_try() -> None:
+    executor = running(runPolicy__backoffLimit=0)
+    executor.observe(attempt_state=AttemptState.FAILED)
+    executor.settle()
+    assert executor.phases[-1:] == [Phase.FAILED]
+
+
+def test_the_next_attempt_waits_until_the_old_one_is_gone() -> None:
+    executor = running()
+    executor.observe(attempt_state=AttemptState.FAILED)
+    assert decide(executor.job, executor.seen, 0.0)[0] == life.SetPhase(
+        Phase.RECOVERING, "AttemptFailed", "the attempt ended"
+    )
+    executor.observe(phase=Phase.RECOVERING, failed_at=0.0)
+    assert decide(executor.job, executor.seen, 1e9) == [life.Delete(1)]
+
+
+def test_a_stalled_attempt_counts_as_lost() -> None:
+    executor = running()
+    executor.observe(predicted_step_seconds=10.0, last_step_at=5.0)
+    assert decide(executor.job, executor.seen, 104.0) == [life.Wait(105.0)]
+    (lost,) = decide(executor.job, executor.seen, 105.0)
+    assert isinstance(lost, life.SetPhase)
+    assert lost.phase is Phase.RECOVERING
+
+
+def test_suspend_stops_after_a_checkpoint_and_resume_goes_on_from_it() -> None:
+    executor = running()
+    executor.job = spec(runPolicy__suspend=True)
+    executor.settle()
+    assert executor.seen.stop_requested
+    assert executor.phases[-1:] == [Phase.RUNNING]
+    executor.observe(attempt_state=AttemptState.STOPPED, last_checkpoint=12)
+    executor.settle()
+    assert executor.phases[-1:] == [Phase.SUSPENDED]
+    executor.job = spec()
+    executor.settle()
+    assert executor.launches[-1] == life.Launch(2, 2, 12)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if not phase.terminal])
+def test_suspend_holds_in_every_phase(phase: Phase) -> None:
+    executor = Executor(spec(runPolicy__suspend=True), Observed(phase=phase, admitted=True))
+    executor.settle()
+    expected = Phase.SUSPENDED if Phase.SUSPENDED in life.TRANSITIONS[phase] or phase is Phase.SUSPENDED else phase
+    assert executor.seen.phase is expected
+
+
+def test_the_deadline_ends_a_running_attempt() -> None:
+    executor = running(runPolicy__activeDeadlineSeconds=60)
+    executor.now = 61.0
+    executor.settle()
+    assert executor.phases[-1:] == [Phase.FAILED]
+    assert executor.seen.attempt_gone
+
+
+def test_a_plan_that_fits_nowhere_fails_at_once() -> None:
+    executor = Executor(spec(), Observed(phase=Phase.PLANNING, plan=Step.FAILED, attempt=1, admitted=True))
+    executor.observe(attempt_state=AttemptState.READY, attempt_gone=False)
+    executor.settle()
+    assert executor.phases == [Phase.FAILED]
+
+
+def test_an_elastic_job_shrinks_when_all_ranks_are_long_in_coming() -> None:
+    executor = Executor(spec(resources={"ranks": 4, "minRanks": 2}), Observed())
+    executor.observe(feasible_ranks=3)
+    executor.settle()
+    executor.now = life.SHRINK_AFTER_UNSCHEDULABLE_SECONDS
+    executor.settle()
+    assert executor.launches[-1].ranks == 3
+
+
+def test_it_grows_back_only_at_a_checkpoint_that_pays() -> None:
+    executor = running(resources={"ranks": 4, "minRanks": 2})
+    executor.observe(attempt_ranks=3, feasible_ranks=4, capacity_stable_since=0.0, last_step_at=300.0)
+    assert not _stops(executor, 300.0)
+    executor.observe(checkpoint_is_current=True)
+    assert not _stops(executor, 300.0)
+    executor.observe(growth_pays=True)
+    assert not _stops(executor, 299.0)
+    assert _stops(executor, 300.0)
+
+
+def _stops(executor: Executor, now: float) -> bool:
+    return any(isinstance(decision, life.Stop) for decision in decide(executor.job, executor.seen, now))
+
+
+def test_a_finished_job_expires_after_its_ttl() -> None:
+    executor = Executor(spec(), Observed(phase=Phase.SUCCEEDED, finished_at=100.0))
+    assert decide(executor.job, executor.seen, 100.0) == [life.Wait(86_500.0)]
+    assert decide(executor.job, executor.seen, 86_500.0) == [life.Expire()]
+
+
+@pytest.mark.parametrize(("current", "following"), list(itertools.product(Phase, Phase)))
+def test_only_the_table_allows_a_change(current: Phase, following: Phase) -> None:
+    if following in life.TRANSITIONS[current]:
+        assert life.enter(current, following) is following
+    else:
+        with pytest.raises(life.IllegalTransitionError):
+            life.enter(current, following)
+
+
+TIMES = st.none() | st.floats(0, 1000)
+
+
+@given(
+    st.builds(
+        Observed,
+        phase=st.sampled_from(Phase),
+        attempt=st.integers(0, 3),
+        attempt_state=st.sampled_from(AttemptState),
+        attempt_gone=st.booleans(),
+        stop_requested=st.booleans(),
+        admitted=st.booleans(),
+        profile=st.sampled_from(Step),
+        plan=st.sampled_from(Step),
+        failures=st.integers(0, 5),
+        first_started_at=TIMES,
+        failed_at=TIMES,
+        finished_at=TIMES,
+        queued_at=TIMES,
+        last_step_at=TIMES,
+        feasible_ranks=st.none() | st.integers(0, 4),
+    ),
+    st.booleans(),
+    st.floats(0, 2000),
+)
+def test_decisions_are_legal_whatever_is_seen(seen: Observed, suspend: bool, now: float) -> None:
+    job = spec(runPolicy={"suspend": suspend, "activeDeadlineSeconds": 500})
+    for decision in decide(job, seen, now):
+        if isinstance(decision, life.SetPhase):
+            life.enter(seen.phase, decision.phase)
+        if isinstance(decision, life.Launch):
+            assert decision.attempt == seen.attempt + 1
+        if seen.phase.terminal:
+            assert isinstance(decision, life.Delete | life.Expire | life.Wait)

@@ -1,0 +1,88 @@
+"""Actions and schedules have a text form that parses back; torch's own CSV imports."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.schedule import Action, Group, Kind, Schedule, flatten, parse_action, parse_schedule
+
+INDEX = st.integers(min_value=0, max_value=999)
+PLAIN_KINDS = st.sampled_from([kind for kind in Kind if kind is not Kind.OVERLAP])
+
+
+@st.composite
+def actions(draw: st.DrawFn) -> Action:
+    """Any action with a text form: a slice only beside a micro-batch."""
+    microbatch = draw(st.none() | INDEX)
+    part = None if microbatch is None else draw(st.none() | INDEX)
+    return Action(draw(PLAIN_KINDS), draw(INDEX), microbatch, part, draw(st.none() | st.sampled_from(Group)))
+
+
+@given(actions())
+def test_an_action_parses_back(action: Action) -> None:
+    assert parse_action(str(action)) == action
+
+
+@given(st.lists(actions(), min_size=1, max_size=3))
+def test_an_overlap_parses_back(children: list[Action]) -> None:
+    overlap = Action(Kind.OVERLAP, children[0].stage, children=tuple(children))
+    assert parse_action(str(overlap)) == overlap
+
+
+def test_the_text_is_torchs_with_a_slice() -> None:
+    assert parse_action("1F3.2") == Action(Kind.F, 1, 3, 2)
+    assert parse_action("1F3") == Action(Kind.F, 1, 3)
+    assert str(Action(Kind.POST_RECV_B, 0, 2, 1)) == "0POST_RECV_B2.1"
+    assert str(Action(Kind.REDUCE, 0, group=Group.NORM)) == "0REDUCE(norm)"
+
+
+@pytest.mark.parametrize("text", ["", "F3", "1X3.2", "1F.2", "1F3.", "1F3.2.1", "1REDUCE(all)", "()OVERLAP_F_B"])
+def test_what_is_no_action_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_action(text, "line 4")
+    assert caught.value.where == "line 4"
+
+
+def test_a_schedule_parses_back() -> None:
+    text = "0F0.0,0F0.1,0I0.1,0I0.0,0W0.1,0W0.0\n1F0.0,1F0.1,1I0.1,1I0.0,1W0.1,1W0.0\n"
+    schedule, warnings = parse_schedule(text)
+    assert schedule.to_csv() == text
+    assert warnings == ()
+    assert (schedule.num_stages, schedule.num_microbatches, schedule.num_slices) == (2, 1, 2)
+    assert schedule.stage_ranks == (0, 1)
+
+
+def test_torchs_csv_is_imported() -> None:
+    text = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,(1F0;1B0)OVERLAP_F_B,1SEND_B0,,\n"
+    schedule, warnings = parse_schedule(text)
+    assert [[str(a) for a in flatten(row)] for row in schedule.ranks] == [["0F0.0", "0B0.0"], ["1F0.0", "1B0.0"]]
+    assert any("UNSHARD" in warning for warning in warnings)
+    assert any("REDUCE_GRAD" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no actions"),
+        ("0F0.0,0B0.0\n0F0.1\n", "on ranks 0 and 1"),
+        ("0F0.0,0SEND_F0.0\n", "not a compute action"),
+        ("0F0.0,boom\n", "line 1"),
+    ],
+)
+def test_a_bad_schedule_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_schedule(text)
+
+
+def test_a_stage_without_actions_is_named() -> None:
+    schedule, _ = parse_schedule("0F0.0,0B0.0\n2F0.0,2B0.0\n")
+    with pytest.raises(UserError, match="stage 1 has no actions"):
+        assert schedule.stage_ranks
+
+
+def test_indices_are_checked() -> None:
+    with pytest.raises(UserError, match="micro-batch 1 is not in"):
+        Schedule(ranks=((Action(Kind.F, 0, 1, 0),),), num_stages=1, num_microbatches=1, num_slices=1)
