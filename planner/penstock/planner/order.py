@@ -1,0 +1,134 @@
+"""A schedule as flat integer arrays: what generators make and the simulator reads.
+
+`core.schedule.Schedule` holds one object per action, which suits people, proofs and files. A search over hundreds of
+thousands of actions wants arrays; `Order` is the same data, and `to_schedule` and `from_schedule` go between the two.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.schedule import Action, Kind, Schedule, flatten
+
+Integers = npt.NDArray[np.int32]
+
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+"""The compute kinds in the order of their codes: tables indexed by kind follow it."""
+
+FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTE = range(len(KINDS))
+
+_CODES = {kind: code for code, kind in enumerate(KINDS)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Order:
+    """Compute actions of all ranks, rank after rank: those of rank r lie at [offsets[r], offsets[r + 1]).
+
+    ``offsets`` is int64 [ranks + 1]; ``kinds`` (codes, see `KINDS`), ``stages``, ``microbatches`` and ``slices`` are
+    int32 [actions].
+    """
+
+    offsets: npt.NDArray[np.int64]
+    kinds: Integers
+    stages: Integers
+    microbatches: Integers
+    slices: Integers
+    num_stages: int
+    num_microbatches: int
+    num_slices: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_actions(self) -> int:
+        """Compute actions of all ranks together."""
+        return int(self.offsets[-1])
+
+    @property
+    def ranks(self) -> Integers:
+        """int32 [actions]: the rank of every action."""
+        return np.repeat(np.arange(self.num_ranks, dtype=np.int32), np.diff(self.offsets))
+
+    @property
+    def stage_ranks(self) -> Integers:
+        """int32 [stages]: the rank of every stage (0 for a stage without actions)."""
+        owners = np.zeros(self.num_stages, dtype=np.int32)
+        owners[self.stages] = self.ranks
+        return owners
+
+    def same_as(self, other: Order) -> bool:
+        """Whether both hold the same actions in the same places."""
+        mine, theirs = self._arrays, other._arrays
+        return all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+    @property
+    def _arrays(self) -> tuple[npt.NDArray[np.signedinteger], ...]:
+        return (self.offsets, self.kinds, self.stages, self.microbatches, self.slices)
+
+
+def join_ranks(rows: Sequence[Integers], *, num_stages: int, num_microbatches: int, num_slices: int) -> Order:
+    """The order whose rank r runs ``rows[r]``, an int32 [actions, 4] of (kind, stage, micro-batch, slice)."""
+    table = np.concatenate(rows) if rows else np.empty((0, 4), dtype=np.int32)
+    return Order(
+        offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
+        kinds=np.ascontiguousarray(table[:, 0]),
+        stages=np.ascontiguousarray(table[:, 1]),
+        microbatches=np.ascontiguousarray(table[:, 2]),
+        slices=np.ascontiguousarray(table[:, 3]),
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        num_slices=num_slices,
+    )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def action_of(kind: int, stage: int, microbatch: int, part: int) -> Action:
+    """The action with these codes."""
+    return Action(KINDS[kind], stage, microbatch, part)
+
+
+def actions_of(order: Order) -> Iterator[Action]:
+    """Every action, rank after rank."""
+    return map(
+        action_of,
+        order.kinds.tolist(),
+        order.stages.tolist(),
+        order.microbatches.tolist(),
+        order.slices.tolist(),
+    )
+
+
+def to_schedule(order: Order) -> Schedule:
+    """The same schedule as objects."""
+    actions = tuple(actions_of(order))
+    bounds = order.offsets.tolist()
+    return Schedule(
+        ranks=tuple(actions[first:stop] for first, stop in itertools.pairwise(bounds)),
+        num_stages=order.num_stages,
+        num_microbatches=order.num_microbatches,
+        num_slices=order.num_slices,
+    )
+
+
+def from_schedule(schedule: Schedule) -> Order:
+    """The same schedule as arrays; an overlap becomes its children, in order, as they run."""
+    return join_ranks(
+        [_row(flatten(actions)) for actions in schedule.ranks],
+        num_stages=schedule.num_stages,
+        num_microbatches=schedule.num_microbatches,
+        num_slices=schedule.num_slices,
+    )
+
+
+def _row(actions: Iterator[Action]) -> Integers:
+    codes = [(_CODES[a.kind], a.stage, a.microbatch, a.slice) for a in actions]
+    return np.array(codes, dtype=np.int32).reshape(-1, 4)

@@ -1,0 +1,60 @@
+"""What a schedule generator is, and the ones that other packages install."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from penstock.core.errors import PenstockError, UserError
+from penstock.core.schedule import Schedule
+from penstock.planner.order import Order, from_schedule
+from penstock.planner.schedules.inputs import ScheduleInputs
+
+ENTRY_POINT_GROUP = "penstock.schedules"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generator:
+    """A pure function from integers to an order, known by name and version.
+
+    A change of its output is a new version, since plans name it. ``uses_costs`` says that costs, stash and caps
+    change the order (a recipe then holds them).
+    """
+
+    name: str
+    version: int
+    generate: Callable[[ScheduleInputs], Order]
+    uses_costs: bool
+
+
+def installed_generators() -> dict[str, Generator]:
+    """Generators of other packages, by the name of their entry point in the group ``penstock.schedules``.
+
+    An entry point is a function from `ScheduleInputs` to `core.schedule.Schedule`. Its version is 1: the digest of the
+    Program tells a plan's ranks when its author changed it.
+    """
+    return {point.name: _installed(point) for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _installed(point: EntryPoint) -> Generator:
+    return Generator(
+        name=point.name,
+        version=1,
+        generate=lambda inputs: _call(point, inputs),
+        uses_costs=True,
+    )
+
+
+def _call(point: EntryPoint, inputs: ScheduleInputs) -> Order:
+    where = f"schedule {point.name} ({point.value})"
+    remedy = "mend or uninstall the package that provides it"
+    try:
+        schedule = point.load()(inputs)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise UserError(what=f"failed with {type(error).__name__}: {error}", where=where, remedy=remedy) from error
+    if not isinstance(schedule, Schedule):
+        raise UserError(what=f"returned {type(schedule).__name__}, not a Schedule", where=where, remedy=remedy)
+    return from_schedule(schedule)

@@ -1,0 +1,35 @@
+"""Schedules from CSV text: penstock's own form, and that of torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+from penstock.core.errors import UserError
+from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
+
+CSV = "csv"
+"""The generator name of an imported schedule, whose recipe is its text."""
+
+
+def import_spec(text: str, where: str) -> tuple[ScheduleSpec, tuple[str, ...]]:
+    """The recipe of the schedule in ``text``, and warnings about actions that were dropped.
+
+    The recipe holds the normalised text: no communication, no blank cells.
+    """
+    schedule, warnings = parse_schedule(text, where)
+    return ScheduleSpec(generator=CSV, text=schedule.to_csv()), warnings
+
+
+def imported(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Schedule:
+    """The schedule of an imported recipe; raises `UserError` if it is made for another shape."""
+    schedule, _ = parse_schedule(spec.text, "imported schedule")
+    for name, found, wanted in (
+        ("ranks", len(schedule.ranks), num_ranks),
+        ("micro-batches", schedule.num_microbatches, num_microbatches),
+        ("slices", schedule.num_slices, num_slices),
+    ):
+        if found != wanted:
+            raise UserError(
+                what=f"is for {found} {name}, the plan has {wanted}",
+                where="imported schedule",
+                remedy=f"pin the plan to {found} {name} or write the schedule for {wanted}",
+            )
+    return schedule

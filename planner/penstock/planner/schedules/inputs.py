@@ -1,0 +1,60 @@
+"""What a schedule is made from: integers only, so that every rank makes the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from penstock.core.errors import UserError
+
+StageTable = tuple[tuple[int, ...], ...]
+"""Integers [stage][slice]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleInputs:
+    """The shape of a pipeline with one stage per rank and, for schedules made by simulation, what its actions cost.
+
+    ``forward_ns``, ``input_ns`` and ``weight_ns`` are the nanoseconds of F, I and W; ``send_forward_ns`` and
+    ``send_backward_ns`` those of the message a stage sends to the next and to the previous one. ``forward_stash``,
+    ``input_stash`` and ``weight_stash`` are the changes in a rank's stash by F, I and W, in any unit (bytes, or slices:
+    one, none and minus one if the tables are empty), and ``caps`` its limit per rank in that unit; without ``caps``
+    it is what H1's order needs. An empty cost table means one nanosecond per pass and none per message.
+    """
+
+    num_ranks: int
+    num_microbatches: int
+    num_slices: int
+    forward_ns: StageTable = ()
+    input_ns: StageTable = ()
+    weight_ns: StageTable = ()
+    send_forward_ns: StageTable = ()
+    send_backward_ns: StageTable = ()
+    forward_stash: StageTable = ()
+    input_stash: StageTable = ()
+    weight_stash: StageTable = ()
+    caps: tuple[int, ...] = ()
+    receive_ahead: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "num_microbatches", "num_slices", "receive_ahead"):
+            if getattr(self, name) < 1:
+                raise UserError(what=f"{getattr(self, name)} is not positive", where=name, remedy="write at least 1")
+        for name in TABLES:
+            self._check_table(name, getattr(self, name))
+        if self.caps and len(self.caps) != self.num_ranks:
+            raise UserError(what=f"{len(self.caps)} values for {self.num_ranks} ranks", where="caps")
+
+    def _check_table(self, name: str, table: StageTable) -> None:
+        if table and (len(table) != self.num_ranks or any(len(row) != self.num_slices for row in table)):
+            raise UserError(what=f"is not a table of {self.num_ranks} stages by {self.num_slices} slices", where=name)
+        if name.endswith("_ns") and any(value < 0 for row in table for value in row):
+            raise UserError(what="holds a negative time", where=name, remedy="times are nanoseconds from 0")
+
+    @property
+    def num_units(self) -> int:
+        """Slices of all micro-batches: the forwards, and the backwards, of one rank."""
+        return self.num_microbatches * self.num_slices
+
+
+TABLES = tuple(field.name for field in fields(ScheduleInputs) if field.type == "StageTable")
+"""The names of the [stage][slice] tables."""
