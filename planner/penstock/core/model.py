@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
@@ -69,7 +70,9 @@ class ModelSpec(Manifest):
         self._fill_defaults()
         for name in ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn_hidden", "positions"):
             if getattr(self, name) < 1:
-                raise UserError(what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1")
+                raise UserError(
+                    what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1"
+                )
         self._check_heads()
 
     def _fill_defaults(self) -> None:
@@ -124,18 +127,23 @@ class ModelSpec(Manifest):
     @property
     def units(self) -> tuple[Unit, ...]:
         """The units in order."""
-        blocks = [
-            Unit(index=1 + 2 * layer + half, kind=kind, layer=layer)
-            for layer in range(self.layers)
-            for half, kind in enumerate((UnitKind.ATTENTION, UnitKind.MLP))
-        ]
-        first = Unit(index=0, kind=UnitKind.EMBEDDING)
-        last = Unit(index=self.num_units - 1, kind=UnitKind.HEAD)
-        return (first, *blocks, last)
+        return _units(self.layers)
 
     def with_vocab(self, vocab: int) -> ModelSpec:
         """The same model over another vocabulary."""
         return dataclasses.replace(self, vocab=vocab)
+
+
+@functools.lru_cache(maxsize=64)
+def _units(layers: int) -> tuple[Unit, ...]:
+    blocks = [
+        Unit(index=1 + 2 * layer + half, kind=kind, layer=layer)
+        for layer in range(layers)
+        for half, kind in enumerate((UnitKind.ATTENTION, UnitKind.MLP))
+    ]
+    first = Unit(index=0, kind=UnitKind.EMBEDDING)
+    last = Unit(index=2 * layers + 1, kind=UnitKind.HEAD)
+    return (first, *blocks, last)
 
 
 def linear_flops_per_token(spec: ModelSpec, kind: UnitKind) -> int:

@@ -12,9 +12,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
-from penstock.core.profile import Profile
 from penstock.planner.cost import CostModel, DescribedCost
-from penstock.planner.fit import measured_cost
 
 MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
@@ -46,25 +44,6 @@ class Problem:
         return max(1, self.sequence_length // MOST_QUANTA)
 
 
-def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
-    """The problem of running ``spec`` on the machine that ``profile`` measured; tp stays 1."""
-    if profile.precision is not spec.training.precision:
-        raise UserError(
-            what=f"was measured in {profile.precision.value}, the job trains in {spec.training.precision.value}",
-            where="profile",
-            remedy="run penstock profile with this job",
-        )
-    cost = measured_cost(profile)
-    return Problem(
-        **_common(spec),
-        num_devices=spec.resources.ranks,
-        memory_limit_bytes=spec.resources.memory_per_rank,
-        cost_of=lambda tp: cost,
-        devices_per_node=spec.resources.ranks,
-        profile_digest=profile.digest,
-    )
-
-
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
     """The problem of running ``spec`` on described hardware; tp up to 8 within a node."""
     if spec.resources.ranks > cluster.num_devices:
@@ -79,7 +58,7 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         return DescribedCost(model=spec.model, cluster=cluster, precision=spec.training.precision, tp=tp)
 
     return Problem(
-        **_common(spec),
+        **common_fields(spec),
         num_devices=spec.resources.ranks,
         memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
         cost_of=cost_of,
@@ -88,7 +67,8 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
     )
 
 
-def _common(spec: JobSpec) -> dict[str, Any]:
+def common_fields(spec: JobSpec) -> dict[str, Any]:
+    """What a problem takes from the job alone."""
     return {
         "model": spec.model,
         "precision": spec.training.precision,
@@ -111,23 +91,36 @@ class Mesh:
     num_microbatches: int
 
     @property
+    def num_devices(self) -> int:
+        """Dp x tp x pp."""
+        return self.dp * self.tp * self.pp
+
+    @property
     def label(self) -> str:
         """For explanations."""
         return f"dp {self.dp} x tp {self.tp} x pp {self.pp}, {self.num_microbatches} micro-batches of {self.microbatch}"
 
 
 def meshes(problem: Problem) -> Iterator[Mesh]:
-    """Every mesh that uses all devices and obeys what is pinned, in a fixed order."""
+    """Every mesh that obeys what is pinned, in a fixed order: over all devices, or to save money over fewer too."""
+    fewest = problem.num_devices if problem.objective is Objective.TIME else 1
+    for num_devices in _divisors(problem.num_devices):
+        if num_devices >= fewest:
+            for dp, tp, pp in _degrees(problem, num_devices):
+                yield from _microbatched(problem, dp, tp, pp)
+
+
+def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int]]:
     pinned = problem.pinned
-    for tp in _divisors(problem.num_devices):
+    for tp in _divisors(num_devices):
         if (pinned.tp or tp) != tp or tp > problem.most_tp or problem.model.kv_heads % tp:
             continue
-        for pp in _divisors(problem.num_devices // tp):
-            dp = problem.num_devices // (tp * pp)
+        for pp in _divisors(num_devices // tp):
+            dp = num_devices // (tp * pp)
             if (pinned.pp or pp) != pp or (pinned.dp or dp) != dp or problem.global_batch % dp:
                 continue
-            if pp <= problem.model.num_units:
-                yield from _microbatched(problem, dp, tp, pp)
+            if pp <= problem.model.num_units and (pinned.stages is None or len(pinned.stages) == pp):
+                yield dp, tp, pp
 
 
 def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]:

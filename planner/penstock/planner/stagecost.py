@@ -6,6 +6,7 @@ counts [stages, unit kinds] @ nanoseconds [unit kinds, slices].
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,14 @@ def prefixes(slices: Sequence[int]) -> Integers:
     return np.cumsum([0, *slices[:-1]], dtype=np.int64)
 
 
+@functools.lru_cache(maxsize=16)
+def _kind_numbers(model: ModelSpec) -> Integers:
+    return np.array([UNIT_KINDS.index(unit.kind) for unit in model.units])
+
+
 def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
     """[stages, unit kinds]: how many units of each kind every stage owns."""
-    kinds = np.array([UNIT_KINDS.index(unit.kind) for unit in model.units])
+    kinds = _kind_numbers(model)
     return np.stack([np.bincount(kinds[first:stop], minlength=len(UNIT_KINDS)) for first, stop in stages])
 
 
@@ -83,7 +89,8 @@ def unit_totals(cost: CostModel, model: ModelSpec, slices: Sequence[int], batch:
         slowed = np.array([cost.slowdown(unit, kind) for unit in UNIT_KINDS])
         total += unit_pass_seconds(cost, kind, batch, lengths, before).sum(axis=1) * slowed
     per_kind = np.rint(total * NANOSECONDS_PER_SECOND).astype(np.int64)
-    return np.array([per_kind[UNIT_KINDS.index(unit.kind)] for unit in model.units])
+    totals: Integers = per_kind[_kind_numbers(model)]
+    return totals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

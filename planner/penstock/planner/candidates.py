@@ -1,0 +1,178 @@
+"""What one mesh offers: partitions and slicings seeded by the dynamic programmes, times the schedules to run them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.core.layout import SlotKind
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.memory import StageMemory
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, rank_one_f_one_b, tabulate
+from penstock.planner.slicing_flush import best_flush_slicing
+from penstock.planner.stagecost import SliceCost, Stages, stage_costs, unit_counts, unit_totals
+from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
+
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
+MOST_SLICES = 64
+SEEDS_PER_MESH = 5
+FIRST_GUESS_SLICES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """Everything a simulation needs to know; the planner varies nothing else."""
+
+    mesh: Mesh
+    stages: Stages
+    slices: tuple[int, ...]
+    schedule: str | ScheduleSpec
+
+    @property
+    def label(self) -> str:
+        """For explanations."""
+        name = self.schedule if isinstance(self.schedule, str) else self.schedule.generator
+        return f"{self.mesh.label}, {len(self.slices)} slices, {name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """No stage partition of the mesh fits: the stage that lacks most, and how many bytes."""
+
+    mesh: Mesh
+    stage: int
+    missing_bytes: int
+
+
+def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:
+    """``count`` lengths that differ by at most one token, longest first."""
+    short, longer = divmod(sequence_length, count)
+    return (short + 1,) * longer + (short,) * (count - longer)
+
+
+def in_flight_slices(mesh: Mesh, num_slices: int, schedule: str) -> list[int]:
+    """Per stage, the slices whose activations are held at once, at the least: all of them under ``gpipe``, else
+    those of one micro-batch and one more for every later stage (Seq1F1B, arXiv 2406.03488, section 3.2).
+    """
+    most = mesh.num_microbatches * num_slices
+    if schedule == "gpipe":
+        return [most] * mesh.pp
+    return [min(most, num_slices + mesh.pp - 1 - stage) for stage in range(mesh.pp)]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """Makes the candidates of each mesh of one problem; slicing tables are shared between meshes."""
+
+    problem: Problem
+    _balanced: dict[tuple[object, ...], tuple[SlicingProblem, tuple[Slicing, ...]]] = field(default_factory=dict)
+
+    def candidates(self, mesh: Mesh) -> list[Candidate] | Shortage:
+        """The candidates of one mesh, or why none can fit."""
+        slicings = self._slicings(mesh)
+        stages = self.partitions(mesh, slicings[0])
+        if isinstance(stages, Shortage):
+            return stages
+        return [
+            Candidate(mesh=mesh, stages=stages[0], slices=slices, schedule=schedule)
+            for slices in slicings
+            for schedule in self._schedules(mesh)
+        ]
+
+    def partitions(self, mesh: Mesh, slices: Sequence[int], count: int = 1) -> list[Stages] | Shortage:
+        """The stages pinned by the user, or the best partitions by bottleneck that fit in memory."""
+        pinned = self.problem.pinned.stages
+        if pinned is not None:
+            return [pinned_stages(pinned, self.problem.model.num_units)]
+        found = best_partitions(self._stages_problem(mesh, slices), count=count)
+        if isinstance(found, MemoryShortage):
+            return Shortage(mesh=mesh, stage=found.stage, missing_bytes=max(found.missing_bytes))
+        return [tuple(itertools.pairwise(each.bounds)) for each in found]
+
+    def _stages_problem(self, mesh: Mesh, slices: Sequence[int]) -> StagesProblem:
+        model, cost = self.problem.model, self.problem.cost_of(mesh.tp)
+        sizes = {unit.kind: self._unit_memory(mesh, unit.index) for unit in (*model.units[:3], model.units[-1])}
+        units = [sizes[unit.kind] for unit in model.units]
+        limit = self.problem.memory_limit_bytes - cost.constant_bytes
+        return StagesProblem(
+            unit_ns=unit_totals(cost, model, slices, mesh.microbatch).tolist(),
+            resident_bytes=[state for state, _ in units],
+            in_flight_bytes=[held for _, held in units],
+            in_flight=[float(n) / len(slices) for n in in_flight_slices(mesh, len(slices), "1f1b")],
+            limit_bytes=[max(limit, 0)] * mesh.pp,
+        )
+
+    def _unit_memory(self, mesh: Mesh, index: int) -> tuple[int, int]:
+        """Bytes of one unit: its state, and what it holds of one whole micro-batch."""
+        problem = self.problem
+        memory = StageMemory(
+            model=problem.model,
+            precision=problem.precision,
+            first=index,
+            stop=index + 1,
+            batch=mesh.microbatch,
+            tp=mesh.tp,
+        )
+        length = problem.sequence_length
+        held = [SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES]
+        return memory.state_bytes, sum(memory.slot_bytes(slot, length) for slot in held)
+
+    def _schedules(self, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
+        pinned = self.problem.pinned.schedule
+        if pinned is not None:
+            return (pinned,)
+        return ("gpipe",) if mesh.pp == 1 else SCHEDULES
+
+    def _slicings(self, mesh: Mesh) -> list[tuple[int, ...]]:
+        """Slicings worth trying: pinned lengths alone, else the best few of both objectives, and none at all.
+
+        Partition and slicing depend on each other: the caller partitions again for the first of these.
+        """
+        pinned, length = self.problem.pinned.slices, self.problem.sequence_length
+        if isinstance(pinned, tuple):
+            return [pinned]
+        if mesh.pp == 1:
+            return [equal_slices(length, pinned or 1)]
+        seeds = [equal_slices(length, min(pinned or FIRST_GUESS_SLICES, length))]
+        stages = self.partitions(mesh, seeds[0])
+        if isinstance(stages, list):
+            seeds = [seed.lengths for seed in self._seeds(mesh, stages[0], pinned)] or seeds
+        return list(dict.fromkeys([*seeds, *([] if pinned else [(length,)])]))
+
+    def _seeds(self, mesh: Mesh, stages: Stages, count: int | None) -> list[Slicing]:
+        """The best slicings for the bottleneck stage, by the 1F1B objective and the flush objective."""
+        table, balanced = self._slicing_table(mesh, stages)
+        shape = {"num_microbatches": mesh.num_microbatches, "num_stages": mesh.pp}
+        if count is not None:
+            return [seed for seed in balanced if seed.num_slices == count]
+        ranked = list(rank_one_f_one_b(balanced, **shape))[:SEEDS_PER_MESH]
+        if not ranked:
+            return []
+        flush = best_flush_slicing(table, **shape, eps_ns=max(1, ranked[0].largest_ns // 50))
+        return ranked if flush is None or flush in ranked else [*ranked, flush]
+
+    def _slicing_table(self, mesh: Mesh, stages: Stages) -> tuple[SlicingProblem, tuple[Slicing, ...]]:
+        problem, cost = self.problem, self.problem.cost_of(mesh.tp)
+        whole = stage_costs(cost, problem.model, stages, (problem.sequence_length,), mesh.microbatch)
+        counts = unit_counts(problem.model, stages)[int(whole.slice_ns[:, 0].argmax())]
+        key = (mesh.tp, mesh.microbatch, *counts.tolist())
+        if key not in self._balanced:
+            cost_of = SliceCost(cost=cost, counts=counts, batch=mesh.microbatch)
+            table = SlicingProblem(
+                cost_ns=tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum),
+                sequence_length=problem.sequence_length,
+                quantum=problem.quantum,
+                max_slices=MOST_SLICES,
+            )
+            self._balanced[key] = (table, balanced_slicings(table))
+        return self._balanced[key]
+
+
+def pinned_stages(blocks: Sequence[float], num_units: int) -> Stages:
+    """Unit ranges from blocks per stage, halves allowed; the embedding joins the first, the head the last."""
+    bounds = [0, *(1 + round(2 * b) for b in np.cumsum(blocks)[:-1]), num_units]
+    return tuple(itertools.pairwise(bounds))

@@ -1,0 +1,252 @@
+"""The search: meshes and candidates in one queue by lower bound, the simulator judges, the bound ends it.
+
+Best-first branch and bound: a mesh's bound opens it into candidates, a candidate's bound has it simulated, and when
+the smallest bound left is no better than the best simulated step nothing better is left. Budgets are counts, so
+equal inputs give equal plans. The winner's slice and stage boundaries are then moved while the simulator agrees.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from penstock.core.errors import UserError
+from penstock.core.job import Objective
+from penstock.core.units import format_bytes
+from penstock.planner.candidates import Candidate, Proposer, Shortage
+from penstock.planner.problem import Mesh, Problem, meshes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates."""
+
+    meshes: int = 64
+    candidates: int = 400
+    actions: int = 4_000_000
+    moves: int = 160
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What the simulator said of a candidate: the step, where the busiest rank's time goes, and bytes per rank."""
+
+    candidate: Candidate
+    step_ns: int
+    compute_ns: int
+    bubble_ns: int
+    communication_ns: int
+    reduction_ns: int
+    optimizer_ns: int
+    peak_bytes: tuple[int, ...]
+    slot_bytes: tuple[int, ...]
+    num_actions: int
+
+
+class Judge(Protocol):
+    """What the search asks: bounds that no simulation beats, and the simulation itself."""
+
+    def mesh_bound_ns(self, mesh: Mesh) -> int:
+        """No candidate of the mesh has a shorter step."""
+        ...
+
+    def bound_ns(self, candidate: Candidate) -> int:
+        """The candidate's step is no shorter."""
+        ...
+
+    def num_actions(self, candidate: Candidate) -> int:
+        """What simulating it counts against the budget."""
+        ...
+
+    def evaluate(self, candidate: Candidate) -> Evaluation:
+        """Simulate it."""
+        ...
+
+
+class Reporter:
+    """Told what the search does; does nothing. Subclasses show progress."""
+
+    def opened(self, mesh: Mesh, num_candidates: int) -> None:
+        """A mesh was opened into candidates."""
+
+    def no_room(self, shortage: Shortage) -> None:
+        """A mesh has no partition that fits in memory."""
+
+    def judged(self, evaluation: Evaluation, fits: bool) -> None:
+        """A candidate was simulated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The best evaluation, all others that fit from best to worst, those that did not, and how the search ended."""
+
+    best: Evaluation
+    others: tuple[Evaluation, ...]
+    too_large: tuple[Evaluation, ...]
+    shortages: tuple[Shortage, ...]
+    num_meshes: int
+    num_judged: int
+    exhausted: bool
+    """Whether the bound ended the search, and not the budget."""
+
+
+def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporter: Reporter | None = None) -> Result:
+    """The best plan's evaluation; raises `UserError` when nothing fits, saying what would."""
+    run = _Search(problem, judge, budget or Budget(), reporter or Reporter())
+    run.explore()
+    if not run.fitting:
+        raise nothing_fits(problem, run.shortages, run.too_large)
+    run.improve()
+    ranked = sorted(run.fitting, key=run.rank)
+    return Result(
+        best=ranked[0],
+        others=tuple(ranked[1:]),
+        too_large=tuple(run.too_large),
+        shortages=tuple(run.shortages),
+        num_meshes=run.num_meshes,
+        num_judged=len(run.seen),
+        exhausted=run.exhausted,
+    )
+
+
+@dataclass(slots=True)
+class _Search:
+    problem: Problem
+    judge: Judge
+    budget: Budget
+    reporter: Reporter
+    fitting: list[Evaluation] = field(default_factory=list)
+    too_large: list[Evaluation] = field(default_factory=list)
+    shortages: list[Shortage] = field(default_factory=list)
+    seen: dict[Candidate, Evaluation] = field(default_factory=dict)
+    num_meshes: int = 0
+    num_actions: int = 0
+    exhausted: bool = False
+
+    def score(self, mesh: Mesh, nanoseconds: int) -> int:
+        """What is minimised: time, or device time."""
+        return nanoseconds * (mesh.num_devices if self.problem.objective is Objective.COST else 1)
+
+    def rank(self, evaluation: Evaluation) -> tuple[int, int, str]:
+        """Better first; equal scores by memory, then by label, so that the order never depends on chance."""
+        mesh = evaluation.candidate.mesh
+        return self.score(mesh, evaluation.step_ns), max(evaluation.peak_bytes), evaluation.candidate.label
+
+    def best_score(self) -> int | None:
+        """The smallest score that fits so far."""
+        return min((self.rank(each)[0] for each in self.fitting), default=None)
+
+    def explore(self) -> None:
+        """Open and judge by rising bound until the bound or the budget ends it."""
+        number = itertools.count()
+        proposer = Proposer(self.problem)
+        queue: list[tuple[int, int, Mesh | Candidate]] = [
+            (self.score(mesh, self.judge.mesh_bound_ns(mesh)), next(number), mesh) for mesh in meshes(self.problem)
+        ]
+        heapq.heapify(queue)
+        while queue:
+            bound, _, node = heapq.heappop(queue)
+            best = self.best_score()
+            if best is not None and bound >= best:
+                self.exhausted = True
+                return
+            if isinstance(node, Candidate):
+                if not self._affordable(node):
+                    return
+                self.judged(node)
+                continue
+            if self.num_meshes == self.budget.meshes:
+                return
+            for candidate in self._open(proposer, node):
+                entry = self.score(node, self.judge.bound_ns(candidate)), next(number), candidate
+                heapq.heappush(queue, entry)
+        self.exhausted = True
+
+    def _open(self, proposer: Proposer, mesh: Mesh) -> list[Candidate]:
+        proposed = proposer.candidates(mesh)
+        if isinstance(proposed, Shortage):
+            self.shortages.append(proposed)
+            self.reporter.no_room(proposed)
+            return []
+        self.num_meshes += 1
+        self.reporter.opened(mesh, len(proposed))
+        return proposed
+
+    def _affordable(self, candidate: Candidate) -> bool:
+        cost = self.judge.num_actions(candidate)
+        within = len(self.seen) < self.budget.candidates and self.num_actions + cost <= self.budget.actions
+        return within or not self.fitting
+
+    def judged(self, candidate: Candidate) -> Evaluation:
+        """The candidate's evaluation, simulated at most once, filed by whether it fits."""
+        if candidate in self.seen:
+            return self.seen[candidate]
+        evaluation = self.judge.evaluate(candidate)
+        self.seen[candidate] = evaluation
+        self.num_actions += evaluation.num_actions
+        fits = self.fits(evaluation)
+        (self.fitting if fits else self.too_large).append(evaluation)
+        self.reporter.judged(evaluation, fits)
+        return evaluation
+
+    def fits(self, evaluation: Evaluation) -> bool:
+        """Whether every rank stays within the limit."""
+        return max(evaluation.peak_bytes) <= self.problem.memory_limit_bytes
+
+    def improve(self) -> None:
+        """Move boundaries of the best candidate, largest steps first, as long as the simulator finds it faster."""
+        best = min(self.fitting, key=self.rank)
+        moves = self.budget.moves
+        for step in (8, 4, 2, 1):
+            improved = True
+            while improved and moves > 0:
+                improved = False
+                for candidate in neighbours(best.candidate, self.problem, step):
+                    moves -= 1
+                    found = self.judged(candidate)
+                    if self.fits(found) and self.rank(found) < self.rank(best):
+                        best, improved = found, True
+                        break
+                    if moves <= 0:
+                        break
+
+
+def neighbours(candidate: Candidate, problem: Problem, step: int) -> Iterator[Candidate]:
+    """The candidate with one boundary moved: between stages by a unit, between slices by ``step`` quanta."""
+    if problem.pinned.stages is None:
+        for i, shift in itertools.product(range(len(candidate.stages) - 1), (-1, 1)):
+            stages = [list(stage) for stage in candidate.stages]
+            stages[i][1] += shift
+            stages[i + 1][0] += shift
+            if all(first < stop for first, stop in stages):
+                yield replace(candidate, stages=tuple((first, stop) for first, stop in stages))
+    if isinstance(problem.pinned.slices, tuple):
+        return
+    for i, shift in itertools.product(range(len(candidate.slices) - 1), (-step, step)):
+        slices = list(candidate.slices)
+        slices[i] += shift * problem.quantum
+        slices[i + 1] -= shift * problem.quantum
+        if min(slices) >= problem.quantum:
+            yield replace(candidate, slices=tuple(slices))
+
+
+def nothing_fits(problem: Problem, shortages: list[Shortage], too_large: list[Evaluation]) -> UserError:
+    """The error when no candidate fits: how close the closest came, and what would do."""
+    limit = problem.memory_limit_bytes
+    needs = [(limit + each.missing_bytes, each.mesh.label) for each in shortages]
+    needs += [(max(each.peak_bytes), each.candidate.label) for each in too_large]
+    if not needs:
+        return UserError(
+            what=f"no division of {problem.num_devices} ranks and {problem.global_batch} sequences obeys what is pinned",
+            where="spec.parallelism",
+            remedy="pin fewer of dp, tp, pp, microBatch and stages, or values whose product divides the ranks",
+        )
+    least, label = min(needs)
+    return UserError(
+        what=f"nothing fits in {format_bytes(limit)} per rank; the closest ({label}) needs {format_bytes(least)}",
+        where="spec.resources.memoryPerRank",
+        remedy=f"allow {format_bytes(least * 1.02)} per rank, use more ranks, or make the model or sequence smaller",
+    )
