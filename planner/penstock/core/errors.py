@@ -31,11 +31,14 @@ class RunError(PenstockError):
 
 
 class ProgramError(PenstockError):
-    """A Program that must not run: where (rank and action), why in one sentence, and the grid of what led there."""
+    """A Program that must not run: where (rank and action), why in one sentence, and the grid of what led there.
 
-    def __init__(self, *, rank: int, action: str, reason: str, grid: str) -> None:
+    ``rank`` is none, and action and grid are empty, when the Program as a whole is wrong.
+    """
+
+    def __init__(self, *, reason: str, rank: int | None = None, action: str = "", grid: str = "") -> None:
         self.rank = rank
         self.action = action
         self.reason = reason
         self.grid = grid
-        super().__init__(f"rank {rank}, {action}: {reason}\n\n{grid}")
+        super().__init__(reason if rank is None else f"rank {rank}, {action}: {reason}\n\n{grid}")

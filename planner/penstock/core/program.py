@@ -25,7 +25,7 @@ from penstock.core.layout import SlotKind
 from penstock.core.schedule import Action, Group
 
 SlotSizes = Callable[[SlotKind, int, int], int]
-"""Bytes of a slot by kind, stage and tokens (of the slice; of the whole sequence for ``kv`` and ``dkv``). Zero: no such slot."""
+"""Bytes of a slot by kind, stage and tokens (of the slice; of the sequence for ``kv`` and ``dkv``). 0: no such slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,179 @@
+"""The proof that a Program can run: it ends, every action finds its data, and memory holds.
+
+There is no choice at run time, so the proof is exact: the Program is run once on the untimed machine, which checks
+every instruction (`penstock.core.machine`) and every slot's life and place (`penstock.core.lifetimes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.core.errors import ProgramError
+from penstock.core.grid import draw
+from penstock.core.lifetimes import ViolationError
+from penstock.core.machine import Machine, Pipeline, RankState, Wait
+from penstock.core.program import Program, SlotSizes
+from penstock.core.roles import Cell, Place, slot_table
+from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What was established. Bytes are per rank.
+
+    ``live_bytes`` is the most that live slots and the transients of one action take together, ``arena_bytes`` what
+    the arena takes to hold the slots, ``transient_bytes`` the largest transient of one action.
+    """
+
+    num_instructions: int
+    num_transfers: int
+    num_steps: int
+    live_bytes: tuple[int, ...]
+    arena_bytes: tuple[int, ...]
+    transient_bytes: tuple[int, ...]
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """What each rank needs for slots and transients."""
+        return tuple(arena + extra for arena, extra in zip(self.arena_bytes, self.transient_bytes, strict=True))
+
+
+def prove(
+    program: Program, *, sizes: SlotSizes | None = None, memory_limit_bytes: Sequence[int] | None = None
+) -> Proof:
+    """Prove that ``program`` ends, is right, and fits; raises `ProgramError` with the grid around the first bad cell.
+
+    With ``sizes`` every slot must have exactly those bytes; without, slots are taken at their word, and those that
+    differ only in their micro-batch must be equally large. ``memory_limit_bytes`` is what each rank has for its arena
+    and transients.
+    """
+    pipeline = _survey(program, sizes)
+    _check_reductions(program, pipeline.stage_ranks)
+    machine = Machine(program, pipeline)
+    _run(machine)
+    if memory_limit_bytes is not None:
+        _check_limits(machine, memory_limit_bytes)
+    lifetimes = [rank.lifetimes for rank in machine.ranks]
+    return Proof(
+        num_instructions=sum(len(rank.instructions) for rank in program.ranks),
+        num_transfers=machine.num_transfers,
+        num_steps=max(rank.step for rank in machine.ranks),
+        live_bytes=tuple(slots.high_water_bytes for slots in lifetimes),
+        arena_bytes=tuple(rank.arena_bytes for rank in program.ranks),
+        transient_bytes=tuple(slots.transient_bytes for slots in lifetimes),
+    )
+
+
+def _survey(program: Program, sizes: SlotSizes | None) -> Pipeline:
+    owners: dict[int, int] = {}
+    recomputed: set[Cell] = set()
+    for rank, action in _compute_actions(program):
+        owners.setdefault(action.stage, rank)
+        if action.kind is Kind.R and action.microbatch is not None and action.slice is not None:
+            recomputed.add((action.stage, action.microbatch, action.slice))
+    if sorted(owners) != list(range(program.num_stages)) or not owners:
+        raise ProgramError(
+            reason=f"the Program has work for stages {sorted(owners)}, not for all of {program.num_stages}"
+        )
+    if [rank.rank for rank in program.ranks] != list(range(len(program.ranks))):
+        raise ProgramError(reason="the ranks are not numbered from 0")
+    return Pipeline(
+        stage_ranks=tuple(owners[stage] for stage in range(program.num_stages)),
+        recomputed=frozenset(recomputed),
+        num_microbatches=program.num_microbatches,
+        num_slices=len(program.slice_capacities),
+        table=_table_of(program) if sizes is None else slot_table(sizes, program.num_stages, program.slice_capacities),
+    )
+
+
+def _compute_actions(program: Program) -> Iterator[tuple[int, Action]]:
+    for rank in program.ranks:
+        for instruction in rank.instructions:
+            if instruction.action.kind in COMPUTE_KINDS:
+                yield rank.rank, instruction.action
+
+
+def _table_of(program: Program) -> dict[Place, int]:
+    table: dict[Place, int] = {}
+    for rank in program.ranks:
+        for slot in rank.slots:
+            table.setdefault((slot.kind, slot.stage, slot.slice), slot.num_bytes)
+    return table
+
+
+def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
+    everyone = tuple(range(len(program.ranks)))
+    ends = tuple(sorted({stage_ranks[0], stage_ranks[-1]}))
+    members = {Group.TIE: ends if len(ends) == 2 else None, Group.DP: everyone, Group.NORM: everyone}
+    groups = [reduction.group for reduction in program.reductions]
+    if groups not in ([*before, Group.NORM] for before in ([], [Group.DP], [Group.TIE], [Group.TIE, Group.DP])):
+        raise ProgramError(reason=f"the reductions are {', '.join(groups) or 'none'}; they have to be tie, dp, norm")
+    for reduction in program.reductions:
+        if reduction.ranks != members[reduction.group]:
+            raise ProgramError(reason=f"REDUCE({reduction.group}) must not join the ranks {reduction.ranks}")
+
+
+def _run(machine: Machine) -> None:
+    """Move every rank as far as it goes until none moves any more: then all have ended, or it is a deadlock."""
+    moved = True
+    while moved:
+        before = [rank.position for rank in machine.ranks]
+        waits = [_guard(machine, rank, machine.advance) for rank in machine.ranks]
+        moved = before != [rank.position for rank in machine.ranks]
+    if any(waits):
+        raise _deadlock(machine, waits)
+    for rank in machine.ranks:
+        _guard(machine, rank, machine.finish)
+
+
+_T = TypeVar("_T")
+
+
+def _guard(machine: Machine, rank: RankState, act: Callable[[RankState], _T]) -> _T:
+    try:
+        return act(rank)
+    except ViolationError as violation:
+        raise _refusal(machine, rank, str(violation)) from None
+
+
+def _check_limits(machine: Machine, limits: Sequence[int]) -> None:
+    for rank, limit in zip(machine.ranks, limits, strict=True):
+        arena, transient = rank.program.arena_bytes, rank.lifetimes.transient_bytes
+        if arena + transient > limit:
+            raise _refusal(
+                machine,
+                rank,
+                f"the arena's {arena} and at most {transient} transient bytes exceed the limit of {limit}",
+            )
+
+
+def _deadlock(machine: Machine, waits: Sequence[Wait | None]) -> ProgramError:
+    chain = [next(rank for rank, wait in enumerate(waits) if wait)]
+    while (wait := waits[chain[-1]]) and wait.rank not in chain:
+        chain.append(wait.rank)
+    if wait:
+        chain = chain[chain.index(wait.rank) :]
+    reasons = [_waiting(machine, rank, waits[rank]) for rank in chain]
+    return _refusal(machine, machine.ranks[chain[0]], "deadlock: " + "; ".join(reasons))
+
+
+def _waiting(machine: Machine, rank: int, wait: Wait | None) -> str:
+    if wait is None:
+        return f"rank {rank} has ended"
+    pending = machine.ranks[rank].pending
+    return f"rank {rank} waits in {pending.action if pending else 'its end'} for rank {wait.rank} {wait.what}"
+
+
+def _refusal(machine: Machine, bad: RankState, reason: str) -> ProgramError:
+    rows = [{step: str(action) for step, action in rank.cells} for rank in machine.ranks]
+    for rank, row in zip(machine.ranks, rows, strict=True):
+        if rank.pending is not None:
+            row[rank.step + 1] = str(rank.pending.action)
+    return ProgramError(
+        rank=bad.rank,
+        action=str(bad.pending.action) if bad.pending else "end of the Program",
+        reason=reason,
+        grid=draw(rows, bad.rank, bad.step + 1),
+    )

@@ -1,0 +1,147 @@
+"""The part of the proof about one rank's memory: every slot's life in program order and its place in the arena."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from penstock.core.layout import ALIGNMENT_BYTES
+from penstock.core.program import Instruction, RankProgram, Slot
+from penstock.core.roles import Place
+from penstock.core.schedule import Kind
+
+
+class ViolationError(Exception):
+    """What is wrong with the instruction at hand, in one sentence whose subject it is."""
+
+
+_STARTS = {Kind.SEND_F: "sent", Kind.SEND_B: "sent", Kind.POST_RECV_F: "received", Kind.POST_RECV_B: "received"}
+_WAITS = {
+    Kind.WAIT_SEND_F: "sent",
+    Kind.WAIT_SEND_B: "sent",
+    Kind.WAIT_RECV_F: "received",
+    Kind.WAIT_RECV_B: "received",
+}
+
+_UNBORN, _LIVE, _IN_FLIGHT, _FREED = range(4)
+_STATE_WORDS = ("was never acquired", "is live", "is under transfer", "was freed before")
+
+
+class Lifetimes:
+    """Follows the slots of one rank, instruction by instruction.
+
+    A slot is acquired once, touched only while live and not under transfer (from SEND or POST_RECV to its WAIT), freed
+    once, and overlaps no other live slot. Program order is exact for this: a rank runs its instructions one by one.
+    ``high_water_bytes`` is the most bytes of live slots and transients at one instruction.
+    """
+
+    def __init__(self, program: RankProgram, table: Mapping[Place, int]) -> None:
+        self.high_water_bytes = 0
+        self.transient_bytes = 0
+        self._table = table
+        self._live_bytes = 0
+        self._slots = program.slots
+        self._states = bytearray(len(program.slots))
+        self._arena = _Arena(program.arena_bytes)
+        self._flights: dict[tuple[object, int, str], tuple[int, ...]] = {}
+
+    def run(self, instruction: Instruction) -> None:
+        """Let the instruction acquire, touch and free; raises `ViolationError`."""
+        kind = instruction.action.kind
+        for index in instruction.acquires:
+            self._acquire(index)
+        for index in instruction.reads + instruction.writes:
+            self._require_live(index, "touches")
+        if kind in _STARTS:
+            self._take_off(instruction, _STARTS[kind])
+        elif kind in _WAITS:
+            self._land(instruction, _WAITS[kind])
+        self._count(instruction.transient_bytes)
+        for index in instruction.frees:
+            self._free(index, kind)
+
+    def _known(self, index: int) -> Slot:
+        if not 0 <= index < len(self._slots):
+            raise ViolationError(f"names slot number {index}, but its rank has {len(self._slots)}")
+        return self._slots[index]
+
+    def _acquire(self, index: int) -> None:
+        slot = self._known(index)
+        if self._states[index] != _UNBORN:
+            raise ViolationError(f"acquires {slot}, which was acquired before")
+        needed = self._table.get((slot.kind, slot.stage, slot.slice), 0)
+        if slot.num_bytes != needed:
+            raise ViolationError(f"acquires {slot} of {slot.num_bytes} bytes, where {needed} are needed")
+        self._states[index] = _LIVE
+        self._arena.insert(slot)
+        self._live_bytes += slot.num_bytes
+
+    def _require_live(self, index: int, verb: str) -> None:
+        slot = self._known(index)
+        if self._states[index] != _LIVE:
+            raise ViolationError(f"{verb} {slot}, which {_STATE_WORDS[self._states[index]]}")
+
+    def _take_off(self, instruction: Instruction, way: str) -> None:
+        indices = instruction.reads + instruction.writes
+        self._flights[instruction.channel, instruction.sequence, way] = indices
+        for index in indices:
+            self._states[index] = _IN_FLIGHT
+
+    def _land(self, instruction: Instruction, way: str) -> None:
+        key = (instruction.channel, instruction.sequence, way)
+        if key not in self._flights:
+            raise ViolationError(
+                f"waits for message {instruction.sequence} of {instruction.channel}, which is not being {way}"
+            )
+        for index in self._flights.pop(key):
+            self._states[index] = _LIVE
+
+    def _count(self, transient_bytes: int) -> None:
+        if transient_bytes < 0:
+            raise ViolationError(f"has {transient_bytes} transient bytes")
+        self.transient_bytes = max(self.transient_bytes, transient_bytes)
+        self.high_water_bytes = max(self.high_water_bytes, self._live_bytes + transient_bytes)
+
+    def _free(self, index: int, kind: Kind) -> None:
+        self._require_live(index, "frees")
+        slot = self._slots[index]
+        if kind is not Kind.FREE:
+            raise ViolationError(f"frees {slot}, which only FREE may")
+        self._states[index] = _FREED
+        self._arena.remove(slot)
+        self._live_bytes -= slot.num_bytes
+
+    def finish(self) -> None:
+        """Require that nothing is left; raises `ViolationError`."""
+        for slot, state in zip(self._slots, self._states, strict=True):
+            if state != _FREED:
+                raise ViolationError(f"leaves {slot}, which {_STATE_WORDS[state]}")
+        for channel, sequence, way in self._flights:
+            raise ViolationError(f"leaves message {sequence} of {channel} being {way}")
+
+
+class _Arena:
+    """The live slots by offset. Since no two overlap, a new one can only overlap its two neighbours."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._offsets: list[int] = []
+        self._live: list[Slot] = []
+
+    def insert(self, slot: Slot) -> None:
+        if slot.num_bytes <= 0 or slot.offset < 0 or slot.offset % ALIGNMENT_BYTES:
+            raise ViolationError(
+                f"acquires {slot}, whose {slot.num_bytes} bytes at offset {slot.offset} are no aligned place"
+            )
+        if slot.offset + slot.num_bytes > self._num_bytes:
+            raise ViolationError(f"acquires {slot}, which ends past the arena's {self._num_bytes} bytes")
+        at = bisect_left(self._offsets, slot.offset)
+        for other in self._live[max(0, at - 1) : at + 1]:
+            if other.offset < slot.offset + slot.num_bytes and slot.offset < other.offset + other.num_bytes:
+                raise ViolationError(f"acquires {slot}, which overlaps {other} in the arena")
+        self._offsets.insert(at, slot.offset)
+        self._live.insert(at, slot)
+
+    def remove(self, slot: Slot) -> None:
+        at = bisect_left(self._offsets, slot.offset)
+        del self._offsets[at], self._live[at]

@@ -1,0 +1,346 @@
+"""The untimed machine: runs a Program's instructions as soon as they can run, and checks what every one of them finds.
+
+A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the message was sent,
+WAIT_SEND until the peer posted its receive, REDUCE until every rank of its group is there. SEND and POST_RECV never
+wait. A rank makes no choice, so whatever the speeds, every instruction finds the same contents: one run of this machine
+stands for all.
+
+What a slot holds is counted: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
+allowed order; any other slot is full at 1. Whose data it is follows from its name, which every instruction is held to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+from penstock.core.layout import SlotKind
+from penstock.core.lifetimes import Lifetimes, ViolationError
+from penstock.core.program import Channel, Instruction, Program, RankProgram
+from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
+from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind
+
+DOES = {Kind.F: 1, Kind.R: 2, Kind.I: 4, Kind.W: 8, Kind.B: 12}
+"""The parts of a cell's work, as bits."""
+
+_NEEDS = {Kind.F: 0, Kind.R: 1, Kind.I: 1, Kind.B: 1, Kind.W: 4}
+_ALL = 1 | 4 | 8
+
+_MESSAGE_SLOTS = {
+    Kind.SEND_F: Y,
+    Kind.WAIT_SEND_F: Y,
+    Kind.POST_RECV_F: X,
+    Kind.WAIT_RECV_F: X,
+    Kind.SEND_B: G_OUT,
+    Kind.WAIT_SEND_B: G_OUT,
+    Kind.POST_RECV_B: G_IN,
+    Kind.WAIT_RECV_B: G_IN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a Program's compute actions say about its pipeline, and the bytes that its slots must have."""
+
+    stage_ranks: tuple[int, ...]
+    recomputed: frozenset[Cell]
+    num_microbatches: int
+    num_slices: int
+    table: Mapping[Place, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a rank cannot go on: ``rank`` has to do ``what`` first."""
+
+    rank: int
+    what: str
+
+
+class _End(NamedTuple):
+    """One end of a transfer: its slot, and the step of the grid at which it was sent or posted."""
+
+    slot_index: int
+    name: SlotName
+    num_bytes: int
+    step: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """The messages of one channel so far, first-in first-out."""
+
+    sent: list[_End] = field(default_factory=list)
+    posted: list[_End] = field(default_factory=list)
+
+
+class RankState:
+    """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid."""
+
+    def __init__(self, program: RankProgram, table: Mapping[Place, int], joins: Sequence[Group]) -> None:
+        self.rank = program.rank
+        self.program = program
+        self.lifetimes = Lifetimes(program, table)
+        self.names: list[SlotName] = [(s.kind, s.stage, s.microbatch, s.slice) for s in program.slots]
+        self.contents = [0] * len(program.slots)
+        self.position = 0
+        self.step = 0
+        self.cells: list[tuple[int, Action]] = []
+        self.num_weight_gradients = 0
+        self.to_join = list(joins)
+        self.stepped = False
+
+    @property
+    def pending(self) -> Instruction | None:
+        """The next instruction, none at the end."""
+        instructions = self.program.instructions
+        return instructions[self.position] if self.position < len(instructions) else None
+
+
+class Machine:
+    """Runs a Program; `advance` moves one rank and raises `ViolationError` at the first thing that is wrong."""
+
+    def __init__(self, program: Program, pipeline: Pipeline) -> None:
+        self.ranks = [
+            RankState(rank, pipeline.table, [r.group for r in program.reductions if rank.rank in r.ranks])
+            for rank in program.ranks
+        ]
+        self.pipeline = pipeline
+        self._roles = Roles(pipeline.stage_ranks, pipeline.num_slices, pipeline.table)
+        self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
+        self._arrived: dict[Group, set[int]] = {group: set() for group in self._members}
+        self._lines: dict[Channel, _Line] = {}
+        self._done: dict[Cell, int] = {}
+        self.num_transfers = 0
+        self._waits: dict[Kind, Callable[[RankState, Instruction], Wait | None]] = {
+            Kind.WAIT_RECV_F: self._await_send,
+            Kind.WAIT_RECV_B: self._await_send,
+            Kind.WAIT_SEND_F: self._await_post,
+            Kind.WAIT_SEND_B: self._await_post,
+            Kind.REDUCE: self._await_group,
+        }
+        self._effects: dict[Kind, Callable[[RankState, Instruction], None]] = {
+            **dict.fromkeys(COMPUTE_KINDS, self._compute),
+            Kind.SEND_F: self._send,
+            Kind.SEND_B: self._send,
+            Kind.POST_RECV_F: self._post,
+            Kind.POST_RECV_B: self._post,
+            Kind.WAIT_RECV_F: self._receive,
+            Kind.WAIT_RECV_B: self._receive,
+            Kind.WAIT_SEND_F: self._sent,
+            Kind.WAIT_SEND_B: self._sent,
+            Kind.REDUCE: self._reduce,
+            Kind.STEP: self._optimize,
+        }
+
+    def advance(self, rank: RankState) -> Wait | None:
+        """Run ``rank`` until it ends (none) or has to wait."""
+        while (instruction := rank.pending) is not None:
+            kind = instruction.action.kind
+            wait = self._waits[kind](rank, instruction) if kind in self._waits else None
+            if wait is not None:
+                return wait
+            rank.lifetimes.run(instruction)
+            if kind in self._effects:
+                self._effects[kind](rank, instruction)
+            rank.position += 1
+        return None
+
+    def finish(self, rank: RankState) -> None:
+        """Require that a rank at its end has done everything and left nothing."""
+        rank.lifetimes.finish()
+        if not rank.stepped:
+            raise ViolationError("ends without STEP")
+
+    # Compute: each action once, in its turn, on the right slots, which hold what it needs.
+
+    def _compute(self, rank: RankState, instruction: Instruction) -> None:
+        action = instruction.action
+        stage, microbatch, part = cell = self._cell(rank, action)
+        recomputed = cell in self.pipeline.recomputed
+        self._take_turn(rank, action.kind, cell, recomputed)
+        touched = self._roles.touched(action.kind, stage, part, recomputed)
+        _check_names(rank, "read", instruction.reads, touched.reads, microbatch)
+        _check_names(rank, "write", instruction.writes, touched.writes, microbatch)
+        for index in instruction.reads:
+            self._check_content(rank, index, action.kind, part)
+        for index in instruction.writes:
+            self._fill(rank, index, part)
+        rank.step += 1
+        rank.cells.append((rank.step, action))
+
+    def _cell(self, rank: RankState, action: Action) -> Cell:
+        pipeline, cell = self.pipeline, (action.stage, action.microbatch, action.slice)
+        limits = (len(pipeline.stage_ranks), pipeline.num_microbatches, pipeline.num_slices)
+        if any(value is None or not 0 <= value < limit for value, limit in zip(cell, limits, strict=True)):
+            raise ViolationError(
+                "is not work of a pipeline of {} stages, {} micro-batches and {} slices".format(*limits)
+            )
+        if pipeline.stage_ranks[action.stage] != rank.rank:
+            raise ViolationError(f"belongs to a stage of rank {pipeline.stage_ranks[action.stage]}")
+        return cast(Cell, cell)
+
+    def _take_turn(self, rank: RankState, kind: Kind, cell: Cell, recomputed: bool) -> None:
+        done, does = self._done.get(cell, 0), DOES[kind]
+        needs = _NEEDS[kind] | (DOES[Kind.R] if recomputed and does & DOES[Kind.I] else 0)
+        if done & does:
+            raise ViolationError("does work that was done before")
+        if done & needs != needs:
+            raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
+        self._done[cell] = done | does
+        rank.num_weight_gradients += bool(does & DOES[Kind.W])
+
+    def _check_content(self, rank: RankState, index: int, kind: Kind, part: int) -> None:
+        slot, held = rank.names[index][0], rank.contents[index]
+        if slot is KV:
+            enough = held == part if kind is Kind.F else held > part
+        elif slot is DKV:
+            enough = held == self.pipeline.num_slices - 1 - part
+        else:
+            enough = held == 1
+        if not enough:
+            raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(slot, held)}")
+
+    def _fill(self, rank: RankState, index: int, part: int) -> None:
+        slot, held = rank.names[index][0], rank.contents[index]
+        turn = {KV: part, DKV: self.pipeline.num_slices - 1 - part}.get(slot, 0)
+        if held != turn:
+            raise ViolationError(f"writes {rank.program.slots[index]}, which {_holds(slot, held)}")
+        rank.contents[index] = held + 1
+
+    # Transfers: numbered per channel on both sides, equal slots and bytes, each awaited once.
+
+    def _send(self, rank: RankState, instruction: Instruction) -> None:
+        line = self._line(rank, instruction)
+        end = self._end(rank, instruction, instruction.reads, len(line.sent))
+        if rank.contents[end.slot_index] != 1:
+            raise ViolationError(f"sends {_text(end.name)}, which holds nothing")
+        line.sent.append(end)
+
+    def _post(self, rank: RankState, instruction: Instruction) -> None:
+        line = self._line(rank, instruction)
+        end = self._end(rank, instruction, instruction.writes, len(line.posted))
+        if rank.contents[end.slot_index]:
+            raise ViolationError(f"receives into {_text(end.name)}, which is full")
+        line.posted.append(end)
+
+    def _await_send(self, rank: RankState, instruction: Instruction) -> Wait | None:
+        line, channel = self._line(rank, instruction), self._channel(instruction.action)
+        if instruction.sequence >= len(line.sent):
+            return Wait(channel.source, f"to send message {instruction.sequence} of {channel}")
+        return None
+
+    def _await_post(self, rank: RankState, instruction: Instruction) -> Wait | None:
+        line, channel = self._line(rank, instruction), self._channel(instruction.action)
+        if instruction.sequence >= len(line.posted):
+            return Wait(channel.target, f"to post the receive of message {instruction.sequence} of {channel}")
+        return None
+
+    def _receive(self, rank: RankState, instruction: Instruction) -> None:
+        line = self._line(rank, instruction)
+        sent, posted = line.sent[instruction.sequence], line.posted[instruction.sequence]
+        _check_same_work(instruction, posted.name)
+        kind, stage, microbatch, part = posted.name
+        expected = (Y, stage - 1, microbatch, part) if kind is X else (G_OUT, stage + 1, microbatch, part)
+        if sent.name != expected:
+            raise ViolationError(f"receives {_text(sent.name)} where {_text(expected)} is expected")
+        if sent.num_bytes != posted.num_bytes:
+            raise ViolationError(
+                f"receives {sent.num_bytes} bytes into {posted.num_bytes} bytes of {_text(posted.name)}"
+            )
+        rank.contents[posted.slot_index] = 1
+        self.num_transfers += 1
+        rank.step = max(rank.step, sent.step)
+
+    def _sent(self, rank: RankState, instruction: Instruction) -> None:
+        line = self._line(rank, instruction)
+        _check_same_work(instruction, line.sent[instruction.sequence].name)
+        rank.step = max(rank.step, line.posted[instruction.sequence].step)
+
+    def _line(self, rank: RankState, instruction: Instruction) -> _Line:
+        channel, action = instruction.channel, instruction.action
+        expected = self._channel(action)
+        if channel != expected or rank.rank != self.pipeline.stage_ranks[action.stage]:
+            raise ViolationError(f"uses channel {channel} where {expected} is expected")
+        return self._lines.setdefault(expected, _Line())
+
+    def _channel(self, action: Action) -> Channel:
+        ranks, slot = self.pipeline.stage_ranks, _MESSAGE_SLOTS[action.kind]
+        peer = action.stage + (1 if slot in (Y, G_IN) else -1)
+        if not (0 <= action.stage < len(ranks) and 0 <= peer < len(ranks)):
+            raise ViolationError("has no stage to exchange messages with")
+        direction = "F" if slot in (X, Y) else "B"
+        here, there = ranks[action.stage], ranks[peer]
+        return Channel(here, there, direction) if slot in (Y, G_OUT) else Channel(there, here, direction)
+
+    def _end(self, rank: RankState, instruction: Instruction, indices: tuple[int, ...], number: int) -> _End:
+        if instruction.sequence != number:
+            raise ViolationError(f"is number {instruction.sequence} of {instruction.channel}, where {number} is next")
+        if len(indices) != 1 or len(instruction.reads) + len(instruction.writes) != 1:
+            raise ViolationError("does not transfer exactly one slot")
+        index = indices[0]
+        _check_same_work(instruction, rank.names[index])
+        return _End(index, rank.names[index], rank.program.slots[index].num_bytes, rank.step)
+
+    # The end of the step.
+
+    def _await_group(self, rank: RankState, instruction: Instruction) -> Wait | None:
+        group = instruction.action.group
+        if not rank.to_join or rank.to_join[0] is not group:
+            expected = f"REDUCE({rank.to_join[0]})" if rank.to_join else "no further REDUCE"
+            raise ViolationError(f"comes where {expected} is expected")
+        self._check_gradients(rank)
+        self._arrived[group].add(rank.rank)
+        for member in self._members[group]:
+            if member not in self._arrived[group]:
+                return Wait(member, f"to reach REDUCE({group})")
+        return None
+
+    def _reduce(self, rank: RankState, instruction: Instruction) -> None:
+        del rank.to_join[0]
+
+    def _optimize(self, rank: RankState, instruction: Instruction) -> None:
+        self._check_gradients(rank)
+        if rank.to_join:
+            raise ViolationError(f"runs before REDUCE({rank.to_join[0]})")
+        if rank.stepped:
+            raise ViolationError("runs twice")
+        rank.stepped = True
+
+    def _check_gradients(self, rank: RankState) -> None:
+        num_stages = self.pipeline.stage_ranks.count(rank.rank)
+        expected = num_stages * self.pipeline.num_microbatches * self.pipeline.num_slices
+        if rank.num_weight_gradients != expected:
+            raise ViolationError(f"finds {rank.num_weight_gradients} of {expected} weight gradients of its rank")
+
+
+def _names_of(bits: int) -> str:
+    return " and ".join(kind.value for kind in (Kind.F, Kind.R, Kind.I, Kind.W) if DOES[kind] & bits)
+
+
+def _text(name: SlotName) -> str:
+    kind, stage, microbatch, part = name
+    return f"{kind.value}@{stage}:{microbatch}" + ("" if part is None else f".{part}")
+
+
+def _holds(slot: SlotKind, held: int) -> str:
+    if not held:
+        return "holds nothing"
+    return f"holds {held} slices" if slot in (KV, DKV) else "is full"
+
+
+def _check_names(
+    rank: RankState, verb: str, indices: tuple[int, ...], places: tuple[Place, ...], microbatch: int
+) -> None:
+    found = [rank.names[index] for index in indices]
+    expected = [(kind, stage, microbatch, part) for kind, stage, part in places]
+    if found != expected:
+        texts = [", ".join(map(_text, names)) or "nothing" for names in (expected, found)]
+        raise ViolationError(f"has to {verb} {texts[0]}, not {texts[1]}")
+
+
+def _check_same_work(instruction: Instruction, name: SlotName) -> None:
+    action = instruction.action
+    if name != (_MESSAGE_SLOTS[action.kind], action.stage, action.microbatch, action.slice):
+        raise ViolationError(f"names other work than {_text(name)}, which it transfers")

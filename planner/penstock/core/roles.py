@@ -1,0 +1,107 @@
+"""Which slots every compute action reads and writes: lowering follows this table, the proof holds Programs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.core.layout import SlotKind
+from penstock.core.program import SlotSizes
+from penstock.core.schedule import Kind
+
+X, A, L, W = SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS
+Y, G_OUT, G_IN = SlotKind.OUTPUT, SlotKind.SENT_GRADIENT, SlotKind.RECEIVED_GRADIENT
+H, KV, DKV = SlotKind.HEAD_GRADIENT, SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS
+
+PREFIX_KINDS = frozenset({KV, DKV})
+"""Slots of a whole micro-batch, filled slice by slice."""
+
+_BACKWARD = ((X, A, L, KV, DKV, G_IN, H), (DKV, W, G_OUT))
+
+READS_AND_WRITES: Mapping[Kind, tuple[tuple[SlotKind, ...], tuple[SlotKind, ...]]] = {
+    Kind.F: ((X, KV), (KV, A, L, Y, H)),
+    Kind.R: ((X, KV), (A, L)),
+    Kind.I: _BACKWARD,
+    Kind.B: _BACKWARD,
+    Kind.W: ((L, W), ()),
+}
+"""All slots an action may touch, in the order in which instructions list them; `Roles` leaves out those that are not.
+
+B writes its ``w`` and reads it back at once, so it lists it as written. The first F of a micro-batch finds no ``kv`` to
+read and its first I no ``dkv``: they only write.
+"""
+
+Cell = tuple[int, int, int]
+"""Stage, micro-batch and slice: what one F and one B, or I and W, work on."""
+
+SlotName = tuple[SlotKind, int, int, int | None]
+"""Kind, stage, micro-batch, slice (none for ``kv`` and ``dkv``)."""
+
+Place = tuple[SlotKind, int, int | None]
+"""A slot's name but for its micro-batch: kind, stage, slice."""
+
+
+def slot_table(sizes: SlotSizes, num_stages: int, slices: Sequence[int]) -> dict[Place, int]:
+    """Bytes of every slot of one micro-batch, for slices of the given lengths; those of zero bytes are left out."""
+    table: dict[Place, int] = {}
+    for kind in SlotKind:
+        for stage in range(num_stages):
+            if kind in PREFIX_KINDS:
+                table[kind, stage, None] = sizes(kind, stage, sum(slices))
+            else:
+                table.update({(kind, stage, i): sizes(kind, stage, length) for i, length in enumerate(slices)})
+    return {place: num_bytes for place, num_bytes in table.items() if num_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The places an action reads and writes."""
+
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+
+
+class Roles:
+    """The table above applied to one pipeline: its stages' ranks, its number of slices, and the slots that exist.
+
+    Neighbouring stages on one rank hand over directly: F writes the next stage's ``x`` and I the previous stage's
+    ``g_in`` where there would be ``y`` and ``g_out``.
+    """
+
+    def __init__(self, stage_ranks: Sequence[int], num_slices: int, table: Mapping[Place, int]) -> None:
+        self._ranks = stage_ranks
+        self._num_slices = num_slices
+        self._table = table
+        self._known: dict[tuple[Kind, int, int, bool], Touched] = {}
+
+    def touched(self, kind: Kind, stage: int, part: int, recomputed: bool) -> Touched:
+        """What the action of ``kind`` on slice ``part`` touches; ``recomputed``: whether that slice has an R here."""
+        key = (kind, stage, part, recomputed)
+        if key not in self._known:
+            reads, writes = READS_AND_WRITES[kind]
+            if kind is Kind.F and recomputed:
+                writes = tuple(slot for slot in writes if slot not in (A, L))
+            reads = tuple(slot for slot in reads if not self._first_touch(kind, slot, part))
+            self._known[key] = Touched(self._places(reads, stage, part), self._places(writes, stage, part))
+        return self._known[key]
+
+    def _first_touch(self, kind: Kind, slot: SlotKind, part: int) -> bool:
+        return (slot is KV and kind is Kind.F and part == 0) or (slot is DKV and part == self._num_slices - 1)
+
+    def _places(self, slots: Sequence[SlotKind], stage: int, part: int) -> tuple[Place, ...]:
+        found = (self._place(slot, stage, None if slot in PREFIX_KINDS else part) for slot in slots)
+        return tuple(place for place in found if place is not None and place in self._table)
+
+    def _place(self, slot: SlotKind, stage: int, part: int | None) -> Place | None:
+        last = len(self._ranks) - 1
+        if (stage == 0 and slot in (X, G_OUT)) or (stage == last and slot in (Y, G_IN)) or (stage < last and slot is H):
+            return None
+        if slot is Y and self.is_local(stage):
+            return (X, stage + 1, part)
+        if slot is G_OUT and self.is_local(stage - 1):
+            return (G_IN, stage - 1, part)
+        return (slot, stage, part)
+
+    def is_local(self, stage: int) -> bool:
+        """Whether ``stage`` and the next one are on the same rank."""
+        return self._ranks[stage] == self._ranks[stage + 1]

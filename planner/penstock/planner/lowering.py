@@ -1,0 +1,102 @@
+"""Lowering: from a Schedule, which orders the compute, to a Program, which says everything that every rank does.
+
+Each pass adds one kind of knowledge: order, transfers, reductions and step, slots, frees, arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.model import ModelSpec
+from penstock.core.program import Program, RankProgram, Reduction, Slot, SlotSizes
+from penstock.core.roles import Place, Roles, slot_table
+from penstock.core.schedule import Action, Group, Kind, Schedule
+from penstock.planner.passes.arena import place
+from penstock.planner.passes.draft import Draft
+from penstock.planner.passes.frees import add_frees
+from penstock.planner.passes.order import Ordered, order
+from penstock.planner.passes.slots import add_slots
+from penstock.planner.passes.transfers import add_transfers
+
+Transients = Mapping[tuple[Kind, int, int], int]
+"""Bytes that an action needs only while it runs, by kind, stage and slice; nothing where not named."""
+
+NO_TRANSIENTS: Transients = MappingProxyType({})
+
+
+def slot_sizes(spec: ModelSpec, precision: Precision, stages: Sequence[tuple[int, int]], microbatch: int) -> SlotSizes:
+    """The slots' bytes for stages of units [first, stop) and micro-batches of ``microbatch`` sequences."""
+
+    def num_bytes(kind: SlotKind, stage: int, tokens: int) -> int:
+        first, stop = stages[stage]
+        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens)
+
+    return num_bytes
+
+
+def lower(
+    schedule: Schedule,
+    sizes: SlotSizes,
+    *,
+    slices: tuple[int, ...],
+    receive_ahead: int,
+    dp: bool,
+    tie: tuple[int, int] | None = None,
+    transients: Transients = NO_TRANSIENTS,
+) -> Program:
+    """The Program of ``schedule`` for slices of the given lengths in tokens.
+
+    ``receive_ahead`` receives are posted before they are needed on every channel, ``dp`` says whether there are other
+    replicas to reduce with, ``tie`` names the ranks of the first and the last stage when both hold the tied matrix.
+    Raises `UserError` when the schedule is incomplete or cannot run in its order.
+    """
+    if len(slices) != schedule.num_slices:
+        raise UserError(what=f"has {schedule.num_slices} slices, but {len(slices)} lengths are given", where="schedule")
+    ordered = order(schedule)
+    reductions = _reductions(len(ordered.rows), dp, tie)
+    table = slot_table(sizes, schedule.num_stages, slices)
+    roles = Roles(ordered.stage_ranks, len(slices), table)
+    drafts = add_transfers(ordered, receive_ahead)
+    for rank, row in enumerate(drafts):
+        row.extend(_closing(rank, ordered, reductions))
+        add_slots(row, roles, ordered.recomputed)
+    return Program(
+        ranks=tuple(_rank_program(rank, row, table, transients) for rank, row in enumerate(drafts)),
+        num_stages=schedule.num_stages,
+        num_microbatches=schedule.num_microbatches,
+        slice_capacities=slices,
+        receive_ahead=receive_ahead,
+        reductions=reductions,
+    )
+
+
+def _reductions(num_ranks: int, dp: bool, tie: tuple[int, int] | None) -> tuple[Reduction, ...]:
+    everyone = tuple(range(num_ranks))
+    found = [Reduction(Group.NORM, everyone)]
+    if dp:
+        found.insert(0, Reduction(Group.DP, everyone))
+    if tie is not None and tie[0] != tie[1]:
+        found.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
+    return tuple(found)
+
+
+def _closing(rank: int, ordered: Ordered, reductions: Sequence[Reduction]) -> list[Draft]:
+    """Pass 3: after all compute, the reductions that the rank joins, and the optimizer's step."""
+    stage = ordered.stage_ranks.index(rank)
+    joined = [reduction.group for reduction in reductions if rank in reduction.ranks]
+    reduces = [Draft(Action(Kind.REDUCE, stage, group=group)) for group in joined]
+    return [*reduces, Draft(Action(Kind.STEP, stage))]
+
+
+def _rank_program(rank: int, drafts: list[Draft], table: Mapping[Place, int], transients: Transients) -> RankProgram:
+    lived = add_frees(drafts, transients)
+    sizes = [table.get((kind, stage, part), 0) for kind, stage, _, part in lived.names]
+    offsets, arena_bytes = place(lived.lives, sizes)
+    slots = [
+        Slot(*name, num_bytes=num_bytes, offset=offset)
+        for name, num_bytes, offset in zip(lived.names, sizes, offsets, strict=True)
+    ]
+    return RankProgram(rank=rank, instructions=lived.instructions, slots=tuple(slots), arena_bytes=arena_bytes)

@@ -1,0 +1,177 @@
+"""Pass 1, order: is every action there once, and can they run in this order? Gives every action its round.
+
+The round of an action is one more than the latest round among the action before it on its rank and the actions whose
+results it needs: the step at which it runs if every action takes one step and messages take none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import product
+
+from penstock.core.errors import UserError
+from penstock.core.grid import draw
+from penstock.core.roles import Cell
+from penstock.core.schedule import Action, Kind, Schedule, flatten
+
+Work = tuple[Kind, int, int, int]
+"""Kind (F, R, I or W), stage, micro-batch, slice; a B is an I and a W."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The compute actions of every rank, overlaps flattened, their rounds, and what the later passes ask of them."""
+
+    rows: tuple[tuple[Action, ...], ...]
+    rounds: tuple[tuple[int, ...], ...]
+    stage_ranks: tuple[int, ...]
+    recomputed: frozenset[Cell]
+
+
+def order(schedule: Schedule) -> Ordered:
+    """Check the schedule and find its rounds; raises `UserError` with the grid when it is incomplete or cannot run."""
+    rows = tuple(tuple(flatten(actions)) for actions in schedule.ranks)
+    stage_ranks = schedule.stage_ranks
+    counts = Counter(work for row in rows for action in row for work in work_of(action))
+    _check_complete(schedule, rows, counts)
+    recomputed = frozenset(work[1:] for work in counts if work[0] is Kind.R)
+    rounds = _Rounds(schedule, rows, recomputed).find()
+    return Ordered(rows, rounds, stage_ranks, recomputed)
+
+
+def work_of(action: Action) -> tuple[Work, ...]:
+    """The pieces of work a compute action does."""
+    cell = cell_of(action)
+    kinds = (Kind.I, Kind.W) if action.kind is Kind.B else (action.kind,)
+    return tuple((kind, *cell) for kind in kinds)
+
+
+def cell_of(action: Action) -> Cell:
+    """What a compute action works on."""
+    assert action.microbatch is not None, f"{action} names no micro-batch"
+    assert action.slice is not None, f"{action} names no slice"
+    return action.stage, action.microbatch, action.slice
+
+
+def _check_complete(schedule: Schedule, rows: Sequence[Sequence[Action]], counts: Counter[Work]) -> None:
+    empty = [rank for rank, row in enumerate(rows) if not row]
+    if empty:
+        raise UserError(what="has no actions", where=f"schedule, rank {empty[0]}", remedy="leave the rank out")
+    cells = product(range(schedule.num_stages), range(schedule.num_microbatches), range(schedule.num_slices))
+    for cell in cells:
+        for kind in (Kind.F, Kind.R, Kind.I, Kind.W):
+            count = counts[kind, *cell]
+            if count > 1 or (count == 0 and kind is not Kind.R):
+                raise UserError(
+                    what=f"{_name((kind, *cell))} is there {count} times, as such or within a B",
+                    where=f"schedule, rank {schedule.stage_ranks[cell[0]]}",
+                    remedy="give every stage, micro-batch and slice one F and either one B or one I and one W",
+                )
+
+
+def _name(work: Work) -> str:
+    kind, stage, microbatch, part = work
+    return str(Action(kind, stage, microbatch, part))
+
+
+class _Rounds:
+    """Runs the actions of all ranks as soon as they can run, one per round."""
+
+    def __init__(self, schedule: Schedule, rows: Sequence[Sequence[Action]], recomputed: Set[Cell]) -> None:
+        self.rows = rows
+        self.recomputed = recomputed
+        self.stage_ranks = schedule.stage_ranks
+        self.last_stage = schedule.num_stages - 1
+        self.last_slice = schedule.num_slices - 1
+        self.done: dict[Work, int] = {}
+        self.rounds: list[list[int]] = [[] for _ in rows]
+
+    def find(self) -> tuple[tuple[int, ...], ...]:
+        ranks = range(len(self.rows))
+        while sum([self._advance(rank) for rank in ranks]):
+            pass
+        for rank in ranks:
+            if self._pending(rank) is not None:
+                raise self._deadlock(rank)
+        return tuple(map(tuple, self.rounds))
+
+    def _advance(self, rank: int) -> int:
+        """Run the rank as far as it goes; the number of actions it ran."""
+        rounds = self.rounds[rank]
+        start = len(rounds)
+        for action in self.rows[rank][start:]:
+            ready = rounds[-1] if rounds else 0
+            for work in self._needs(action):
+                done = self.done.get(work)
+                if done is None:
+                    return len(rounds) - start
+                ready = max(ready, done)
+            rounds.append(ready + 1)
+            self.done.update(dict.fromkeys(work_of(action), ready + 1))
+        return len(rounds) - start
+
+    def _needs(self, action: Action) -> Iterator[Work]:
+        kind, (stage, microbatch, part) = action.kind, cell_of(action)
+        if kind is Kind.F:
+            if part > 0:
+                yield Kind.F, stage, microbatch, part - 1
+            if stage > 0:
+                yield Kind.F, stage - 1, microbatch, part
+        elif kind is Kind.R:
+            yield Kind.F, stage, microbatch, part
+        elif kind is Kind.W:
+            yield Kind.I, stage, microbatch, part
+        else:
+            recomputed = (stage, microbatch, part) in self.recomputed
+            yield Kind.R if recomputed else Kind.F, stage, microbatch, part
+            if part < self.last_slice:
+                yield Kind.I, stage, microbatch, part + 1
+            if stage < self.last_stage:
+                yield Kind.I, stage + 1, microbatch, part
+
+    def _pending(self, rank: int) -> Action | None:
+        done = len(self.rounds[rank])
+        return self.rows[rank][done] if done < len(self.rows[rank]) else None
+
+    def _missing(self, action: Action) -> Work:
+        return next(work for work in self._needs(action) if work not in self.done)
+
+    def _deadlock(self, rank: int) -> UserError:
+        chain = [rank]
+        while (rank := self._waits_for(chain[-1])) not in chain:
+            chain.append(rank)
+        chain = chain[chain.index(rank) :]
+        bad = self._pending(chain[0])
+        return UserError(
+            what="; ".join(self._waiting(rank) for rank in chain) + "\n\n" + self._grid(chain[0]),
+            where=f"schedule, rank {chain[0]}: {bad}",
+            remedy="F runs in slice and stage order, I in the reverse of both, R between F and I, W after I",
+        )
+
+    def _waits_for(self, rank: int) -> int:
+        action = self._pending(rank)
+        assert action is not None, "a rank that ended has done all its work, so nobody waits for it"
+        return self.stage_ranks[self._missing(action)[1]]
+
+    def _waiting(self, rank: int) -> str:
+        action = self._pending(rank)
+        assert action is not None, "only ranks that wait are in the chain"
+        missing = self._missing(action)
+        later = ", which comes later on the same rank" if self.stage_ranks[missing[1]] == rank else ""
+        return f"rank {rank} has {action} before {_name(missing)} is done{later}"
+
+    def _grid(self, bad: int) -> str:
+        rows = [
+            {step: str(action) for step, action in zip(rounds, row, strict=False)}
+            for rounds, row in zip(self.rounds, self.rows, strict=True)
+        ]
+        for rank, row in enumerate(rows):
+            pending = self._pending(rank)
+            if pending is not None:
+                row[self._next_step(rank)] = str(pending)
+        return draw(rows, bad, self._next_step(bad))
+
+    def _next_step(self, rank: int) -> int:
+        return self.rounds[rank][-1] + 1 if self.rounds[rank] else 1
