@@ -1,0 +1,1 @@
+"""The running: stages, communication, data, checkpoints and measurement."""

@@ -1,0 +1,1 @@
+"""The drawing: timelines, charts and reports as SVG and HTML."""
