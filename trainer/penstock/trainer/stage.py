@@ -1,0 +1,169 @@
+"""A stage: a contiguous range of units that one rank runs, action by action, on memory it is given.
+
+No tensor requires a gradient and no graph is recorded. What outlives an action lies in the slots of
+`penstock.core.program`, handed in as views (`penstock.trainer.units.views`); what does not lies in the workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from penstock.core.layout import SlotKind
+from penstock.core.model import ModelSpec, UnitKind
+from penstock.trainer.parameters import StageParameters
+from penstock.trainer.units.attention import Attention
+from penstock.trainer.units.backends import AttentionBackend
+from penstock.trainer.units.build import build_blocks
+from penstock.trainer.units.embedding import Embedding
+from penstock.trainer.units.frame import Frame
+from penstock.trainer.units.head import Head
+from penstock.trainer.units.views import SlotViews
+from penstock.trainer.units.workspace import Workspace
+
+_NOTHING: Mapping[str, Tensor] = {}
+
+
+class Stage:
+    """Units [first, stop) of a model; every method works on tokens [start, stop) of every sequence of a micro-batch.
+
+    ``workspace`` holds `penstock.trainer.units.workspace.workspace_bytes` for the longest slice; stages of one rank may
+    share it, since their actions run one at a time. ``sequence_length`` bounds every position. ``backend`` replaces the
+    attention kernels that suit the device. Token ids and labels are [B, n] (int64), hidden states [B n, h] with all
+    tokens of sequence 0 first. The first stage needs the token ids, the last the labels, which are shifted already;
+    a label below 0 counts for nothing.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        first: int,
+        stop: int,
+        *,
+        parameters: StageParameters,
+        workspace: Workspace,
+        sequence_length: int,
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        self.spec, self.first, self.stop = spec, first, stop
+        self.parameters = parameters
+        kinds = {unit.kind for unit in spec.units[first:stop]}
+        self._embedding = Embedding(parameters) if UnitKind.EMBEDDING in kinds else None
+        self._head = Head(spec, parameters, workspace) if UnitKind.HEAD in kinds else None
+        self._last_body_unit = stop - 1 if self._head is None else stop - 2
+        self._blocks = build_blocks(
+            spec,
+            first,
+            stop,
+            parameters=parameters,
+            workspace=workspace,
+            sequence_length=sequence_length,
+            backend=backend,
+        )
+
+    def forward(
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        *,
+        token_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        gradient_scale: float = 1.0,
+    ) -> Tensor | None:
+        """F: fill ``kv`` at [start, stop), ``a``, ``l`` and ``y``.
+
+        The last stage returns the sum of the slice's token losses (a scalar of the accumulate type), leaves
+        ``gradient_scale`` times the sum's gradient in ``h`` and adds that of the head's parameters. Others return none.
+        """
+        self._run_body(views, start, stop, token_ids)
+        if self._head is None or labels is None:
+            return None
+        gradient = views[SlotKind.HEAD_GRADIENT][self.stop - 1]["h"]
+        return self._head.forward(self._input(views, self.stop - 1), labels, gradient_scale, gradient)
+
+    def recompute(self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None) -> None:
+        """R: fill ``a`` and ``l`` as F did, bit for bit, and write the keys and values where they were.
+
+        Leaves out what no backward reads: the head, and the last output before it or before the stage's end.
+        """
+        self._run_body(views, start, stop, token_ids, keep_last_output=False)
+
+    def evaluate(
+        self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor | None:
+        """F without gradients: the last stage returns the sum of the slice's token losses and needs no ``h``."""
+        self._run_body(views, start, stop, token_ids)
+        if self._head is None or labels is None:
+            return None
+        return self._head.loss(self._input(views, self.stop - 1), labels)
+
+    def next_logits(self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None) -> Tensor | None:
+        """F for generation: the last stage returns the logits [B, v] of what follows token stop - 1."""
+        self._run_body(views, start, stop, token_ids)
+        if self._head is None:
+            return None
+        return self._head.last_logits(self._input(views, self.stop - 1), num_tokens=stop - start)
+
+    def backward_input(self, views: SlotViews, start: int, stop: int, *, fresh_dkv: bool) -> None:
+        """I: from ``g_in`` (the last stage: ``h``) fill ``w`` and ``g_out``; add what the prefix gets to ``dkv``.
+
+        A micro-batch's slices come in reverse order. ``fresh_dkv`` marks the first of them, which finds nothing in
+        ``dkv``. The gradients of the norms are added here.
+        """
+        received = SlotKind.RECEIVED_GRADIENT if self._head is None else SlotKind.HEAD_GRADIENT
+        self._output_gradient(views, self._last_body_unit).copy_(views[received][self.stop - 1][received.value])
+        for index, block in reversed(list(self._blocks.items())):
+            frame = self._frame(views, index, start, stop)
+            below = self._output_gradient(views, index - 1)
+            if isinstance(block, Attention):
+                block.backward_input(frame, below, fresh_dkv=fresh_dkv)
+            else:
+                block.backward_input(frame, below)
+
+    def backward_weight(self, views: SlotViews, start: int, *, token_ids: Tensor | None = None) -> None:
+        """W: add the gradients of the matrices and biases, from ``l`` and ``w`` alone, at any time after I."""
+        inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
+        for index, block in self._blocks.items():
+            block.backward_weight(inputs[index], gradients[index])
+        if self._embedding is not None and token_ids is not None:
+            self._embedding.backward_weight(token_ids, start, gradients[self.first]["dy"])
+
+    def _run_body(
+        self, views: SlotViews, start: int, stop: int, token_ids: Tensor | None, *, keep_last_output: bool = True
+    ) -> None:
+        """Forward through all units but the head."""
+        if self._embedding is not None and token_ids is not None:
+            self._embedding.forward(token_ids, start, self._output(views, self.first))
+        for index, block in self._blocks.items():
+            wanted = keep_last_output or index != self._last_body_unit
+            block.forward(self._frame(views, index, start, stop), self._output(views, index) if wanted else None)
+
+    def _frame(self, views: SlotViews, index: int, start: int, stop: int) -> Frame:
+        def of(slot: SlotKind) -> Mapping[str, Tensor]:
+            return views.get(slot, {}).get(index, _NOTHING)
+
+        return Frame(
+            start=start,
+            stop=stop,
+            x=self._input(views, index),
+            a=of(SlotKind.ACTIVATIONS),
+            l=of(SlotKind.LINEAR_INPUTS),
+            w=of(SlotKind.OUTPUT_GRADIENTS),
+            kv=of(SlotKind.KEYS_VALUES),
+            dkv=of(SlotKind.KEYS_VALUES_GRADIENTS),
+        )
+
+    def _input(self, views: SlotViews, index: int) -> Tensor:
+        return views[SlotKind.INPUT][index]["x"] if index == self.first else self._output(views, index - 1)
+
+    def _output(self, views: SlotViews, index: int) -> Tensor:
+        slot = SlotKind.OUTPUT if index == self.stop - 1 else SlotKind.ACTIVATIONS
+        return views[slot][index]["y"]
+
+    def _output_gradient(self, views: SlotViews, index: int) -> Tensor:
+        """Where the gradient of a unit's output belongs: its own ``w.dy``; ``g_out`` for what came into the stage."""
+        if index < self.first:
+            return views[SlotKind.SENT_GRADIENT][self.first]["g_out"]
+        return views[SlotKind.OUTPUT_GRADIENTS][index]["dy"]

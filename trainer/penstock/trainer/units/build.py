@@ -1,0 +1,46 @@
+"""The units of one stage, made from its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.trainer.parameters import StageParameters
+from penstock.trainer.units.activation import build_activation
+from penstock.trainer.units.attention import Attention
+from penstock.trainer.units.backends import AttentionBackend, build_backend
+from penstock.trainer.units.mlp import Mlp
+from penstock.trainer.units.rotary import Rotary
+from penstock.trainer.units.workspace import Workspace
+
+
+def build_blocks(
+    spec: ModelSpec,
+    first: int,
+    stop: int,
+    *,
+    parameters: StageParameters,
+    workspace: Workspace,
+    sequence_length: int,
+    backend: AttentionBackend | None = None,
+) -> Mapping[int, Attention | Mlp]:
+    """The attention and MLP units of [first, stop), in order, by index; they share tables, kernels and workspace."""
+    dtype, device = parameters.compute_flat.dtype, parameters.compute_flat.device
+    backend = backend or build_backend(device, dtype, spec.head_dim, sequence_length)
+    rotary = _rotary(spec, sequence_length, dtype, device)
+    activation = build_activation(spec, dtype, device)
+    blocks: dict[int, Attention | Mlp] = {}
+    for unit in spec.units[first:stop]:
+        if unit.kind is UnitKind.ATTENTION:
+            blocks[unit.index] = Attention(spec, unit.name, parameters, workspace, backend, rotary)
+        elif unit.kind is UnitKind.MLP:
+            blocks[unit.index] = Mlp(spec, unit.name, parameters, workspace, activation)
+    return blocks
+
+
+def _rotary(spec: ModelSpec, sequence_length: int, dtype: torch.dtype, device: torch.device) -> Rotary | None:
+    if spec.family is Family.GPT2:
+        return None
+    return Rotary(spec.head_dim, spec.rope_theta, sequence_length, dtype, device)

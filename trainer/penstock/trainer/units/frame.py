@@ -1,0 +1,27 @@
+"""What a block's unit sees of one slice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """Tokens [start, stop) of every sequence of a micro-batch, and the unit's views of its slots.
+
+    ``x`` [B n, h] is the unit's input, all tokens of sequence 0 first. The mappings hold the buffers of
+    `penstock.core.layout.unit_buffers` and `prefix_buffers` by name; those of slots that the action does not
+    touch are empty.
+    """
+
+    start: int
+    stop: int
+    x: Tensor
+    a: Mapping[str, Tensor]
+    l: Mapping[str, Tensor]  # noqa: E741 (the slot's name)
+    w: Mapping[str, Tensor]
+    kv: Mapping[str, Tensor]
+    dkv: Mapping[str, Tensor]

@@ -1,0 +1,147 @@
+"""RMSNorm and LayerNorm, with their weight gradients added during the backward pass to the input.
+
+Shape letters: T tokens, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.core.model import Family, ModelSpec
+from penstock.trainer.parameters import StageParameters
+from penstock.trainer.units.workspace import Workspace
+
+_aten = torch.ops.aten
+
+Statistics = Mapping[str, Tensor]
+"""Per token, in the accumulate type: ``rstd`` [T], and ``mean`` [T] for LayerNorm."""
+
+
+class Norm(Protocol):
+    """What a unit asks of its norm."""
+
+    def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
+        """``out`` = norm(x); keeps what the backward pass needs in ``statistics``."""
+        ...
+
+    def backward(
+        self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
+    ) -> None:
+        """``out`` = residual + the gradient of x for the gradient ``dy`` of norm(x); adds the weight's gradient."""
+        ...
+
+
+def build_norm(spec: ModelSpec, parameters: StageParameters, name: str, workspace: Workspace) -> Norm:
+    """The family's norm whose parameters are called ``name``."""
+    on_cuda = parameters.master_flat.is_cuda
+    weights = parameters.compute if on_cuda else parameters.master
+    weight, gradient = weights[f"{name}.weight"], parameters.gradients[f"{name}.weight"]
+    if spec.family is Family.GPT2:
+        bias, bias_gradient = weights[f"{name}.bias"], parameters.gradients[f"{name}.bias"]
+        return LayerNorm(weight, bias, gradient, bias_gradient, spec.norm_epsilon)
+    if on_cuda:
+        return FusedRmsNorm(weight, gradient, spec.norm_epsilon)
+    return RmsNorm(weight, gradient, spec.norm_epsilon, workspace)
+
+
+class RmsNorm:
+    """y = w x rstd with rstd = 1 / sqrt(mean(x^2) + epsilon) (arXiv 1910.07467), in few passes over memory.
+
+    PyTorch has a fused kernel on CUDA only; its composite on the CPU takes over twice the time of this one.
+    """
+
+    def __init__(self, weight_H: Tensor, gradient_H: Tensor, epsilon: float, workspace: Workspace) -> None:
+        self._weight_H, self._gradient_H = weight_H, gradient_H
+        self._epsilon = epsilon
+        self._workspace = workspace
+
+    def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
+        """See `Norm`."""
+        rstd_T = statistics["rstd"]
+        x_TH = x_TH.to(rstd_T.dtype)
+        torch.linalg.vector_norm(x_TH, dim=-1, out=rstd_T)
+        rstd_T.square_().div_(x_TH.shape[-1]).add_(self._epsilon).rsqrt_()
+        wide_TH = out_TH if out_TH.dtype == rstd_T.dtype else torch.empty_like(x_TH)
+        torch.mul(x_TH, rstd_T[:, None], out=wide_TH).mul_(self._weight_H)
+        if wide_TH is not out_TH:
+            out_TH.copy_(wide_TH)
+
+    def backward(
+        self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
+    ) -> None:
+        """See `Norm`; dx = rstd (w dy - x rstd^2 mean(w dy x)) and dw = sum over tokens of rstd x dy."""
+        rstd_T = statistics["rstd"]
+        x_TH, dy_TH = x_TH.to(rstd_T.dtype), dy_TH.to(rstd_T.dtype)
+        product_TH = torch.mul(dy_TH, x_TH, out=self._workspace.take(*x_TH.shape, dtype=rstd_T.dtype))
+        self._gradient_H.addmv_(product_TH.t(), rstd_T)
+        slope_T = torch.mv(product_TH, self._weight_H).mul_(rstd_T).mul_(rstd_T).div_(-x_TH.shape[-1])
+        torch.mul(dy_TH, self._weight_H, out=product_TH).addcmul_(x_TH, slope_T[:, None])
+        if residual_TH is None:
+            torch.mul(product_TH, rstd_T[:, None], out=out_TH)
+        else:
+            torch.addcmul(residual_TH, product_TH, rstd_T[:, None], out=out_TH)
+
+
+class FusedRmsNorm:
+    """The same by PyTorch's own kernels."""
+
+    def __init__(self, weight_H: Tensor, gradient_H: Tensor, epsilon: float) -> None:
+        self._weight_H, self._gradient_H = weight_H, gradient_H
+        self._epsilon = epsilon
+
+    def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
+        """See `Norm`."""
+        y_TH, rstd_T1 = _aten._fused_rms_norm(x_TH, [x_TH.shape[-1]], self._weight_H, self._epsilon)
+        out_TH.copy_(y_TH)
+        statistics["rstd"].copy_(rstd_T1[:, 0])
+
+    def backward(
+        self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
+    ) -> None:
+        """See `Norm`."""
+        dx_TH, dweight_H = _aten._fused_rms_norm_backward(
+            dy_TH, x_TH, [x_TH.shape[-1]], statistics["rstd"][:, None], self._weight_H, [True, True]
+        )
+        self._gradient_H.add_(dweight_H)
+        _finish(dx_TH, residual_TH, out_TH)
+
+
+class LayerNorm:
+    """y = w (x - mean) rstd + b (arXiv 1607.06450), by PyTorch's own kernels."""
+
+    def __init__(
+        self, weight_H: Tensor, bias_H: Tensor, gradient_H: Tensor, bias_gradient_H: Tensor, epsilon: float
+    ) -> None:
+        self._weight_H, self._bias_H = weight_H, bias_H
+        self._gradient_H, self._bias_gradient_H = gradient_H, bias_gradient_H
+        self._epsilon = epsilon
+
+    def forward(self, x_TH: Tensor, statistics: Statistics, out_TH: Tensor) -> None:
+        """See `Norm`."""
+        mean_T1, rstd_T1 = statistics["mean"][:, None], statistics["rstd"][:, None]
+        _aten.native_layer_norm.out(
+            x_TH, [x_TH.shape[-1]], self._weight_H, self._bias_H, self._epsilon, out0=out_TH, out1=mean_T1, out2=rstd_T1
+        )
+
+    def backward(
+        self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
+    ) -> None:
+        """See `Norm`."""
+        mean_T1, rstd_T1 = statistics["mean"][:, None], statistics["rstd"][:, None]
+        dx_TH, dweight_H, dbias_H = _aten.native_layer_norm_backward(
+            dy_TH, x_TH, [x_TH.shape[-1]], mean_T1, rstd_T1, self._weight_H, self._bias_H, [True, True, True]
+        )
+        self._gradient_H.add_(dweight_H)
+        self._bias_gradient_H.add_(dbias_H)
+        _finish(dx_TH, residual_TH, out_TH)
+
+
+def _finish(dx_TH: Tensor, residual_TH: Tensor | None, out_TH: Tensor) -> None:
+    if residual_TH is None:
+        out_TH.copy_(dx_TH)
+    else:
+        torch.add(residual_TH, dx_TH, out=out_TH)
