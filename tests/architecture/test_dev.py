@@ -1,0 +1,310 @@
+"""The `dev` script: its decisions, and its messages where the machine lacks something."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.repository import ROOT, load_dev
+
+dev = load_dev()
+
+DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\n'
+UBUNTU = "ID=ubuntu\nID_LIKE=debian\n"
+MINT = 'ID=linuxmint\nID_LIKE="ubuntu debian"\n'
+FEDORA = "ID=fedora\n"
+VENV_PACKAGE = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+
+
+def run_dev(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "dev"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def project() -> dict[str, Any]:
+    return {
+        "build-system": {"requires": ["hatchling"]},
+        "tool": {"hatch": {"build": {"dev-mode-dirs": ["planner"]}}, "ruff": {"line-length": 120}},
+        "project": {
+            "dependencies": ["numpy>=2"],
+            "optional-dependencies": {"trainer": ["torch>=2.11"], "cli": ["typer"], "api": ["fastapi"]},
+            "scripts": {"penstock": "penstock.cli.main:main"},
+        },
+        "dependency-groups": {"test": ["pytest"], "dev": [{"include-group": "test"}, "ruff"]},
+    }
+
+
+class TestKey:
+    def test_is_stable(self) -> None:
+        assert dev.environment_key(dev.FULL, project(), b"a==1") == dev.environment_key(dev.FULL, project(), b"a==1")
+
+    def test_changes_with_all_that_is_installed(self) -> None:
+        changed = [project() for _ in range(6)]
+        changed[0]["project"]["dependencies"].append("scipy")
+        changed[1]["project"]["optional-dependencies"]["trainer"].append("tokenizers")
+        changed[2]["dependency-groups"]["test"].append("hypothesis")
+        changed[3]["build-system"]["requires"] = ["hatchling>=2"]
+        changed[4]["tool"]["hatch"]["build"]["dev-mode-dirs"].append("view")
+        changed[5]["project"]["scripts"] = {}
+        keys = [dev.environment_key(dev.FULL, each, b"a==1") for each in [project(), *changed]]
+        keys.append(dev.environment_key(dev.FULL, project(), b"a==2"))
+        keys.append(dev.environment_key(dev.CORE, project(), b"a==1"))
+        assert len(set(keys)) == len(keys)
+
+    def test_changes_with_the_interpreter_and_the_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        keys = {dev.environment_key(dev.FULL, project(), b"")}
+        for owner, attribute in ((dev.sys, "base_prefix"), (dev, "ROOT")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, attribute, "/elsewhere")
+                keys.add(dev.environment_key(dev.FULL, project(), b""))
+        with monkeypatch.context() as patch:
+            patch.setattr(dev.platform, "python_version", lambda: "3.99.0")
+            keys.add(dev.environment_key(dev.FULL, project(), b""))
+        assert len(keys) == 4
+
+    def test_ignores_what_is_not_installed(self) -> None:
+        changed = project()
+        changed["tool"]["ruff"]["line-length"] = 80
+        changed["project"]["optional-dependencies"]["api"].append("uvicorn")
+        assert dev.environment_key(dev.FULL, changed, b"") == dev.environment_key(dev.FULL, project(), b"")
+
+    @pytest.mark.parametrize(
+        ("marker", "nvidia", "current"),
+        [
+            (None, False, False),
+            ("", False, False),
+            ("key cuda\n", False, True),
+            ("key cuda\n", True, True),
+            ("key cpu\n", False, True),
+            ("key cpu\n", True, False),
+            ("key\n", True, True),
+            ("other cuda\n", False, False),
+        ],
+    )
+    def test_finished_environment(self, marker: str | None, nvidia: bool, current: bool) -> None:
+        assert dev.is_current(marker, "key", nvidia) is current
+
+
+def test_groups_include_groups() -> None:
+    groups = {"a": ["x"], "b": [{"include-group": "a"}, "y"], "c": ["z", {"include-group": "b"}]}
+    assert dev.group_requirements(groups, "c") == ["z", "x", "y"]
+
+
+class TestMissingVenvPackage:
+    @pytest.mark.parametrize("release", [DEBIAN, UBUNTU, MINT])
+    def test_root_installs_the_package_of_this_python(self, release: str) -> None:
+        command = dev.venv_package_command("/usr/bin/python3.11", release, is_root=True)
+        assert command == ["apt-get", "install", "-y", VENV_PACKAGE]
+
+    def test_others_are_told_to_use_sudo(self) -> None:
+        command = dev.venv_package_command("/usr/bin/python3", DEBIAN, is_root=False)
+        assert command == ["sudo", "apt-get", "install", "-y", VENV_PACKAGE]
+
+    @pytest.mark.parametrize(
+        ("executable", "release"),
+        [("/usr/bin/python3", FEDORA), ("/usr/bin/python3", ""), ("/opt/bin/python3", DEBIAN)],
+    )
+    def test_no_package_for_a_python_of_another_kind(self, executable: str, release: str) -> None:
+        with pytest.raises(dev.SetupError, match="has no ensurepip") as caught:
+            dev.venv_package_command(executable, release, is_root=True)
+        assert caught.value.exit_code == 2
+
+    def test_a_user_sees_one_line_and_exit_code_2(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(dev, "has_ensurepip", lambda: False)
+        monkeypatch.setattr(
+            dev, "venv_package_command", lambda *_: ["sudo", "apt-get", "install", "-y", "python3-venv"]
+        )
+        monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(dev, "ensure", lambda _: dev.require_ensurepip())
+        assert dev.main(["setup"]) == 2
+        assert capsys.readouterr() == ("", "sudo apt-get install -y python3-venv\n")
+
+    def test_root_refreshes_the_package_lists_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A new container has empty lists: the first try fails, update, the second helps."""
+        ran: list[str] = []
+
+        def fake_run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+            ran.append(" ".join(command))
+            return subprocess.CompletedProcess(command, returncode=100 if len(ran) == 1 else 0)
+
+        monkeypatch.setattr(dev, "has_ensurepip", lambda: len(ran) == 3)
+        monkeypatch.setattr(dev, "venv_package_command", lambda *_: ["apt-get", "install", "-y", "python3-venv"])
+        monkeypatch.setattr(dev.os, "geteuid", lambda: 0)
+        monkeypatch.setattr(dev.subprocess, "run", fake_run)
+        dev.require_ensurepip()
+        assert ran == ["apt-get install -y python3-venv", "apt-get update", "apt-get install -y python3-venv"]
+
+
+class TestDisk:
+    def test_enough(self) -> None:
+        assert dev.disk_message(8 * dev.GIGABYTE, 8 * dev.GIGABYTE, Path("/home")) is None
+
+    def test_too_little_says_where_how_much_and_what_to_do(self) -> None:
+        message = dev.disk_message(8 * dev.GIGABYTE, int(1.26 * dev.GIGABYTE), Path("/home/me"))
+        assert "/home/me has 1.3 GB free" in message
+        assert "about 8 GB" in message
+        assert "UV_CACHE_DIR" in message
+
+    def test_a_full_disk_ends_setup_with_exit_code_2(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        full = shutil.disk_usage(ROOT)._replace(free=10**6)
+        monkeypatch.setattr(dev.shutil, "disk_usage", lambda _: full)
+        monkeypatch.setattr(dev, "ensure", lambda _: dev.require_disk_space(dev.TORCH_BYTES["cpu"]))
+        assert dev.main(["setup"]) == 2
+        assert "about 2 GB" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("variable", ["UV_CACHE_DIR", "XDG_CACHE_HOME"])
+    def test_cache_folder_that_is_yet_to_be_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    ) -> None:
+        monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+        monkeypatch.setenv(variable, str(tmp_path / "not" / "yet"))
+        assert dev.cache_folder() == tmp_path
+
+
+class TestTorchBuild:
+    @pytest.mark.parametrize(
+        ("nvidia", "answering", "build"),
+        [(True, True, "cuda"), (True, False, "cuda"), (False, True, "cpu"), (False, False, "cuda")],
+    )
+    def test_choice(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        nvidia: bool,
+        answering: bool,
+        build: str,
+    ) -> None:
+        monkeypatch.setattr(dev, "answers", lambda _: answering)
+        assert dev.choose_torch(nvidia) == build
+        assert "PyTorch" in capsys.readouterr().err
+
+    def test_an_index_that_is_not_there_does_not_answer(self) -> None:
+        assert dev.answers("http://127.0.0.1:9") is False
+
+
+class TestDemoFolder:
+    def test_numbers_go_on_from_the_highest(self) -> None:
+        assert dev.next_run_folder([]) == "runs/demo/1"
+        assert dev.next_run_folder(["1", "2", "10", "notes"]) == "runs/demo/11"
+
+    def test_names_stay_free(self) -> None:
+        taken: list[str] = []
+        for _ in itertools.repeat(None, 12):
+            taken.append(Path(dev.next_run_folder(taken)).name)
+        assert len(set(taken)) == 12
+
+
+class TestBenchmarks:
+    def test_only_modules_with_a_main(self, tmp_path: Path) -> None:
+        (tmp_path / "speed.py").write_text('"""How fast.\n\nMore."""\ndef main() -> int:\n    return 0\n')
+        (tmp_path / "tables.py").write_text('"""A helper."""\ndef write() -> None: ...\n')
+        (tmp_path / "README.md").write_text("not Python")
+        assert dev.benchmarks(tmp_path) == {"speed": "How fast."}
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        assert dev.benchmarks(tmp_path / "absent") == {}
+
+    def test_unknown_name(self) -> None:
+        done = run_dev("bench", "no_such_benchmark")
+        assert done.returncode == 2
+        assert done.stderr == "no benchmark no_such_benchmark: `./dev bench --list` shows those there are.\n"
+
+    def test_list_needs_no_environment(self) -> None:
+        done = run_dev("bench", "--list")
+        assert done.returncode == 0
+        assert done.stdout.splitlines() == [
+            f"{name:24} {summary}" for name, summary in dev.benchmarks(ROOT / "benchmarks").items()
+        ]
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), ([], 2)])
+    def test_help_names_every_verb(self, arguments: list[str], code: int) -> None:
+        done = run_dev(*arguments)
+        assert done.returncode == code
+        assert all(f"./dev {verb} " in done.stdout for verb in dev.VERBS)
+
+    def test_unknown_verb(self) -> None:
+        done = run_dev("tset")
+        assert done.returncode == 2
+        assert done.stderr == "no verb tset: one of setup, demo, test, check, bench, clean.\n"
+
+    @pytest.mark.parametrize("verb", ["setup", "check", "clean"])
+    def test_unwanted_arguments_are_refused(self, verb: str) -> None:
+        done = run_dev(verb, "--fast", "a b")
+        assert done.returncode == 2
+        assert done.stderr == f"./dev {verb} takes no arguments, not: --fast 'a b'\n"
+
+    def test_works_from_any_folder(self, tmp_path: Path) -> None:
+        assert run_dev("bench", "--list", cwd=tmp_path).returncode == 0
+
+    def test_needs_the_standard_library_only(self) -> None:
+        command = [sys.executable, "-I", "-S", str(ROOT / "dev"), "--help"]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+class TestProcesses:
+    def test_environment_of_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET"):
+            monkeypatch.setenv(name, "/astray")
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        environ = dev.work_environ(dev.FULL)
+        assert "/astray" not in environ.values()
+        assert environ["OMP_NUM_THREADS"] == "1"
+        assert environ["PATH"].split(os.pathsep)[0] == str(ROOT / ".venv" / "bin")
+
+    def test_a_second_setup_waits_for_the_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(dev, "ROOT", tmp_path)
+        waits: list[int] = []
+
+        def flock(_: object, operation: int) -> None:
+            waits.append(operation)
+            if operation & fcntl.LOCK_NB:
+                raise BlockingIOError
+
+        monkeypatch.setattr(dev.fcntl, "flock", flock)
+        with dev.setup_lock():
+            assert waits == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
+        assert "another ./dev" in capsys.readouterr().err
+
+    def test_the_lock_is_held_and_released(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dev, "ROOT", tmp_path)
+        with dev.setup_lock(), (tmp_path / ".venv.lock").open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (tmp_path / ".venv.lock").open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_pip_takes_over_where_uv_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        programs: list[str] = []
+
+        def fake_run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+            programs.append(Path(command[0]).name)
+            if len(programs) == 1:
+                raise FileNotFoundError
+            return subprocess.CompletedProcess(command, returncode=0)
+
+        monkeypatch.setattr(dev.subprocess, "run", fake_run)
+        assert dev.install(dev.FULL, ["numpy"])
+        assert programs == ["uv", "python"]
+
+    def test_clean_spares_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dev, "ROOT", tmp_path)
+        for folder in (".venv/bin", ".venv-core", ".mypy_cache", "view/penstock/__pycache__", "runs/demo/1"):
+            (tmp_path / folder).mkdir(parents=True)
+        assert dev.main(["clean"]) == 0
+        left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir())
+        assert left == ["runs", "runs/demo", "runs/demo/1", "view", "view/penstock"]

@@ -1,0 +1,133 @@
+"""Which component may import what, beyond the layers that import-linter keeps: third parties, purity, late imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT, packages, pyproject
+
+THIRD_PARTIES = {
+    "core": set[str](),
+    "planner": {"numba", "numpy", "ruamel", "scipy"},
+    "view": {"plotly"},
+    "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
+    "cli": {"numpy", "plotly", "rich", "safetensors", "tokenizers", "torch", "typer"},
+}
+PURE = ("core", "planner", "view")
+IMPURE_MODULES = {
+    *("datetime", "time"),  # the clock
+    *("getpass", "os", "platform", "sys", "uuid"),  # the machine and its environment
+    *("glob", "logging", "pathlib", "shutil", "tempfile"),  # files
+    *("http", "select", "socket", "ssl", "urllib"),  # the network
+    *("asyncio", "ctypes", "multiprocessing", "signal", "subprocess", "threading"),  # other things running
+    *("random", "secrets"),  # chance that was not passed in
+}
+IMPURE_BUILTINS = {"exec", "eval", "input", "open", "print"}
+FRAMEWORKS = ("fastapi", "httpx", "kopf", "kubernetes", "prometheus_client", "pydantic", "torch", "transformers")
+
+
+def trees(package: str) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(packages()[package].rglob("*.py")):
+        yield path.relative_to(ROOT), ast.parse(path.read_text())
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    """Every module imported anywhere in a file, inside functions too, by full name."""
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+    return modules
+
+
+def imported_tops(package: str) -> dict[str, set[str]]:
+    """Top-level names imported by each file of a package, those of its own distribution left out."""
+    return {
+        str(path): {module.partition(".")[0] for module in imported_modules(tree)} - {"penstock"}
+        for path, tree in trees(package)
+    }
+
+
+def modules_loaded_by(program: str) -> set[str]:
+    """Top-level names in `sys.modules` after a program ran in an interpreter of its own."""
+    script = f"{program}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {module.partition(".")[0] for module in done.stdout.split()}
+
+
+def import_everything(package: str) -> str:
+    return (
+        f"import importlib, pkgutil, penstock.{package} as top\n"
+        f"for found in pkgutil.walk_packages(top.__path__, 'penstock.{package}.'): importlib.import_module(found.name)"
+    )
+
+
+def test_every_package_has_a_rule() -> None:
+    assert set(packages()) == set(THIRD_PARTIES)
+
+
+@pytest.mark.parametrize("package", sorted(THIRD_PARTIES))
+def test_third_parties_are_those_agreed(package: str) -> None:
+    allowed = THIRD_PARTIES[package] | sys.stdlib_module_names
+    extra = {path: tops - allowed for path, tops in imported_tops(package).items()}
+    assert {path: tops for path, tops in extra.items() if tops} == {}
+
+
+def test_no_relative_imports() -> None:
+    relative = [
+        str(path)
+        for package in packages()
+        for path, tree in trees(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert relative == []
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_pure_packages_touch_nothing_outside(package: str) -> None:
+    impure = {path: tops & IMPURE_MODULES for path, tops in imported_tops(package).items()}
+    assert {path: tops for path, tops in impure.items() if tops} == {}
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_pure_packages_call_nothing_impure(package: str) -> None:
+    calls = [
+        f"{path}:{node.lineno} {node.func.id}"
+        for path, tree in trees(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS
+    ]
+    assert calls == []
+
+
+def test_one_module_reads_yaml() -> None:
+    readers = [path for package in packages() for path, tops in imported_tops(package).items() if "ruamel" in tops]
+    assert readers == ["planner/penstock/planner/yamltext.py"]
+
+
+def test_core_loads_the_standard_library_only() -> None:
+    bare = modules_loaded_by("pass")
+    loaded = modules_loaded_by(import_everything("core")) - bare
+    assert loaded - sys.stdlib_module_names == {"penstock"}
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_pure_packages_load_no_framework(package: str) -> None:
+    assert modules_loaded_by(import_everything(package)) & set(FRAMEWORKS) == set()
+
+
+def test_the_command_starts_without_the_heavy_parts() -> None:
+    """`penstock --help` and completion answer at once, and planning works where PyTorch is not installed."""
+    module, _, function = pyproject()["project"]["scripts"]["penstock"].partition(":")
+    loaded = modules_loaded_by(f"from {module} import {function}")
+    assert loaded & {"numba", "numpy", "plotly", "scipy", "tokenizers", "torch"} == set()

@@ -1,0 +1,54 @@
+"""The repository as tests of its own shape see it: files, components, configuration, and the `dev` script."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def components() -> list[Path]:
+    """The component folders: those at the top that hold a part of the `penstock` namespace."""
+    return sorted(path.parent for path in ROOT.glob("*/penstock"))
+
+
+def packages() -> dict[str, Path]:
+    """Each package directly below the namespace, by its short name (`core`, `planner`, ...)."""
+    return {path.name: path for path in sorted(ROOT.glob("*/penstock/*")) if (path / "__init__.py").exists()}
+
+
+def source_files() -> list[Path]:
+    return sorted(path for component in components() for path in component.rglob("*.py"))
+
+
+def python_files() -> list[Path]:
+    """Every Python file of the repository, `dev`, benchmarks and tests among them."""
+    others = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    return sorted([*source_files(), *others, ROOT / "dev"])
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@cache
+def load_dev() -> ModuleType:
+    """The `dev` script as a module; it has no suffix, so it needs a loader named."""
+    loader = importlib.machinery.SourceFileLoader("dev", str(ROOT / "dev"))
+    spec = importlib.util.spec_from_loader("dev", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["dev"] = module  # dataclasses look their module up there
+    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+    return module
