@@ -1,0 +1,185 @@
+"""Where to cut a sequence into slices: the costs, the answer, and the slicing with the smallest largest slice.
+
+A sequence is ``num_quanta`` quanta of ``quantum`` tokens. When the quantum does not divide the sequence, the last
+slice takes the tokens that are left over, so every slice but the last is a whole number of quanta.
+
+States are counted from the end: state ``r`` means that ``r`` quanta are still to be cut. A slice leads from state
+``r`` (before it) to state ``q < r`` (after it), and ``edge_ns[r, q]`` is its cost. Counting what is left makes the
+first of several equally good choices the longest slice, which is how every tie here is broken.
+
+Costs may come from measurement and are taken as they are: nothing assumes that they grow with length or prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+FORBIDDEN = 1 << 60
+"""The cost of a slice that must not be; adding two of them still fits 64 bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlicingProblem:
+    """What slices cost on the bottleneck stage, and which slices are allowed.
+
+    ``cost_ns[k, p]`` (integers, at least num_quanta + 1 square) is the time of a slice of k quanta after a
+    prefix of p quanta. Entries with k + p = num_quanta end the sequence and stand for k quanta and the tokens
+    left over; entries with k = 0 or k + p > num_quanta are not read. ``tabulate`` fills such a table.
+
+    The lengths are in tokens; ``max_slice_length`` is how memory bounds a slice. Raises ValueError where the
+    table and the numbers do not fit together.
+    """
+
+    cost_ns: IntArray
+    sequence_length: int
+    quantum: int
+    min_slice_length: int = 1
+    max_slice_length: int | None = None
+    max_slices: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.quantum <= self.sequence_length:
+            raise ValueError(f"quantum {self.quantum} is not between 1 and the sequence length {self.sequence_length}")
+        size = self.num_quanta + 1
+        if self.cost_ns.ndim != 2 or min(self.cost_ns.shape) < size:
+            raise ValueError(f"cost_ns has shape {self.cost_ns.shape}, {self.num_quanta} quanta need {(size, size)}")
+        if not np.issubdtype(self.cost_ns.dtype, np.integer):
+            raise ValueError(f"cost_ns holds {self.cost_ns.dtype}, not integer nanoseconds")
+        if self.max_slices is not None and self.max_slices < 1:
+            raise ValueError(f"max_slices {self.max_slices} is not positive")
+
+    @property
+    def num_quanta(self) -> int:
+        """Whole quanta in the sequence."""
+        return self.sequence_length // self.quantum
+
+    @property
+    def most_slices(self) -> int:
+        """The number of slices no slicing may exceed."""
+        return min(self.max_slices or self.num_quanta, self.num_quanta)
+
+    def edges(self) -> IntArray:
+        """``edge_ns[r, q]``, FORBIDDEN where no slice leads from r to q.
+
+        Raises ValueError for a negative cost, or costs so large that sums of them, ranked, would leave 64 bits.
+        """
+        num_quanta = self.num_quanta
+        before, after = np.tril_indices(num_quanta + 1, -1)
+        cost_ns = self.cost_ns[before - after, num_quanta - before].astype(np.int64)
+        if cost_ns.min() < 0 or int(cost_ns.max()) * (num_quanta + 1) ** 2 >= FORBIDDEN:
+            raise ValueError(f"slice costs span {cost_ns.min()} to {cost_ns.max()} ns, beyond what can be summed")
+        tokens = (before - after) * self.quantum + np.where(after == 0, self.sequence_length % self.quantum, 0)
+        longest = self.sequence_length if self.max_slice_length is None else self.max_slice_length
+        allowed = (tokens >= self.min_slice_length) & (tokens <= longest)
+        edge_ns = np.full((num_quanta + 1, num_quanta + 1), FORBIDDEN, dtype=np.int64)
+        edge_ns[before[allowed], after[allowed]] = cost_ns[allowed]
+        return edge_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slicing:
+    """Slice lengths in tokens, first to last, and the time of each on the bottleneck stage."""
+
+    lengths: tuple[int, ...]
+    slice_ns: tuple[int, ...]
+
+    @property
+    def num_slices(self) -> int:
+        """How many slices a sequence has."""
+        return len(self.lengths)
+
+    @property
+    def total_ns(self) -> int:
+        """The time of one sequence on the bottleneck stage."""
+        return sum(self.slice_ns)
+
+    @property
+    def largest_ns(self) -> int:
+        """The time of the most expensive slice."""
+        return max(self.slice_ns)
+
+    def flush_ns(self, *, num_microbatches: int, num_stages: int) -> int:
+        """M sum(t) + (K-1) max(t): all forward, then all backward (TeraPipe, arXiv 2102.07988, eq. 5, for M)."""
+        return num_microbatches * self.total_ns + (num_stages - 1) * self.largest_ns
+
+    def one_f_one_b_ns(self, *, num_microbatches: int, num_stages: int) -> int:
+        """(M S + K - 1) max(t): a slice-level 1F1B, where every turn waits for the largest slice."""
+        return (num_microbatches * self.num_slices + num_stages - 1) * self.largest_ns
+
+
+def tabulate(cost_of: Callable[[IntArray, IntArray], IntArray], *, sequence_length: int, quantum: int) -> IntArray:
+    """The cost table of a SlicingProblem from one call of ``cost_of``.
+
+    ``cost_of(lengths, prefixes)`` gets two flat arrays in tokens and returns nanoseconds. A slice that ends the
+    sequence is asked for with the tokens left over included.
+    """
+    num_quanta = sequence_length // quantum
+    before, after = np.tril_indices(num_quanta + 1, -1)
+    lengths = (before - after) * quantum + np.where(after == 0, sequence_length % quantum, 0)
+    prefixes = (num_quanta - before) * quantum
+    cost_ns = np.zeros((num_quanta + 1, num_quanta + 1), dtype=np.int64)
+    cost_ns[before - after, num_quanta - before] = cost_of(lengths, prefixes)
+    return cost_ns
+
+
+def trace(problem: SlicingProblem, edge_ns: IntArray, states: Sequence[int]) -> Slicing:
+    """The slicing that visits ``states``, from num_quanta down to 0."""
+    before, after = np.array(states[:-1]), np.array(states[1:])
+    lengths = (before - after) * problem.quantum
+    lengths[-1] += problem.sequence_length % problem.quantum
+    return Slicing(lengths=tuple(lengths.tolist()), slice_ns=tuple(edge_ns[before, after].tolist()))
+
+
+def balanced_slicings(problem: SlicingProblem) -> tuple[Slicing, ...]:
+    """For each possible number of slices, ascending, the slicing whose largest slice is cheapest.
+
+    Among equals the lexicographically longest-first. Depends on neither micro-batches nor stages, so one call serves
+    every rank_one_f_one_b. Empty when the limits allow no slicing.
+    """
+    edge_ns = problem.edges()
+    tails = _smallest_largest_ns(edge_ns, problem.most_slices)
+    counts = np.flatnonzero(tails[:, -1] < FORBIDDEN)
+    if not counts.size:
+        return ()
+    return tuple(trace(problem, edge_ns, states) for states in _descents(edge_ns, tails, counts))
+
+
+def rank_one_f_one_b(slicings: Iterable[Slicing], *, num_microbatches: int, num_stages: int) -> tuple[Slicing, ...]:
+    """Slicings by (M S + K - 1) t*(S), smallest first; among equals the fewest slices first."""
+
+    def rank(slicing: Slicing) -> tuple[int, int]:
+        objective_ns = slicing.one_f_one_b_ns(num_microbatches=num_microbatches, num_stages=num_stages)
+        return objective_ns, slicing.num_slices
+
+    return tuple(sorted(slicings, key=rank))
+
+
+def _smallest_largest_ns(edge_ns: IntArray, most_slices: int) -> IntArray:
+    """``tails[s, r]``: the smallest possible largest slice when r quanta are cut into exactly s slices."""
+    tails = np.full((most_slices + 1, len(edge_ns)), FORBIDDEN, dtype=np.int64)
+    tails[0, 0] = 0
+    for count in range(1, most_slices + 1):
+        tails[count] = np.maximum(edge_ns, tails[count - 1]).min(axis=1)
+    return tails
+
+
+def _descents(edge_ns: IntArray, tails: IntArray, counts: npt.NDArray[np.intp]) -> list[list[int]]:
+    """Per slice count the states of the longest-first slicing that reaches its optimum; all step together."""
+    bound_ns = tails[counts, -1]
+    states = np.full(len(counts), len(edge_ns) - 1)
+    visited = [states]
+    for step in range(int(counts.max())):
+        active = np.flatnonzero(counts > step)
+        largest_ns = np.maximum(edge_ns[states[active]], tails[counts[active] - step - 1])
+        states = states.copy()
+        states[active] = (largest_ns <= bound_ns[active, None]).argmax(axis=1)
+        visited.append(states)
+    columns = np.stack(visited, axis=1).tolist()
+    return [column[: count + 1] for column, count in zip(columns, counts.tolist(), strict=True)]

@@ -1,0 +1,161 @@
+"""The slicing that minimises M sum(t) + (K-1) max(t): all forward, then all backward.
+
+TeraPipe (arXiv 2102.07988, eq. 6-8) tries every slice time as a ceiling t_max and solves, for each, the cheapest
+slicing that stays under it. Here most ceilings are ruled out without being tried:
+
+- a slicing whose largest slice is this one costs in total at least the cheapest way through this one;
+- a lower ceiling never makes the total smaller, so one solved ceiling bounds all those below it;
+- the slicing found under a ceiling is the answer for every ceiling down to its own largest slice.
+
+A few ceilings are solved at once, spread over those still open, until the bound of each exceeds the best. The
+result is optimal whatever the costs; with a tolerance a ceiling that can gain no more than that is not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.planner.slicing import FORBIDDEN, IntArray, Slicing, SlicingProblem, trace
+
+CEILINGS_AT_ONCE = 8
+"""Where the time of a round (about 3 ms at 256 quanta) against the number of rounds was best."""
+
+
+def best_flush_slicing(
+    problem: SlicingProblem, *, num_microbatches: int, num_stages: int, eps_ns: int = 0
+) -> Slicing | None:
+    """The slicing with the smallest flush_ns; None when the limits allow none.
+
+    Among equals the fewest slices, then lexicographically the longest first. Ceilings ``eps_ns`` apart need not be
+    told apart: the result is within (num_stages - 1) * eps_ns of the optimum. Raises ValueError for counts below 1
+    and for costs that overflow.
+    """
+    if num_microbatches < 1 or num_stages < 1 or eps_ns < 0:
+        raise ValueError(f"{num_microbatches=}, {num_stages=} and {eps_ns=} must be positive, eps_ns may be 0")
+    flow = _Flow(problem)
+    if (num_microbatches * problem.num_quanta + num_stages) * flow.most_ns >= FORBIDDEN:
+        raise ValueError(f"{num_microbatches} micro-batches of slices up to {flow.most_ns} ns are beyond 64 bits")
+    ceilings = _Ceilings.of(flow, only_the_largest=num_stages == 1)
+
+    def rank(slicing: Slicing) -> tuple[int, int, tuple[int, ...]]:
+        objective_ns = slicing.flush_ns(num_microbatches=num_microbatches, num_stages=num_stages)
+        return objective_ns, slicing.num_slices, tuple(-length for length in slicing.lengths)
+
+    best: Slicing | None = None
+    live = np.arange(len(ceilings.ceiling_ns))
+    while live.size:
+        tried = live[np.unique(np.linspace(0, live.size - 1, CEILINGS_AT_ONCE).astype(np.intp))]
+        for index, slicing in zip(tried.tolist(), flow.cheapest_under(ceilings.ceiling_ns[tried]), strict=True):
+            ceilings.close(index, slicing)
+            if slicing is not None:
+                best = slicing if best is None else min(best, slicing, key=rank)
+        target_ns = FORBIDDEN if best is None else rank(best)[0] - (num_stages - 1) * eps_ns
+        bound_ns = num_microbatches * ceilings.total_ns + (num_stages - 1) * ceilings.ceiling_ns
+        live = np.flatnonzero(ceilings.open & (bound_ns <= target_ns))
+    return best
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ceilings:
+    """Every time a largest slice can have, ascending; ``total_ns`` bounds the slicings with that largest slice."""
+
+    ceiling_ns: IntArray
+    total_ns: IntArray
+    open: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, flow: _Flow, *, only_the_largest: bool) -> _Ceilings:
+        """All ceilings, or where the largest slice costs nothing extra only the one that forbids nothing."""
+        through_ns = flow.through_ns()
+        before, after = np.nonzero(through_ns < FORBIDDEN)
+        ceiling_ns, total_ns = flow.edge_ns[before, after], through_ns[before, after]
+        order = np.lexsort((total_ns, ceiling_ns))
+        first = order[np.flatnonzero(np.diff(ceiling_ns[order], prepend=-1))]
+        first = first[-1:] if only_the_largest else first
+        return cls(ceiling_ns=ceiling_ns[first], total_ns=total_ns[first], open=np.ones(len(first), dtype=np.bool_))
+
+    def close(self, index: int, slicing: Slicing | None) -> None:
+        """Take in what was found under ceiling ``index``."""
+        if slicing is None:
+            self.open[: index + 1] = False
+            return
+        np.maximum(self.total_ns[:index], slicing.total_ns, out=self.total_ns[:index])
+        self.open[np.searchsorted(self.ceiling_ns, slicing.largest_ns) : index + 1] = False
+
+
+class _Flow:
+    """Cheapest paths from state num_quanta to state 0 (see slicing.py) over slices under a ceiling.
+
+    A path's rank is total_ns * radix + number of slices: one integer, smallest for the cheapest path and among
+    those for the one with the fewest slices. Shape letters: n states, c ceilings solved together, s slices left.
+    """
+
+    def __init__(self, problem: SlicingProblem) -> None:
+        self._problem = problem
+        self._radix = problem.num_quanta + 1
+        self.edge_ns = problem.edges()
+        self._rank_nn = np.where(self.edge_ns < FORBIDDEN, self.edge_ns * self._radix + 1, FORBIDDEN)
+
+    @property
+    def most_ns(self) -> int:
+        """The most expensive slice that is allowed, 0 if there is none."""
+        return int(self.edge_ns.max(where=self.edge_ns < FORBIDDEN, initial=0))
+
+    def through_ns(self) -> IntArray:
+        """[r, q]: the cheapest whole slicing that has the slice from r to q, FORBIDDEN where there is none."""
+        tail_c1n, _ = self._tails(np.array([FORBIDDEN - 1]))
+        tail_ns = np.where(tail_c1n[0] < FORBIDDEN, tail_c1n[0] // self._radix, FORBIDDEN)
+        head_ns = np.zeros_like(tail_ns)
+        for state in reversed(range(self._problem.num_quanta)):
+            head_ns[state] = min(FORBIDDEN, (head_ns[state + 1 :] + self.edge_ns[state + 1 :, state]).min())
+        return np.minimum(head_ns[:, None] + self.edge_ns + tail_ns, FORBIDDEN)
+
+    def cheapest_under(self, ceiling_ns: IntArray) -> Iterator[Slicing | None]:
+        """For each ceiling the best slicing with no slice above it, or None."""
+        ceiling_rank = ceiling_ns * self._radix + 1
+        tail_cn, next_cn = self._tails(ceiling_rank)
+        for ceiling, tail_n, next_n in zip(ceiling_rank, tail_cn, next_cn, strict=True):
+            if tail_n[-1] == FORBIDDEN:
+                yield None
+            elif tail_n[-1] % self._radix <= self._problem.most_slices:
+                yield self._follow(next_n)
+            else:
+                yield self._few_slices_under(int(ceiling))
+
+    def _tails(self, ceiling_rank: IntArray) -> tuple[IntArray, IntArray]:
+        """For every ceiling and state: the best rank from there to the end, and the state after the next slice."""
+        count = len(ceiling_rank)
+        tail_cn = np.zeros((count, self._radix), dtype=np.int64)
+        next_cn = np.zeros((count, self._radix), dtype=np.int64)
+        rows, ceiling_c1 = np.arange(count), ceiling_rank[:, None]
+        for state in range(1, self._radix):
+            rank_n = self._rank_nn[state, :state]
+            rank_cn = np.where(rank_n <= ceiling_c1, rank_n, FORBIDDEN) + tail_cn[:, :state]
+            choice_c = next_cn[:, state] = rank_cn.argmin(axis=1)
+            tail_cn[:, state] = np.minimum(rank_cn[rows, choice_c], FORBIDDEN)
+        return tail_cn, next_cn
+
+    def _few_slices_under(self, ceiling_rank: int) -> Slicing | None:
+        """The same for one ceiling where the cheapest way has more slices than allowed; slower, rarely needed."""
+        rank_nn = np.where(self._rank_nn <= ceiling_rank, self._rank_nn, FORBIDDEN)
+        tail_sn = np.full((self._problem.most_slices + 1, self._radix), FORBIDDEN, dtype=np.int64)
+        tail_sn[0, 0] = 0
+        for count in range(1, len(tail_sn)):
+            np.minimum((rank_nn + tail_sn[count - 1]).min(axis=1), FORBIDDEN, out=tail_sn[count])
+        count = int(tail_sn[:, -1].argmin())
+        if tail_sn[count, -1] == FORBIDDEN:
+            return None
+        states = [self._problem.num_quanta]
+        for left in reversed(range(count)):
+            states.append(int((rank_nn[states[-1]] + tail_sn[left]).argmin()))
+        return trace(self._problem, self.edge_ns, states)
+
+    def _follow(self, next_n: IntArray) -> Slicing:
+        states = [self._problem.num_quanta]
+        while states[-1]:
+            states.append(int(next_n[states[-1]]))
+        return trace(self._problem, self.edge_ns, states)

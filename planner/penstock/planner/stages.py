@@ -1,0 +1,232 @@
+"""Which units each stage owns: contiguous ranges with the smallest bottleneck, within the memory of every stage.
+
+Legend for shapes: k stages, u units, w = u - k + 1 places. Stage ``s`` starts at unit s + x and stops before unit
+s + 1 + y, with places 0 <= x <= y < w, so no stage is empty and the next stage starts at place y. Counting places
+instead of units keeps the tables small when stages are many.
+
+The dynamic programmes run from the last stage to the first, so that the first of several equally good choices is the
+shortest early stage: early stages hold the most micro-batches in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.planner.slicing import IntArray
+
+FORBIDDEN = 1 << 60
+"""The cost of a range that must not be; adding two of them still fits 64 bits."""
+
+SQUARE_BITS = 26
+"""Times keep this many leading bits when squared, so that the squares of 255 stages stay below FORBIDDEN."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagesProblem:
+    """Units, and the stages that shall own them.
+
+    Per unit: ``unit_ns`` (an integer, or a vector of which a stage's largest sum counts, such as one entry per
+    slice), ``resident_bytes`` (parameters, gradients, optimizer state) and ``in_flight_bytes`` (activations of one
+    piece of work). Per stage: ``in_flight`` (how many such pieces it holds at most, may be fractional),
+    ``limit_bytes``, and where given ``slowdown`` (time against the device the units were measured on, else 1) and
+    ``fixed_ns`` (else 0).
+
+    Stage s over a range of units takes ceil(slowdown[s] * sum(unit_ns)) + fixed_ns[s] nanoseconds and
+    sum(resident_bytes) + ceil(in_flight[s] * sum(in_flight_bytes)) bytes. Only ``limit_bytes`` may be negative: a
+    caller takes constants off it. Raises ValueError where lengths disagree, another number is negative, or there
+    are fewer units than stages.
+    """
+
+    unit_ns: Sequence[int] | Sequence[Sequence[int]]
+    resident_bytes: Sequence[int]
+    in_flight_bytes: Sequence[int]
+    in_flight: Sequence[float]
+    limit_bytes: Sequence[int]
+    slowdown: Sequence[float] | None = None
+    fixed_ns: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        per_stage = ("in_flight", "limit_bytes", "slowdown", "fixed_ns")
+        for name in ("unit_ns", "resident_bytes", "in_flight_bytes", *per_stage):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            expected = self.num_stages if name in per_stage else self.num_units
+            if len(values) != expected:
+                raise ValueError(f"{name} has {len(values)} entries, not {expected}")
+            if name != "limit_bytes" and np.min(values, initial=0) < 0:
+                raise ValueError(f"{name} has a negative entry")
+        if not 1 <= self.num_stages <= self.num_units:
+            raise ValueError(f"{self.num_units} units cannot fill {self.num_stages} stages")
+
+    @property
+    def num_units(self) -> int:
+        """How many units are shared out."""
+        return len(self.unit_ns)
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages share them."""
+        return len(self.limit_bytes)
+
+    def stage_ns(self, stage: int, first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
+        """The time of ``stage`` over units [first, stop), elementwise."""
+        sum_ns = _sums(self.unit_ns, first, stop).max(axis=-1)
+        fixed_ns = 0 if self.fixed_ns is None else self.fixed_ns[stage]
+        return (sum_ns if self.slowdown is None else _scaled(sum_ns, self.slowdown[stage])) + fixed_ns
+
+    def stage_bytes(self, stage: int, first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
+        """The memory of ``stage`` over units [first, stop), elementwise."""
+        in_flight_bytes = _sums(self.in_flight_bytes, first, stop)[..., 0]
+        return _sums(self.resident_bytes, first, stop)[..., 0] + _scaled(in_flight_bytes, self.in_flight[stage])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePartition:
+    """Stage s owns units [bounds[s], bounds[s + 1]), takes stage_ns[s] and needs stage_bytes[s]."""
+
+    bounds: tuple[int, ...]
+    stage_ns: tuple[int, ...]
+    stage_bytes: tuple[int, ...]
+
+    @property
+    def bottleneck_ns(self) -> int:
+        """The time of the slowest stage."""
+        return max(self.stage_ns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryShortage:
+    """No partition fits. ``bounds`` comes closest: the most bytes any stage lacks is smallest, then their sum.
+
+    ``missing_bytes[s]`` is what stage s lacks there, 0 where it fits.
+    """
+
+    bounds: tuple[int, ...]
+    missing_bytes: tuple[int, ...]
+
+    @property
+    def stage(self) -> int:
+        """The first stage that does not fit."""
+        return next(stage for stage, missing in enumerate(self.missing_bytes) if missing)
+
+
+def best_partitions(problem: StagesProblem, *, count: int = 1) -> tuple[StagePartition, ...] | MemoryShortage:
+    """Partitions within memory for the ``count`` smallest bottlenecks there are, ascending; fewer if there are fewer.
+
+    For each bottleneck the partition with the smallest sum of squared stage times (of their SQUARE_BITS leading bits,
+    so exact below 67 ms), among equals the lexicographically smallest bounds. If no partition fits, what is missing.
+    """
+    if count < 1:
+        raise ValueError(f"{count=} is not positive")
+    cost_ns, missing_bytes = _tables(problem)
+    fitting_ns = np.where(missing_bytes == 0, cost_ns, FORBIDDEN)
+    tails = _tails(fitting_ns)
+    if tails[0, 0] == FORBIDDEN:
+        return _shortage(problem, missing_bytes)
+    bottlenecks = _bottlenecks(fitting_ns, tails, count)
+    return tuple(_partition(problem, _evenest(fitting_ns, bottleneck_ns)) for bottleneck_ns in bottlenecks)
+
+
+def _sums(values: Sequence[int] | Sequence[Sequence[int]], first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
+    """Sums over [first, stop), with a last axis for the entries of a vector (one for plain integers)."""
+    columns = np.asarray(values, dtype=np.int64).reshape(len(values), -1)
+    running: IntArray = np.concatenate([np.zeros_like(columns[:1]), columns.cumsum(axis=0)])
+    sums: IntArray = running[np.asarray(stop)] - running[np.asarray(first)]
+    return sums
+
+
+def _scaled(values: IntArray, factor: float) -> IntArray:
+    scaled: IntArray = np.ceil(values * factor).astype(np.int64)
+    return scaled
+
+
+def _tables(problem: StagesProblem) -> tuple[IntArray, IntArray]:
+    """cost_ns and missing_bytes, both [k, w, w] by stage and places, FORBIDDEN below the diagonal."""
+    num_places = problem.num_units - problem.num_stages + 1
+    start, end = np.triu_indices(num_places)
+    tables = np.full((2, problem.num_stages, num_places, num_places), FORBIDDEN, dtype=np.int64)
+    for stage in range(problem.num_stages):
+        first, stop = stage + start, stage + 1 + end
+        tables[0, stage, start, end] = problem.stage_ns(stage, first, stop)
+        over_bytes = problem.stage_bytes(stage, first, stop) - problem.limit_bytes[stage]
+        tables[1, stage, start, end] = np.maximum(over_bytes, 0)
+    return tables[0], tables[1]
+
+
+def _tails(cost: IntArray) -> IntArray:
+    """[k + 1, w]: the smallest largest cost of the stages from this one on, when it starts at this place."""
+    num_stages, num_places, _ = cost.shape
+    tails = np.full((num_stages + 1, num_places), FORBIDDEN, dtype=np.int64)
+    tails[num_stages, -1] = 0
+    for stage in reversed(range(num_stages)):
+        tails[stage] = np.maximum(cost[stage], tails[stage + 1]).min(axis=1)
+    return tails
+
+
+def _bottlenecks(cost: IntArray, tails: IntArray, count: int) -> Iterator[int]:
+    """The ``count`` smallest costs that are the largest of some partition, ascending."""
+    smallest = int(tails[0, 0])
+    yield smallest
+    if count == 1:
+        return
+    head = np.where(np.arange(cost.shape[1]) == 0, 0, FORBIDDEN)
+    largest = np.empty_like(cost)
+    for stage in range(len(cost)):
+        others = np.maximum(head[:, None], tails[stage + 1])
+        largest[stage] = np.where(others <= cost[stage], cost[stage], FORBIDDEN)
+        head = np.maximum(head[:, None], cost[stage]).min(axis=0)
+    for _ in range(count - 1):
+        smallest = int(largest.min(where=largest > smallest, initial=FORBIDDEN))
+        if smallest == FORBIDDEN:
+            return
+        yield smallest
+
+
+def _evenest(cost_ns: IntArray, bottleneck_ns: int) -> tuple[int, ...]:
+    """The bounds with the smallest sum of squares among partitions with exactly this bottleneck."""
+    shift = max(0, bottleneck_ns.bit_length() - SQUARE_BITS)
+    squares = np.where(cost_ns <= bottleneck_ns, (cost_ns >> shift) ** 2, FORBIDDEN)
+    return _cheapest(squares, cost_ns == bottleneck_ns)
+
+
+def _shortage(problem: StagesProblem, missing_bytes: IntArray) -> MemoryShortage:
+    most_bytes = int(_tails(missing_bytes)[0, 0])
+    weight = np.where(missing_bytes <= most_bytes, missing_bytes, FORBIDDEN)
+    bounds = _cheapest(weight, missing_bytes == most_bytes)
+    needed = _partition(problem, bounds).stage_bytes
+    missing = (max(0, need - limit) for need, limit in zip(needed, problem.limit_bytes, strict=True))
+    return MemoryShortage(bounds=bounds, missing_bytes=tuple(missing))
+
+
+def _cheapest(weight: IntArray, marked: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    """The bounds with the smallest sum of ``weight`` [k, w, w] among partitions with at least one marked range."""
+    num_stages, num_places, _ = weight.shape
+    anything = np.full((num_stages + 1, num_places), FORBIDDEN, dtype=np.int64)
+    anything[num_stages, -1] = 0
+    with_mark = np.full_like(anything, FORBIDDEN)
+    for stage in reversed(range(num_stages)):
+        after = np.where(marked[stage], anything[stage + 1], with_mark[stage + 1])
+        anything[stage] = np.minimum((weight[stage] + anything[stage + 1]).min(axis=1), FORBIDDEN)
+        with_mark[stage] = np.minimum((weight[stage] + after).min(axis=1), FORBIDDEN)
+    bounds, place, missing_mark = [0], 0, True
+    for stage in range(num_stages):
+        after = np.where(marked[stage, place], anything[stage + 1], with_mark[stage + 1])
+        options = weight[stage, place] + (after if missing_mark else anything[stage + 1])
+        start, place = place, int(options.argmin())
+        missing_mark = missing_mark and not marked[stage, start, place]
+        bounds.append(stage + 1 + place)
+    return tuple(bounds)
+
+
+def _partition(problem: StagesProblem, bounds: tuple[int, ...]) -> StagePartition:
+    ranges = [(stage, bounds[stage], bounds[stage + 1]) for stage in range(problem.num_stages)]
+    return StagePartition(
+        bounds=bounds,
+        stage_ns=tuple(int(problem.stage_ns(*each)) for each in ranges),
+        stage_bytes=tuple(int(problem.stage_bytes(*each)) for each in ranges),
+    )
