@@ -160,7 +160,7 @@ class TestDisk:
     ) -> None:
         full = shutil.disk_usage(ROOT)._replace(free=10**6)
         monkeypatch.setattr(dev.shutil, "disk_usage", lambda _: full)
-        monkeypatch.setattr(dev, "ensure", lambda _: dev.require_disk_space(dev.TORCH_BYTES["cpu"]))
+        monkeypatch.setattr(dev, "ensure", lambda _: dev.require_disk_space(dev.DISK_BYTES["cpu"]))
         assert dev.main(["setup"]) == 2
         assert "about 2 GB" in capsys.readouterr().err
 
