@@ -10,6 +10,7 @@ a heads, g key/value heads, d head dimension, f feed-forward width, v vocabulary
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from dataclasses import dataclass
 
@@ -77,6 +78,7 @@ class Parameter:
         return math.prod(self.shape)
 
 
+@functools.lru_cache(maxsize=4096)
 def parameters(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
     """The parameters of one unit. A tied head names the embedding's matrix: one global name, two copies."""
     matrices = _matrices(spec, unit)
@@ -112,6 +114,7 @@ def num_parameters(spec: ModelSpec) -> int:
     return sum(unique.values())
 
 
+@functools.lru_cache(maxsize=65_536)
 def stage_parameters(spec: ModelSpec, first: int, stop: int) -> int:
     """Elements held by a stage of units [first, stop); a tied copy counts on each stage that holds it, once."""
     unique = {p.name: p.num_elements for unit in spec.units[first:stop] for p in parameters(spec, unit)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.core.layout import SlotKind
+from penstock.core.model import UnitKind
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.memory import StageMemory
 from penstock.planner.problem import Mesh, Problem
@@ -73,6 +74,9 @@ class Proposer:
 
     def candidates(self, mesh: Mesh) -> list[Candidate] | Shortage:
         """The candidates of one mesh, or why none can fit."""
+        shortage = self.static_shortage(mesh)
+        if shortage is not None:
+            return shortage
         slicings = self._slicings(mesh)
         stages = self.partitions(mesh, slicings[0])
         if isinstance(stages, Shortage):
@@ -82,6 +86,16 @@ class Proposer:
             for slices in slicings
             for schedule in self._schedules(mesh)
         ]
+
+    def static_shortage(self, mesh: Mesh) -> Shortage | None:
+        """The memory filter that comes first: what all stages must hold at least, spread perfectly."""
+        model, pp = self.problem.model, mesh.pp
+        sizes = self._unit_sizes(mesh)
+        state = sum(sizes[unit.kind][0] for unit in model.units)
+        held = sum(sizes[unit.kind][1] for unit in model.units)
+        limit = self.problem.memory_limit_bytes - self.problem.cost_of(mesh.tp).constant_bytes
+        missing = (state + held) // pp - limit
+        return Shortage(mesh=mesh, stage=0, missing_bytes=missing) if missing > 0 else None
 
     def partitions(self, mesh: Mesh, slices: Sequence[int], count: int = 1) -> list[Stages] | Shortage:
         """The stages pinned by the user, or the best partitions by bottleneck that fit in memory."""
@@ -95,7 +109,7 @@ class Proposer:
 
     def _stages_problem(self, mesh: Mesh, slices: Sequence[int]) -> StagesProblem:
         model, cost = self.problem.model, self.problem.cost_of(mesh.tp)
-        sizes = {unit.kind: self._unit_memory(mesh, unit.index) for unit in (*model.units[:3], model.units[-1])}
+        sizes = self._unit_sizes(mesh)
         units = [sizes[unit.kind] for unit in model.units]
         limit = self.problem.memory_limit_bytes - cost.constant_bytes
         return StagesProblem(
@@ -106,8 +120,12 @@ class Proposer:
             limit_bytes=[max(limit, 0)] * mesh.pp,
         )
 
+    def _unit_sizes(self, mesh: Mesh) -> dict[UnitKind, tuple[int, int]]:
+        model = self.problem.model
+        return {unit.kind: self._unit_memory(mesh, unit.index) for unit in (*model.units[:3], model.units[-1])}
+
     def _unit_memory(self, mesh: Mesh, index: int) -> tuple[int, int]:
-        """Bytes of one unit: its state, and what it holds of one whole micro-batch."""
+        """Bytes of one unit: its state with its keys' and values' gradients, and what it holds of one micro-batch."""
         problem = self.problem
         memory = StageMemory(
             model=problem.model,
@@ -119,7 +137,8 @@ class Proposer:
         )
         length = problem.sequence_length
         held = [SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES]
-        return memory.state_bytes, sum(memory.slot_bytes(slot, length) for slot in held)
+        gradients = memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)
+        return memory.state_bytes + gradients, sum(memory.slot_bytes(slot, length) for slot in held)
 
     def _schedules(self, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
         pinned = self.problem.pinned.schedule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         num_devices=spec.resources.ranks,
         memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
         cost_of=cost_of,
-        most_tp=min(MOST_TP, cluster.devices_per_node),
+        most_tp=math.gcd(MOST_TP, cluster.devices_per_node),
         devices_per_node=cluster.devices_per_node,
     )
 
@@ -113,7 +114,7 @@ def meshes(problem: Problem) -> Iterator[Mesh]:
 def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int]]:
     pinned = problem.pinned
     for tp in _divisors(num_devices):
-        if (pinned.tp or tp) != tp or tp > problem.most_tp or problem.model.kv_heads % tp:
+        if (pinned.tp or tp) != tp or problem.most_tp % tp or problem.model.kv_heads % tp:
             continue
         for pp in _divisors(num_devices // tp):
             dp = num_devices // (tp * pp)

@@ -7,9 +7,10 @@ equal inputs give equal plans. The winner's slice and stage boundaries are then 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -24,10 +25,10 @@ from penstock.planner.problem import Mesh, Problem, meshes
 class Budget:
     """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates."""
 
-    meshes: int = 64
-    candidates: int = 400
+    meshes: int = 24
+    candidates: int = 160
     actions: int = 4_000_000
-    moves: int = 160
+    moves: int = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,9 +161,11 @@ class _Search:
                 continue
             if self.num_meshes == self.budget.meshes:
                 return
-            for candidate in self._open(proposer, node):
-                entry = self.score(node, self.judge.bound_ns(candidate)), next(number), candidate
+            opened = [(self.score(node, self.judge.bound_ns(c)), next(number), c) for c in self._open(proposer, node)]
+            for entry in opened:
                 heapq.heappush(queue, entry)
+            if opened and self._affordable(promising := min(opened)[2]):
+                self.judged(promising)  # an early incumbent lets the bound cut the rest
         self.exhausted = True
 
     def _open(self, proposer: Proposer, mesh: Mesh) -> list[Candidate]:
@@ -199,38 +202,49 @@ class _Search:
     def improve(self) -> None:
         """Move boundaries of the best candidate, largest steps first, as long as the simulator finds it faster."""
         best = min(self.fitting, key=self.rank)
-        moves = self.budget.moves
+        limit = len(self.seen) + self.budget.moves
         for step in (8, 4, 2, 1):
-            improved = True
-            while improved and moves > 0:
-                improved = False
-                for candidate in neighbours(best.candidate, self.problem, step):
-                    moves -= 1
-                    found = self.judged(candidate)
+            before = None
+            while best is not before:
+                before = best
+                for move in moves(best.candidate, self.problem, step):
+                    moved = move(best.candidate)
+                    if moved is None:
+                        continue
+                    if len(self.seen) >= limit or not self._affordable(moved):
+                        return
+                    found = self.judged(moved)
                     if self.fits(found) and self.rank(found) < self.rank(best):
-                        best, improved = found, True
-                        break
-                    if moves <= 0:
-                        break
+                        best = found
 
 
-def neighbours(candidate: Candidate, problem: Problem, step: int) -> Iterator[Candidate]:
-    """The candidate with one boundary moved: between stages by a unit, between slices by ``step`` quanta."""
-    if problem.pinned.stages is None:
-        for i, shift in itertools.product(range(len(candidate.stages) - 1), (-1, 1)):
-            stages = [list(stage) for stage in candidate.stages]
-            stages[i][1] += shift
-            stages[i + 1][0] += shift
-            if all(first < stop for first, stop in stages):
-                yield replace(candidate, stages=tuple((first, stop) for first, stop in stages))
-    if isinstance(problem.pinned.slices, tuple):
-        return
-    for i, shift in itertools.product(range(len(candidate.slices) - 1), (-step, step)):
-        slices = list(candidate.slices)
-        slices[i] += shift * problem.quantum
-        slices[i + 1] -= shift * problem.quantum
-        if min(slices) >= problem.quantum:
-            yield replace(candidate, slices=tuple(slices))
+Move = Callable[[Candidate], Candidate | None]
+
+
+def moves(candidate: Candidate, problem: Problem, step: int) -> Iterator[Move]:
+    """Boundaries between slices by ``step`` quanta and, with the smallest step, between stages by a unit, both ways."""
+    if not isinstance(problem.pinned.slices, tuple):
+        for i, sign in itertools.product(range(len(candidate.slices) - 1), (-1, 1)):
+            yield functools.partial(_move_slice, boundary=i, tokens=sign * step * problem.quantum)
+    if step == 1 and problem.pinned.stages is None:
+        for i, sign in itertools.product(range(len(candidate.stages) - 1), (-1, 1)):
+            yield functools.partial(_move_stage, boundary=i, units=sign)
+
+
+def _move_slice(candidate: Candidate, *, boundary: int, tokens: int) -> Candidate | None:
+    slices = list(candidate.slices)
+    slices[boundary] += tokens
+    slices[boundary + 1] -= tokens
+    return replace(candidate, slices=tuple(slices)) if min(slices) > 0 else None
+
+
+def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate | None:
+    stages = [list(stage) for stage in candidate.stages]
+    stages[boundary][1] += units
+    stages[boundary + 1][0] += units
+    if any(first >= stop for first, stop in stages):
+        return None
+    return replace(candidate, stages=tuple((first, stop) for first, stop in stages))
 
 
 def nothing_fits(problem: Problem, shortages: list[Shortage], too_large: list[Evaluation]) -> UserError:
@@ -240,7 +254,7 @@ def nothing_fits(problem: Problem, shortages: list[Shortage], too_large: list[Ev
     needs += [(max(each.peak_bytes), each.candidate.label) for each in too_large]
     if not needs:
         return UserError(
-            what=f"no division of {problem.num_devices} ranks and {problem.global_batch} sequences obeys what is pinned",
+            what=f"no division of {problem.num_devices} ranks, {problem.global_batch} sequences obeys what is pinned",
             where="spec.parallelism",
             remedy="pin fewer of dp, tp, pp, microBatch and stages, or values whose product divides the ranks",
         )

@@ -1,0 +1,91 @@
+"""Why this plan: its parts in words, the next best, and what was turned down and why."""
+
+from __future__ import annotations
+
+from penstock.core.plan import Alternative
+from penstock.core.units import format_bytes, format_seconds, to_seconds
+from penstock.planner.problem import Problem
+from penstock.planner.search import Evaluation, Result
+
+MOST_ALTERNATIVES = 5
+MOST_REJECTED = 5
+
+
+def reasons(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
+    """The choice in a few sentences, for people."""
+    candidate = chosen.candidate
+    return (
+        f"{candidate.label}: {format_seconds(to_seconds(chosen.step_ns))} per step",
+        _parts(chosen),
+        _slices(chosen),
+        _memory(problem, chosen),
+        _effort(result),
+    )
+
+
+def _parts(chosen: Evaluation) -> str:
+    shares = {
+        "compute": chosen.compute_ns,
+        "waiting for other ranks": chosen.bubble_ns,
+        "communication": chosen.communication_ns,
+        "reductions": chosen.reduction_ns,
+        "optimizer": chosen.optimizer_ns,
+    }
+    told = (f"{100 * share / chosen.step_ns:.1f} % {name}" for name, share in shares.items() if share)
+    return "the busiest rank's step: " + ", ".join(told)
+
+
+def _memory(problem: Problem, chosen: Evaluation) -> str:
+    peak, limit = max(chosen.peak_bytes), problem.memory_limit_bytes
+    return f"at most {format_bytes(peak)} on a rank, of {format_bytes(limit)} allowed"
+
+
+def _slices(chosen: Evaluation) -> str:
+    slices = chosen.candidate.slices
+    if len(slices) == 1:
+        return "sequences are not sliced: slices would cost more than the waiting they save"
+    lengths = f"{len(slices)} slices of {max(slices)} down to {min(slices)} tokens"
+    return f"{lengths} keep {chosen.candidate.mesh.pp} stages busy"
+
+
+def _effort(result: Result) -> str:
+    ending = "nothing unexplored can be faster" if result.exhausted else "the search ended at its budget"
+    return f"{result.num_judged} candidates of {result.num_meshes} divisions were simulated; {ending}"
+
+
+def alternatives(result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
+    """The next best of each kind of plan, then the fastest that did not fit, then divisions without room."""
+    seen = {chosen.candidate.label}
+    found: list[Alternative] = []
+    for other in result.others:
+        if other.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
+            seen.add(other.candidate.label)
+            found.append(_alternative(other, _slower(other, chosen)))
+    too_large = sorted(result.too_large, key=lambda each: each.step_ns)[:MOST_REJECTED]
+    found += [_alternative(each, f"needs {format_bytes(max(each.peak_bytes))} on a rank") for each in too_large]
+    for shortage in result.shortages[:MOST_REJECTED]:
+        reason = f"stage {shortage.stage} lacks {format_bytes(shortage.missing_bytes)} in every partition"
+        found.append(Alternative(label=shortage.mesh.label, step_seconds=None, peak_bytes=None, reason=reason))
+    return tuple(found)
+
+
+def _alternative(evaluation: Evaluation, reason: str) -> Alternative:
+    return Alternative(
+        label=evaluation.candidate.label,
+        step_seconds=to_seconds(evaluation.step_ns),
+        peak_bytes=max(evaluation.peak_bytes),
+        reason=reason,
+    )
+
+
+def _slower(other: Evaluation, chosen: Evaluation) -> str:
+    if other.step_ns <= chosen.step_ns:
+        return "costs more devices" if other.step_ns < chosen.step_ns else "equally fast, but takes more memory"
+    parts = {
+        "compute": other.compute_ns - chosen.compute_ns,
+        "waiting": other.bubble_ns - chosen.bubble_ns,
+        "communication": other.communication_ns - chosen.communication_ns,
+        "reductions": other.reduction_ns - chosen.reduction_ns,
+    }
+    most = max(parts, key=lambda name: parts[name])
+    return f"{100 * (other.step_ns / chosen.step_ns - 1):.1f} % slower, mostly {most}"

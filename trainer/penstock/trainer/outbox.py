@@ -1,0 +1,61 @@
+"""Records of one rank, appended to its file in the outbox until somebody ships them.
+
+The file is bounded: when it is full the oldest half goes, so a run outlives any silence of the network. Numbers go on
+across restarts of the process, because a record is known by (uid, attempt, source, sequence).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.core.records import Record, RecordKind
+
+LARGEST_BYTES = 64 * 2**20
+
+
+class Outbox:
+    """Appends numbered records; ``clock`` gives seconds since the epoch."""
+
+    def __init__(self, folder: Path, *, uid: str, attempt: int, source: str, clock: Callable[[], float]) -> None:
+        self._path = folder / f"a{attempt}-{source}.jsonl"
+        self._identity: dict[str, Any] = {"uid": uid, "attempt": attempt, "source": source}
+        self._clock = clock
+        self._sequence = _last_sequence(self._path) + 1
+        self._file = self._path.open("a")
+
+    def put(self, kind: RecordKind, **content: Any) -> None:
+        """Append one record; ``content`` sets the field that belongs to ``kind``."""
+        record = Record(**self._identity, sequence=self._sequence, recorded_at=self._clock(), kind=kind, **content)
+        self._file.write(json.dumps(record.to_manifest()) + "\n")
+        self._file.flush()
+        self._sequence += 1
+        if self._file.tell() > LARGEST_BYTES:
+            self._halve()
+
+    def _halve(self) -> None:
+        self._file.close()
+        lines = self._path.read_text().splitlines(keepends=True)
+        self._path.write_text("".join(lines[len(lines) // 2 :]))
+        self._file = self._path.open("a")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of one outbox file; a last line that was cut short is passed over."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            records.append(Record.from_manifest(json.loads(line)))
+        except ValueError:
+            continue
+    return records
+
+
+def _last_sequence(path: Path) -> int:
+    return max((record.sequence for record in read_records(path)), default=-1)
