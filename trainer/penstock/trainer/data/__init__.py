@@ -1,0 +1,1 @@
+"""Real text to training batches: corpora, tokenizers, token files, preparation, data order."""

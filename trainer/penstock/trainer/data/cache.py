@@ -1,0 +1,82 @@
+"""A folder of results by key: made once, whole or not at all, by one process at a time, and checked when reused."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.core.errors import UserError
+from penstock.trainer.data.reporter import Reporter
+
+
+def cached(
+    cache: Path,
+    key: str,
+    *,
+    build: Callable[[Path], None],
+    check: Callable[[Path], None],
+    reporter: Reporter,
+) -> Path:
+    """The folder ``cache / key``, filled by ``build`` unless it is there and ``check`` finds no fault in it.
+
+    ``check`` says what is wrong by raising `UserError`. A cache that nobody may write serves what it has.
+
+    Raises:
+        UserError: the cache cannot be written, or what ``build`` raises.
+    """
+    folder = cache / key
+    if folder.is_dir() and _fault(folder, check) is None:
+        return folder
+    try:
+        with _lock(cache, key, reporter):
+            return _build_once(folder, build=build, check=check, reporter=reporter)
+    except OSError as error:
+        raise UserError(
+            what=f"prepared data cannot be written: {error.strerror}",
+            where=str(error.filename or cache),
+            remedy="free space there, or name another cache folder",
+        ) from error
+
+
+def _build_once(
+    folder: Path, *, build: Callable[[Path], None], check: Callable[[Path], None], reporter: Reporter
+) -> Path:
+    if folder.exists():
+        fault = _fault(folder, check)
+        if fault is None:
+            return folder
+        reporter.warning(f"prepared data is damaged and made again: {fault}")
+        shutil.rmtree(folder)
+    unfinished = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        build(unfinished)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _fault(folder: Path, check: Callable[[Path], None]) -> str | None:
+    try:
+        check(folder)
+    except UserError as error:
+        place = f"{error.where}: " if error.where else ""
+        return place + error.what
+    return None
+
+
+@contextmanager
+def _lock(cache: Path, key: str, reporter: Reporter) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{key}.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reporter.warning("another process prepares the same data; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

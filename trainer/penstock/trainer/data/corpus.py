@@ -1,0 +1,281 @@
+"""Corpora: where documents come from, in which order, and which of them are held out for validation.
+
+A text file is a document, a line of a ``.jsonl`` file is one too; empty documents do not count. Documents come
+in order of their files' relative paths. Text flows as *events*: pieces of at most `PIECE_BYTES` bytes, and ``None``
+where a document ends, so that no corpus needs to fit in memory.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+import platform
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from penstock.core.errors import UserError
+from penstock.trainer.data.reporter import SILENT, Reporter
+
+Event: TypeAlias = str | None
+
+STDLIB = "python-stdlib"
+PIECE_BYTES = 1 << 20
+HOLD_OUT = 20
+"""Every 20th document is held out; of fewer than 20 documents, the last 20th of their text."""
+
+_WHERE = "spec.data.source"
+
+# The standard library without its tests (17 of 31 MB, invalid files among them, and Debian packages them apart),
+# without installed packages, and without tables: what is left is about 10 MB of prose-like code on any Python.
+_STDLIB_SKIPPED_FOLDERS = frozenset(
+    {"__pycache__", "dist-packages", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"}
+)
+_STDLIB_SKIPPED_PREFIX = "_sysconfigdata"  # paths of the machine that built this Python
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Files below ``root`` in the order they are read; at most ``limit_bytes`` of their text are used."""
+
+    source: str
+    root: Path
+    files: tuple[str, ...]
+    text_field: str = "text"
+    limit_bytes: int | None = None
+
+    def events(self, accepts: Callable[[str], bool]) -> Iterator[Event]:
+        """The text of every file whose name ``accepts`` likes.
+
+        Raises:
+            UserError: a JSONL line is not an object with text in ``text_field``.
+        """
+        events = (event for name in self.files if accepts(name) for event in self._file_events(name))
+        return events if self.limit_bytes is None else _limited(events, self.limit_bytes)
+
+    def _file_events(self, name: str) -> Iterator[Event]:
+        path = self.root / name
+        if path.suffix == ".jsonl":
+            return _jsonl_events(path, self.text_field)
+        return _text_events(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What reading a whole corpus once has shown; ``sha256`` covers the text and where documents end."""
+
+    documents: int
+    num_bytes: int
+    sha256: str
+    skipped: frozenset[str]
+    python: str | None
+
+
+def find_corpus(source: str, *, text_field: str = "text", limit_bytes: int | None = None) -> Corpus:
+    """The corpus named by ``source``: ``python-stdlib``, a folder, a text file or a ``.jsonl`` file.
+
+    Raises:
+        UserError: there is nothing of that name.
+    """
+    root = Path(sysconfig.get_path("stdlib")) if source == STDLIB else Path(source)
+    if source == STDLIB:
+        files = tuple(sorted(_stdlib_files(root)))
+    elif root.is_dir():
+        files = tuple(sorted(_folder_files(root)))
+    elif root.is_file():
+        root, files = root.parent, (root.name,)
+    else:
+        raise UserError(
+            what=f"there is no file or folder '{source}'",
+            where=_WHERE,
+            remedy=f"give a folder of text, a .jsonl file, a token file, or {STDLIB}",
+        )
+    return Corpus(source=source, root=root, files=files, text_field=text_field, limit_bytes=limit_bytes)
+
+
+def scan(corpus: Corpus, reporter: Reporter = SILENT) -> Scan:
+    """Read ``corpus`` once, leaving out files that are not UTF-8 text.
+
+    Raises:
+        UserError: no text is left, or a JSONL line is malformed.
+    """
+    skipped: list[str] = []
+    whole, document = hashlib.sha256(), hashlib.sha256()
+    documents = num_bytes = 0
+    total_bytes = _size_bytes(corpus)
+
+    def accepts(name: str) -> bool:
+        if _is_text(corpus.root / name):
+            return True
+        skipped.append(name)
+        return False
+
+    for event in corpus.events(accepts):
+        if event is None:
+            whole.update(document.digest())
+            document = hashlib.sha256()
+            documents += 1
+            continue
+        data = event.encode()
+        document.update(data)
+        num_bytes += len(data)
+        reporter.progress("reading", num_bytes, total_bytes)
+    if skipped:
+        reporter.warning(f"{len(skipped)} files of {corpus.source} are left out: not UTF-8 text ({skipped[0]})")
+    if not num_bytes:
+        raise UserError(
+            what=f"'{corpus.source}' holds no text", where=_WHERE, remedy="give a folder with UTF-8 text in it"
+        )
+    return Scan(
+        documents=documents,
+        num_bytes=num_bytes,
+        sha256=whole.hexdigest(),
+        skipped=frozenset(skipped),
+        python=platform.python_version() if corpus.source == STDLIB else None,
+    )
+
+
+def split_events(corpus: Corpus, scan: Scan) -> Iterator[tuple[bool, Event]]:
+    """The events of a scanned corpus, each with whether it is held out for validation.
+
+    Raises:
+        UserError: the corpus is not what it was when it was scanned.
+    """
+    events = _unchanged_events(corpus, scan)
+    if scan.documents >= HOLD_OUT:
+        return _hold_out_documents(events)
+    return _hold_out_tail(events, cut_bytes=scan.num_bytes - scan.num_bytes // HOLD_OUT)
+
+
+def _unchanged_events(corpus: Corpus, scan: Scan) -> Iterator[Event]:
+    num_bytes = 0
+    try:
+        for event in corpus.events(lambda name: name not in scan.skipped):
+            num_bytes += len((event or "").encode())
+            yield event
+    except (OSError, UnicodeDecodeError) as error:
+        raise _changed(corpus) from error
+    if num_bytes != scan.num_bytes:
+        raise _changed(corpus)
+
+
+def _changed(corpus: Corpus) -> UserError:
+    return UserError(
+        what=f"'{corpus.source}' changed while it was read",
+        where=_WHERE,
+        remedy="run again when nothing writes to it",
+    )
+
+
+def _hold_out_documents(events: Iterable[Event]) -> Iterator[tuple[bool, Event]]:
+    document = 0
+    for event in events:
+        yield document % HOLD_OUT == HOLD_OUT - 1, event
+        document += event is None
+
+
+def _hold_out_tail(events: Iterable[Event], *, cut_bytes: int) -> Iterator[tuple[bool, Event]]:
+    left_bytes = cut_bytes
+    for event in events:
+        size = len(event.encode()) if event is not None else 0
+        if event is None or left_bytes <= 0 or size < left_bytes:
+            yield left_bytes <= 0, event
+        else:
+            head = _clip(event, left_bytes)
+            yield from ((False, head), (False, None), (True, event[len(head) :]))
+        left_bytes -= size
+
+
+def _limited(events: Iterable[Event], limit_bytes: int) -> Iterator[Event]:
+    """Events until ``limit_bytes`` are reached; the document that reaches them ends there."""
+    left_bytes = limit_bytes
+    for event in events:
+        size = len(event.encode()) if event is not None else 0
+        if event is not None and size >= left_bytes:
+            yield _clip(event, left_bytes)
+            yield None
+            return
+        yield event
+        left_bytes -= size
+
+
+def _clip(text: str, num_bytes: int) -> str:
+    """The longest start of ``text`` of at most ``num_bytes``; characters stay whole."""
+    return text.encode()[:num_bytes].decode(errors="ignore")
+
+
+def _text_events(path: Path) -> Iterator[Event]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    empty = True
+    with path.open("rb") as file:
+        while data := file.read(PIECE_BYTES):
+            yield decoder.decode(data)
+            empty = False
+    decoder.decode(b"", final=True)
+    if not empty:
+        yield None
+
+
+def _jsonl_events(path: Path, text_field: str) -> Iterator[Event]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            text = _jsonl_text(line, text_field, where=f"{path}:{number}")
+            if text:
+                yield from (text[i : i + PIECE_BYTES] for i in range(0, len(text), PIECE_BYTES))
+                yield None
+
+
+def _jsonl_text(line: bytes, text_field: str, *, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise UserError(what=f"is not JSON: {error}", where=where, remedy="put one JSON object on each line") from error
+    text = record.get(text_field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise UserError(
+            what=f"has no text in field '{text_field}'",
+            where=where,
+            remedy="name the field that holds the text in spec.data.textField",
+        )
+    # JSON can spell lone surrogates, which no UTF-8 text has
+    return text.encode(errors="replace").decode()
+
+
+def _is_text(path: Path) -> bool:
+    if path.suffix == ".jsonl":
+        return True
+    try:
+        return not any(event is not None and "\0" in event for event in _text_events(path))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _stdlib_files(root: Path) -> Iterator[str]:
+    for name in _walk(root, enters=lambda folder: folder not in _STDLIB_SKIPPED_FOLDERS):
+        base = name.rpartition("/")[2]
+        if base.endswith(".py") and not base.startswith(_STDLIB_SKIPPED_PREFIX):
+            yield name
+
+
+def _folder_files(root: Path) -> Iterator[str]:
+    names = _walk(root, enters=lambda folder: not folder.startswith("."))
+    return (name for name in names if not name.rpartition("/")[2].startswith("."))
+
+
+def _walk(root: Path, *, enters: Callable[[str], bool]) -> Iterator[str]:
+    """Relative paths, with ``/``, of the regular files below ``root``, in no order."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = filter(enters, subfolders)
+        paths = (Path(folder, name) for name in names)
+        yield from (path.relative_to(root).as_posix() for path in paths if path.is_file())
+
+
+def _size_bytes(corpus: Corpus) -> int:
+    total = sum((corpus.root / name).stat().st_size for name in corpus.files)
+    return total if corpus.limit_bytes is None else min(total, corpus.limit_bytes)
