@@ -13,6 +13,7 @@ from penstock.planner.schedules.gpipe import gpipe
 from penstock.planner.schedules.imported import CSV, imported
 from penstock.planner.schedules.inputs import TABLES, ScheduleInputs, StageTable
 from penstock.planner.schedules.one_f_one_b import one_f_one_b, zb_h1
+from penstock.planner.schedules.zero_bubble import with_best_variant, zb
 
 BUILT_IN = {
     generator.name: generator
@@ -20,6 +21,7 @@ BUILT_IN = {
         Generator(name="gpipe", version=1, generate=gpipe, uses_costs=False),
         Generator(name="1f1b", version=1, generate=one_f_one_b, uses_costs=False),
         Generator(name="zb-h1", version=1, generate=zb_h1, uses_costs=False),
+        Generator(name="zb", version=1, generate=zb, uses_costs=True, resolve=with_best_variant),
     )
 }
 
@@ -46,7 +48,7 @@ def to_spec(name: str, inputs: ScheduleInputs) -> ScheduleSpec:
     return ScheduleSpec(
         generator=name,
         version=generator.version,
-        inputs=_recorded(inputs) if generator.uses_costs else None,
+        inputs=_recorded(generator.resolve(inputs)) if generator.uses_costs else None,
     )
 
 
@@ -55,17 +57,20 @@ def _recorded(inputs: ScheduleInputs) -> dict[str, tuple[int, ...]]:
     kept = {name: values for name, values in tables.items() if values}
     if inputs.caps:
         kept["caps"] = inputs.caps
+    if inputs.variant is not None:
+        kept["variant"] = (inputs.variant,)
     return kept | {"receive_ahead": (inputs.receive_ahead,)}
 
 
 def inputs_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> ScheduleInputs:
     """The inputs recorded by `to_spec`; raises `UserError` for a name or a length that does not belong there."""
     recorded = dict(spec.inputs or {})
-    unknown = sorted(set(recorded) - {*TABLES, "caps", "receive_ahead"})
+    unknown = sorted(set(recorded) - {*TABLES, "caps", "receive_ahead", "variant"})
     if unknown:
         raise UserError(what="unknown input", where=f"schedule.inputs.{unknown[0]}", remedy="plan again")
     caps = recorded.pop("caps", ())
     (receive_ahead,) = recorded.pop("receive_ahead", (2,))
+    (variant,) = recorded.pop("variant", (None,))
     tables = {name: _table(name, values, num_slices) for name, values in recorded.items()}
     return ScheduleInputs(
         num_ranks=num_ranks,
@@ -73,6 +78,7 @@ def inputs_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: in
         num_slices=num_slices,
         caps=caps,
         receive_ahead=receive_ahead,
+        variant=variant,
         **tables,
     )
 

@@ -1,0 +1,119 @@
+"""What time things take: integer tables, so that equal inputs give equal times on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import UserError
+from penstock.core.schedule import Group
+from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
+
+Nanoseconds = npt.NDArray[np.int64]
+
+MILLION = 1_000_000
+
+TO_NEXT, TO_PREVIOUS = 0, 1
+"""The directions of messages: a stage's output, and the gradient of its input."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """Where the ranks of one pipeline run, and which network cards their messages occupy.
+
+    ``host_of`` numbers every rank's host. A message between ranks of one host occupies their ``local_cards``, between
+    hosts their ``network_cards``: the sender's on its way out, the receiver's on its way in, -1 for none. ``replicas``
+    counts pipelines in lockstep whose equal ranks share these hosts (data parallelism within a host).
+    """
+
+    host_of: tuple[int, ...]
+    local_cards: tuple[int, ...]
+    network_cards: tuple[int, ...]
+    replicas: int = 1
+
+
+def hosts(host_of: Sequence[int], replicas: int = 1) -> Hosts:
+    """Every host has one network card; inside a host every rank has its own."""
+    num_hosts = 1 + max(host_of)
+    return Hosts(
+        host_of=tuple(host_of),
+        local_cards=tuple(num_hosts + rank for rank in range(len(host_of))),
+        network_cards=tuple(host_of),
+        replicas=replicas,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstructionCosts:
+    """Nanoseconds that one transport instruction keeps its rank, waiting apart."""
+
+    post_ns: int = 0
+    wait_receive_ns: int = 0
+    send_ns: int = 0
+    wait_send_ns: int = 0
+
+    @property
+    def as_tuple(self) -> tuple[int, int, int, int]:
+        """In the order of the fields."""
+        return (self.post_ns, self.wait_receive_ns, self.send_ns, self.wait_send_ns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Costs:
+    """The cost of everything in a Program.
+
+    ``compute_ns`` [kind (`order.KINDS`), stage, slice] is the time of an action alone on its host, fixed overhead
+    included; ``together_ppm``, of the same shape, how many times longer, in millionths, it takes while all ranks of the
+    host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
+    over bandwidth of the message that the stage sends. ``reduce_ns`` gives, per group, every rank's time in one
+    reduction; ``optimizer_ns`` that of its STEP.
+    """
+
+    compute_ns: Nanoseconds
+    together_ppm: Nanoseconds
+    transfer_ns: Nanoseconds
+    hosts: Hosts
+    instructions: InstructionCosts = InstructionCosts()
+    reduce_ns: Mapping[Group, tuple[int, ...]] = field(default_factory=dict)
+    optimizer_ns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape = self.compute_ns.shape
+        if shape[0] != len(KINDS) or self.together_ppm.shape != shape or self.transfer_ns.shape != (2, *shape[1:]):
+            raise ValueError("cost tables disagree about their shape")
+        if min(self.compute_ns.min(), self.transfer_ns.min()) < 0 or self.together_ppm.min() < 1:
+            raise UserError(what="holds a negative time or factor", where="costs", remedy="measure again")
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return self.compute_ns.shape[1]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.hosts.host_of)
+
+
+def uncontended(compute_ns: Nanoseconds, transfer_ns: Nanoseconds) -> Costs:
+    """One stage per rank, every rank on a host of its own, and messages that hinder only those of their own channel."""
+    num_ranks = compute_ns.shape[1]
+    nothing = (-1,) * num_ranks
+    return Costs(
+        compute_ns=compute_ns,
+        together_ppm=np.full_like(compute_ns, MILLION),
+        transfer_ns=transfer_ns,
+        hosts=Hosts(host_of=tuple(range(num_ranks)), local_cards=nothing, network_cards=nothing),
+    )
+
+
+def compute_table(forward: npt.ArrayLike, input_gradient: npt.ArrayLike, weight_gradient: npt.ArrayLike) -> Nanoseconds:
+    """[kind, stage, slice] from the tables [stage, slice] of F, I and W: B is I and W, and R costs what F does."""
+    f, i, w = (np.asarray(table, dtype=np.int64) for table in (forward, input_gradient, weight_gradient))
+    table = np.zeros((len(KINDS), *f.shape), dtype=np.int64)
+    table[FORWARD], table[INPUT_GRADIENT], table[WEIGHT_GRADIENT] = f, i, w
+    table[BACKWARD], table[RECOMPUTE] = i + w, f
+    return table
