@@ -50,36 +50,37 @@ class Lifetimes:
         kind = instruction.action.kind
         for index in instruction.acquires:
             self._acquire(index)
-        for index in instruction.reads + instruction.writes:
-            self._require_live(index, "touches")
+        self._require_live(instruction.reads, "reads")
+        self._require_live(instruction.writes, "writes")
         if kind in _STARTS:
             self._take_off(instruction, _STARTS[kind])
         elif kind in _WAITS:
             self._land(instruction, _WAITS[kind])
         self._count(instruction.transient_bytes)
-        for index in instruction.frees:
-            self._free(index, kind)
+        if instruction.frees:
+            self._free(instruction.frees, kind)
+
+    def _acquire(self, index: int) -> None:
+        slot = self._known(index)
+        needed = self._table.get((slot.kind, slot.stage, slot.slice), 0)
+        if slot.num_bytes != needed:
+            raise ViolationError(f"acquires {slot} of {slot.num_bytes} bytes, where {needed} are needed")
+        if self._states[index] != _UNBORN:
+            raise ViolationError(f"acquires {slot}, which was acquired before")
+        self._states[index] = _LIVE
+        self._arena.insert(slot)
+        self._live_bytes += slot.num_bytes
+
+    def _require_live(self, indices: tuple[int, ...], verb: str) -> None:
+        for index in indices:
+            slot = self._known(index)
+            if self._states[index] != _LIVE:
+                raise ViolationError(f"{verb} {slot}, which {_STATE_WORDS[self._states[index]]}")
 
     def _known(self, index: int) -> Slot:
         if not 0 <= index < len(self._slots):
             raise ViolationError(f"names slot number {index}, but its rank has {len(self._slots)}")
         return self._slots[index]
-
-    def _acquire(self, index: int) -> None:
-        slot = self._known(index)
-        if self._states[index] != _UNBORN:
-            raise ViolationError(f"acquires {slot}, which was acquired before")
-        needed = self._table.get((slot.kind, slot.stage, slot.slice), 0)
-        if slot.num_bytes != needed:
-            raise ViolationError(f"acquires {slot} of {slot.num_bytes} bytes, where {needed} are needed")
-        self._states[index] = _LIVE
-        self._arena.insert(slot)
-        self._live_bytes += slot.num_bytes
-
-    def _require_live(self, index: int, verb: str) -> None:
-        slot = self._known(index)
-        if self._states[index] != _LIVE:
-            raise ViolationError(f"{verb} {slot}, which {_STATE_WORDS[self._states[index]]}")
 
     def _take_off(self, instruction: Instruction, way: str) -> None:
         indices = instruction.reads + instruction.writes
@@ -102,14 +103,14 @@ class Lifetimes:
         self.transient_bytes = max(self.transient_bytes, transient_bytes)
         self.high_water_bytes = max(self.high_water_bytes, self._live_bytes + transient_bytes)
 
-    def _free(self, index: int, kind: Kind) -> None:
-        self._require_live(index, "frees")
-        slot = self._slots[index]
+    def _free(self, indices: tuple[int, ...], kind: Kind) -> None:
         if kind is not Kind.FREE:
-            raise ViolationError(f"frees {slot}, which only FREE may")
-        self._states[index] = _FREED
-        self._arena.remove(slot)
-        self._live_bytes -= slot.num_bytes
+            raise ViolationError("frees slots, which only FREE may")
+        for index in indices:
+            self._require_live((index,), "frees")
+            self._states[index] = _FREED
+            self._arena.remove(self._slots[index])
+            self._live_bytes -= self._slots[index].num_bytes
 
     def finish(self) -> None:
         """Require that nothing is left; raises `ViolationError`."""

@@ -38,6 +38,9 @@ _MESSAGE_SLOTS = {
     Kind.WAIT_RECV_B: G_IN,
 }
 
+_SENDER_KINDS = {"F": (Kind.SEND_F, Kind.WAIT_SEND_F), "B": (Kind.SEND_B, Kind.WAIT_SEND_B)}
+_RECEIVER_KINDS = {"F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F), "B": (Kind.POST_RECV_B, Kind.WAIT_RECV_B)}
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -71,6 +74,7 @@ class _End(NamedTuple):
 class _Line:
     """The messages of one channel so far, first-in first-out."""
 
+    channel: Channel
     sent: list[_End] = field(default_factory=list)
     posted: list[_End] = field(default_factory=list)
 
@@ -110,7 +114,7 @@ class Machine:
         self._roles = Roles(pipeline.stage_ranks, pipeline.num_slices, pipeline.table)
         self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
         self._arrived: dict[Group, set[int]] = {group: set() for group in self._members}
-        self._lines: dict[Channel, _Line] = {}
+        self._lines = _lines(pipeline.stage_ranks)
         self._done: dict[Cell, int] = {}
         self.num_transfers = 0
         self._waits: dict[Kind, Callable[[RankState, Instruction], Wait | None]] = {
@@ -130,6 +134,7 @@ class Machine:
             Kind.WAIT_RECV_B: self._receive,
             Kind.WAIT_SEND_F: self._sent,
             Kind.WAIT_SEND_B: self._sent,
+            Kind.FREE: _nothing,
             Kind.REDUCE: self._reduce,
             Kind.STEP: self._optimize,
         }
@@ -138,12 +143,13 @@ class Machine:
         """Run ``rank`` until it ends (none) or has to wait."""
         while (instruction := rank.pending) is not None:
             kind = instruction.action.kind
+            if kind not in self._effects:
+                raise ViolationError("is not an instruction")
             wait = self._waits[kind](rank, instruction) if kind in self._waits else None
             if wait is not None:
                 return wait
             rank.lifetimes.run(instruction)
-            if kind in self._effects:
-                self._effects[kind](rank, instruction)
+            self._effects[kind](rank, instruction)
             rank.position += 1
         return None
 
@@ -226,15 +232,15 @@ class Machine:
         line.posted.append(end)
 
     def _await_send(self, rank: RankState, instruction: Instruction) -> Wait | None:
-        line, channel = self._line(rank, instruction), self._channel(instruction.action)
+        line = self._line(rank, instruction)
         if instruction.sequence >= len(line.sent):
-            return Wait(channel.source, f"to send message {instruction.sequence} of {channel}")
+            return Wait(line.channel.source, f"to send message {instruction.sequence} of {line.channel}")
         return None
 
     def _await_post(self, rank: RankState, instruction: Instruction) -> Wait | None:
-        line, channel = self._line(rank, instruction), self._channel(instruction.action)
+        line = self._line(rank, instruction)
         if instruction.sequence >= len(line.posted):
-            return Wait(channel.target, f"to post the receive of message {instruction.sequence} of {channel}")
+            return Wait(line.channel.target, f"to post the receive of message {instruction.sequence} of {line.channel}")
         return None
 
     def _receive(self, rank: RankState, instruction: Instruction) -> None:
@@ -259,20 +265,14 @@ class Machine:
         rank.step = max(rank.step, line.posted[instruction.sequence].step)
 
     def _line(self, rank: RankState, instruction: Instruction) -> _Line:
-        channel, action = instruction.channel, instruction.action
-        expected = self._channel(action)
-        if channel != expected or rank.rank != self.pipeline.stage_ranks[action.stage]:
-            raise ViolationError(f"uses channel {channel} where {expected} is expected")
-        return self._lines.setdefault(expected, _Line())
-
-    def _channel(self, action: Action) -> Channel:
-        ranks, slot = self.pipeline.stage_ranks, _MESSAGE_SLOTS[action.kind]
-        peer = action.stage + (1 if slot in (Y, G_IN) else -1)
-        if not (0 <= action.stage < len(ranks) and 0 <= peer < len(ranks)):
-            raise ViolationError("has no stage to exchange messages with")
-        direction = "F" if slot in (X, Y) else "B"
-        here, there = ranks[action.stage], ranks[peer]
-        return Channel(here, there, direction) if slot in (Y, G_OUT) else Channel(there, here, direction)
+        """The line on which ``rank`` exchanges this message."""
+        action = instruction.action
+        found = self._lines.get((action.kind, action.stage, rank.rank))
+        if found is None:
+            raise ViolationError("has no rank to exchange this message with")
+        if instruction.channel != found.channel:
+            raise ViolationError(f"uses channel {instruction.channel} instead of {found.channel}")
+        return found
 
     def _end(self, rank: RankState, instruction: Instruction, indices: tuple[int, ...], number: int) -> _End:
         if instruction.sequence != number:
@@ -313,6 +313,25 @@ class Machine:
         expected = num_stages * self.pipeline.num_microbatches * self.pipeline.num_slices
         if rank.num_weight_gradients != expected:
             raise ViolationError(f"finds {rank.num_weight_gradients} of {expected} weight gradients of its rank")
+
+
+def _lines(stage_ranks: Sequence[int]) -> dict[tuple[Kind, int, int], _Line]:
+    """The line of every kind of transfer, stage, and rank of that stage."""
+    lines: dict[Channel, _Line] = {}
+    found: dict[tuple[Kind, int, int], _Line] = {}
+    for direction, step in (("F", 1), ("B", -1)):
+        for sender, source in enumerate(stage_ranks):
+            receiver = sender + step
+            if 0 <= receiver < len(stage_ranks) and stage_ranks[receiver] != source:
+                channel = Channel(source, stage_ranks[receiver], direction)
+                line = lines.setdefault(channel, _Line(channel))
+                found.update({(kind, sender, source): line for kind in _SENDER_KINDS[direction]})
+                found.update({(kind, receiver, channel.target): line for kind in _RECEIVER_KINDS[direction]})
+    return found
+
+
+def _nothing(rank: RankState, instruction: Instruction) -> None:
+    """What FREE does beyond ending lives."""
 
 
 def _names_of(bits: int) -> str:

@@ -86,10 +86,12 @@ class RankProgram:
 
     def lines(self) -> Iterator[str]:
         """One readable line per instruction."""
+        names = [str(slot) for slot in self.slots]
         for instruction in self.instructions:
-            yield self._line(instruction)
+            yield self._line(instruction, names)
 
-    def _line(self, instruction: Instruction) -> str:
+    @staticmethod
+    def _line(instruction: Instruction, names: list[str]) -> str:
         parts = [f"{instruction.action!s:<20}"]
         for sign, indices in (
             ("+", instruction.acquires),
@@ -97,7 +99,7 @@ class RankProgram:
             (">", instruction.writes),
             ("-", instruction.frees),
         ):
-            parts.extend(f"{sign}{self.slots[index]}" for index in indices)
+            parts.extend([f"{sign}{names[index]}" for index in indices])
         if instruction.channel:
             parts.append(f"[{instruction.channel} #{instruction.sequence}]")
         return " ".join(parts).rstrip()

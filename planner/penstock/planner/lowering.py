@@ -17,7 +17,7 @@ from penstock.core.schedule import Action, Group, Kind, Schedule
 from penstock.planner.passes.arena import place
 from penstock.planner.passes.draft import Draft
 from penstock.planner.passes.frees import add_frees
-from penstock.planner.passes.order import Ordered, order
+from penstock.planner.passes.rounds import Ordered, find_rounds
 from penstock.planner.passes.slots import add_slots
 from penstock.planner.passes.transfers import add_transfers
 
@@ -55,7 +55,7 @@ def lower(
     """
     if len(slices) != schedule.num_slices:
         raise UserError(what=f"has {schedule.num_slices} slices, but {len(slices)} lengths are given", where="schedule")
-    ordered = order(schedule)
+    ordered = find_rounds(schedule)
     reductions = _reductions(len(ordered.rows), dp, tie)
     table = slot_table(sizes, schedule.num_stages, slices)
     roles = Roles(ordered.stage_ranks, len(slices), table)
@@ -94,7 +94,7 @@ def _closing(rank: int, ordered: Ordered, reductions: Sequence[Reduction]) -> li
 def _rank_program(rank: int, drafts: list[Draft], table: Mapping[Place, int], transients: Transients) -> RankProgram:
     lived = add_frees(drafts, transients)
     sizes = [table.get((kind, stage, part), 0) for kind, stage, _, part in lived.names]
-    offsets, arena_bytes = place(lived.lives, sizes)
+    offsets, arena_bytes = place(lived.names, lived.lives, sizes)
     slots = [
         Slot(*name, num_bytes=num_bytes, offset=offset)
         for name, num_bytes, offset in zip(lived.names, sizes, offsets, strict=True)

@@ -1,23 +1,188 @@
-"""Pass 6, arena: a place in the rank's arena for every slot, so that slots which live together do not overlap."""
+"""Pass 6, arena: a place in the rank's arena for every slot, so that slots which live together do not overlap.
+
+This is dynamic storage allocation with known lives, which is NP-hard; but a step is periodic, and that is used. Slots
+of one kind and stage form a family. Within a family, slots that never live together share a lane, which has one offset;
+so the runtime sees few of them. A family's lanes are made in several ways, by size and by micro-batch modulo a period,
+and packed first-fit; the way that takes the least bytes is kept. Then the families are stacked, and, unless that is
+close to what lives at once, the lanes of all families are also packed together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from penstock.core.layout import aligned
+from penstock.core.roles import SlotName
+
+NUM_PERIODS = 5
+"""How many periods are tried for a family, from the shortest possible one."""
+
+CLOSE = 1.01
+"""An arena this close to the bytes that live at once is not improved further."""
+
+MAX_LANES_TOGETHER = 300
+"""Packing compares lanes pairwise; beyond this many, families stay stacked."""
 
 
-def place(lives: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Offsets of the slots with the given lives and bytes, and the bytes of the arena."""
-    live: list[tuple[int, int, int]] = []
-    offsets: list[int] = []
-    for (start, stop), num_bytes in zip(lives, sizes, strict=True):
-        live = [slot for slot in live if slot[2] > start]
-        at = 0
-        for offset, end, _ in sorted(live):
-            if offset - at >= num_bytes:
-                break
-            at = max(at, end)
-        live.append((at, at + aligned(num_bytes), stop))
-        offsets.append(at)
-    return offsets, max((at + aligned(size) for at, size in zip(offsets, sizes, strict=True)), default=0)
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A slot that wants a place: its life [start, stop) in instructions, and aligned bytes."""
+
+    index: int
+    name: SlotName
+    start: int
+    stop: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Slots that take turns at one offset. Bit i of ``life`` says whether one of them lives at instruction i."""
+
+    tenants: tuple[Tenant, ...]
+    num_bytes: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Lanes with their offsets, and the bytes they take together."""
+
+    lanes: tuple[Lane, ...]
+    offsets: tuple[int, ...]
+    num_bytes: int
+
+
+def place(names: Sequence[SlotName], lives: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Offsets of the slots with these names, lives and bytes, and the bytes of the arena."""
+    tenants = [
+        Tenant(index, name, *life, aligned(num_bytes))
+        for index, (name, life, num_bytes) in enumerate(zip(names, lives, sizes, strict=True))
+    ]
+    families: defaultdict[tuple[str, int], list[Tenant]] = defaultdict(list)
+    for tenant in tenants:
+        families[tenant.name[0], tenant.name[1]].append(tenant)
+    packing = _arrange([_pack_family(family) for family in families.values()], _high_water(tenants))
+    offsets = [0] * len(tenants)
+    for lane, offset in zip(packing.lanes, packing.offsets, strict=True):
+        for tenant in lane.tenants:
+            offsets[tenant.index] = offset
+    return offsets, packing.num_bytes
+
+
+def _arrange(families: Sequence[Packing], high_water: int) -> Packing:
+    stacked = _stack(families)
+    if stacked.num_bytes <= CLOSE * high_water or len(stacked.lanes) > MAX_LANES_TOGETHER:
+        return stacked
+    return min((stacked, *_packings(stacked.lanes)), key=_num_bytes)
+
+
+def _stack(families: Sequence[Packing]) -> Packing:
+    bases = [0, *accumulate(family.num_bytes for family in families)]
+    return Packing(
+        tuple(lane for family in families for lane in family.lanes),
+        tuple(base + offset for base, family in zip(bases, families, strict=False) for offset in family.offsets),
+        bases[-1],
+    )
+
+
+def _pack_family(family: Sequence[Tenant]) -> Packing:
+    enough = CLOSE * _high_water(family)
+    best: Packing | None = None
+    for lanes in _ways(family):
+        for packing in (_side_by_side(lanes), *_packings(lanes)):
+            if best is None or packing.num_bytes < best.num_bytes:
+                best = packing
+            if best.num_bytes <= enough:
+                return best
+    assert best is not None, "there always is a way by size"
+    return best
+
+
+def _ways(family: Sequence[Tenant]) -> Iterator[tuple[Lane, ...]]:
+    yield _lanes_by_size(family)
+    num_microbatches = 1 + max(tenant.name[2] for tenant in family)
+    ways = (_lanes_by_period(family, period) for period in range(1, num_microbatches + 1))
+    for lanes, _ in zip(filter(None, ways), range(NUM_PERIODS), strict=False):
+        yield lanes
+
+
+def _lanes_by_size(family: Sequence[Tenant]) -> tuple[Lane, ...]:
+    """Every slot takes the first lane of its size that is free: as few lanes as possible for each size."""
+    lanes: list[list[Tenant]] = []
+    free: defaultdict[int, list[int]] = defaultdict(list)
+    busy: list[tuple[int, int, int]] = []
+    for tenant in family:
+        while busy and busy[0][0] <= tenant.start:
+            _, lane, num_bytes = heapq.heappop(busy)
+            heapq.heappush(free[num_bytes], lane)
+        if free[tenant.num_bytes]:
+            lane = heapq.heappop(free[tenant.num_bytes])
+        else:
+            lane = len(lanes)
+            lanes.append([])
+        lanes[lane].append(tenant)
+        heapq.heappush(busy, (tenant.stop, lane, tenant.num_bytes))
+    return tuple(map(_lane, lanes))
+
+
+def _lanes_by_period(family: Sequence[Tenant], period: int) -> tuple[Lane, ...]:
+    """Slots of one slice and of micro-batches ``period`` apart share a lane; nothing if two of them live together."""
+    lanes: defaultdict[tuple[int, int | None], list[Tenant]] = defaultdict(list)
+    for tenant in family:
+        lane = lanes[tenant.name[2] % period, tenant.name[3]]
+        if lane and lane[-1].stop > tenant.start:
+            return ()
+        lane.append(tenant)
+    return tuple(map(_lane, lanes.values()))
+
+
+def _lane(tenants: Sequence[Tenant]) -> Lane:
+    life = 0
+    for tenant in tenants:
+        life |= ((1 << (tenant.stop - tenant.start)) - 1) << tenant.start
+    return Lane(tuple(tenants), tenants[0].num_bytes, life)
+
+
+def _side_by_side(lanes: Sequence[Lane]) -> Packing:
+    offsets = [0, *accumulate(lane.num_bytes for lane in lanes)]
+    return Packing(tuple(lanes), tuple(offsets[:-1]), offsets[-1])
+
+
+def _packings(lanes: Sequence[Lane]) -> Iterator[Packing]:
+    """First-fit, the largest or the busiest lanes first."""
+    yield _first_fit(sorted(lanes, key=lambda lane: -lane.num_bytes))
+    yield _first_fit(sorted(lanes, key=lambda lane: -lane.life.bit_count()))
+
+
+def _first_fit(lanes: Sequence[Lane]) -> Packing:
+    """Every lane, in the given order, at the lowest offset where it meets no earlier one that lives with it."""
+    placed: list[tuple[int, int, int]] = []
+    offsets = []
+    for lane in lanes:
+        offset = 0
+        for start, stop, life in placed:
+            if stop > offset and life & lane.life:
+                if start - offset >= lane.num_bytes:
+                    break
+                offset = stop
+        insort(placed, (offset, offset + lane.num_bytes, lane.life))
+        offsets.append(offset)
+    return Packing(tuple(lanes), tuple(offsets), max((stop for _, stop, _ in placed), default=0))
+
+
+def _num_bytes(packing: Packing) -> int:
+    return packing.num_bytes
+
+
+def _high_water(tenants: Iterable[Tenant]) -> int:
+    changes: defaultdict[int, int] = defaultdict(int)
+    for tenant in tenants:
+        changes[tenant.start] += tenant.num_bytes
+        changes[tenant.stop] -= tenant.num_bytes
+    return max(accumulate(changes[at] for at in sorted(changes)), default=0)

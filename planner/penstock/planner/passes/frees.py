@@ -10,6 +10,8 @@ from penstock.core.roles import SlotName
 from penstock.core.schedule import Action, Kind
 from penstock.planner.passes.draft import Draft
 
+Indices = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Lived:
@@ -25,51 +27,35 @@ class Lived:
 
 def add_frees(drafts: Sequence[Draft], transients: Mapping[tuple[Kind, int, int], int]) -> Lived:
     """The rank's instructions with numbered slots, acquisitions and FREEs."""
-    writer = _Writer(drafts, transients)
-    for position, draft in enumerate(drafts):
-        writer.write(position, draft)
-    stops = [writer.stops[index] for index in range(len(writer.numbers))]
-    return Lived(tuple(writer.instructions), tuple(writer.numbers), tuple(zip(writer.starts, stops, strict=True)))
-
-
-class _Writer:
-    def __init__(self, drafts: Sequence[Draft], transients: Mapping[tuple[Kind, int, int], int]) -> None:
-        self.transients = transients
-        self.last_use = {name: at for at, draft in enumerate(drafts) for name in _touched(draft)}
-        self.instructions: list[Instruction] = []
-        self.numbers: dict[SlotName, int] = {}
-        self.starts: list[int] = []
-        self.stops: dict[int, int] = {}
-
-    def write(self, position: int, draft: Draft) -> None:
-        num_before = len(self.numbers)
-        names = _touched(draft)
-        for name in names:
-            if self.numbers.setdefault(name, len(self.numbers)) == len(self.starts):
-                self.starts.append(len(self.instructions))
-        self.instructions.append(
-            Instruction(
-                draft.action,
-                acquires=tuple(range(num_before, len(self.numbers))),
-                reads=tuple([self.numbers[name] for name in draft.reads]),
-                writes=tuple([self.numbers[name] for name in draft.writes]),
-                channel=draft.channel,
-                sequence=draft.sequence,
-                transient_bytes=self._transient_bytes(draft.action),
-            )
+    numbers: dict[SlotName, int] = {}
+    touched = [_number(draft, numbers) for draft in drafts]
+    last_use = {index: at for at, (_, _, indices) in enumerate(touched) for index in indices}
+    instructions: list[Instruction] = []
+    starts: list[int] = []
+    stops = [0] * len(numbers)
+    for at, (draft, (reads, writes, indices)) in enumerate(zip(drafts, touched, strict=True)):
+        action = draft.action
+        born = tuple(range(len(starts), max(indices, default=-1) + 1))
+        starts += [len(instructions)] * len(born)
+        transient_bytes = transients.get((action.kind, action.stage, action.slice or 0), 0)
+        instructions.append(
+            Instruction(action, born, reads, writes, (), draft.channel, draft.sequence, transient_bytes)
         )
-        ended = sorted({self.numbers[name] for name in names if self.last_use[name] == position})
+        ended = tuple([index for index in indices if last_use[index] == at])
         if ended:
-            self._free(draft.action, tuple(ended))
-
-    def _transient_bytes(self, action: Action) -> int:
-        return self.transients.get((action.kind, action.stage, action.slice or 0), 0)
-
-    def _free(self, after: Action, indices: tuple[int, ...]) -> None:
-        self.stops.update(dict.fromkeys(indices, len(self.instructions)))
-        action = Action(Kind.FREE, after.stage, after.microbatch, after.slice)
-        self.instructions.append(Instruction(action, frees=indices))
+            for index in ended:
+                stops[index] = len(instructions)
+            instructions.append(Instruction(_free_after(action), frees=ended))
+    return Lived(tuple(instructions), tuple(numbers), tuple(zip(starts, stops, strict=True)))
 
 
-def _touched(draft: Draft) -> tuple[SlotName, ...]:
-    return draft.reads + draft.writes + draft.releases
+def _number(draft: Draft, numbers: dict[SlotName, int]) -> tuple[Indices, Indices, Indices]:
+    """The draft's slots by number, new ones numbered in the order of appearance: reads, writes, and all it touches."""
+    reads = tuple([numbers.setdefault(name, len(numbers)) for name in draft.reads])
+    writes = tuple([numbers.setdefault(name, len(numbers)) for name in draft.writes])
+    releases = tuple([numbers.setdefault(name, len(numbers)) for name in draft.releases])
+    return reads, writes, tuple(dict.fromkeys(reads + writes + releases))
+
+
+def _free_after(action: Action) -> Action:
+    return Action(Kind.FREE, action.stage, action.microbatch, action.slice)

@@ -8,7 +8,7 @@ from penstock.core.layout import SlotKind
 from penstock.core.roles import G_IN, G_OUT, Cell, Place, Roles, SlotName, X, Y
 from penstock.core.schedule import COMPUTE_KINDS, Action, Kind
 from penstock.planner.passes.draft import Draft
-from penstock.planner.passes.order import cell_of
+from penstock.planner.passes.rounds import cell_of
 
 _SENT = {Kind.SEND_F: Y, Kind.SEND_B: G_OUT}
 _AWAITED = {Kind.WAIT_SEND_F: Y, Kind.WAIT_SEND_B: G_OUT}

@@ -15,16 +15,17 @@ below WAIT_RECV k's; POST_RECV k has at most the round of WAIT_SEND k, and 0 is 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from penstock.core.program import Channel
+from penstock.core.roles import Cell
 from penstock.core.schedule import Action, Kind
 from penstock.planner.passes.draft import Draft
-from penstock.planner.passes.order import Ordered, cell_of
+from penstock.planner.passes.rounds import Ordered, cell_of
 
-Message = tuple[str, int, int, int]
-"""Direction, receiving stage, micro-batch, slice."""
+_DIRECTIONS = {Kind.F: ("F", 1), Kind.I: ("B", -1), Kind.B: ("B", -1)}
+"""Where the result of an action goes: direction, and the step from its stage to the receiving one."""
 
 _KINDS = {
     "F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, Kind.WAIT_SEND_F),
@@ -35,123 +36,139 @@ _KINDS = {
 def add_transfers(ordered: Ordered, receive_ahead: int) -> list[list[Draft]]:
     """The drafts of every rank, compute and transfers."""
     traffic = _Traffic(ordered, receive_ahead)
-    return [_Writer(ordered, traffic, rank).write() for rank in range(len(ordered.rows))]
+    return [_Writer(traffic, rank).write(row) for rank, row in enumerate(ordered.rows)]
 
 
-def _consumed(action: Action) -> Message | None:
-    """The message that a compute action takes if it comes from another rank."""
-    direction = {Kind.F: "F", Kind.I: "B", Kind.B: "B"}.get(action.kind)
-    return _message(direction, action.stage, action) if direction else None
+@dataclass(slots=True)
+class _Line:
+    """One channel: its messages in the sender's order, each by the cell that it is for, and how far both ends are."""
 
+    channel: Channel
+    messages: list[Cell] = field(default_factory=list)
+    numbers: dict[Cell, int] = field(default_factory=dict)
+    post_rounds: list[int] = field(default_factory=list)
+    num_received: int = 0
+    num_sent: int = 0
+    num_awaited: int = 0
 
-def _produced(action: Action) -> Message | None:
-    """The message that a compute action makes if it goes to another rank."""
-    direction = {Kind.F: "F", Kind.I: "B", Kind.B: "B"}.get(action.kind)
-    return _message(direction, action.stage + (1 if direction == "F" else -1), action) if direction else None
-
-
-def _message(direction: str, stage: int, action: Action) -> Message:
-    _, microbatch, part = cell_of(action)
-    return direction, stage, microbatch, part
+    def add(self, message: Cell) -> None:
+        self.numbers[message] = len(self.messages)
+        self.messages.append(message)
 
 
 class _Traffic:
-    """The messages of every channel in the sender's order, and the rounds at which their receives are posted."""
+    """All lines, found by direction and receiving stage."""
 
     def __init__(self, ordered: Ordered, receive_ahead: int) -> None:
+        self.ordered = ordered
         self.receive_ahead = receive_ahead
-        self.messages: defaultdict[Channel, list[Message]] = defaultdict(list)
-        self.numbers: dict[Message, tuple[Channel, int]] = {}
-        for rank, row in enumerate(ordered.rows):
+        self.by_channel: dict[Channel, _Line] = {}
+        self._by_stage: dict[tuple[str, int], _Line] = {}
+        for sender in range(len(ordered.stage_ranks)):
+            self._open("F", sender, sender + 1)
+            self._open("B", sender, sender - 1)
+        for row in ordered.rows:
             for action in row:
-                self._add(ordered, rank, _produced(action))
-        rounds = {
-            _consumed(action): at
-            for row, ats in zip(ordered.rows, ordered.rounds, strict=True)
-            for action, at in zip(row, ats, strict=True)
-        }
-        self.post_rounds = {
-            channel: self._post_rounds([rounds[message] for message in messages])
-            for channel, messages in self.messages.items()
-        }
+                line, message = self.leaving(action)
+                if line:
+                    line.add(message)
+        self._find_post_rounds()
 
-    def _add(self, ordered: Ordered, rank: int, message: Message | None) -> None:
-        if message is None or not 0 <= message[1] < len(ordered.stage_ranks):
-            return
-        target = ordered.stage_ranks[message[1]]
-        if target != rank:
-            channel = Channel(rank, target, message[0])
-            self.numbers[message] = (channel, len(self.messages[channel]))
-            self.messages[channel].append(message)
+    def _open(self, direction: str, sender: int, receiver: int) -> None:
+        ranks = self.ordered.stage_ranks
+        if 0 <= receiver < len(ranks) and ranks[sender] != ranks[receiver]:
+            channel = Channel(ranks[sender], ranks[receiver], direction)
+            self._by_stage[direction, receiver] = self.by_channel.setdefault(channel, _Line(channel))
 
-    def _post_rounds(self, consumer_rounds: list[int]) -> list[int]:
+    def arriving(self, action: Action) -> tuple[_Line | None, Cell]:
+        """The line and message that an action takes; no line if there is none from another rank."""
+        direction, _ = _DIRECTIONS.get(action.kind, ("", 0))
+        return self._by_stage.get((direction, action.stage)), cell_of(action)
+
+    def leaving(self, action: Action) -> tuple[_Line | None, Cell]:
+        """The line and message that an action makes; no line if there is none to another rank."""
+        direction, step = _DIRECTIONS.get(action.kind, ("", 0))
+        stage, microbatch, part = cell_of(action)
+        return self._by_stage.get((direction, stage + step)), (stage + step, microbatch, part)
+
+    def _find_post_rounds(self) -> None:
         """Message k is waited for by the first consumer of k or a later one; its wait posts k + receive_ahead."""
-        wait_rounds = list(accumulate(reversed(consumer_rounds), min))[::-1]
-        return [0] * min(self.receive_ahead, len(wait_rounds)) + wait_rounds[: -self.receive_ahead]
+        consumer_rounds = {channel: [0] * len(line.messages) for channel, line in self.by_channel.items()}
+        for row, rounds in zip(self.ordered.rows, self.ordered.rounds, strict=True):
+            for action, at in zip(row, rounds, strict=True):
+                line, message = self.arriving(action)
+                if line:
+                    consumer_rounds[line.channel][line.numbers[message]] = at
+        for channel, line in self.by_channel.items():
+            wait_rounds = [*accumulate(reversed(consumer_rounds[channel]), min)][::-1]
+            line.post_rounds = [0] * self.receive_ahead + wait_rounds
+
+
+def _line_order(line: _Line) -> tuple[int, int, str]:
+    return line.channel.source, line.channel.target, line.channel.direction
 
 
 class _Writer:
     """Writes one rank's drafts in program order."""
 
-    def __init__(self, ordered: Ordered, traffic: _Traffic, rank: int) -> None:
-        self._actions = list(zip(ordered.rows[rank], ordered.rounds[rank], strict=True))
+    def __init__(self, traffic: _Traffic, rank: int) -> None:
+        lines = sorted(traffic.by_channel.values(), key=_line_order)
         self._traffic = traffic
-        channels = sorted(traffic.messages, key=lambda channel: (channel.source, channel.target, channel.direction))
-        self._num_received = {channel: 0 for channel in channels if channel.target == rank}
-        self._num_sent = {channel: 0 for channel in channels if channel.source == rank}
-        self._num_awaited = dict(self._num_sent)
-        self._sent: list[tuple[Channel, int]] = []
+        self._rounds = traffic.ordered.rounds[rank]
+        self._arriving = [line for line in lines if line.channel.target == rank]
+        self._leaving = [line for line in lines if line.channel.source == rank]
+        self._sent: list[tuple[_Line, int]] = []
         self._drafts: list[Draft] = []
 
-    def write(self) -> list[Draft]:
-        for channel in self._num_received:
+    def write(self, row: tuple[Action, ...]) -> list[Draft]:
+        for line in self._arriving:
             for number in range(self._traffic.receive_ahead):
-                self._post(channel, number)
-        for action, at in self._actions:
+                self._post(line, number)
+        for action, at in zip(row, self._rounds, strict=True):
             self._receive(action)
             self._drafts.append(Draft(action))
             self._send(action, at)
-        for channel, number in self._sent:
-            if number >= self._num_awaited[channel]:
-                self._add(3, channel, number)
+        for line, number in self._sent:
+            if number >= line.num_awaited:
+                self._add_send(3, line, number)
         return self._drafts
 
     def _receive(self, action: Action) -> None:
-        message = _consumed(action)
-        if message not in self._traffic.numbers:
+        line, message = self._traffic.arriving(action)
+        if line is None:
             return
-        channel, last = self._traffic.numbers[message]
-        for number in range(self._num_received[channel], last + 1):
-            self._add(1, channel, number)
-            self._post(channel, number + self._traffic.receive_ahead)
-        self._num_received[channel] = max(last + 1, self._num_received[channel])
+        while line.num_received <= line.numbers[message]:
+            self._add_receive(1, line, line.num_received)
+            self._post(line, line.num_received + self._traffic.receive_ahead)
+            line.num_received += 1
 
-    def _post(self, channel: Channel, number: int) -> None:
-        if number < len(self._traffic.messages[channel]):
-            self._add(0, channel, number)
+    def _post(self, line: _Line, number: int) -> None:
+        if number < len(line.messages):
+            self._add_receive(0, line, number)
 
     def _send(self, action: Action, at: int) -> None:
-        message = _produced(action)
-        sent = self._traffic.numbers.get(message) if message else None
-        if sent:
-            self._num_sent[sent[0]] += 1
-            self._sent.append(sent)
-        for channel in self._num_sent:
-            self._await_sends(channel, at)
-        if sent:
-            self._add(2, *sent)
+        line, _ = self._traffic.leaving(action)
+        if line:
+            line.num_sent += 1
+        for other in self._leaving:
+            self._await_sends(other, at)
+        if line:
+            self._sent.append((line, line.num_sent - 1))
+            self._add_send(2, line, line.num_sent - 1)
 
-    def _await_sends(self, channel: Channel, at: int) -> None:
-        post_rounds = self._traffic.post_rounds[channel]
-        number = self._num_awaited[channel]
-        while number + self._traffic.receive_ahead < self._num_sent[channel] and post_rounds[number] <= at:
-            self._add(3, channel, number)
-            number += 1
-        self._num_awaited[channel] = number
+    def _await_sends(self, line: _Line, at: int) -> None:
+        last = line.num_sent - self._traffic.receive_ahead
+        while line.num_awaited < last and line.post_rounds[line.num_awaited] <= at:
+            self._add_send(3, line, line.num_awaited)
+            line.num_awaited += 1
 
-    def _add(self, which: int, channel: Channel, number: int) -> None:
-        direction, receiver, microbatch, part = self._traffic.messages[channel][number]
-        sender = receiver + (-1 if direction == "F" else 1)
-        stage = receiver if which < 2 else sender
-        action = Action(_KINDS[direction][which], stage, microbatch, part)
-        self._drafts.append(Draft(action, channel, number))
+    def _add_receive(self, which: int, line: _Line, number: int) -> None:
+        action = Action(_KINDS[line.channel.direction][which], *line.messages[number])
+        self._drafts.append(Draft(action, line.channel, number))
+
+    def _add_send(self, which: int, line: _Line, number: int) -> None:
+        stage, microbatch, part = line.messages[number]
+        direction = line.channel.direction
+        sender = stage - 1 if direction == "F" else stage + 1
+        action = Action(_KINDS[direction][which], sender, microbatch, part)
+        self._drafts.append(Draft(action, line.channel, number))

@@ -30,7 +30,7 @@ class Ordered:
     recomputed: frozenset[Cell]
 
 
-def order(schedule: Schedule) -> Ordered:
+def find_rounds(schedule: Schedule) -> Ordered:
     """Check the schedule and find its rounds; raises `UserError` with the grid when it is incomplete or cannot run."""
     rows = tuple(tuple(flatten(actions)) for actions in schedule.ranks)
     stage_ranks = schedule.stage_ranks
@@ -99,18 +99,23 @@ class _Rounds:
 
     def _advance(self, rank: int) -> int:
         """Run the rank as far as it goes; the number of actions it ran."""
-        rounds = self.rounds[rank]
+        rounds, row = self.rounds[rank], self.rows[rank]
         start = len(rounds)
-        for action in self.rows[rank][start:]:
-            ready = rounds[-1] if rounds else 0
-            for work in self._needs(action):
-                done = self.done.get(work)
-                if done is None:
-                    return len(rounds) - start
-                ready = max(ready, done)
-            rounds.append(ready + 1)
-            self.done.update(dict.fromkeys(work_of(action), ready + 1))
+        while len(rounds) < len(row) and self._run(row[len(rounds)], rounds):
+            pass
         return len(rounds) - start
+
+    def _run(self, action: Action, rounds: list[int]) -> bool:
+        ready = rounds[-1] if rounds else 0
+        for work in self._needs(action):
+            done = self.done.get(work)
+            if done is None:
+                return False
+            ready = max(ready, done)
+        rounds.append(ready + 1)
+        for work in work_of(action):
+            self.done[work] = ready + 1
+        return True
 
     def _needs(self, action: Action) -> Iterator[Work]:
         kind, (stage, microbatch, part) = action.kind, cell_of(action)
