@@ -1,0 +1,83 @@
+"""Plans small enough to run in tests, as a planner would write them."""
+
+from __future__ import annotations
+
+from penstock.core.layout import Precision
+from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Plan
+from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec
+from penstock.planner.schedules.imported import CSV
+
+
+def small_model(family: Family, *, layers: int = 3) -> ModelSpec:
+    """A model whose dimensions all differ, with grouped-query attention where the family has it."""
+    return ModelSpec(
+        family=family,
+        layers=layers,
+        hidden=16,
+        heads=4,
+        kv_heads=2 if family is Family.LLAMA else 0,
+        ffn_hidden=24,
+        vocab=40,
+        positions=64,
+    )
+
+
+def small_plan(
+    *,
+    family: Family = Family.LLAMA,
+    schedule: str | ScheduleSpec = "1f1b",
+    pp: int = 2,
+    dp: int = 1,
+    num_stages: int | None = None,
+    slices: tuple[int, ...] = (4, 4, 4),
+    num_microbatches: int = 1,
+    microbatch: int = 2,
+    precision: Precision = Precision.FP64,
+    layers: int = 3,
+) -> Plan:
+    """A plan with stages of nearly equal numbers of units; one stage per rank unless ``num_stages`` says otherwise."""
+    model = small_model(family, layers=layers)
+    recipe = ScheduleSpec(generator=schedule) if isinstance(schedule, str) else schedule
+    return Plan(
+        model=model,
+        precision=precision,
+        dp=dp,
+        pp=pp,
+        microbatch=microbatch,
+        num_microbatches=num_microbatches,
+        slices=slices,
+        stages=even_stages(model.num_units, num_stages or pp),
+        schedule=recipe,
+    )
+
+
+def even_stages(num_units: int, num_stages: int) -> tuple[tuple[int, int], ...]:
+    """Ranges [first, stop) whose lengths differ by at most one."""
+    bounds = [num_units * stage // num_stages for stage in range(num_stages + 1)]
+    return tuple(zip(bounds, bounds[1:], strict=False))
+
+
+def looped_schedule(
+    *, num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int, recompute: bool = False
+) -> ScheduleSpec:
+    """Several stages per rank (stage s on rank s mod num_ranks), all forwards before all backwards, as imported CSV.
+
+    Backward is split on the even stages and full on the odd ones; with ``recompute`` an R precedes every one.
+    """
+    cells = [(microbatch, part) for microbatch in range(num_microbatches) for part in range(num_slices)]
+    backward = [(microbatch, part) for microbatch in range(num_microbatches) for part in reversed(range(num_slices))]
+    rows: list[tuple[Action, ...]] = []
+    for rank in range(num_ranks):
+        own = range(rank, num_stages, num_ranks)
+        row = [Action(Kind.F, stage, *cell) for stage in own for cell in cells]
+        for stage in reversed(own):
+            for cell in backward:
+                row.extend([Action(Kind.R, stage, *cell)] if recompute else [])
+                row.append(Action(Kind.B if stage % 2 else Kind.I, stage, *cell))
+        row.extend(Action(Kind.W, stage, *cell) for stage in own if stage % 2 == 0 for cell in cells)
+        rows.append(tuple(row))
+    schedule = Schedule(
+        ranks=tuple(rows), num_stages=num_stages, num_microbatches=num_microbatches, num_slices=num_slices
+    )
+    return ScheduleSpec(generator=CSV, text=schedule.to_csv())

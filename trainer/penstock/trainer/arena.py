@@ -1,0 +1,71 @@
+"""One allocation for all slots of a rank, and the slots as tensors in it, exactly as core's layout declares them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import RunError
+from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.model import ModelSpec
+from penstock.core.program import RankProgram, Slot
+from penstock.trainer.units.views import slot_views
+
+_WHOLE_SEQUENCE = frozenset({SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS})
+
+SlotTensors = Mapping[int, Mapping[str, Tensor]]
+"""The tensors of one slot: unit index, then buffer name."""
+
+
+class Arena:
+    """``program.arena_bytes`` on ``device``, committed at once, so that no step pays for a first touch.
+
+    ``stages`` are the ranges [first, stop) of units of all stages, ``slices`` the lengths in tokens, ``microbatch`` the
+    sequences of a micro-batch. Raises `RunError` if a slot's bytes are not the layout's: another Program or model.
+    """
+
+    def __init__(
+        self,
+        program: RankProgram,
+        *,
+        model: ModelSpec,
+        precision: Precision,
+        stages: Sequence[tuple[int, int]],
+        slices: Sequence[int],
+        microbatch: int,
+        device: torch.device,
+    ) -> None:
+        self._memory = torch.empty(program.arena_bytes, dtype=torch.uint8, device=device).fill_(0)
+        self._model, self._precision = model, precision
+        self._stages, self._slices, self._microbatch = stages, slices, microbatch
+        self.slots = program.slots
+        self._tensors = [self._carve(slot) for slot in program.slots]
+
+    def _carve(self, slot: Slot) -> SlotTensors:
+        first, stop = self._stages[slot.stage]
+        tokens = sum(self._slices) if slot.kind in _WHOLE_SEQUENCE else self._slices[slot.slice or 0]
+        needed = stage_slot_bytes(self._model, self._precision, first, stop, slot.kind, self._microbatch, tokens)
+        if slot.num_bytes != needed:
+            raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed}")
+        memory = self._memory[slot.offset : slot.offset + slot.num_bytes]
+        return slot_views(memory, self._model, self._precision, first, stop, slot.kind, self._microbatch, tokens)
+
+    def tensors(self, index: int) -> SlotTensors:
+        """The tensors of the rank's slot ``index``."""
+        return self._tensors[index]
+
+    def message(self, index: int) -> Tensor:
+        """The one hidden state [B n, h] of a slot that is sent or received."""
+        (unit,) = self._tensors[index].values()
+        (tensor,) = unit.values()
+        return tensor
+
+    def poison(self, indices: Iterable[int]) -> None:
+        """Fill slots with NaN, so that whatever reads them after their lives shows."""
+        for index in indices:
+            for unit in self._tensors[index].values():
+                for tensor in unit.values():
+                    tensor.fill_(math.nan)

@@ -1,0 +1,234 @@
+"""What the compute actions of one rank do: they call stages on the arena's tensors.
+
+Shape letters: M micro-batches, B sequences of one, S tokens of a sequence, P slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from penstock.core.layout import SlotKind
+from penstock.core.model import UnitKind
+from penstock.core.plan import Plan
+from penstock.core.program import Instruction, RankProgram
+from penstock.core.roles import G_IN, G_OUT, A, L, W, X, Y
+from penstock.core.schedule import Group, Kind
+from penstock.trainer.arena import Arena, SlotTensors
+from penstock.trainer.closing import Closing
+from penstock.trainer.interpreter import Operation
+from penstock.trainer.stage import Stage
+from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
+
+
+class StageExecutor:
+    """`penstock.trainer.interpreter.Executor` on real tensors.
+
+    ``stages`` holds this rank's stages by number. Tokens and labels of the step stand in ``token_ids_MBS`` and
+    ``labels_MBS``, summed losses of every slice in ``losses_MP``: places that never move, so that operations are
+    bound to them once. ``poison`` fills freed slots with NaN.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: RankProgram,
+        stages: Mapping[int, Stage],
+        closing: Closing,
+        *,
+        device: torch.device,
+        poison: bool = False,
+    ) -> None:
+        self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
+        self._slots = program.slots
+        self._arena = Arena(
+            program,
+            model=plan.model,
+            precision=plan.precision,
+            stages=plan.stages,
+            slices=plan.slices,
+            microbatch=plan.microbatch,
+            device=device,
+        )
+        self._scratch = self._make_scratch(program, device)
+        ends = list(accumulate(plan.slices))
+        self._ranges = [(end - length, end) for end, length in zip(ends, plan.slices, strict=True)]
+        batch = (plan.num_microbatches, plan.microbatch, plan.sequence_length)
+        self.token_ids_MBS = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.labels_MBS = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.losses_MP = torch.zeros(batch[0], len(plan.slices), dtype=torch.float64, device=device)
+        self.gradient_scale = 1.0
+
+    def _make_scratch(self, program: RankProgram, device: torch.device) -> Tensor:
+        """Memory for the forwards that leave nothing behind because a recompute follows."""
+        plan = self._plan
+        lengths = [
+            plan.slices[instruction.action.slice or 0]
+            for instruction in program.instructions
+            if instruction.action.kind is Kind.R
+        ]
+        needed = [scratch_bytes(plan.model, plan.precision, plan.microbatch, length) for length in lengths]
+        return torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
+
+    def compute(self, instruction: Instruction) -> Operation:
+        """See `penstock.trainer.interpreter.Executor`."""
+        return _COMPUTE[instruction.action.kind](self, instruction)
+
+    def message(self, slot: int) -> Tensor:
+        """See `penstock.trainer.interpreter.Executor`."""
+        return self._arena.message(slot)
+
+    def free(self, slots: tuple[int, ...]) -> Operation | None:
+        """Nothing to do, since a slot's place is the Program's affair; poisons when asked to."""
+        if not self._poison:
+            return None
+        return lambda: self._arena.poison(slots)
+
+    def reduce(self, group: Group) -> Operation:
+        """See `penstock.trainer.interpreter.Executor`."""
+        return self._closing.reduce(group, self.losses_MP)
+
+    def step(self) -> Operation:
+        """See `penstock.trainer.interpreter.Executor`."""
+        return self._closing.step
+
+    def evaluate(self, instruction: Instruction) -> Operation:
+        """F without gradients, for the same instruction."""
+        stage, views, (start, stop) = self._place(instruction)
+        token_ids, labels = self._token_ids(instruction), self._labels(instruction)
+        return self._keeping_loss(
+            instruction, partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels)
+        )
+
+    def _forward(self, instruction: Instruction) -> Operation:
+        stage, views, (start, stop) = self._place(instruction)
+        token_ids, labels = self._token_ids(instruction), self._labels(instruction)
+        forward = partial(stage.forward, views, start, stop, token_ids=token_ids, labels=labels)
+        return self._keeping_loss(instruction, lambda: forward(gradient_scale=self.gradient_scale))
+
+    def _keeping_loss(self, instruction: Instruction, forward: Callable[[], Tensor | None]) -> Operation:
+        if not _has_head(self._stages[instruction.action.stage]):
+            return forward
+        microbatch, part = _cell(instruction)
+        place = self.losses_MP[microbatch, part]
+
+        def keep() -> None:
+            loss = forward()
+            assert loss is not None, "the last stage gives a loss"
+            place.copy_(loss)
+
+        return keep
+
+    def _recompute(self, instruction: Instruction) -> Operation:
+        stage, views, (start, stop) = self._place(instruction)
+        return partial(stage.recompute, views, start, stop, token_ids=self._token_ids(instruction))
+
+    def _backward_input(self, instruction: Instruction) -> Operation:
+        stage, views, (start, stop) = self._place(instruction)
+        fresh_dkv = stop == self._plan.sequence_length
+        return partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv)
+
+    def _backward_weight(self, instruction: Instruction) -> Operation:
+        stage, views, (start, _) = self._place(instruction)
+        return partial(stage.backward_weight, views, start, token_ids=self._token_ids(instruction))
+
+    def _backward(self, instruction: Instruction) -> Operation:
+        backward_input, backward_weight = self._backward_input(instruction), self._backward_weight(instruction)
+
+        def backward() -> None:
+            backward_input()
+            backward_weight()
+
+        return backward
+
+    def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int]]:
+        """The stage, what the action may touch, and its tokens [start, stop)."""
+        _, part = _cell(instruction)
+        return self._stages[instruction.action.stage], self._views(instruction), self._ranges[part]
+
+    def _token_ids(self, instruction: Instruction) -> Tensor | None:
+        """[B, n] for the first stage."""
+        microbatch, part = _cell(instruction)
+        start, stop = self._ranges[part]
+        embeds = _has_embedding(self._stages[instruction.action.stage])
+        return self.token_ids_MBS[microbatch, :, start:stop] if embeds else None
+
+    def _labels(self, instruction: Instruction) -> Tensor | None:
+        """[B, n] for the last stage."""
+        microbatch, part = _cell(instruction)
+        start, stop = self._ranges[part]
+        predicts = _has_head(self._stages[instruction.action.stage])
+        return self.labels_MBS[microbatch, :, start:stop] if predicts else None
+
+    def _views(self, instruction: Instruction) -> dict[SlotKind, SlotTensors]:
+        """What the action may touch, under the names by which its own stage knows it."""
+        action = instruction.action
+        stage = self._stages[action.stage]
+        views: dict[SlotKind, SlotTensors] = {A: {}, L: {}, W: {}}
+        for index in dict.fromkeys((*instruction.reads, *instruction.writes)):
+            slot = self._slots[index]
+            if slot.stage == action.stage:
+                views[slot.kind] = self._arena.tensors(index)
+            elif slot.kind is X:
+                views[Y] = {stage.stop - 1: {"y": self._arena.message(index)}}
+            else:
+                assert slot.kind is G_IN, f"{action} touches {slot} of another stage"
+                views[G_OUT] = {stage.first: {"g_out": self._arena.message(index)}}
+        if action.kind is Kind.F and not views[A] and self._scratch.numel():
+            views |= self._scratch_views(stage, action.slice or 0)
+        return views
+
+    def _scratch_views(self, stage: Stage, part: int) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
+        plan = self._plan
+        return scratch_views(
+            self._scratch, plan.model, plan.precision, stage.first, stage.stop, plan.microbatch, plan.slices[part]
+        )
+
+
+_COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], Operation]] = {
+    Kind.F: StageExecutor._forward,
+    Kind.B: StageExecutor._backward,
+    Kind.I: StageExecutor._backward_input,
+    Kind.W: StageExecutor._backward_weight,
+    Kind.R: StageExecutor._recompute,
+}
+
+
+class EvaluationExecutor:
+    """The forwards of a `StageExecutor` without gradients; nothing is freed, reduced or stepped."""
+
+    def __init__(self, training: StageExecutor) -> None:
+        self.compute = training.evaluate
+        self.message = training.message
+
+    def free(self, slots: tuple[int, ...]) -> Operation | None:
+        """Nothing."""
+        return None
+
+    def reduce(self, group: Group) -> Operation:
+        """No part of evaluation."""
+        raise NotImplementedError("evaluation reduces nothing")
+
+    def step(self) -> Operation:
+        """No part of evaluation."""
+        raise NotImplementedError("evaluation steps nothing")
+
+
+def _cell(instruction: Instruction) -> tuple[int, int]:
+    """Micro-batch and slice."""
+    action = instruction.action
+    assert action.microbatch is not None, f"{action} names no micro-batch"
+    assert action.slice is not None, f"{action} names no slice"
+    return action.microbatch, action.slice
+
+
+def _has_embedding(stage: Stage) -> bool:
+    return stage.spec.units[stage.first].kind is UnitKind.EMBEDDING
+
+
+def _has_head(stage: Stage) -> bool:
+    return stage.spec.units[stage.stop - 1].kind is UnitKind.HEAD

@@ -1,0 +1,153 @@
+"""When every operation of a step ran, and one timeline of all ranks.
+
+Operations of a rank follow each other, so one mark between two of them both ends the one and begins the other. A mark
+is a reading of the monotonic clock; on CUDA, where the host only launches, it is an event on the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.core.timeline import Event, Source, Timeline
+from penstock.trainer.interpreter import Bound
+
+Clock = Callable[[], int]
+"""Monotonic nanoseconds."""
+
+_ROUNDS = 16
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class HostRecorder:
+    """Marks of one step on the host's clock; a store and a clock reading each, so it may always be on."""
+
+    def __init__(self, num_operations: int, clock: Clock = time.perf_counter_ns) -> None:
+        self._times = array("q", bytes(8 * (num_operations + 1)))
+        self._clock = clock
+
+    def mark(self, position: int) -> None:
+        """See `penstock.trainer.interpreter.Recorder`."""
+        self._times[position] = self._clock()
+
+    def times_ns(self) -> Tensor:
+        """The marks of the newest step, [operations + 1] int64 nanoseconds."""
+        return torch.tensor(self._times, dtype=torch.int64)
+
+
+class CudaRecorder:
+    """Marks of one step on the device's current stream, placed on the host's clock."""
+
+    def __init__(self, num_operations: int, clock: Clock = time.perf_counter_ns) -> None:
+        self._events = [_timing_event() for _ in range(num_operations + 1)]
+        self._clock = clock
+        self._start_ns = 0
+
+    def mark(self, position: int) -> None:
+        """See `penstock.trainer.interpreter.Recorder`. The first mark drains the device, to know when it happened."""
+        if position == 0:
+            torch.cuda.synchronize()
+            self._start_ns = self._clock()
+        self._events[position].record()
+
+    def times_ns(self) -> Tensor:
+        """The marks of the newest step, [operations + 1] int64 nanoseconds; waits for the device."""
+        first, last = self._events[0], self._events[-1]
+        last.synchronize()
+        elapsed_ns = [round(first.elapsed_time(event) * 1e6) for event in self._events]
+        return torch.tensor(elapsed_ns, dtype=torch.int64) + self._start_ns
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def make_recorder(num_operations: int, device: torch.device) -> HostRecorder | CudaRecorder:
+    """The recorder that suits the device."""
+    return CudaRecorder(num_operations) if device.type == "cuda" else HostRecorder(num_operations)
+
+
+def merge(
+    bound: Sequence[Sequence[Bound]],
+    times_ns: Sequence[Sequence[int]],
+    *,
+    source: Source,
+    step: int | None = None,
+    peak_bytes: tuple[int, ...] = (),
+) -> Timeline:
+    """One timeline from every rank's operations and marks, all on one clock; it begins with the earliest mark."""
+    begin = min(times[0] for times in times_ns)
+    events = tuple(event for rank in range(len(bound)) for event in _events(rank, bound[rank], times_ns[rank], begin))
+    return Timeline(
+        source=source,
+        num_ranks=len(bound),
+        step_ns=max(times[-1] for times in times_ns) - begin,
+        events=events,
+        peak_bytes=peak_bytes,
+        step=step,
+    )
+
+
+def _events(rank: int, bound: Sequence[Bound], times_ns: Sequence[int], begin: int) -> Iterable[Event]:
+    for operation, start, stop in zip(bound, times_ns, times_ns[1:], strict=False):
+        text = str(operation.instruction.action)
+        yield Event(rank, operation.activity, text, start - begin, stop - begin)
+
+
+def gather_times(
+    times_ns: Tensor, lengths: Sequence[int], *, group: dist.ProcessGroup, clock: Clock = time.perf_counter_ns
+) -> list[list[int]]:
+    """Every rank's marks on the clock of the group's first rank; collective, over CPU tensors.
+
+    ``lengths`` are the numbers of marks of all ranks, in the group's order.
+    """
+    offset_ns = clock_offset_ns(group, clock=clock)
+    padded = torch.zeros(max(lengths), dtype=torch.int64)
+    padded[: len(times_ns)] = times_ns - offset_ns
+    gathered = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(gathered, padded, group=group)
+    return [times[:length].tolist() for times, length in zip(gathered, lengths, strict=True)]
+
+
+def clock_offset_ns(
+    group: dist.ProcessGroup, *, clock: Clock = time.perf_counter_ns, machine: str | None = None
+) -> int:
+    """How far this rank's clock is ahead of the first rank's; collective.
+
+    Ranks of one machine (one boot) share the monotonic clock: no estimate is better than that. For the others the first
+    rank answers pings, and the round trip that took least, halved, gives the offset (as NTP, RFC 5905, section 8).
+    """
+    here = machine or _BOOT_ID.read_text().strip()
+    machines: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(machines, here, group=group)
+    others = [rank for rank, name in enumerate(machines) if name != machines[0]]
+    own = dist.get_rank(group)
+    if own == 0:
+        for rank in others:
+            _answer(rank, group, clock)
+    return _ask(group, clock) if own in others else 0
+
+
+def _answer(rank: int, group: dist.ProcessGroup, clock: Clock) -> None:
+    ping = torch.zeros(1, dtype=torch.int64)
+    for _ in range(_ROUNDS):
+        dist.recv(ping, group=group, group_src=rank)
+        dist.send(torch.tensor([clock()]), group=group, group_dst=rank)
+
+
+def _ask(group: dist.ProcessGroup, clock: Clock) -> int:
+    answer = torch.zeros(1, dtype=torch.int64)
+    rounds = []
+    for _ in range(_ROUNDS):
+        sent = clock()
+        dist.send(answer, group=group, group_dst=0)
+        dist.recv(answer, group=group, group_src=0)
+        received = clock()
+        rounds.append((received - sent, (sent + received) // 2 - int(answer.item())))
+    return min(rounds)[1]

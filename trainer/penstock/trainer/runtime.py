@@ -1,0 +1,141 @@
+"""One rank of a running plan: everything is bound once, then every step is one pass over the rank's Program.
+
+    runtime = Runtime(plan, program, rank, stages=..., optimizers=..., transport=..., device=...)
+    totals = runtime.train_step(0, batch)
+
+Shape letters: N sequences, S tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.core.plan import Plan
+from penstock.core.program import Instruction, Program, RankProgram
+from penstock.core.schedule import Group, Kind
+from penstock.trainer.closing import Closing, Optimizer, Totals
+from penstock.trainer.comm import Mesh, Transport
+from penstock.trainer.executor import EvaluationExecutor, StageExecutor
+from penstock.trainer.interpreter import SILENT, Bound, Interpreter, Recorder
+from penstock.trainer.stage import Stage
+from penstock.trainer.status import Cursor
+
+_IGNORED = -1
+_FORWARD = frozenset({Kind.F, Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, Kind.WAIT_SEND_F})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """One replica's share of a step: token ids and shifted labels, int64 [num_microbatches x microbatch, S].
+
+    A label below 0 counts for nothing. ``num_valid_tokens`` counts the others over *all* replicas.
+    """
+
+    token_ids: Tensor
+    labels: Tensor
+    num_valid_tokens: int
+
+
+def _never() -> bool:
+    return False
+
+
+class Runtime:
+    """Runs steps of ``plan`` on one rank.
+
+    ``rank`` is the global one (see `penstock.trainer.comm.Mesh`); ``stages`` and ``optimizers`` are this rank's, by
+    stage number; ``transport`` its access to the others. ``cursor`` is told the step and instruction at hand;
+    ``stop_requested`` is asked once a step and stops all ranks together; ``poison`` is for finding mistakes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        rank: int,
+        *,
+        stages: Mapping[int, Stage],
+        optimizers: Mapping[int, Optimizer],
+        transport: Transport,
+        device: torch.device,
+        cursor: Cursor | None = None,
+        stop_requested: Callable[[], bool] = _never,
+        poison: bool = False,
+    ) -> None:
+        mesh = Mesh(dp=plan.dp, pp=plan.pp)
+        self._plan, self._transport = plan, transport
+        self._program = program.ranks[mesh.pipeline_rank(rank)]
+        self._closing = Closing(
+            plan,
+            mesh,
+            rank,
+            parameters={number: stage.parameters for number, stage in stages.items()},
+            optimizers=optimizers,
+            transport=transport,
+            stop_requested=stop_requested,
+            device=device,
+        )
+        executor = StageExecutor(plan, self._program, stages, self._closing, device=device, poison=poison)
+        bind = partial(
+            Interpreter, rank=rank, transport=transport, cursor=array("q", (0, 0)) if cursor is None else cursor
+        )
+        self._executor = executor
+        self._training = bind(enumerate(self._program.instructions), executor=executor)
+        self._evaluation = bind(_forward_of_first(self._program), executor=EvaluationExecutor(executor))
+
+    @property
+    def bound(self) -> tuple[Bound, ...]:
+        """The operations of a training step, in order; a recorder's positions count them."""
+        return self._training.bound
+
+    def train_step(self, step: int, batch: Batch, recorder: Recorder = SILENT) -> Totals:
+        """Forward and backward of the whole batch, reductions, optimizer step.
+
+        Raises `RunError` naming rank, step, action and channel when anything fails, a lost peer included.
+        """
+        shape = self._executor.token_ids_MBS.shape
+        self._executor.token_ids_MBS.copy_(batch.token_ids.view(shape))
+        self._executor.labels_MBS.copy_(batch.labels.view(shape))
+        self._executor.gradient_scale = 1.0 / batch.num_valid_tokens
+        self._closing.step_number = step
+        self._training.run(step, recorder)
+        return self._closing.totals
+
+    def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
+        """The summed loss of any number of sequences, forward only, over the replicas' shares.
+
+        All ranks of a replica give the same sequences. It takes no memory beyond training's: every micro-batch passes
+        through the slots of micro-batch 0, in their own order, with nothing else alive.
+        """
+        losses_MP = self._executor.losses_MP
+        total_1 = losses_MP.new_zeros(1)
+        for start in range(0, len(token_ids_NS), self._plan.microbatch):
+            share = slice(start, start + self._plan.microbatch)
+            self._fill_first(token_ids_NS[share], labels_NS[share])
+            self._evaluation.run(step)
+            total_1 += losses_MP[0].sum()
+        self._transport.all_reduce(Group.NORM, total_1)
+        return float(total_1.item())
+
+    def _fill_first(self, token_ids_NS: Tensor, labels_NS: Tensor) -> None:
+        """Micro-batch 0's tokens; missing sequences count for nothing."""
+        missing = (0, 0, 0, self._plan.microbatch - len(token_ids_NS))
+        self._executor.token_ids_MBS[0].copy_(functional.pad(token_ids_NS, missing))
+        self._executor.labels_MBS[0].copy_(functional.pad(labels_NS, missing, value=_IGNORED))
+
+
+def _forward_of_first(program: RankProgram) -> Iterator[tuple[int, Instruction]]:
+    """The forward of micro-batch 0 with its transfers.
+
+    In program order no slot of these is reused while one of them still needs it; every channel keeps its order.
+    """
+    for index, instruction in enumerate(program.instructions):
+        if instruction.action.kind in _FORWARD and instruction.action.microbatch == 0:
+            yield index, instruction
