@@ -62,7 +62,7 @@ def _attention(spec: ModelSpec, weights: Weights, name: str, x_BSH: Tensor) -> T
     batch, length, _ = x_BSH.shape
     heads, groups, width = spec.heads, spec.kv_heads, spec.head_dim
     joint = _linear(weights, f"{name}.qkv", _norm(spec, weights, f"{name}.norm", x_BSH))
-    q, k, v = joint.split((heads * width, groups * width, groups * width), dim=-1)
+    q, k, v = torch.split(joint, [heads * width, groups * width, groups * width], dim=-1)
     q_BASD = q.view(batch, length, heads, width).transpose(1, 2)
     k_BGSD, v_BGSD = (t.view(batch, length, groups, width).transpose(1, 2) for t in (k, v))
     if spec.family is Family.LLAMA:

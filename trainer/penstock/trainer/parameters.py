@@ -38,14 +38,15 @@ class StageParameters:
         self.master_flat = torch.empty(total, dtype=wide, device=device)
         self.gradient_flat = torch.zeros(total, dtype=wide, device=device)
         self.compute_flat = self.master_flat if narrow == wide else torch.empty(total, dtype=narrow, device=device)
-        self.master = self._by_name(self.master_flat)
-        self.gradients = self._by_name(self.gradient_flat)
-        self.compute = self.master if narrow == wide else self._by_name(self.compute_flat)
+        self.master = self.by_name(self.master_flat)
+        self.gradients = self.by_name(self.gradient_flat)
+        self.compute = self.master if narrow == wide else self.by_name(self.compute_flat)
         for name, parameter in self.declared.items():
             self.master[name].copy_(initial_value(spec, parameter, seed))
         self.refresh_compute()
 
-    def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a buffer that is laid out like `master_flat`."""
         views, offset = {}, 0
         for name, parameter in self.declared.items():
             views[name] = flat[offset : offset + parameter.num_elements].view(parameter.shape)

@@ -134,11 +134,12 @@ class Stage:
         self, views: SlotViews, start: int, stop: int, token_ids: Tensor | None, *, keep_last_output: bool = True
     ) -> None:
         """Forward through all units but the head."""
-        if self._embedding is not None and token_ids is not None:
+        unwanted = None if keep_last_output else self._last_body_unit
+        if self._embedding is not None and token_ids is not None and self.first != unwanted:
             self._embedding.forward(token_ids, start, self._output(views, self.first))
         for index, block in self._blocks.items():
-            wanted = keep_last_output or index != self._last_body_unit
-            block.forward(self._frame(views, index, start, stop), self._output(views, index) if wanted else None)
+            y = None if index == unwanted else self._output(views, index)
+            block.forward(self._frame(views, index, start, stop), y)
 
     def _frame(self, views: SlotViews, index: int, start: int, stop: int) -> Frame:
         def of(slot: SlotKind) -> Mapping[str, Tensor]:

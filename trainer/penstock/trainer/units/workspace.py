@@ -26,6 +26,11 @@ class Workspace:
         self._used = 0
         self.peak_bytes = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """What it holds."""
+        return self._memory.numel()
+
     def reset(self) -> None:
         """Start over."""
         self._used = 0
@@ -37,8 +42,8 @@ class Workspace:
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         start, self._used = self._used, self._used + aligned(num_bytes)
-        if self._used > self._memory.numel():
-            raise MemoryError(f"the workspace holds {self._memory.numel()} bytes, an action needs {self._used}")
+        if self._used > self.num_bytes:
+            raise MemoryError(f"the workspace holds {self.num_bytes} bytes, an action needs {self._used}")
         self.peak_bytes = max(self.peak_bytes, self._used)
         return self._memory[start : start + num_bytes].view(dtype).view(shape)
 

@@ -1,0 +1,212 @@
+"""A pipeline of stages called by hand in one process, on slots that hold exactly what the layout declares.
+
+Every slot starts its life filled with NaN between two guards, is filled with NaN again when it is freed, and is shown
+only to actions that `penstock.core.roles` lets touch it. So a read of anything undeclared turns up as NaN or KeyError,
+and a write outside as a broken guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.model import ModelSpec
+from penstock.core.roles import PREFIX_KINDS, READS_AND_WRITES
+from penstock.core.schedule import Kind
+from penstock.trainer.parameters import StageParameters
+from penstock.trainer.stage import Stage
+from penstock.trainer.units.backends import AttentionBackend
+from penstock.trainer.units.views import scratch_bytes, scratch_views, slot_views
+from penstock.trainer.units.workspace import Workspace, workspace_bytes
+
+CPU = torch.device("cpu")
+_GUARD_BYTES, _GUARD, _NAN = 64, 0x5A, 0xFF
+
+Views = dict[SlotKind, dict[int, dict[str, Tensor]]]
+WeightOrder = Callable[[list[tuple[int, int, int]]], Iterable[tuple[int, int, int]]]
+
+
+@dataclass
+class _Slot:
+    memory: Tensor
+    views: dict[int, dict[str, Tensor]]
+
+    def check(self) -> None:
+        assert bool((self.memory[:_GUARD_BYTES] == _GUARD).all()), "written before the slot"
+        assert bool((self.memory[-_GUARD_BYTES:] == _GUARD).all()), "written behind the slot"
+
+
+@dataclass
+class HandPipeline:
+    """Stages with unit boundaries ``cuts``, slices with token boundaries ``bounds``; runs one step of micro-batches."""
+
+    spec: ModelSpec
+    cuts: Sequence[int]
+    bounds: Sequence[int]
+    batch: int = 1
+    precision: Precision = Precision.FP64
+    seed: int = 0
+    recompute: bool = False
+    backend: AttentionBackend | None = None
+    stages: list[Stage] = field(init=False)
+    workspaces: list[Workspace] = field(init=False)
+
+    def __post_init__(self) -> None:
+        longest = self.batch * max(stop - start for start, stop in pairwise(self.bounds))
+        self.stages, self.workspaces = [], []
+        for first, stop in pairwise(self.cuts):
+            parameters = StageParameters(self.spec, first, stop, precision=self.precision, device=CPU, seed=self.seed)
+            needed = workspace_bytes(self.spec, self.precision, first, stop, longest)
+            self.workspaces.append(Workspace(needed, CPU))
+            self.stages.append(
+                Stage(
+                    self.spec,
+                    first,
+                    stop,
+                    parameters=parameters,
+                    workspace=self.workspaces[-1],
+                    sequence_length=self.bounds[-1],
+                    backend=self.backend,
+                )
+            )
+        self._slots: dict[tuple[SlotKind, int, int, int], _Slot] = {}
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """All master weights by global name."""
+        return {name: tensor for stage in self.stages for name, tensor in stage.parameters.master.items()}
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """All gradients by global name, the copies of a tied matrix summed."""
+        total: dict[str, Tensor] = {}
+        for stage in self.stages:
+            for name, gradient in stage.parameters.gradients.items():
+                total[name] = total[name] + gradient if name in total else gradient.clone()
+        return total
+
+    def step(self, ids: Tensor, labels: Tensor, scale: float, weight_order: WeightOrder | None = None) -> Tensor:
+        """Forward and backward of all micro-batches of ``ids`` [M B, s]; the summed loss.
+
+        ``weight_order`` permutes all (micro-batch, slice, stage) of W, run at the end; without it W follows its I.
+        """
+        groups = list(zip(torch.split(ids, self.batch), torch.split(labels, self.batch), strict=True))
+        loss = torch.zeros((), dtype=torch.float64)
+        for microbatch, (some_ids, some_labels) in enumerate(groups):
+            for part in range(len(self.bounds) - 1):
+                loss += self._forward(microbatch, part, some_ids, some_labels, scale)
+        deferred = []
+        for microbatch, (some_ids, _) in enumerate(groups):
+            for part in reversed(range(len(self.bounds) - 1)):
+                for index in reversed(range(len(self.stages))):
+                    self._backward_input(microbatch, part, index, some_ids)
+                    deferred.append((microbatch, part, index))
+                    if weight_order is None:
+                        self._backward_weight(*deferred.pop(), some_ids)
+        for microbatch, part, index in weight_order(deferred) if weight_order else ():
+            self._backward_weight(microbatch, part, index, groups[microbatch][0])
+        assert not self._slots, f"never freed: {list(self._slots)}"
+        return loss
+
+    def _forward(self, microbatch: int, part: int, ids: Tensor, labels: Tensor, scale: float) -> float:
+        start, stop = self.bounds[part], self.bounds[part + 1]
+        loss = None
+        for index, stage in enumerate(self.stages):
+            views = self._views(Kind.F, index, microbatch, part)
+            if index:
+                sent = self._free(SlotKind.OUTPUT, index - 1, microbatch, part)
+                views[SlotKind.INPUT][stage.first]["x"].copy_(sent[stage.first - 1]["y"])
+            loss = stage.forward(
+                views,
+                start,
+                stop,
+                token_ids=None if index else ids[:, start:stop],
+                labels=labels[:, start:stop] if index == len(self.stages) - 1 else None,
+                gradient_scale=scale,
+            )
+        assert loss is not None
+        return loss.item()
+
+    def _backward_input(self, microbatch: int, part: int, index: int, ids: Tensor) -> None:
+        stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
+        if self.recompute:
+            views = self._views(Kind.R, index, microbatch, part)
+            stage.recompute(views, start, stop, token_ids=None if index else ids[:, start:stop])
+        views = self._views(Kind.I, index, microbatch, part)
+        if index < len(self.stages) - 1:
+            sent = self._free(SlotKind.SENT_GRADIENT, index + 1, microbatch, part)
+            views[SlotKind.RECEIVED_GRADIENT][stage.stop - 1]["g_in"].copy_(sent[stage.stop]["g_out"])
+        stage.backward_input(views, start, stop, fresh_dkv=part == len(self.bounds) - 2)
+        done = [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT]
+        for kind in done + (list(PREFIX_KINDS) if part == 0 else []):
+            self._free(kind, index, microbatch, part)
+
+    def _backward_weight(self, microbatch: int, part: int, index: int, ids: Tensor) -> None:
+        start, stop = self.bounds[part], self.bounds[part + 1]
+        views = self._views(Kind.W, index, microbatch, part)
+        self.stages[index].backward_weight(views, start, token_ids=None if index else ids[:, start:stop])
+        for kind in (SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
+            self._free(kind, index, microbatch, part)
+
+    def _views(self, kind: Kind, index: int, microbatch: int, part: int) -> Views:
+        """What the action may touch; slots it is the first to touch start their lives."""
+        reads, writes = READS_AND_WRITES[kind]
+        views = {}
+        for slot in {*reads, *writes}:
+            if not self._exists(slot, index):
+                continue
+            key = (slot, index, microbatch, 0 if slot in PREFIX_KINDS else part)
+            if key not in self._slots:
+                self._slots[key] = self._new(slot, index, part)
+            views[slot] = self._slots[key].views
+        if kind is Kind.F and self.recompute:
+            views.update(self._scratch(index, part))
+            for slot in (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS):
+                del self._slots[slot, index, microbatch, part]
+        return views
+
+    def _exists(self, slot: SlotKind, index: int) -> bool:
+        if index == 0 and slot in (SlotKind.INPUT, SlotKind.SENT_GRADIENT):
+            return False
+        last = index == len(self.stages) - 1
+        return slot not in ((SlotKind.OUTPUT, SlotKind.RECEIVED_GRADIENT) if last else (SlotKind.HEAD_GRADIENT,))
+
+    def _new(self, slot: SlotKind, index: int, part: int) -> _Slot:
+        stage = self.stages[index]
+        tokens = self.bounds[-1] if slot in PREFIX_KINDS else self.bounds[part + 1] - self.bounds[part]
+        place = (stage.first, stage.stop, slot, self.batch, tokens)
+        num_bytes = stage_slot_bytes(self.spec, self.precision, *place)
+        memory = torch.full((num_bytes + 2 * _GUARD_BYTES,), _NAN, dtype=torch.uint8)
+        memory[:_GUARD_BYTES] = memory[-_GUARD_BYTES:] = _GUARD
+        inside = memory[_GUARD_BYTES:-_GUARD_BYTES]
+        return _Slot(memory, slot_views(inside, self.spec, self.precision, *place))
+
+    def _scratch(self, index: int, part: int) -> Views:
+        stage, tokens = self.stages[index], self.bounds[part + 1] - self.bounds[part]
+        memory = torch.full((scratch_bytes(self.spec, self.precision, self.batch, tokens),), _NAN, dtype=torch.uint8)
+        return scratch_views(memory, self.spec, self.precision, stage.first, stage.stop, self.batch, tokens)
+
+    def _free(self, slot: SlotKind, index: int, microbatch: int, part: int) -> dict[int, dict[str, Tensor]]:
+        """End a slot's life, if it has one; what it held is returned as copies."""
+        found = self._slots.pop((slot, index, microbatch, 0 if slot in PREFIX_KINDS else part), None)
+        if found is None:
+            return {}
+        found.check()
+        copies = {u: {name: tensor.clone() for name, tensor in named.items()} for u, named in found.views.items()}
+        found.memory.fill_(_NAN)
+        return copies
+
+
+def gradient_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest error norm of a tensor relative to max(its gradient's norm, a thousandth of the global norm)."""
+    assert found.keys() == expected.keys()
+    total = float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+    return max(
+        float((found[name].double() - gradient).norm()) / max(float(gradient.norm()), 1e-3 * total)
+        for name, gradient in expected.items()
+    )

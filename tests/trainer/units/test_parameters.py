@@ -1,0 +1,123 @@
+"""Flat parameters: one start for every partition, the order of the flat buffers, loading by name."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision, num_parameters, stage_parameters
+from penstock.core.model import Family, ModelSpec
+from penstock.trainer.parameters import StageParameters
+
+CPU = torch.device("cpu")
+LLAMA = ModelSpec(family=Family.LLAMA, layers=3, hidden=16, heads=4, kv_heads=2, vocab=23, ffn_hidden=12)
+GPT2 = ModelSpec(family=Family.GPT2, layers=3, hidden=16, heads=4, vocab=23, positions=9)
+
+
+def _make(
+    spec: ModelSpec, first: int, stop: int, precision: Precision = Precision.FP32, seed: int = 0
+) -> StageParameters:
+    return StageParameters(spec, first, stop, precision=precision, device=CPU, seed=seed)
+
+
+@given(st.sampled_from([LLAMA, GPT2]), st.sets(st.integers(1, 7)))
+def test_every_partition_starts_from_the_same_weights(spec: ModelSpec, inner_cuts: set[int]) -> None:
+    whole = _make(spec, 0, spec.num_units)
+    seen: set[str] = set()
+    for first, stop in pairwise(sorted({0, spec.num_units, *inner_cuts})):
+        part = _make(spec, first, stop)
+        assert part.master_flat.numel() == stage_parameters(spec, first, stop)
+        assert all(torch.equal(part.master[name], whole.master[name]) for name in part.master)
+        seen |= part.master.keys()
+    assert seen == whole.master.keys()
+
+
+@pytest.mark.parametrize("spec", [LLAMA, GPT2])
+def test_every_precision_starts_from_the_same_weights_and_every_seed_from_others(spec: ModelSpec) -> None:
+    single = _make(spec, 0, spec.num_units)
+    double = _make(spec, 0, spec.num_units, Precision.FP64)
+    assert torch.equal(single.master_flat.double(), double.master_flat)
+    other = _make(spec, 0, spec.num_units, seed=1)
+    assert not torch.equal(single.master["layers.0.mlp.down.weight"], other.master["layers.0.mlp.down.weight"])
+    first, second = single.master["layers.0.mlp.down.weight"], single.master["layers.1.mlp.down.weight"]
+    assert not torch.equal(first, second)
+
+
+def test_starting_values() -> None:
+    spec = ModelSpec(family=Family.GPT2, layers=8, hidden=128, heads=2, vocab=200, positions=100)
+    master = _make(spec, 0, spec.num_units).master
+    expected = {
+        "embedding.weight": 0.02,
+        "embedding.position": 0.01,
+        "layers.3.attention.qkv.weight": 0.02,
+        "layers.3.attention.out.weight": 0.02 / 4,
+        "layers.3.mlp.up.weight": 0.02,
+        "layers.3.mlp.down.weight": 0.02 / 4,
+    }
+    for name, deviation in expected.items():
+        assert float(master[name].std()) == pytest.approx(deviation, rel=0.05), name
+        assert abs(float(master[name].mean())) < deviation / 20, name
+    assert bool((master["layers.3.mlp.norm.weight"] == 1).all())
+    assert all(not tensor.any() for name, tensor in master.items() if name.endswith(".bias"))
+
+
+@pytest.mark.parametrize("spec", [LLAMA, GPT2])
+def test_flat_buffers_hold_decayed_tensors_first_and_views_cover_them(spec: ModelSpec) -> None:
+    stage = _make(spec, 0, spec.num_units)
+    assert stage.master_flat.numel() == num_parameters(spec)
+    order = [parameter.decay for parameter in stage.declared.values()]
+    assert order == sorted(order, reverse=True)
+    for number, name in enumerate(stage.declared):
+        stage.gradients[name].fill_(number)
+    sizes = torch.tensor([parameter.num_elements for parameter in stage.declared.values()])
+    assert torch.equal(stage.gradient_flat, torch.arange(len(sizes)).repeat_interleave(sizes).float())
+    decayed = {name for name, parameter in stage.declared.items() if parameter.decay}
+    assert stage.num_decayed == sum(stage.declared[name].num_elements for name in decayed)
+    assert all(stage.declared[name].shape == tuple(view.shape) for name, view in stage.master.items())
+    assert decayed == {name for name, view in stage.master.items() if view.dim() == 2}
+
+
+def test_a_tied_matrix_is_held_once_by_a_stage_with_both_ends() -> None:
+    both, head = _make(GPT2, 0, GPT2.num_units), _make(GPT2, GPT2.num_units - 1, GPT2.num_units)
+    assert torch.equal(both.master["embedding.weight"], head.master["embedding.weight"])
+    assert "embedding.position" not in head.master
+
+
+def test_bf16_products_use_a_copy_renewed_on_request() -> None:
+    stage = _make(LLAMA, 0, 3, Precision.BF16)
+    name = "layers.0.mlp.down.weight"
+    assert stage.master[name].dtype == stage.gradients[name].dtype == torch.float32
+    assert stage.compute[name].dtype == torch.bfloat16
+    stage.master[name].fill_(0.3)
+    assert not bool((stage.compute[name] == torch.tensor(0.3).bfloat16()).any())
+    stage.refresh_compute()
+    assert bool((stage.compute[name] == torch.tensor(0.3).bfloat16()).all())
+
+
+def test_fp32_products_use_the_masters_themselves() -> None:
+    stage = _make(LLAMA, 0, 3)
+    assert stage.compute_flat is stage.master_flat
+
+
+def test_load_takes_its_own_names_from_a_larger_set() -> None:
+    whole, part = _make(LLAMA, 0, LLAMA.num_units, seed=5), _make(LLAMA, 2, 5, Precision.BF16)
+    part.load({name: tensor.double() for name, tensor in whole.master.items()})
+    assert all(torch.equal(part.master[name], whole.master[name]) for name in part.master)
+    assert all(torch.equal(part.compute[name], whole.master[name].bfloat16()) for name in part.master)
+
+
+def test_load_refuses_missing_names_and_other_shapes_and_changes_nothing() -> None:
+    stage = _make(LLAMA, 0, 3)
+    before = stage.master_flat.clone()
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in stage.master.items()}
+    short = {name: tensor for name, tensor in tensors.items() if name != "layers.0.mlp.norm.weight"}
+    with pytest.raises(UserError, match=r"weights\.safetensors: layers\.0\.mlp\.norm\.weight is missing"):
+        stage.load(short, where="weights.safetensors")
+    with pytest.raises(UserError, match=r"layers\.0\.mlp\.norm\.weight has shape \[3\], the model needs \[16\]"):
+        stage.load(tensors | {"layers.0.mlp.norm.weight": torch.zeros(3)})
+    assert torch.equal(stage.master_flat, before)
