@@ -1,4 +1,4 @@
-"""From an order and its costs to the kernel's arrays, and back to times per rank."""
+"""From an order and its costs to the kernel's tables, and back to times per rank."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
+from penstock.core.schedule import Group
+from penstock.planner.clock import Clock, new_clock
 from penstock.planner.order import Order, action_of
-from penstock.planner.simulate import kernel
+from penstock.planner.simulate import kernel, link
 from penstock.planner.simulate.channels import DIRECTIONS, Channels, channels_of
 from penstock.planner.simulate.costs import MILLION, Costs, Nanoseconds
 from penstock.planner.simulate.kernel import Ints
@@ -22,7 +24,8 @@ class StepTimes:
 
     Per rank, compute + bubble (waiting for other ranks) + communication (waiting for transfers that are under way, and
     transport instructions) + reduction + optimizer = ``makespan_ns``. ``finish_ns`` is when the rank begins its
-    reductions. ``trace`` [actions, columns of `kernel`] holds every action's times (-1: did not happen) where it was asked for.
+    reductions. ``trace`` [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not
+    happen) where it was asked for.
     """
 
     makespan_ns: int
@@ -41,6 +44,22 @@ class StepTimes:
         return 1.0 - int(self.compute_ns.sum()) / total if total else 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Linked:
+    """An order with its messages: the tables of `link`, and where each channel's messages begin."""
+
+    num_ranks: int
+    channels: Channels
+    actions: Ints
+    messages: Ints
+    first_messages: Ints
+
+    @property
+    def first_waits(self) -> Ints:
+        """[ranks]: where each rank's WAIT_SENDs begin in the list of all (one per message it sends)."""
+        return self.first_messages[np.searchsorted(self.channels.sources, np.arange(self.num_ranks))]
+
+
 def simulate_arrays(
     order: Order,
     costs: Costs,
@@ -49,59 +68,83 @@ def simulate_arrays(
     reductions: Sequence[Reduction] = (),
     traced: bool = False,
 ) -> StepTimes:
-    """The times of one step; raises `UserError` if ranks wait for each other for ever."""
+    """The times of one step; raises `UserError` if the order cannot run."""
     if costs.num_stages != order.num_stages or costs.num_ranks != order.num_ranks:
         raise ValueError(f"costs of {costs.num_stages} stages on {costs.num_ranks} ranks for {order.num_stages} stages")
-    channels = channels_of(order)
-    actions = _actions(order, channels, costs, traced)
-    cells = _cells(order, channels, costs, receive_ahead)
-    keys, settings = _keys_and_settings(order.num_ranks, len(channels.counts), costs, receive_ahead)
-    kernel.run(actions, cells, keys, settings)
-    ranks = cells[: order.num_ranks]
-    _require_finished(order, ranks)
-    return _close(ranks, actions[:, kernel.REACHED :], costs, reductions)
+    width = kernel.ARRIVED + 1 if traced else kernel.REACHED
+    linked = link_order(order, receive_ahead, width)
+    _fill_costs(linked.actions, order, costs)
+    cells = _cells(order, linked, costs)
+    kernel.run(
+        linked.actions, cells, linked.messages, _clock(cells, order), _settings(linked, costs, receive_ahead, traced)
+    )
+    return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, reductions)
 
 
-def _actions(order: Order, channels: Channels, costs: Costs, traced: bool) -> Ints:
-    directions = DIRECTIONS[order.kinds]
-    table = np.full((order.num_actions, kernel.ARRIVED + 1 if traced else kernel.REACHED), -1, dtype=np.int64)
-    table[:, kernel.WORK] = costs.compute_ns[order.kinds, order.stages, order.slices]
-    table[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, order.stages, order.slices]
-    table[:, kernel.NEEDS_NUMBER] = channels.needs
-    table[:, kernel.SENDS_NS] = costs.transfer_ns[directions, order.stages, order.slices]
-    for column, ends in ((kernel.NEEDS_CHANNEL, channels.receives), (kernel.SENDS_CHANNEL, channels.sends)):
-        numbers = np.where(directions < 0, -1, ends[directions, order.stages])
-        table[:, column] = np.where(numbers < 0, -1, order.num_ranks + numbers)
-    return table
+def link_order(order: Order, receive_ahead: int, width: int = link.STOP_WAIT + 1) -> Linked:
+    """Number the messages and place the waits; ``width`` is the number of columns of ``actions``."""
+    channels = channels_of(order.stage_ranks.tolist())
+    codes = np.stack([order.kinds, order.stages, order.microbatches, order.slices], axis=1)
+    producers = np.full((2, order.num_stages, order.num_microbatches, order.num_slices), -1, dtype=np.int32)
+    actions = np.full((order.num_actions, width), -1, dtype=np.int64)
+    stuck = link.find_rounds(order.offsets, codes, DIRECTIONS, channels.sends, channels.receives, producers, actions)
+    if stuck >= 0:
+        raise _deadlock(order, stuck)
+    counts = np.bincount(actions[:, link.SENDS_CHANNEL] + 1, minlength=len(channels.sources) + 1)[1:]
+    first_messages = np.concatenate([[0], np.cumsum(counts)])
+    messages = np.zeros((first_messages[-1], kernel.POSTED_AT + 1), dtype=np.int64)
+    link.place_waits(order.offsets, channels.sources, receive_ahead, actions, first_messages, messages)
+    return Linked(
+        num_ranks=order.num_ranks, channels=channels, actions=actions, messages=messages, first_messages=first_messages
+    )
 
 
-def _cells(order: Order, channels: Channels, costs: Costs, receive_ahead: int) -> Ints:
+def _deadlock(order: Order, index: int) -> UserError:
+    codes = (int(array[index]) for array in (order.kinds, order.stages, order.microbatches, order.slices))
+    return UserError(
+        what=f"{action_of(*codes)} never gets what it needs",
+        where=f"schedule, rank {order.ranks[index]}",
+        remedy="order the actions so that what each needs can come first",
+    )
+
+
+def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
+    part = (order.stages, order.slices)
+    actions[:, kernel.WORK] = costs.compute_ns[order.kinds, *part]
+    actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
+    actions[:, kernel.SENDS_NS] = costs.transfer_ns[DIRECTIONS[order.kinds], *part]
+
+
+def _cells(order: Order, linked: Linked, costs: Costs) -> Ints:
     """Rows of ranks, channels and cards; the first card is the one that stands for none."""
+    num_channels = len(linked.channels.sources)
     num_cards = 2 + max(*costs.hosts.local_cards, *costs.hosts.network_cards)
-    num_channels = len(channels.counts)
-    width = max(kernel.FINISH + 1, kernel.RING + kernel.RING_WIDTH * receive_ahead)
-    cells = np.zeros((order.num_ranks + num_channels + num_cards, width), dtype=np.int64)
-    _fill_ranks(cells[: order.num_ranks], order, costs)
+    cells = np.zeros((order.num_ranks + num_channels + num_cards, kernel.FINISH + 1), dtype=np.int64)
+    _fill_ranks(cells[: order.num_ranks], order, linked, costs)
     first_card = order.num_ranks + num_channels + 1
-    _fill_channels(cells[order.num_ranks : order.num_ranks + num_channels], channels, costs, first_card)
+    _fill_channels(cells[order.num_ranks : first_card - 1], linked, costs, first_card)
     return cells
 
 
-def _fill_ranks(rows: Ints, order: Order, costs: Costs) -> None:
+def _fill_ranks(rows: Ints, order: Order, linked: Linked, costs: Costs) -> None:
     host_of = np.asarray(costs.hosts.host_of)
     rows[:, kernel.STOP_AT] = order.offsets[1:]
     rows[:, kernel.POSITION] = order.offsets[:-1]
-    rows[:, [kernel.CHANNEL, kernel.FINISH]] = -1
+    rows[:, kernel.NEXT_WAIT] = linked.first_waits
+    rows[:, kernel.LAST_WAIT] = [*linked.first_waits[1:], len(linked.messages)]
+    rows[:, kernel.CHANNEL] = -1
     for host in set(costs.hosts.host_of):
         ring = np.flatnonzero(host_of == host)
         rows[ring, kernel.NEIGHBOUR] = np.roll(ring, -1)
         rows[ring, kernel.RESIDENTS] = len(ring)
 
 
-def _fill_channels(rows: Ints, channels: Channels, costs: Costs, first_card: int) -> None:
+def _fill_channels(rows: Ints, linked: Linked, costs: Costs, first_card: int) -> None:
     host_of, local, network = map(np.asarray, (costs.hosts.host_of, costs.hosts.local_cards, costs.hosts.network_cards))
+    channels = linked.channels
     inside = host_of[channels.sources] == host_of[channels.targets]
-    rows[:, kernel.COUNT] = channels.counts
+    rows[:, kernel.FIRST] = linked.first_messages[:-1]
+    rows[:, kernel.COUNT] = np.diff(linked.first_messages)
     for end, card, ranks in (
         (kernel.SOURCE, kernel.OUT_CARD, channels.sources),
         (kernel.TARGET, kernel.IN_CARD, channels.targets),
@@ -110,49 +153,38 @@ def _fill_channels(rows: Ints, channels: Channels, costs: Costs, first_card: int
         rows[:, card] = first_card + np.where(inside, local[ranks], network[ranks])
 
 
-def _keys_and_settings(num_ranks: int, num_channels: int, costs: Costs, receive_ahead: int) -> tuple[Ints, Ints]:
-    """The tree of next times (ranks now, channels never), and the kernel's settings."""
-    bits = (num_ranks + num_channels - 1).bit_length()
-    keys = np.full(2 << bits, 1 << 62, dtype=np.int64)
-    keys[1 << bits : (1 << bits) + num_ranks] = np.arange(num_ranks)
-    for node in range((1 << bits) - 1, 0, -1):
-        keys[node] = min(keys[2 * node], keys[2 * node + 1])
+def _clock(cells: Ints, order: Order) -> Clock:
+    """All ranks come now, channels never."""
+    return new_clock(len(cells), np.arange(len(cells)) < order.num_ranks)
+
+
+def _settings(linked: Linked, costs: Costs, receive_ahead: int, traced: bool) -> Ints:
     hosts = costs.hosts
     shared = hosts.replicas > 1 or len(set(hosts.host_of)) < len(hosts.host_of)
     contended = shared and bool((costs.together_ppm != MILLION).any())
-    constants = [*costs.instructions.as_tuple, receive_ahead, hosts.replicas, contended, num_ranks, num_channels, bits]
-    return keys, np.array(constants + [0] * (2 + num_channels), dtype=np.int64)
+    counts = [costs.num_ranks, len(linked.channels.sources)]
+    constants = [*costs.instructions.as_tuple, receive_ahead, hosts.replicas, contended, traced, *counts]
+    return np.array(constants + [0] * (2 + counts[1]), dtype=np.int64)
 
 
-def _require_finished(order: Order, ranks: Ints) -> None:
-    stuck = np.flatnonzero(ranks[:, kernel.FINISH] < 0)
-    if len(stuck):
-        rank = int(stuck[0])
-        at = min(int(ranks[rank, kernel.POSITION]), int(order.offsets[rank + 1]) - 1)
-        action = action_of(*(int(a[at]) for a in (order.kinds, order.stages, order.microbatches, order.slices)))
-        raise UserError(
-            what=f"{len(stuck)} ranks wait for each other for ever, rank {rank} at {action}",
-            where="schedule",
-            remedy="order the actions so that what each needs can come first",
-        )
-
-
-def _close(rank_table: Ints, trace: Ints, costs: Costs, reductions: Sequence[Reduction]) -> StepTimes:
-    """The end of the step: every reduction is a barrier of its ranks, then each runs its optimizer."""
-    finish, busy, bubble = (rank_table[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
+def _close(ranks: Ints, trace: Ints, costs: Costs, reductions: Sequence[Reduction]) -> StepTimes:
+    """The end of the step: a reduction is a barrier of its ranks (but dp and tp join each with its own peers outside
+    the pipeline, who are as far as it is), then each runs its optimizer.
+    """
+    finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
     communication = finish - busy - bubble
     reduction = np.zeros_like(finish)
     clock = finish.copy()
     for barrier in reductions:
-        ranks = list(barrier.ranks)
-        begin = clock[ranks].max()
-        duration = (
-            max(costs.reduce_ns[barrier.group][rank] for rank in ranks) if barrier.group in costs.reduce_ns else 0
-        )
-        bubble[ranks] += begin - clock[ranks]
-        reduction[ranks] += duration
-        clock[ranks] = begin + duration
-    optimizer = np.asarray(costs.optimizer_ns or [0] * len(clock), dtype=np.int64)
+        members = list(barrier.ranks)
+        cost = np.array(costs.reduce_ns.get(barrier.group, (0,) * len(clock)), dtype=np.int64)[members]
+        begin = clock[members]
+        if barrier.group not in (Group.DP, Group.TP):
+            begin, cost = np.full_like(begin, begin.max()), np.full_like(cost, cost.max())
+        bubble[members] += begin - clock[members]
+        reduction[members] += cost
+        clock[members] = begin + cost
+    optimizer = np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)
     clock += optimizer
     bubble += clock.max() - clock
     return StepTimes(

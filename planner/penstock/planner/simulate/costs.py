@@ -90,7 +90,7 @@ class Costs:
     @property
     def num_stages(self) -> int:
         """Stages of the pipeline."""
-        return self.compute_ns.shape[1]
+        return len(self.compute_ns[0])
 
     @property
     def num_ranks(self) -> int:

@@ -7,13 +7,13 @@ result is a function of the inputs alone.
 
 An action of a rank is these steps; each may take time, and the starred ones may wait for a message to arrive:
 
-    WAIT_RECV*,  POST_RECV of the message receive_ahead later,  compute,
-    WAIT_SEND* of the message receive_ahead before,  SEND
+    WAIT_RECV* of its message (and of earlier ones of that channel), each with the POST_RECV receive_ahead later,
+    compute, the WAIT_SENDs* that `link` placed here, SEND
 
 A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. Work left is kept in
 millionths of a nanosecond and speed in whole millionths, so that splitting a span changes nothing.
 
-Everything lies in four integer tables whose columns are named below. Few tables, because numba counts references to
+Everything lies in a few integer tables whose columns are named below. Few tables, because numba counts references to
 every array at every call: with one array per quantity that took ten times as long as the work itself, to run and to
 compile.
 """
@@ -24,102 +24,86 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner.clock import Clock, never, next_cell, next_time, set_time
+from penstock.planner.simulate.link import AWAITED, NEEDS_CHANNEL, NEEDS_NUMBER, SENDER, SENDS_CHANNEL, STOP_WAIT
+
 Ints = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 
-# Columns of `actions`: work alone, its factor together, channel (a row of `cells`, -1 for none) and number of the message
-# it needs, channel and duration of the one it sends; then, where a trace is wanted, when WAIT_RECV began and ended,
-# compute began and ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
-WORK, TOGETHER, NEEDS_CHANNEL, NEEDS_NUMBER, SENDS_CHANNEL, SENDS_NS = range(6)
-REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(6, 13)
+# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent; then,
+# where a trace is wanted, when WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the message's
+# transfer began and ended (-1: never).
+WORK, TOGETHER, SENDS_NS = range(STOP_WAIT + 1, STOP_WAIT + 4)
+REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(SENDS_NS + 1, SENDS_NS + 8)
+
+# Columns of `messages` after those of `link`.
+SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
 
 # Columns of `cells` in the rows of ranks, which come first: constants, then state. A host's ranks form a ring.
-STOP_AT, RESIDENTS, NEIGHBOUR, POSITION, STEP, CHANNEL, NUMBER, SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH = range(13)
+STOP_AT, LAST_WAIT, RESIDENTS, NEIGHBOUR, POSITION, NEXT_WAIT, STEP, CHANNEL, NUMBER = range(9)
+SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH = range(9, 15)
 
-# In the rows of channels, which follow: constants, then state, then for each of the receive_ahead messages that may be
-# under way SENT_AT, POSTED_AT, DURATION and SENDER.
-SOURCE, TARGET, COUNT, OUT_CARD, IN_CARD, NUM_SENT, NUM_POSTED, NUM_ARRIVED, NUM_RELEASED, CARRYING, ROUND, RING = (
-    range(12)
-)
-SENT_AT, POSTED_AT, DURATION, SENDER = range(4)
-RING_WIDTH = 4
+# In the rows of channels, which follow: constants, then state.
+SOURCE, TARGET, FIRST, COUNT, OUT_CARD, IN_CARD = range(6)
+NUM_SENT, NUM_POSTED, NUM_ARRIVED, NUM_RECEIVED, NUM_RELEASED, CARRYING, ROUND = range(6, 13)
 
 # In the rows of cards, which come last: when the card is free to send and to receive.
 OUT_FREE, IN_FREE = range(2)
 
 # Entries of `settings`: constants, state, and the queue of channels whose next message waits for a card.
-POST_NS, WAIT_RECEIVE_NS, SEND_NS, WAIT_SEND_NS, RECEIVE_AHEAD, REPLICAS, CONTENDED = range(7)
-NUM_RANKS, NUM_CHANNELS, KEY_BITS, ROUND_NOW, NUM_QUEUED, QUEUE = range(7, 13)
+POST_NS, WAIT_RECEIVE_NS, SEND_NS, WAIT_SEND_NS, RECEIVE_AHEAD, REPLICAS, CONTENDED, TRACED = range(8)
+NUM_RANKS, NUM_CHANNELS, ROUND_NOW, NUM_QUEUED, QUEUE = range(8, 13)
 
 # Steps of a rank.
-OPEN, OPENED, RECEIVE, REPOST, REPOSTED, COMPUTE, COMPUTED, RELEASE, SEND, SENT = range(10)
+OPEN, OPENED, RECEIVE, REPOST, REPOSTED, COMPUTE, COMPUTED, RELEASE, SENT = range(9)
 
 # What a step returns: nanoseconds until the next one, or that something else will say when.
 BLOCKED, TIMED = -1, -2
 
 
 @numba.njit(cache=True, nogil=True)
-def run(actions: Ints, cells: Ints, keys: Ints, settings: Ints) -> None:
-    """Simulate until nothing moves; ranks that could not finish keep -1 in the column FINISH.
-
-    ``keys`` is a tree of minima whose leaves are the next times of ranks and channels; a key is the time with the
-    cell's number in its lowest KEY_BITS, negative for never... see `_set_key`.
-    """
-    never = _never(settings)
-    now = keys[1] >> settings[KEY_BITS]
-    while now < never:
-        while keys[1] >> settings[KEY_BITS] == now:
-            cell = keys[1] & ((1 << settings[KEY_BITS]) - 1)
+def run(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints) -> None:
+    """Simulate until nothing moves."""
+    now = next_time(clock)
+    while now < never(clock):
+        while next_time(clock) == now:
+            cell = next_cell(clock)
             if cell < settings[NUM_RANKS]:
-                _advance(actions, cells, keys, settings, cell, now)
+                _advance(actions, cells, messages, clock, settings, cell, now)
             else:
-                _set_time(keys, settings, cell, never)
-                _arrive(actions, cells, keys, settings, cell, now)
-        _depart(actions, cells, keys, settings, now)
+                set_time(clock, cell, never(clock))
+                _arrive(actions, cells, messages, clock, settings, cell, now)
+        _depart(actions, cells, messages, clock, settings, now)
         settings[ROUND_NOW] += 1
-        now = keys[1] >> settings[KEY_BITS]
+        now = next_time(clock)
 
 
 @numba.njit(cache=True, nogil=True)
-def _never(settings: Ints) -> int:
-    return np.int64(1) << (62 - settings[KEY_BITS])
-
-
-@numba.njit(cache=True, nogil=True)
-def _set_time(keys: Ints, settings: Ints, cell: int, time: int) -> None:
-    node = cell + len(keys) // 2
-    keys[node] = time << settings[KEY_BITS] | cell
-    while node > 1:
-        node >>= 1
-        keys[node] = min(keys[2 * node], keys[2 * node + 1])
-
-
-@numba.njit(cache=True, nogil=True)
-def _advance(actions: Ints, cells: Ints, keys: Ints, settings: Ints, rank: int, now: int) -> None:
+def _advance(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
     """Run ``rank`` until it computes or waits."""
-    duration = np.int64(0)
+    duration = 0
     while duration == 0:
         step = cells[rank, STEP]
         if step <= OPENED:
-            duration = _open(cells, settings, rank, now)
+            duration = _open(cells, messages, settings, rank, now)
         elif cells[rank, POSITION] == cells[rank, STOP_AT]:
-            duration = _drain(cells, settings, rank, now)
+            duration = _release(cells, messages, settings, rank, now, cells[rank, LAST_WAIT])
         elif step <= REPOSTED:
-            duration = _receive(actions, cells, settings, rank, now)
+            duration = _receive(actions, cells, messages, settings, rank, now)
         elif step <= COMPUTED:
-            duration = _compute(actions, cells, keys, settings, rank, now)
+            duration = _compute(actions, cells, clock, settings, rank, now)
         else:
-            duration = _send(actions, cells, settings, rank, now)
+            duration = _send(actions, cells, messages, settings, rank, now)
     if duration != TIMED:
-        _set_time(keys, settings, rank, now + duration if duration > 0 else _never(settings))
+        set_time(clock, rank, now + duration if duration > 0 else never(clock))
 
 
 @numba.njit(cache=True, nogil=True)
-def _open(cells: Ints, settings: Ints, rank: int, now: int) -> int:
+def _open(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int) -> int:
     """The first POST_RECVs of every channel into the rank."""
     if cells[rank, STEP] == OPENED:
-        _post(cells, settings, cells[rank, CHANNEL], now)
+        _post(cells, messages, settings, cells[rank, CHANNEL], now)
     cells[rank, STEP] = RECEIVE
     cells[rank, CHANNEL] = -1
     for channel in range(settings[NUM_RANKS] + settings[NUM_CHANNELS] - 1, settings[NUM_RANKS] - 1, -1):
@@ -127,37 +111,41 @@ def _open(cells: Ints, settings: Ints, rank: int, now: int) -> int:
         if cells[channel, TARGET] == rank and cells[channel, NUM_POSTED] < first:
             cells[rank, STEP] = OPENED
             cells[rank, CHANNEL] = channel
-    return settings[POST_NS] if cells[rank, STEP] == OPENED else 0
-
-
-@numba.njit(cache=True, nogil=True)
-def _receive(actions: Ints, cells: Ints, settings: Ints, rank: int, now: int) -> int:
-    index = cells[rank, POSITION]
-    channel = actions[index, NEEDS_CHANNEL]
-    step = cells[rank, STEP]
-    cells[rank, STEP] = COMPUTE
-    duration = np.int64(0)
-    if channel >= 0:
-        if step == RECEIVE:
-            _trace(actions, index, np.int64(REACHED), now)
-            if cells[channel, NUM_ARRIVED] <= actions[index, NEEDS_NUMBER]:
-                duration = _block(cells, rank, now, step, channel, actions[index, NEEDS_NUMBER])
-            else:
-                _trace(actions, index, np.int64(RECEIVED), now)
-                cells[rank, STEP] = REPOST
-                duration = settings[WAIT_RECEIVE_NS]
-        elif step == REPOSTED:
-            _post(cells, settings, channel, now)
-        elif cells[channel, NUM_POSTED] < cells[channel, COUNT]:
-            cells[rank, STEP] = REPOSTED
-            duration = settings[POST_NS]
+    duration: int = settings[POST_NS] if cells[rank, STEP] == OPENED else 0
     return duration
 
 
 @numba.njit(cache=True, nogil=True)
-def _block(cells: Ints, rank: int, now: int, step: int, channel: int, number: int) -> int:
-    """Wait for a message; `_arrive` lets the rank try ``step`` again."""
-    cells[rank, STEP] = step
+def _receive(actions: Ints, cells: Ints, messages: Ints, settings: Ints, rank: int, now: int) -> int:
+    index = cells[rank, POSITION]
+    channel = settings[NUM_RANKS] + actions[index, NEEDS_CHANNEL]
+    step = cells[rank, STEP]
+    cells[rank, STEP] = RECEIVE
+    duration = 0
+    if step == REPOST and cells[channel, NUM_POSTED] < cells[channel, COUNT]:
+        cells[rank, STEP] = REPOSTED
+        duration = settings[POST_NS]
+    elif step == REPOSTED:
+        _post(cells, messages, settings, channel, now)
+    elif actions[index, NEEDS_CHANNEL] < 0 or cells[channel, NUM_RECEIVED] > actions[index, NEEDS_NUMBER]:
+        cells[rank, STEP] = COMPUTE
+    else:
+        if settings[TRACED] and actions[index, REACHED] < 0:
+            actions[index, REACHED] = now
+        if cells[channel, NUM_ARRIVED] <= cells[channel, NUM_RECEIVED]:
+            duration = _block(cells, rank, now, channel, cells[channel, NUM_RECEIVED])
+        else:
+            if settings[TRACED]:
+                actions[index, RECEIVED] = now
+            cells[channel, NUM_RECEIVED] += 1
+            cells[rank, STEP] = REPOST
+            duration = settings[WAIT_RECEIVE_NS]
+    return duration
+
+
+@numba.njit(cache=True, nogil=True)
+def _block(cells: Ints, rank: int, now: int, channel: int, number: int) -> int:
+    """Wait for a message; `_arrive` lets the rank try its step again."""
     cells[rank, CHANNEL] = channel
     cells[rank, NUMBER] = number
     cells[rank, SINCE] = now
@@ -165,37 +153,32 @@ def _block(cells: Ints, rank: int, now: int, step: int, channel: int, number: in
 
 
 @numba.njit(cache=True, nogil=True)
-def _trace(actions: Ints, index: int, column: int, now: int) -> None:
-    if actions.shape[1] > column and actions[index, column] < 0:
-        actions[index, column] = now
-
-
-@numba.njit(cache=True, nogil=True)
-def _compute(actions: Ints, cells: Ints, keys: Ints, settings: Ints, rank: int, now: int) -> int:
+def _compute(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     begins = cells[rank, STEP] == COMPUTE
     cells[rank, COMPUTING] = begins
+    duration = 0
     if begins:
-        _trace(actions, index, np.int64(START), now)
+        if settings[TRACED]:
+            actions[index, START] = now
         cells[rank, BUSY] -= now
         cells[rank, STEP] = COMPUTED
         cells[rank, LEFT] = actions[index, WORK] * MILLION
         cells[rank, SINCE] = now
+        duration = TIMED if settings[CONTENDED] else actions[index, WORK]
     else:
-        _trace(actions, index, np.int64(STOP), now)
+        if settings[TRACED]:
+            actions[index, STOP] = now
         cells[rank, BUSY] += now
-        sends = actions[index, SENDS_CHANNEL] >= 0
-        cells[rank, STEP] = RELEASE if sends else RECEIVE
-        cells[rank, POSITION] += not sends
+        cells[rank, STEP] = RELEASE
     if settings[CONTENDED]:
-        _retime(actions, cells, keys, settings, rank, now)
-        return TIMED if begins else 0
-    return actions[index, WORK] if begins else 0
+        _retime(actions, cells, clock, settings, rank, now)
+    return duration
 
 
 @numba.njit(cache=True, nogil=True)
-def _retime(actions: Ints, cells: Ints, keys: Ints, settings: Ints, rank: int, now: int) -> None:
-    """``rank`` has just begun or ended computing: its host's ranks worked at their old speeds, and go on at new ones."""
+def _retime(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
+    """``rank`` has just begun or ended computing: ranks of its host worked at old speeds and go on at new ones."""
     num_computing = cells[rank, COMPUTING]
     other = cells[rank, NEIGHBOUR]
     while other != rank:
@@ -210,7 +193,7 @@ def _retime(actions: Ints, cells: Ints, keys: Ints, settings: Ints, rank: int, n
             cells[other, LEFT] -= worked
             cells[other, SINCE] = now
             speed = _speed(factor, num_computing * settings[REPLICAS], residents)
-            _set_time(keys, settings, other, now - (-cells[other, LEFT]) // speed)
+            set_time(clock, other, now - (-cells[other, LEFT]) // speed)
         other = cells[other, NEIGHBOUR]
 
 
@@ -224,57 +207,47 @@ def _speed(factor_ppm: int, num_computing: int, num_residents: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _send(actions: Ints, cells: Ints, settings: Ints, rank: int, now: int) -> int:
+def _send(actions: Ints, cells: Ints, messages: Ints, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
-    channel = actions[index, SENDS_CHANNEL]
-    step = cells[rank, STEP]
-    number = cells[channel, NUM_SENT] - settings[RECEIVE_AHEAD]
-    if step == RELEASE and number >= 0:
-        if cells[channel, NUM_ARRIVED] <= number:
-            duration = _block(cells, rank, now, step, channel, number)
-        else:
-            _trace(actions, index, np.int64(RELEASED), now)
-            cells[channel, NUM_RELEASED] += 1
-            cells[rank, STEP] = SEND
-            duration = settings[WAIT_SEND_NS]
-    elif step != SENT:
+    duration = 0
+    if cells[rank, STEP] == RELEASE and cells[rank, NEXT_WAIT] < actions[index, STOP_WAIT]:
+        duration = _release(cells, messages, settings, rank, now, actions[index, STOP_WAIT])
+        if settings[TRACED]:
+            actions[index, RELEASED] = now
+    elif cells[rank, STEP] == RELEASE and actions[index, SENDS_CHANNEL] >= 0:
         cells[rank, STEP] = SENT
         duration = settings[SEND_NS]
     else:
-        place = RING + cells[channel, NUM_SENT] % settings[RECEIVE_AHEAD] * RING_WIDTH
-        cells[channel, place + SENT_AT] = now
-        cells[channel, place + DURATION] = actions[index, SENDS_NS]
-        cells[channel, place + SENDER] = index
-        cells[channel, NUM_SENT] += 1
-        _request(cells, settings, channel)
+        if cells[rank, STEP] == SENT:
+            channel = settings[NUM_RANKS] + actions[index, SENDS_CHANNEL]
+            messages[cells[channel, FIRST] + cells[channel, NUM_SENT], SENT_AT] = now
+            cells[channel, NUM_SENT] += 1
+            _request(cells, settings, channel)
         cells[rank, STEP] = RECEIVE
         cells[rank, POSITION] += 1
-        duration = 0
     return duration
 
 
 @numba.njit(cache=True, nogil=True)
-def _drain(cells: Ints, settings: Ints, rank: int, now: int) -> int:
-    """The WAIT_SENDs that are left when the last action is done."""
-    left = np.int64(-1)
-    for channel in range(settings[NUM_RANKS] + settings[NUM_CHANNELS] - 1, settings[NUM_RANKS] - 1, -1):
-        if cells[channel, SOURCE] == rank and cells[channel, NUM_RELEASED] < cells[channel, NUM_SENT]:
-            left = channel
-    if left < 0:
+def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, stop: int) -> int:
+    """The rank's next WAIT_SEND, if it comes before number ``stop``; otherwise the rank has finished."""
+    duration = BLOCKED
+    if cells[rank, NEXT_WAIT] == stop:
         cells[rank, FINISH] = now
-        duration = np.int64(BLOCKED)
-    elif cells[left, NUM_ARRIVED] <= cells[left, NUM_RELEASED]:
-        duration = _block(cells, rank, now, cells[rank, STEP], left, cells[left, NUM_RELEASED])
     else:
-        cells[left, NUM_RELEASED] += 1
-        duration = settings[WAIT_SEND_NS]
+        channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_WAIT], AWAITED]
+        if cells[channel, NUM_ARRIVED] <= cells[channel, NUM_RELEASED]:
+            duration = _block(cells, rank, now, channel, cells[channel, NUM_RELEASED])
+        else:
+            cells[channel, NUM_RELEASED] += 1
+            cells[rank, NEXT_WAIT] += 1
+            duration = settings[WAIT_SEND_NS]
     return duration
 
 
 @numba.njit(cache=True, nogil=True)
-def _post(cells: Ints, settings: Ints, channel: int, now: int) -> None:
-    place = RING + cells[channel, NUM_POSTED] % settings[RECEIVE_AHEAD] * RING_WIDTH
-    cells[channel, place + POSTED_AT] = now
+def _post(cells: Ints, messages: Ints, settings: Ints, channel: int, now: int) -> None:
+    messages[cells[channel, FIRST] + cells[channel, NUM_POSTED], POSTED_AT] = now
     cells[channel, NUM_POSTED] += 1
     _request(cells, settings, channel)
 
@@ -296,11 +269,12 @@ def _request(cells: Ints, settings: Ints, channel: int) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _is_behind(cells: Ints, channel: int, other: int) -> bool:
-    return cells[channel, ROUND] == cells[other, ROUND] and channel > other
+    behind: bool = cells[channel, ROUND] == cells[other, ROUND] and channel > other
+    return behind
 
 
 @numba.njit(cache=True, nogil=True)
-def _depart(actions: Ints, cells: Ints, keys: Ints, settings: Ints, now: int) -> None:
+def _depart(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, now: int) -> None:
     """Start every queued transfer whose cards are free. The first card stands for none and is never busy."""
     unlimited = settings[NUM_RANKS] + settings[NUM_CHANNELS]
     kept = 0
@@ -311,24 +285,26 @@ def _depart(actions: Ints, cells: Ints, keys: Ints, settings: Ints, now: int) ->
             settings[QUEUE + kept] = channel
             kept += 1
         else:
-            place = RING + cells[channel, NUM_ARRIVED] % settings[RECEIVE_AHEAD] * RING_WIDTH
-            over = now + cells[channel, place + DURATION]
+            sender = messages[cells[channel, FIRST] + cells[channel, NUM_ARRIVED], SENDER]
+            over = now + actions[sender, SENDS_NS]
             cells[out_card, OUT_FREE] = over
             cells[in_card, IN_FREE] = over
             cells[unlimited, OUT_FREE] = 0
             cells[unlimited, IN_FREE] = 0
-            _trace(actions, cells[channel, place + SENDER], np.int64(DEPARTED), now)
-            _set_time(keys, settings, channel, over)
+            if settings[TRACED]:
+                actions[sender, DEPARTED] = now
+            set_time(clock, channel, over)
     settings[NUM_QUEUED] = kept
 
 
 @numba.njit(cache=True, nogil=True)
-def _arrive(actions: Ints, cells: Ints, keys: Ints, settings: Ints, channel: int, now: int) -> None:
+def _arrive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
     """A transfer is over: the channel is idle, and whoever waits for it goes on."""
     number = cells[channel, NUM_ARRIVED]
-    place = RING + number % settings[RECEIVE_AHEAD] * RING_WIDTH
-    _trace(actions, cells[channel, place + SENDER], np.int64(ARRIVED), now)
-    ready = max(cells[channel, place + SENT_AT], cells[channel, place + POSTED_AT])
+    message = cells[channel, FIRST] + number
+    ready = max(messages[message, SENT_AT], messages[message, POSTED_AT])
+    if settings[TRACED]:
+        actions[messages[message, SENDER], ARRIVED] = now
     cells[channel, NUM_ARRIVED] += 1
     cells[channel, CARRYING] = 0
     _request(cells, settings, channel)
@@ -337,4 +313,4 @@ def _arrive(actions: Ints, cells: Ints, keys: Ints, settings: Ints, channel: int
         if cells[rank, CHANNEL] == channel and cells[rank, NUMBER] == number:
             cells[rank, BUBBLE] += max(ready - cells[rank, SINCE], 0)
             cells[rank, CHANNEL] = -1
-            _advance(actions, cells, keys, settings, rank, now)
+            _advance(actions, cells, messages, clock, settings, rank, now)

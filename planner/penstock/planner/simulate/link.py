@@ -1,0 +1,148 @@
+"""Where a rank waits for which message, compiled: the arithmetic of `planner.passes.transfers`, on arrays.
+
+`find_rounds` walks all ranks at once, as far as dependencies let each: it gives every action its round (the step at
+which it runs if every action takes one and messages take none) and every message its number, in the sender's order.
+`place_waits` then puts WAIT_SEND k after the first action that has sent message k + receive_ahead and whose round is no
+earlier than that of POST_RECV k, before which it could block for ever.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+# Columns of `actions`: round; channel and number of the message needed and of the message sent (-1: none); and how many
+# WAIT_SENDs all ranks before and this one up to here have done. The kernel adds more.
+ROUND, NEEDS_CHANNEL, NEEDS_NUMBER, SENDS_CHANNEL, SENDS_NUMBER, STOP_WAIT = range(6)
+
+# Columns of `messages`, channel after channel in the order of sending: the action that sends it and the round of its
+# WAIT_RECV. The last column is another list of that length: the channel of every WAIT_SEND, rank after rank in program
+# order, those after a rank's last action in the order of their SENDs.
+SENDER, WAIT_ROUND, AWAITED = range(3)
+
+# Columns of `codes`.
+KIND, STAGE, MICROBATCH, SLICE = range(4)
+
+
+@numba.njit(cache=True, nogil=True)
+def find_rounds(
+    offsets: Ints, codes: Int32s, directions: Ints, sends: Ints, receives: Ints, producers: Int32s, actions: Ints
+) -> int:
+    """Fill ``actions`` but for STOP_WAIT; returns the first action that can never run, -1 if all can.
+
+    ``directions`` [kind] of the message that a kind sends and needs, -1 for none; ``sends`` and ``receives`` as in
+    `Channels`; ``producers`` [direction, stage, micro-batch, slice] comes filled with -1.
+    """
+    num_ranks = len(offsets) - 1
+    positions = offsets[:-1].copy()
+    counts = np.zeros(sends.size + 1, dtype=np.int64)
+    num_left = offsets[-1]
+    num_before = num_left + 1
+    while num_left < num_before:
+        num_before = num_left
+        for place in range(2 * num_ranks):
+            rank = min(place, 2 * num_ranks - 1 - place)
+            index = positions[rank]
+            while index < offsets[rank + 1] and _is_ready(codes, directions, producers, index):
+                after = actions[index - 1, ROUND] if index > offsets[rank] else 0
+                _run(codes, directions, sends, receives, producers, counts, actions, index, after)
+                index += 1
+            num_left -= index - positions[rank]
+            positions[rank] = index
+    stuck: int = -1
+    for rank in range(num_ranks):
+        if stuck < 0 and positions[rank] < offsets[rank + 1]:
+            stuck = positions[rank]
+    return stuck
+
+
+@numba.njit(cache=True, nogil=True)
+def _origin(codes: Int32s, directions: Ints, index: int) -> int:
+    """The stage whose result the action needs from outside its own."""
+    return int(codes[index, STAGE]) + (-1 if directions[codes[index, KIND]] == 0 else 1)
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_ready(codes: Int32s, directions: Ints, producers: Int32s, index: int) -> bool:
+    direction = directions[codes[index, KIND]]
+    origin = _origin(codes, directions, index)
+    ready: bool = direction < 0 or origin < 0 or origin == producers.shape[1]
+    return ready or producers[direction, origin, codes[index, MICROBATCH], codes[index, SLICE]] >= 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _run(
+    codes: Int32s,
+    directions: Ints,
+    sends: Ints,
+    receives: Ints,
+    producers: Int32s,
+    counts: Ints,
+    actions: Ints,
+    index: int,
+    after: int,
+) -> None:
+    direction = directions[codes[index, KIND]]
+    if direction >= 0:
+        stage, microbatch, part = codes[index, STAGE], codes[index, MICROBATCH], codes[index, SLICE]
+        origin = _origin(codes, directions, index)
+        if 0 <= origin < producers.shape[1]:
+            producer = producers[direction, origin, microbatch, part]
+            after = max(after, actions[producer, ROUND])
+            actions[index, NEEDS_CHANNEL] = receives[direction, stage]
+            actions[index, NEEDS_NUMBER] = actions[producer, SENDS_NUMBER]
+        producers[direction, stage, microbatch, part] = index
+        channel = sends[direction, stage]
+        actions[index, SENDS_CHANNEL] = channel
+        actions[index, SENDS_NUMBER] = counts[channel]
+        counts[channel] += 1
+    actions[index, ROUND] = after + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def place_waits(
+    offsets: Ints, sources: Ints, receive_ahead: int, actions: Ints, first_messages: Ints, messages: Ints
+) -> None:
+    """Fill STOP_WAIT and ``messages``; ``first_messages`` [channels + 1] is where those of each channel begin."""
+    _join_ends(actions, first_messages, messages)
+    num_sent = np.zeros(len(sources), dtype=np.int64)
+    num_awaited = np.zeros(len(sources), dtype=np.int64)
+    stop = 0
+    for rank in range(len(offsets) - 1):
+        channels = range(np.searchsorted(sources, rank), np.searchsorted(sources, rank + 1))
+        for index in range(offsets[rank], offsets[rank + 1]):
+            if actions[index, SENDS_CHANNEL] >= 0:
+                num_sent[actions[index, SENDS_CHANNEL]] += 1
+            for channel in channels:
+                posted_by = first_messages[channel] + num_awaited[channel] - receive_ahead
+                while num_awaited[channel] + receive_ahead < num_sent[channel] and (
+                    posted_by < first_messages[channel] or messages[posted_by, WAIT_ROUND] <= actions[index, ROUND]
+                ):
+                    messages[stop, AWAITED] = channel
+                    stop += 1
+                    posted_by += 1
+                    num_awaited[channel] += 1
+            actions[index, STOP_WAIT] = stop
+        for index in range(offsets[rank], offsets[rank + 1]):
+            channel = actions[index, SENDS_CHANNEL]
+            if channel >= 0 and actions[index, SENDS_NUMBER] >= num_awaited[channel]:
+                messages[stop, AWAITED] = channel
+                stop += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _join_ends(actions: Ints, first_messages: Ints, messages: Ints) -> None:
+    """Every message's sender, and the round of its WAIT_RECV: that of the first consumer of it or of a later one."""
+    for index in range(len(actions)):
+        sent, needed = actions[index, SENDS_CHANNEL], actions[index, NEEDS_CHANNEL]
+        if sent >= 0:
+            messages[first_messages[sent] + actions[index, SENDS_NUMBER], SENDER] = index
+        if needed >= 0:
+            messages[first_messages[needed] + actions[index, NEEDS_NUMBER], WAIT_ROUND] = actions[index, ROUND]
+    for channel in range(len(first_messages) - 1):
+        for message in range(first_messages[channel + 1] - 2, first_messages[channel] - 1, -1):
+            messages[message, WAIT_ROUND] = min(messages[message, WAIT_ROUND], messages[message + 1, WAIT_ROUND])

@@ -1,0 +1,186 @@
+"""The bytes of an order: the high water of its Program's slots and transients, without making the Program.
+
+A rank's instructions run one by one, so its bytes follow from their order alone. Slots live as `core.program` says:
+acquired where first touched, freed directly after their last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.layout import SlotKind
+from penstock.core.program import SlotSizes
+from penstock.core.schedule import Kind
+from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
+from penstock.planner.simulate.arrays import link_order
+from penstock.planner.simulate.channels import DIRECTIONS
+from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS
+from penstock.planner.simulate.link import AWAITED, NEEDS_CHANNEL, NEEDS_NUMBER, SENDER, STOP_WAIT
+
+Ints = npt.NDArray[np.int64]
+
+Transients = Mapping[tuple[Kind, int, int], int]
+"""Bytes that an action needs only while it runs, by kind, stage and slice; nothing where not named."""
+
+# Columns of the kernel's `changes` [actions]: bytes acquired by the action, its transient bytes, bytes freed after it.
+ACQUIRED, TRANSIENT, FREED = range(3)
+
+# Columns of its `message_bytes`: of the sender's slot and of the receiver's.
+AT_SENDER, AT_RECEIVER = range(2)
+
+
+def high_water_bytes(
+    order: Order,
+    sizes: SlotSizes,
+    slices: Sequence[int],
+    receive_ahead: int,
+    transients: Transients = MappingProxyType({}),
+) -> Ints:
+    """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are lengths in tokens."""
+    linked = link_order(order, receive_ahead)
+    slots = _slot_table(order, sizes, slices)
+    senders = linked.messages[:, SENDER]
+    ends = (DIRECTIONS[order.kinds[senders]], order.stages[senders], order.slices[senders])
+    message_bytes = np.stack([table[ends] for table in _message_tables(slots)], axis=1)
+    peaks = np.zeros(order.num_ranks, dtype=np.int64)
+    _walk(
+        order.offsets,
+        _changes(order, slots, transients),
+        linked.actions,
+        linked.messages,
+        linked.first_messages,
+        linked.channels.targets,
+        linked.first_waits,
+        message_bytes,
+        receive_ahead,
+        peaks,
+    )
+    return peaks
+
+
+def _slot_table(order: Order, sizes: SlotSizes, slices: Sequence[int]) -> dict[SlotKind, Ints]:
+    """Bytes [stage, slice] of every kind of slot, ``kv`` and ``dkv`` alike for every slice; 0 where there is none."""
+    last = order.num_stages - 1
+    none_at = {
+        SlotKind.INPUT: {0},
+        SlotKind.SENT_GRADIENT: {0},
+        SlotKind.OUTPUT: {last},
+        SlotKind.RECEIVED_GRADIENT: {last},
+        SlotKind.HEAD_GRADIENT: set(range(last)),
+    }
+    table = {}
+    for slot in SlotKind:
+        whole = slot in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
+        tokens = [sum(slices)] * len(slices) if whole else slices
+        rows = [
+            [0 if stage in none_at.get(slot, ()) else sizes(slot, stage, count) for count in tokens]
+            for stage in range(order.num_stages)
+        ]
+        table[slot] = np.array(rows, dtype=np.int64)
+    return table
+
+
+def _message_tables(slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
+    """[direction, sending stage, slice]: bytes of a message's slot at its sender and at its receiver."""
+    sent = np.stack([slots[SlotKind.OUTPUT], slots[SlotKind.SENT_GRADIENT]])
+    received = np.zeros_like(sent)
+    received[TO_NEXT, :-1] = slots[SlotKind.INPUT][1:]
+    received[TO_PREVIOUS, 1:] = slots[SlotKind.RECEIVED_GRADIENT][:-1]
+    return sent, received
+
+
+def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients) -> Ints:
+    recomputed = np.zeros((order.num_stages, order.num_microbatches, order.num_slices), dtype=bool)
+    again = order.kinds == RECOMPUTE
+    recomputed[order.stages[again], order.microbatches[again], order.slices[again]] = True
+    is_lean = (order.kinds == FORWARD) & recomputed[order.stages, order.microbatches, order.slices]
+    acquired, freed = _compute_tables(order, slots)
+    for_recompute = acquired[RECOMPUTE][order.stages, order.slices]
+    place = (order.kinds, order.stages, order.slices)
+    return np.stack(
+        [
+            acquired[place] - np.where(is_lean, for_recompute, 0),
+            _transient_table(order, transients)[place],
+            freed[place],
+        ],
+        axis=1,
+    )
+
+
+def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
+    """[kind, stage, slice]: bytes that a compute action acquires and frees (F as if nothing were recomputed)."""
+    sent, received = _message_tables(slots)
+    owners = order.stage_ranks
+    crosses = np.zeros((2, order.num_stages, 1), dtype=bool)
+    crosses[TO_NEXT, :-1, 0] = crosses[TO_PREVIOUS, 1:, 0] = owners[1:] != owners[:-1]
+    output, gradient = np.where(crosses, sent, received)
+    kept = slots[SlotKind.ACTIVATIONS] + slots[SlotKind.LINEAR_INPUTS]
+    prefix, gradients = slots[SlotKind.KEYS_VALUES].copy(), slots[SlotKind.KEYS_VALUES_GRADIENTS].copy()
+    prefix[:, 1:] = 0
+    acquired = np.zeros((len(KINDS), *kept.shape), dtype=np.int64)
+    freed = np.zeros_like(acquired)
+    acquired[RECOMPUTE] = kept
+    acquired[FORWARD] = kept + prefix + output + slots[SlotKind.HEAD_GRADIENT]
+    acquired[INPUT_GRADIENT] = slots[SlotKind.OUTPUT_GRADIENTS] + gradient
+    acquired[INPUT_GRADIENT][:, -1] += gradients[:, -1]
+    consumed = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT)
+    freed[INPUT_GRADIENT] = prefix + sum(slots[slot] for slot in consumed)
+    freed[INPUT_GRADIENT][:, 0] += gradients[:, 0]
+    freed[WEIGHT_GRADIENT] = slots[SlotKind.LINEAR_INPUTS] + slots[SlotKind.OUTPUT_GRADIENTS]
+    acquired[BACKWARD] = acquired[INPUT_GRADIENT]
+    freed[BACKWARD] = freed[INPUT_GRADIENT] + freed[WEIGHT_GRADIENT]
+    return acquired, freed
+
+
+def _transient_table(order: Order, transients: Transients) -> Ints:
+    table = np.zeros((len(KINDS), order.num_stages, order.num_slices), dtype=np.int64)
+    for (kind, stage, part), num_bytes in transients.items():
+        table[KINDS.index(kind), stage, part] = num_bytes
+    return table
+
+
+@numba.njit(cache=True, nogil=True)
+def _walk(
+    offsets: Ints,
+    changes: Ints,
+    actions: Ints,
+    messages: Ints,
+    first_messages: Ints,
+    targets: Ints,
+    first_waits: Ints,
+    message_bytes: Ints,
+    receive_ahead: int,
+    peaks: Ints,
+) -> None:
+    num_posted = np.zeros(len(targets), dtype=np.int64)
+    num_received = np.zeros(len(targets), dtype=np.int64)
+    num_released = np.zeros(len(targets), dtype=np.int64)
+    for rank in range(len(peaks)):
+        live = 0
+        wait = first_waits[rank]
+        for channel in range(len(targets)):
+            if targets[channel] == rank:
+                first = first_messages[channel]
+                num_posted[channel] = min(receive_ahead, first_messages[channel + 1] - first)
+                live += message_bytes[first : first + num_posted[channel], AT_RECEIVER].sum()
+        for index in range(offsets[rank], offsets[rank + 1]):
+            channel = actions[index, NEEDS_CHANNEL]
+            while channel >= 0 and num_received[channel] <= actions[index, NEEDS_NUMBER]:
+                num_received[channel] += 1
+                message = first_messages[channel] + num_posted[channel]
+                if message < first_messages[channel + 1]:
+                    live += message_bytes[message, AT_RECEIVER]
+                    num_posted[channel] += 1
+            live += changes[index, ACQUIRED]
+            peaks[rank] = max(peaks[rank], live + changes[index, TRANSIENT])
+            live -= changes[index, FREED]
+            while wait < actions[index, STOP_WAIT]:
+                channel = messages[wait, AWAITED]
+                live -= message_bytes[first_messages[channel] + num_released[channel], AT_SENDER]
+                num_released[channel] += 1
+                wait += 1
