@@ -1,0 +1,347 @@
+"""The report: complete, in order, self-contained, safe with any data, and honest about what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+
+import plotly.graph_objects as go
+import pytest
+
+from penstock.core.timeline import Source
+from penstock.view.data import RankMemory, ReportData, Sample
+from penstock.view.markup import Markup
+from penstock.view.page import POLICY, json_in_html, page, plotly_javascript
+from penstock.view.report import (
+    measured_peak_bytes,
+    measured_step_seconds,
+    predicted_peak_bytes,
+    predicted_step_seconds,
+    report,
+)
+from penstock.view.report_plan import compute_difference, model_text, slices_text
+from tests.support.sample_run import MIB, sample_plan, sample_report
+
+VOID = {"meta", "br"}
+TITLES = [
+    "The plan",
+    "Why this plan",
+    "One step, predicted and measured",
+    "Loss and speed",
+    "Memory",
+    "Cost model",
+    "What the model writes",
+    "Machine and versions",
+    "Do it again",
+]
+EMPTY = ReportData(job="empty", phase="Failed", command="penstock run job.yaml")
+
+
+class Page(HTMLParser):
+    """Collects what the tests ask about, and insists that tags nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[tuple[str, str]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.extend((tag, name, value or "") for name, value in attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.extend((tag, name, value or "") for name, value in attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
+            self.words.append((self.open[-1], data))
+
+    def texts(self, tag: str) -> list[str]:
+        return [words for name, words in self.words if name == tag]
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return report(sample_report())
+
+
+@pytest.fixture(scope="module")
+def full(text: str) -> Page:
+    return Page(text)
+
+
+def without_plotly(text: str) -> str:
+    return text.replace(plotly_javascript(), "")
+
+
+def figures_of(text: str) -> dict[str, dict[str, object]]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.S)
+    assert found
+    figures: dict[str, dict[str, object]] = json.loads(found[1])["figures"]
+    return figures
+
+
+def test_sections_come_in_order(full: Page) -> None:
+    assert full.texts("h1") == ["stdlib-llama"]
+    assert full.texts("h2") == TITLES
+    assert "Succeeded" in full.texts("span")
+
+
+def test_the_navigation_leads_to_every_section(full: Page) -> None:
+    anchors = {value for tag, name, value in full.attributes if tag == "section" and name == "id"}
+    links = [value.removeprefix("#") for tag, name, value in full.attributes if tag == "a" and name == "href"]
+    assert len(links) == len(TITLES)
+    assert set(links) == anchors
+
+
+def test_the_headline_compares_prediction_and_measurement(full: Page) -> None:
+    shown = full.texts("dd")
+    data = sample_report()
+    assert f"{data.metrics[-1].loss:.3f}" in shown
+    assert any(re.fullmatch(r"predicted 231 ms, error −3\.\d%", words) for words in shown)
+    assert any(re.fullmatch(r"predicted 485 MiB, error −1\.4%", words) for words in shown)
+    assert "tokens/s" in full.texts("small")
+
+
+def test_nothing_is_fetched_from_anywhere(text: str, full: Page) -> None:
+    rest = without_plotly(text)
+    assert len(rest) < 400_000
+    references = [
+        (tag, name, value) for tag, name, value in full.attributes if name in ("src", "href", "srcset", "data")
+    ]
+    assert all(tag == "a" and value.startswith("#") for tag, _, value in references)
+    assert "url(" not in rest
+    assert "@import" not in rest
+    outside = set(re.findall(r"https?://[^\s\"'<>]+", rest))
+    assert outside == {"http://www.w3.org/2000/svg"}
+    policy = [value for tag, name, value in full.attributes if tag == "meta" and name == "content"]
+    assert POLICY in policy
+    assert "default-src 'none'" in POLICY
+
+
+def test_plotly_is_there_once(text: str) -> None:
+    assert text.count(plotly_javascript()) == 1
+    assert 4_000_000 < len(plotly_javascript()) < 8_000_000
+    assert "</script" not in plotly_javascript().lower()
+
+
+def test_every_place_has_its_figure_and_every_figure_a_place(text: str, full: Page) -> None:
+    places = [value for _, name, value in full.attributes if name == "data-figure"]
+    figures = figures_of(text)
+    assert sorted(places) == sorted(figures)
+    assert len(places) == 8
+    for figure in figures.values():
+        go.Figure(figure)
+
+
+def test_pictures_are_there_for_wide_and_narrow_screens(full: Page) -> None:
+    labels = [value for tag, name, value in full.attributes if tag == "svg" and name == "aria-label"]
+    assert len(labels) == 4
+    assert labels[0] == labels[1] == "2 stages by 4 slices of 1024 tokens"
+    assert labels[2] == labels[3]
+    assert "Measured step on 2 ranks" in labels[2]
+
+
+def test_the_plan_is_explained(full: Page) -> None:
+    cells = full.texts("td")
+    plan = sample_plan()
+    assert all(reason in full.texts("li") for reason in plan.reasons)
+    timed = [a for a in plan.alternatives if a.step_seconds is not None]
+    for place, alternative in enumerate(sorted(timed, key=lambda a: a.step_seconds or 0.0)):
+        assert (alternative.reason in cells) is (place < 5)
+    assert all(a.reason in cells for a in plan.alternatives if a.step_seconds is None)
+    assert {"chosen", "+1.2%", "4.71 GiB"} <= set(cells)
+
+
+def test_the_parts_of_a_step_are_listed(full: Page) -> None:
+    cells = full.texts("td")
+    assert {"206 ms", "89.4%", "9.9 ms", "4.3%", "8.2 ms"} <= set(cells)
+    flexes = [float(value.split("flex:")[1].split(";")[0]) for tag, name, value in full.attributes if tag == "i"]
+    assert sum(flexes) == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_end_names_machine_versions_and_command(full: Page) -> None:
+    assert {"build-7", "2.14.1+cpu", "0.22.1", "gloo, torch 2.14.1+cpu"} <= set(full.texts("td"))
+    assert full.texts("pre")[-1] == sample_report().command
+    assert any(sample_plan().digest[:16] in words for words in full.texts("p"))
+
+
+def test_sampled_text_shows_its_prompt_once(full: Page) -> None:
+    assert full.texts("b")[-2:] == ["def ", "class "]
+    assert any(words.startswith("_get_value(self") for words in full.texts("pre"))
+
+
+def test_an_empty_run_says_what_is_missing_and_why() -> None:
+    text = report(EMPTY)
+    shown = Page(text)
+    assert shown.texts("h2") == TITLES
+    left_out = [words for words in shown.texts("p") if words.startswith("Left out: ")]
+    assert len(left_out) == len(TITLES) - 1
+    assert len(set(left_out)) == len(left_out)
+    assert all(sentence.endswith(".") for sentence in left_out)
+    assert "<script" not in text
+    assert "no step was reported" in shown.texts("dd")
+    assert [value for tag, name, value in shown.attributes if tag == "a" and name == "href"] == ["#reproduce"]
+
+
+MISSING = {
+    "plan": ({"plan": None}, ["this run has no plan", "the plan carries no reasons"]),
+    "metrics": ({"metrics": ()}, ["no step of this run was reported"]),
+    "memory": ({"memory": ()}, ["no prediction of the ranks' memory"]),
+    "fit": ({"fit": (), "profile": None}, ["planned without a measured profile"]),
+    "samples": ({"samples": ()}, ["no text was sampled"]),
+    "machine": ({"profile": None, "versions": ()}, ["neither a profile nor a list of versions"]),
+    "timelines": ({"predicted": None, "measured": None}, ["neither a prediction nor a recorded step"]),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_each_missing_part_leaves_out_its_section_alone(name: str) -> None:
+    change, reasons = MISSING[name]
+    shown = Page(report(dataclasses.replace(sample_report(), **change)))  # type: ignore[arg-type]
+    assert shown.texts("h2") == TITLES
+    left_out = [words for words in shown.texts("p") if words.startswith("Left out: ")]
+    assert len(left_out) == len(reasons)
+    assert all(any(reason in words for words in left_out) for reason in reasons)
+
+
+def test_one_timeline_alone_is_drawn_with_a_word_of_explanation() -> None:
+    data = sample_report()
+    alone = Page(report(dataclasses.replace(data, measured=None)))
+    assert any("only the prediction is shown" in words for words in alone.texts("p"))
+    other = Page(report(dataclasses.replace(data, predicted=None)))
+    assert any("only the recorded step is shown" in words for words in other.texts("p"))
+
+
+def test_links_without_a_fit_and_a_fit_without_links_are_shown() -> None:
+    data = sample_report()
+    assert data.profile is not None
+    assert set(figures_of(report(dataclasses.replace(data, fit=())))) >= {"links"}
+    bare = dataclasses.replace(data, profile=dataclasses.replace(data.profile, links=()))
+    assert "links" not in figures_of(report(bare))
+
+
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>\"'&\x00\ud800"
+
+
+def test_whatever_the_data_say_they_stay_text() -> None:
+    data = sample_report()
+    assert data.plan is not None
+    assert data.profile is not None
+    alternative = dataclasses.replace(data.plan.alternatives[0], label=HOSTILE, reason=HOSTILE)
+    plan = dataclasses.replace(data.plan, reasons=(HOSTILE,), alternatives=(alternative,))
+    key = dataclasses.replace(data.profile.key, host=HOSTILE, device=HOSTILE)
+    hostile = dataclasses.replace(
+        data,
+        job=HOSTILE,
+        phase=HOSTILE,
+        command=HOSTILE,
+        plan=plan,
+        profile=dataclasses.replace(data.profile, key=key, method=HOSTILE),
+        samples=(Sample(prompt=HOSTILE, text=HOSTILE + HOSTILE),),
+        versions=((HOSTILE, HOSTILE),),
+    )
+    shown = Page(report(hostile))
+    tags = {tag for tag, _, _ in shown.attributes}
+    assert "img" not in tags
+    assert not any(name.startswith("on") for _, name, _ in shown.attributes)
+    assert len(shown.scripts) == 3
+    assert any("alert('x')" in words for words in shown.texts("h1"))
+
+
+def test_json_cannot_leave_its_script() -> None:
+    value = {"name": "</script><!--", "html": "<b>&</b>"}
+    text = json_in_html(value)
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == value
+    with pytest.raises(ValueError, match="JSON compliant"):
+        json_in_html({"loss": float("nan")})
+
+
+def test_a_diverged_run_still_has_a_report() -> None:
+    data = sample_report()
+    bad = tuple(
+        dataclasses.replace(m, loss=float("nan"), gradient_norm=float("inf"), validation_loss=None)
+        if m.step > 90
+        else m
+        for m in data.metrics
+    )
+    shown = Page(report(dataclasses.replace(data, metrics=bad)))
+    assert "nan" in shown.texts("dd")
+
+
+def test_a_page_without_figures_has_no_script() -> None:
+    text = page("a <title>", Markup("<p>text</p>"), {})
+    assert "<script" not in text
+    assert "a &lt;title&gt;" in text
+
+
+def test_the_headline_s_numbers_fall_back_to_the_timelines() -> None:
+    data = sample_report()
+    assert data.predicted is not None
+    assert data.measured is not None
+    assert data.plan is not None
+    assert data.plan.prediction is not None
+    plain = dataclasses.replace(data, metrics=(), memory=(), plan=dataclasses.replace(data.plan, prediction=None))
+    assert measured_step_seconds(plain) == data.measured.step_ns / 1e9
+    assert predicted_step_seconds(plain) == data.predicted.step_ns / 1e9
+    assert measured_peak_bytes(plain) is None
+    assert predicted_peak_bytes(plain) is None
+    assert predicted_peak_bytes(dataclasses.replace(data, memory=())) == max(data.plan.prediction.peak_bytes)
+    assert measured_peak_bytes(dataclasses.replace(data, memory=())) == data.metrics[0].peak_bytes
+    assert predicted_step_seconds(data) == data.plan.prediction.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "beside"),
+    [
+        ({"metrics": (), "measured": None}, "predicted 231 ms; not measured"),
+        ({"metrics": (), "memory": ()}, "predicted 485 MiB; not measured"),
+        ({"plan": None, "predicted": None}, "no prediction"),
+    ],
+)
+def test_a_tile_without_its_other_half_says_so(change: dict[str, object], beside: str) -> None:
+    shown = Page(report(dataclasses.replace(sample_report(), **change)))  # type: ignore[arg-type]
+    assert beside in shown.texts("dd")
+
+
+def test_memory_adds_up() -> None:
+    memory = RankMemory(constant_bytes=4 * MIB, state_bytes=3 * MIB, slot_bytes=2 * MIB, transient_bytes=MIB)
+    assert memory.predicted_bytes == 10 * MIB
+
+
+@pytest.mark.parametrize(
+    ("slices", "text"), [((64,), "64"), ((64, 64, 32), "2×64, 32"), ((8, 16, 16, 16, 8), "8, 3×16, 8")]
+)
+def test_equal_slices_are_counted(slices: tuple[int, ...], text: str) -> None:
+    assert slices_text(slices) == text
+
+
+def test_the_model_is_a_sentence() -> None:
+    plan = sample_plan()
+    assert model_text(plan) == (
+        "A llama of 8 layers, width 256, 8.0 million parameters, trained on 2 ranks with sequences of 1,024 tokens."
+    )
+
+
+def test_where_the_difference_lies() -> None:
+    data = sample_report()
+    assert data.predicted is not None
+    slower = dataclasses.replace(data.predicted, source=Source.MEASURED, step_ns=data.predicted.step_ns + 50_000_000)
+    assert compute_difference(data.predicted, slower) == (
+        "Per rank, computing took 207 ms where 207 ms was predicted, "
+        "everything else 73.8 ms where 23.8 ms was predicted."
+    )

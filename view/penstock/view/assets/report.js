@@ -1,0 +1,34 @@
+// Draws the report's figures with plotly in the palette of light or dark, again when the reader's preference or the room changes.
+(() => {
+  const { figures, palettes } = JSON.parse(document.getElementById("figures").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const places = [...document.querySelectorAll("[data-figure]")];
+  const options = { displaylogo: false, displayModeBar: false, doubleClick: "reset" };
+
+  const painted = (figure, palette) =>
+    JSON.parse(JSON.stringify(figure).replace(/var\(--([\w-]+)\)/g, (_, name) => palette[name]));
+
+  // In a narrow place the legend takes several lines: the figure grows by them, so that the data keep their room.
+  const grown = (figure, width) => {
+    const entries = figure.data.filter((trace) => trace.showlegend !== false).length;
+    if (figure.layout.showlegend && width < 480) figure.layout.height += 19 * (entries - 1);
+    return figure;
+  };
+
+  const draw = (place, palette, width) => {
+    const figure = grown(painted(figures[place.dataset.figure], palette), width);
+    figure.layout.width = width;
+    place.style.minHeight = `${figure.layout.height}px`;
+    Plotly.react(place, figure.data, figure.layout, options);
+  };
+  const show = (place) => draw(place, dark.matches ? palettes.dark : palettes.light, place.clientWidth);
+
+  const room = new ResizeObserver((entries) => entries.forEach((entry) => show(entry.target)));
+  places.forEach((place) => room.observe(place));
+  dark.addEventListener("change", () => places.forEach(show));
+  addEventListener("beforeprint", () => {
+    room.disconnect();
+    places.forEach((place) => draw(place, palettes.light, Math.min(place.clientWidth, 640)));
+  });
+  addEventListener("afterprint", () => places.forEach((place) => room.observe(place)));
+})();

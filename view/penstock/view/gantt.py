@@ -1,0 +1,172 @@
+"""A step as a picture: one row per rank, time to the right, as one SVG text.
+
+Solid bars are compute, coloured by kind and shaded by micro-batch; where many short ones share a bar, its height is
+divided by their shares of the time. A thin line at half height is waiting, an empty track idle time that nobody
+accounted for. The two slim strips below a row are transfers of activations and of gradients. Several timelines share
+one time scale. Tooltips are ``<title>`` elements and need no script.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.core.timeline import Source, Timeline
+from penstock.view.axis import round_ticks, time_unit
+from penstock.view.legend import legend
+from penstock.view.markup import Markup, element
+from penstock.view.rows import Frame, choose_labels, draw_row, kind_styles
+from penstock.view.spans import Lanes, end_ns, lanes
+from penstock.view.theme import css_variables
+
+MAX_SPANS: Final = 12_000
+"""Beyond this many shapes, more events are gathered: a picture stays below about 1.5 MB however long the step."""
+
+_STYLE: Final = """
+.gantt{background:var(--surface);font-family:var(--sans);font-size:12px;font-variant-numeric:tabular-nums}
+.gantt text{fill:var(--muted)}.gantt .strong{fill:var(--ink);font-weight:600;font-size:13px}
+.gantt .end{text-anchor:end}.gantt .middle{text-anchor:middle}
+.gantt .on{fill:var(--on-bar);text-anchor:middle;font-size:11px;pointer-events:none}
+.gantt .track{fill:var(--track)}.gantt .grid{stroke:var(--line)}.gantt .mark{stroke:var(--ink);stroke-dasharray:2 3}
+.gantt .wait{fill:var(--faint);fill-opacity:.55}.gantt .bar{stroke:var(--track);stroke-width:.5}
+.gantt .reduce{fill:var(--other);fill-opacity:.7}.gantt .step{fill:var(--other)}.gantt .other{fill:var(--other)}
+.gantt .send-f{fill:var(--forward)}.gantt .send-b{fill:var(--input-gradient)}
+.gantt.dense .bar{stroke:none}.gantt .bar:hover{stroke:var(--ink);stroke-width:1.5}
+"""
+
+
+def gantt(timelines: Sequence[Timeline], *, width: int = 1120, title: str = "") -> str:
+    """One or more timelines of a step, from the top down on a common scale, as an SVG document.
+
+    ``width`` is in pixels, margins apart; from 600 on there is room for names and busy shares. With two timelines, the
+    difference of the second from the first is stated. Raises `ValueError` for none.
+    """
+    if not timelines:
+        raise ValueError("nothing to draw: no timeline")
+    frame = _frame(timelines, width)
+    all_lanes = _fit(timelines, frame)
+    frame = dataclasses.replace(frame, labels=choose_labels(all_lanes, frame))
+    parts, first_top = _heading(timelines, frame, title)
+    top = first_top
+    panels = []
+    for timeline, rows in zip(timelines, all_lanes, strict=True):
+        panels.append(_panel(timeline, rows, timelines[0], frame, top))
+        top += _HEADER + timeline.num_ranks * frame.pitch + 16
+    parts = [*parts, _grid(frame, first_top + _HEADER, top - 10), *panels]
+    num_bars = sum(len(row.bars) for rows in all_lanes for row in rows)
+    is_dense = num_bars * _OUTLINED > frame.plot * sum(map(len, all_lanes))
+    class_ = "gantt dense" if is_dense else "gantt"
+    return _document(parts, frame, top + 10, class_=class_, aria_label=_summary(timelines))
+
+
+_OUTLINED: Final = 5.0
+"""Bars that are on average narrower than this many pixels have no outline, which would be all one sees of them."""
+
+
+def _document(parts: Sequence[Markup], frame: Frame, height: float, **attributes: str) -> str:
+    width, height = frame.width + 2 * _MARGIN, height + 2 * _MARGIN
+    return element(
+        "svg",
+        element("style", Markup(css_variables() + _STYLE + kind_styles())),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"{-_MARGIN:g} {-_MARGIN:g} {width:g} {height:g}",
+        width=width,
+        height=height,
+        role="img",
+        **attributes,
+    )
+
+
+_MARGIN: Final = 10.0
+_HEADER: Final = 26.0
+
+
+def _frame(timelines: Sequence[Timeline], width: int) -> Frame:
+    num_rows = sum(timeline.num_ranks for timeline in timelines)
+    pitch = 38.0 if num_rows <= 8 else 26.0 if num_rows <= 34 else 18.0 if num_rows <= 64 else max(6.0, 1100 / num_rows)
+    left, right = (60.0, 140.0) if width >= 600 else (26.0, 60.0)
+    longest = max(1, *(end_ns(timeline) for timeline in timelines))
+    plot = width - left - right
+    return Frame(width=width, left=left, plot=plot, pitch=pitch, scale=plot / longest, unit=time_unit(longest))
+
+
+def _fit(timelines: Sequence[Timeline], frame: Frame) -> list[tuple[Lanes, ...]]:
+    """The lanes of all timelines, gathered below one pixel, or coarser until the picture is small enough."""
+    pixels = 1.0
+    while True:
+        found = [lanes(timeline, pixels / frame.scale) for timeline in timelines]
+        if sum(row.num_spans for rows in found for row in rows) <= MAX_SPANS or pixels > frame.plot:
+            return found
+        pixels *= 1.5
+
+
+def _heading(timelines: Sequence[Timeline], frame: Frame, title: str) -> tuple[list[Markup], float]:
+    parts: list[Markup] = []
+    top = 8.0
+    if title:
+        parts.append(element("text", title, x=0, y=top + 10, class_="strong"))
+        top += 22
+    if len(timelines) > 1:
+        parts.append(element("text", difference(timelines[0], timelines[1]), x=0, y=top + 8))
+        top += 20
+    drawn, height = legend(timelines, frame.width, top)
+    return [*parts, drawn], top + height + 6
+
+
+def difference(first: Timeline, second: Timeline) -> str:
+    """How the second timeline compares with the first, in one sentence."""
+    unit = time_unit(max(first.step_ns, second.step_ns))
+    texts = [f"{_NAMES[t.source].lower()} {unit.text(t.step_ns)}" for t in (second, first)]
+    share = second.step_ns / first.step_ns - 1 if first.step_ns else 0.0
+    if abs(share) < 0.0005:
+        return f"{texts[0]} equals {texts[1]}.".capitalize()
+    return f"{texts[0]} is {abs(share):.1%} {'longer' if share > 0 else 'shorter'} than {texts[1]}.".capitalize()
+
+
+_NAMES: Final = {Source.SIMULATED: "Predicted", Source.MEASURED: "Measured", Source.REHEARSED: "Rehearsed"}
+
+
+def _summary(timelines: Sequence[Timeline]) -> str:
+    return " ".join(
+        f"{_NAMES[t.source]} step on {t.num_ranks} rank{'' if t.num_ranks == 1 else 's'}: "
+        f"{time_unit(t.step_ns).text(t.step_ns)}, {t.bubble_share:.1%} bubble."
+        for t in timelines
+    )
+
+
+def _panel(timeline: Timeline, rows: Sequence[Lanes], first: Timeline, frame: Frame, top: float) -> Markup:
+    step = "" if timeline.step is None else f", step {timeline.step}"
+    heading = f"{_NAMES[timeline.source]}{step}"
+    facts = f"{frame.unit.text(timeline.step_ns)} · {timeline.bubble_share:.1%} bubble"
+    parts = [
+        element("text", heading, x=0, y=top + 14, class_="strong"),
+        element("text", facts, x=frame.left + frame.plot, y=top + 14, class_="end"),
+    ]
+    if timeline.peak_bytes:
+        parts.append(
+            element("text", "peak memory" if frame.is_wide else "peak", x=frame.width, y=top + 14, class_="end")
+        )
+    parts.extend(draw_row(timeline, rank, row, frame, top + _HEADER) for rank, row in enumerate(rows))
+    if timeline is not first:
+        parts.append(_end_of(first, frame, top + _HEADER, timeline.num_ranks * frame.pitch))
+    return element("g", *parts)
+
+
+def _end_of(first: Timeline, frame: Frame, top: float, height: float) -> Markup:
+    """Where the first timeline's step ended, marked in another's rows."""
+    x = frame.left + first.step_ns * frame.scale
+    tooltip = element("title", f"{_NAMES[first.source].lower()} end of the step")
+    return element("line", tooltip, x1=x, x2=x, y1=top - 4, y2=top + height, class_="mark")
+
+
+def _grid(frame: Frame, top: float, bottom: float) -> Markup:
+    found = []
+    ticks = round_ticks(frame.plot / frame.scale / frame.unit.nanoseconds, max(2, int(frame.plot / 80)))
+    for tick in ticks:
+        x = frame.left + tick * frame.unit.nanoseconds * frame.scale
+        found.append(element("line", x1=x, x2=x, y1=top - 4, y2=bottom, class_="grid"))
+        found.append(element("text", f"{tick:.6g}", x=x, y=bottom + 14, class_="middle"))
+    found.append(element("text", frame.unit.name, x=frame.left + frame.plot + 10, y=bottom + 14))
+    return element("g", *found)

@@ -1,0 +1,162 @@
+"""The report of a run: one HTML file that needs nothing else.
+
+It answers in order: what came out, what was planned and why, whether the step went as predicted, whether the model
+learned, whether memory and costs were predicted well, what the model writes, and how to do it again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.core.units import format_bytes, to_seconds
+from penstock.view.axis import signed, time_unit
+from penstock.view.charts import Figure, newest
+from penstock.view.data import ReportData
+from penstock.view.markup import Markup, element, join
+from penstock.view.page import page
+from penstock.view.report_plan import model_text, plan_section, step_section, why_section
+from penstock.view.report_run import (
+    command_section,
+    fit_section,
+    loss_section,
+    machine_section,
+    memory_section,
+    samples_section,
+)
+
+_SECTIONS: Final = (
+    plan_section,
+    why_section,
+    step_section,
+    loss_section,
+    memory_section,
+    fit_section,
+    samples_section,
+    machine_section,
+    command_section,
+)
+
+
+def report(data: ReportData) -> str:
+    """``data`` as one self-contained HTML document (plotly's JavaScript inlined once, about 5 MB, no network)."""
+    sections = [make(data) for make in _SECTIONS]
+    figures: dict[str, Figure] = {name: figure for section in sections for name, figure in section.figures.items()}
+    links = (element("a", s.title, href=f"#{s.anchor}") for s in sections if not s.is_missing)
+    body = join(
+        (
+            element("header", *_headline(data), element("nav", *links, aria_label="Sections")),
+            element("main", *(section.markup for section in sections)),
+            element("footer", "Everything shown is inside this file. Point at a bar or a mark for its numbers."),
+        ),
+        Markup("\n"),
+    )
+    return page(f"{data.job}: penstock report", body, figures)
+
+
+_PHASE_CLASSES: Final = {"Succeeded": "good", "Failed": "bad", "Suspended": "warn", "Recovering": "warn"}
+
+
+def _headline(data: ReportData) -> list[Markup]:
+    phase = element("span", data.phase, class_=f"phase {_PHASE_CLASSES.get(data.phase, '')}".strip())
+    parts = [
+        element("p", "penstock report", class_="brand"),
+        element("div", element("h1", data.job), phase, class_="title"),
+    ]
+    if data.plan:
+        parts.append(element("p", model_text(data.plan), class_="lead"))
+    tiles = (_loss(data), _speed(data), _step(data), _memory(data))
+    return [*parts, element("dl", *(tile.markup for tile in tiles), class_="figures-of-merit")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One number of the headline, its unit, and what stands below it."""
+
+    name: str
+    value: str
+    unit: str
+    beside: str
+
+    @property
+    def markup(self) -> Markup:
+        number = element("dd", self.value, *((element("small", self.unit),) if self.unit else ()), class_="value")
+        return element("div", element("dt", self.name), number, element("dd", self.beside, class_="beside"))
+
+
+def _loss(data: ReportData) -> _Tile:
+    metrics = newest(data.metrics)
+    if not metrics:
+        return _Tile("Final loss", "–", "", "no step was reported")
+    validated = [m.validation_loss for m in metrics if m.validation_loss is not None]
+    beside = f"validation {validated[-1]:.3f}" if validated else f"after {len(metrics):,} steps"
+    if validated and data.unigram_loss is not None:
+        beside += f", unigram {data.unigram_loss:.3f}"
+    return _Tile("Final loss", f"{metrics[-1].loss:.3f}", "nats per token", beside)
+
+
+def _speed(data: ReportData) -> _Tile:
+    metrics = newest(data.metrics)
+    if not metrics:
+        return _Tile("Throughput", "–", "", "no step was reported")
+    median = statistics.median(m.tokens_per_second for m in metrics)
+    return _Tile("Throughput", f"{median:,.0f}", "tokens/s", f"median of {len(metrics):,} steps")
+
+
+def _step(data: ReportData) -> _Tile:
+    measured, predicted = measured_step_seconds(data), predicted_step_seconds(data)
+    if measured is None:
+        beside = "not measured" if predicted is None else f"predicted {_milliseconds(predicted)}; not measured"
+        return _Tile("Step time", "–", "", beside)
+    value, unit = _milliseconds(measured).split(" ")
+    if predicted is None:
+        return _Tile("Step time", value, unit, "no prediction")
+    return _Tile("Step time", value, unit, _against(_milliseconds(predicted), predicted, measured))
+
+
+def _memory(data: ReportData) -> _Tile:
+    measured, predicted = measured_peak_bytes(data), predicted_peak_bytes(data)
+    if measured is None:
+        beside = "not measured" if predicted is None else f"predicted {format_bytes(predicted)}; not measured"
+        return _Tile("Peak memory", "–", "", beside)
+    value, unit = format_bytes(measured).split(" ")
+    if predicted is None:
+        return _Tile("Peak memory", value, unit, "no prediction")
+    return _Tile("Peak memory", value, unit, _against(format_bytes(predicted), predicted, measured))
+
+
+def _against(text: str, predicted: float, measured: float) -> str:
+    error = predicted / measured - 1 if measured else 0.0
+    return f"predicted {text}, error {signed(error)}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return time_unit(seconds * 1e9).text(seconds * 1e9)
+
+
+def measured_step_seconds(data: ReportData) -> float | None:
+    """The median step, else the recorded timeline's."""
+    if data.metrics:
+        return statistics.median(m.step_seconds for m in newest(data.metrics))
+    return to_seconds(data.measured.step_ns) if data.measured else None
+
+
+def predicted_step_seconds(data: ReportData) -> float | None:
+    """The plan's prediction, else the predicted timeline's."""
+    if data.plan and data.plan.prediction:
+        return data.plan.prediction.step_seconds
+    return to_seconds(data.predicted.step_ns) if data.predicted else None
+
+
+def measured_peak_bytes(data: ReportData) -> int | None:
+    """The fullest rank's measured peak, else the largest that a step reported."""
+    ranks = [rank.measured_bytes for rank in data.memory if rank.measured_bytes is not None]
+    return max(ranks or [m.peak_bytes for m in data.metrics], default=None)
+
+
+def predicted_peak_bytes(data: ReportData) -> int | None:
+    """The fullest rank's predicted peak."""
+    if data.memory:
+        return max(rank.predicted_bytes for rank in data.memory)
+    return max(data.plan.prediction.peak_bytes, default=None) if data.plan and data.plan.prediction else None

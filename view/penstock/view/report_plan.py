@@ -1,0 +1,182 @@
+"""The report's sections on the plan: its picture, why it was chosen, and the step as predicted and as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Final
+
+from penstock.core.layout import num_parameters
+from penstock.core.plan import Alternative, Plan, Prediction
+from penstock.core.timeline import Timeline
+from penstock.core.units import format_bytes, format_seconds
+from penstock.view.axis import signed, time_unit
+from penstock.view.data import ReportData
+from penstock.view.gantt import gantt
+from penstock.view.markup import Markup, element
+from penstock.view.section import Section, left_out
+from penstock.view.stages import stages
+from penstock.view.tables import card, drawing, facts, table
+
+WIDE: Final = 1118
+NARROW: Final = 334
+NUM_ALTERNATIVES: Final = 5
+NUM_REJECTED: Final = 12
+
+
+def plan_section(data: ReportData) -> Section:
+    """What was decided: stages by slices to scale, and the numbers behind them."""
+    if data.plan is None:
+        return left_out("plan", "The plan", "this run has no plan; it ended before planning.")
+    plan = data.plan
+    picture = drawing(stages(plan, width=WIDE), stages(plan, width=NARROW))
+    return Section(anchor="plan", title="The plan", body=Markup(plan_facts(plan) + picture))
+
+
+def plan_facts(plan: Plan) -> Markup:
+    """The plan's own numbers in a line."""
+    mesh = [f"dp {plan.dp}"] * (plan.dp > 1) + [f"tp {plan.tp}"] * (plan.tp > 1) + [f"pp {plan.pp}"]
+    return facts(
+        {
+            "mesh": " × ".join(mesh),
+            "schedule": plan.schedule.generator,
+            "micro-batches": f"{plan.num_microbatches} of {_count(plan.microbatch, 'sequence')}",
+            "slices": slices_text(plan.slices),
+            "receive ahead": f"{plan.receive_ahead}",
+            "precision": plan.precision.value,
+        }
+    )
+
+
+def slices_text(slices: Iterable[int]) -> str:
+    """Lengths in tokens, runs of equal ones as ``3×256``."""
+    runs = ((length, sum(1 for _ in run)) for length, run in groupby(slices))
+    return ", ".join(f"{count}×{length}" if count > 1 else f"{length}" for length, count in runs)
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def model_text(plan: Plan) -> str:
+    """The model and the run in a sentence."""
+    model = plan.model
+    size = num_parameters(model)
+    for limit, suffix in ((1e9, "billion"), (1e6, "million")):
+        if size >= limit:
+            count = f"{size / limit:.1f} {suffix}"
+            break
+    else:
+        count = f"{size:,}"
+    return (
+        f"A {model.family.value} of {_count(model.layers, 'layer')}, width {model.hidden:,}, {count} parameters, "
+        f"trained on {_count(plan.num_ranks, 'rank')} with sequences of {plan.sequence_length:,} tokens."
+    )
+
+
+def why_section(data: ReportData) -> Section:
+    """Why this plan: reasons, where its step goes, the next best and the rejected."""
+    anchor, title = "why", "Why this plan"
+    plan = data.plan
+    if plan is None or not (plan.reasons or plan.prediction or plan.alternatives):
+        return left_out(anchor, title, "the plan carries no reasons; it was written by hand or pinned in the manifest.")
+    parts = []
+    if plan.reasons:
+        items = (element("li", reason) for reason in plan.reasons)
+        parts.append(card(element("ul", *items, class_="reasons"), class_="seven" if plan.prediction else "full"))
+    if plan.prediction:
+        parts.append(_step_parts(plan.prediction, "five" if plan.reasons else "full"))
+    body = element("div", *parts, class_="grid")
+    return Section(anchor=anchor, title=title, body=Markup(body + _alternatives(plan) + _rejected(plan)))
+
+
+_PARTS: Final = (
+    ("compute", "compute_seconds", "series-1"),
+    ("bubble", "bubble_seconds", "other"),
+    ("communication", "communication_seconds", "series-2"),
+    ("reduction", "reduction_seconds", "series-3"),
+    ("optimizer", "optimizer_seconds", "series-4"),
+)
+
+
+def _step_parts(prediction: Prediction, class_: str) -> Markup:
+    whole = prediction.step_seconds or 1.0
+    shares = [(name, getattr(prediction, field), colour) for name, field, colour in _PARTS]
+    bar = (
+        element("i", style=f"flex:{seconds / whole:.5f};background:var(--{colour})") for _, seconds, colour in shares
+    )
+    rows = [
+        (_named_swatch(name, colour), format_seconds(seconds), f"{seconds / whole:.1%}")
+        for name, seconds, colour in shares
+    ]
+    rows.append((element("b", "step"), format_seconds(prediction.step_seconds), ""))
+    strip = element("div", *bar, class_="parts", role="img", aria_label="shares of the step, listed below")
+    listing = table(("busiest rank", "predicted", "share"), rows, numbers=(1, 2))
+    return card(strip, listing, title="Where a step goes", class_=class_)
+
+
+def _named_swatch(name: str, colour: str) -> Markup:
+    return Markup(element("span", class_="swatch", style=f"background:var(--{colour})") + element("span", name))
+
+
+def _alternatives(plan: Plan) -> Markup:
+    """The chosen plan above the next best ones."""
+    timed = [(a.step_seconds, a) for a in plan.alternatives if a.step_seconds is not None]
+    if not timed:
+        return Markup()
+    best = plan.prediction
+    rows = [_chosen_row(plan, best)] if best else []
+    for seconds, alternative in sorted(timed, key=lambda pair: pair[0])[:NUM_ALTERNATIVES]:
+        slower = signed(seconds / best.step_seconds - 1) if best and best.step_seconds else ""
+        rows.append((alternative.label, format_seconds(seconds), slower, _peak(alternative), alternative.reason))
+    headers = ("plan", "step", "against chosen", "peak memory", "why not")
+    listing = table(headers, rows, numbers=(1, 2, 3), chosen=0 if best else None)
+    return card(listing, title="The next best plans")
+
+
+def _chosen_row(plan: Plan, best: Prediction) -> tuple[str, str, str, str, str]:
+    label = f"{plan.schedule.generator}, {_count(len(plan.slices), 'slice')}, pp {plan.pp}"
+    return (label, format_seconds(best.step_seconds), "", format_bytes(max(best.peak_bytes, default=0)), "chosen")
+
+
+def _peak(alternative: Alternative) -> str:
+    return "" if alternative.peak_bytes is None else format_bytes(alternative.peak_bytes)
+
+
+def _rejected(plan: Plan) -> Markup:
+    """Plans that were never timed, with the reason."""
+    rejected = [a for a in plan.alternatives if a.step_seconds is None]
+    if not rejected:
+        return Markup()
+    rows = [(a.label, _peak(a), a.reason) for a in rejected[:NUM_REJECTED]]
+    more = len(rejected) - len(rows)
+    note = element("p", f"and {_count(more, 'more')[: -1 if more > 1 else None]}", class_="note") if more else Markup()
+    listing = table(("plan", "peak memory", "why it was rejected"), rows, numbers=(1,))
+    return card(listing, note, title="Rejected before simulation")
+
+
+def step_section(data: ReportData) -> Section:
+    """The predicted step above the measured one, on one scale."""
+    anchor, title = "step", "One step, predicted and measured"
+    timelines = [timeline for timeline in (data.predicted, data.measured) if timeline is not None]
+    if not timelines:
+        return left_out(anchor, title, "neither a prediction nor a recorded step is at hand.")
+    notes = {
+        (True, False): "No step was recorded in this run, so only the prediction is shown.",
+        (False, True): "The plan carries no predicted timeline, so only the recorded step is shown.",
+    }
+    note = notes.get((data.predicted is not None, data.measured is not None))
+    text = compute_difference(*timelines) if note is None else note
+    picture = drawing(gantt(timelines, width=WIDE), gantt(timelines, width=NARROW))
+    return Section(anchor=anchor, title=title, body=Markup(element("p", text, class_="note") + picture))
+
+
+def compute_difference(first: Timeline, second: Timeline) -> str:
+    """Whether a difference of two steps lies in computing or in everything else, as a mean over ranks."""
+    unit = time_unit(max(first.step_ns, second.step_ns))
+    busy = [sum(t.busy_ns(rank) for rank in range(t.num_ranks)) / max(1, t.num_ranks) for t in (first, second)]
+    rest = [first.step_ns - busy[0], second.step_ns - busy[1]]
+    return (
+        f"Per rank, computing took {unit.text(busy[1])} where {unit.text(busy[0])} was predicted, "
+        f"everything else {unit.text(rest[1])} where {unit.text(rest[0])} was predicted."
+    )

@@ -1,0 +1,186 @@
+"""The report's sections on the run: loss, memory, the fit of costs, sampled text, machine, how to repeat it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+
+from penstock.core.profile import Profile
+from penstock.core.records import StepMetrics
+from penstock.core.units import format_bytes, format_seconds
+from penstock.view import charts, profile_charts
+from penstock.view.axis import signed
+from penstock.view.data import RankMemory, ReportData
+from penstock.view.markup import Markup, element
+from penstock.view.profile_charts import FitError
+from penstock.view.section import Section, left_out
+from penstock.view.tables import card, chart, keys, paragraphs, table
+from penstock.view.theme import UNIT_NAMES
+
+
+def loss_section(data: ReportData) -> Section:
+    """Loss, and below it throughput, learning rate, gradient norm and the time of every step."""
+    anchor, title = "loss", "Loss and speed"
+    metrics = charts.newest(data.metrics)
+    if not metrics:
+        return left_out(anchor, title, "no step of this run was reported.")
+    predicted = data.plan.prediction.step_seconds if data.plan and data.plan.prediction else None
+    figures = {
+        "loss": charts.loss(metrics, data.unigram_loss),
+        "throughput": charts.throughput(metrics),
+        "learning-rate": charts.learning_rate(metrics),
+        "gradient-norm": charts.gradient_norm(metrics),
+        "step-time": charts.step_time(metrics, predicted),
+    }
+    places = (
+        chart("loss", "Loss", class_="full"),
+        chart("throughput", "Tokens per second", class_="third"),
+        chart("learning-rate", "Learning rate", class_="third"),
+        chart("gradient-norm", "Gradient norm", class_="third"),
+        chart("step-time", "Time of every step", class_="full"),
+    )
+    body = paragraphs([_loss_text(data, metrics)]) + element("div", *places, class_="grid")
+    return Section(anchor=anchor, title=title, body=Markup(body), figures=figures)
+
+
+def _loss_text(data: ReportData, metrics: tuple[StepMetrics, ...]) -> str:
+    first, last = metrics[0], metrics[-1]
+    text = f"Training loss went from {first.loss:.3f} at step {first.step} to {last.loss:.3f} at step {last.step}."
+    validated = [m.validation_loss for m in metrics if m.validation_loss is not None]
+    if validated and data.unigram_loss is not None:
+        text += (
+            f" Validation ended at {validated[-1]:.3f} nats per token; knowing only how often each token occurs "
+            f"would give {data.unigram_loss:.3f}."
+        )
+    return text
+
+
+def memory_section(data: ReportData) -> Section:
+    """Memory of every rank by cause, predicted and measured."""
+    if not data.memory:
+        return left_out("memory", "Memory", "no prediction of the ranks' memory is at hand.")
+    place = chart("memory", "Memory of every rank")
+    limit = "" if data.memory_limit_bytes is None else f" of {format_bytes(data.memory_limit_bytes)} allowed"
+    largest = max(rank.predicted_bytes for rank in data.memory)
+    text = f"The fullest rank was predicted to need {format_bytes(largest)}{limit}."
+    body = paragraphs([text]) + place + card(_memory_table(data.memory))
+    figures = {"memory": profile_charts.memory(data.memory, data.memory_limit_bytes)}
+    return Section(anchor="memory", title="Memory", body=Markup(body), figures=figures)
+
+
+def _memory_table(ranks: Iterable[RankMemory]) -> Markup:
+    headers = ("", "process", "state", "slots", "transient", "predicted", "measured", "error")
+    rows = [
+        (
+            f"rank\u00a0{i}",
+            *map(format_bytes, (r.constant_bytes, r.state_bytes, r.slot_bytes, r.transient_bytes, r.predicted_bytes)),
+            "" if r.measured_bytes is None else format_bytes(r.measured_bytes),
+            "" if not r.measured_bytes else signed(r.predicted_bytes / r.measured_bytes - 1),
+        )
+        for i, r in enumerate(ranks)
+    ]
+    return table(headers, rows, numbers=range(1, 8))
+
+
+def fit_section(data: ReportData) -> Section:
+    """How well the cost model repeats what was measured, and the links between ranks."""
+    anchor, title = "fit", "Cost model"
+    links = data.profile.links if data.profile else ()
+    if not data.fit and not links:
+        return left_out(anchor, title, "this run was planned without a measured profile.")
+    parts, figures = [], {}
+    if data.fit:
+        caption = "One mark per measured action; hollow marks took no part in the fit."
+        parts.append(chart("fit", "Predicted against measured seconds", caption=caption, class_="seven"))
+        parts.append(
+            card(_fit_table(profile_charts.fit_errors(data.fit)), title="Mean error of the fit", class_="five")
+        )
+        figures["fit"] = profile_charts.fit(data.fit)
+    if links:
+        figures["links"] = profile_charts.links(links)
+        parts.append(chart("links", "Bandwidth between ranks", class_="five"))
+        if data.profile:
+            parts.append(card(_other_costs(data.profile), title="Other measured costs", class_="seven"))
+    return Section(anchor=anchor, title=title, body=element("div", *parts, class_="grid"), figures=figures)
+
+
+def _fit_table(errors: Iterable[FitError]) -> Markup:
+    rows = [
+        (f"{UNIT_NAMES[e.unit]} {e.kind.value}", f"{e.num_records}", _percent(e.seen), _percent(e.held_out))
+        for e in errors
+    ]
+    return table(("action", "records", "fitted", "held out"), rows, numbers=(1, 2, 3))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _other_costs(profile: Profile) -> Markup:
+    rows = [("fixed cost of an action", format_seconds(profile.action_overhead_seconds), "")]
+    rows.extend(
+        (
+            f"all-reduce of {format_bytes(c.num_bytes)} over {c.num_ranks} ranks",
+            format_seconds(c.seconds),
+            _percent(c.spread),
+        )
+        for c in profile.collectives
+    )
+    rows.extend(
+        (f"optimizer step of {o.num_parameters:,} elements", format_seconds(o.seconds), _percent(o.spread))
+        for o in profile.optimizer
+    )
+    rows.append(("memory of a rank's process", format_bytes(profile.memory.constant_bytes), ""))
+    return table(("what", "measured", "spread"), rows, numbers=(1, 2))
+
+
+def samples_section(data: ReportData) -> Section:
+    """Text the model wrote."""
+    if not data.samples:
+        return left_out("samples", "What the model writes", "no text was sampled from the trained model.")
+    cards = []
+    for sample in data.samples:
+        rest = sample.text.removeprefix(sample.prompt)
+        cards.append(card(element("pre", element("b", sample.prompt), rest), class_="half"))
+    note = paragraphs(["Sampled from the trained model; what it was given is highlighted."])
+    body = Markup(note + element("div", *cards, class_="grid"))
+    return Section(anchor="samples", title="What the model writes", body=body)
+
+
+def machine_section(data: ReportData) -> Section:
+    """Where it ran: the machine the profile is of, how it was measured, and versions."""
+    anchor, title = "machine", "Machine and versions"
+    if data.profile is None and not data.versions:
+        return left_out(anchor, title, "the run has neither a profile nor a list of versions.")
+    cards = []
+    if data.profile:
+        cards.append(card(keys(_machine(data.profile)), class_="seven"))
+    if data.versions:
+        cards.append(card(keys(dict(data.versions)), class_="five"))
+    return Section(anchor=anchor, title=title, body=element("div", *cards, class_="grid"))
+
+
+def _machine(profile: Profile) -> dict[str, str]:
+    key = profile.key
+    measured = dt.datetime.fromtimestamp(profile.measured_at, tz=dt.UTC)
+    return {
+        "host": key.host,
+        "device": key.device,
+        "cores": f"{key.num_cores}, {key.threads_per_rank} per rank",
+        "memory": format_bytes(key.memory_bytes),
+        "backend": f"{key.backend}, torch {key.torch_version}",
+        "measured": f"{measured:%Y-%m-%d %H:%M} UTC, load before {profile.load:.2f}",
+        "method": profile.method,
+        "profile": profile.digest[:12],
+    }
+
+
+def command_section(data: ReportData) -> Section:
+    """The command that does it again, and what it has to agree with."""
+    parts = [card(element("pre", data.command))]
+    if data.plan:
+        digests = {"plan": data.plan.digest, "program": data.plan.program_digest, "profile": data.plan.profile_digest}
+        named = {name: digest[:16] for name, digest in digests.items() if digest}
+        text = ", ".join(f"{name} {digest}" for name, digest in named.items())
+        parts.append(paragraphs([f"The same inputs give the same plan. Digests: {text}."]))
+    return Section(anchor="reproduce", title="Do it again", body=Markup("".join(parts)))

@@ -1,0 +1,205 @@
+"""A plan as a picture: the model's depth downward, a sequence's tokens to the right, one tile per stage and slice.
+
+Both directions are to scale: a tile is as high as its stage has units and as wide as its slice has tokens. The rail on
+the left of the tiles shows every unit; the text beside it names what the stage owns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.core.model import Unit, UnitKind
+from penstock.core.plan import Plan
+from penstock.view.legend import text_width
+from penstock.view.markup import Markup, element
+from penstock.view.theme import UNIT_NAMES, css_variables
+
+_STYLE: Final = """
+.stages{background:var(--surface);font-family:var(--sans);font-size:12px;font-variant-numeric:tabular-nums}
+.stages text{fill:var(--muted)}.stages .strong{fill:var(--ink);font-weight:600;font-size:13px}
+.stages .middle{text-anchor:middle}.stages .end{text-anchor:end}
+.stages .tile{stroke:var(--surface);stroke-width:1.5}.stages .grid{stroke:var(--line)}
+.stages .c0{fill:var(--series-1)}.stages .c1{fill:var(--series-4)}.stages .c2{fill:var(--series-5)}
+.stages .c3{fill:var(--series-3)}.stages .c4{fill:var(--series-2)}
+.stages .embedding,.stages .head{fill:var(--ink)}.stages .attention{fill:var(--faint)}
+.stages .mlp{fill:var(--faint);fill-opacity:.4}
+.stages .tile:hover{stroke:var(--ink)}
+"""
+_MARGIN: Final = 10.0
+_NUM_COLOURS: Final = 5
+_MAX_TILES: Final = 5_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Frame:
+    """Pixels: the tiles' left edge and extent, and how many a unit and a token take."""
+
+    width: float
+    left: float
+    top: float
+    unit: float
+    token: float
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether names stand beside the tiles (else above them)."""
+        return self.width >= 600
+
+
+def stages(plan: Plan, *, width: int = 1120) -> str:
+    """The stages and slices of ``plan`` as an SVG document ``width`` pixels wide."""
+    frame = _frame(plan, width)
+    bands = list(_bands(plan, frame))
+    parts = [_header(plan, frame), *(_band(plan, stage, y, frame) for stage, y in bands)]
+    stage, y = bands[-1]
+    bottom = y + _height(plan, stage, frame)
+    parts.append(_legend(plan, bottom + 12, frame))
+    size = (width + 2 * _MARGIN, bottom + 12 + (1 if frame.is_wide else 2) * _LINE + 2 * _MARGIN)
+    return element(
+        "svg",
+        element("style", Markup(css_variables() + _STYLE)),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"{-_MARGIN:g} {-_MARGIN:g} {size[0]:g} {size[1]:g}",
+        width=size[0],
+        height=size[1],
+        role="img",
+        aria_label=f"{len(plan.stages)} stages by {len(plan.slices)} slices of {plan.sequence_length} tokens",
+        class_="stages",
+    )
+
+
+_RAIL: Final = 12.0
+_CAPTION: Final = 17.0
+_LINE: Final = 16.0
+_TWO_LINES: Final = 30.0
+
+
+def _frame(plan: Plan, width: int) -> _Frame:
+    smallest = min(stop - first for first, stop in plan.stages)
+    num_units = plan.model.num_units
+    # At most about 380 pixels high, but a stage's name has to fit beside its tiles, and the whole on a screen or two.
+    unit = max(min(16.0, 380.0 / num_units), min(14.0 / smallest, 900.0 / num_units))
+    prefix = "stage 00: " if smallest * unit < _TWO_LINES else ""
+    names = max(text_width(prefix + owned_units(plan, i)) for i in range(len(plan.stages)))
+    left = _RAIL + 28 + min(max(names, 150.0), 320.0) if width >= 600 else _RAIL + 6
+    return _Frame(width=width, left=left, top=40.0, unit=unit, token=(width - left) / plan.sequence_length)
+
+
+def _height(plan: Plan, stage: int, frame: _Frame) -> float:
+    first, stop = plan.stages[stage]
+    return (stop - first) * frame.unit
+
+
+def _bands(plan: Plan, frame: _Frame) -> Iterator[tuple[int, float]]:
+    """(stage, top of its tiles) for every stage."""
+    y = frame.top
+    for stage in range(len(plan.stages)):
+        y += 0.0 if frame.is_wide else _CAPTION
+        yield stage, y
+        y += _height(plan, stage, frame) + 4
+
+
+def _header(plan: Plan, frame: _Frame) -> Markup:
+    """The slices' numbers and lengths above the tiles; a slice too narrow for its length shows neither."""
+    parts = []
+    if frame.is_wide:
+        parts.append(element("text", "the model's units, top to bottom", x=0, y=28))
+    start = 0
+    for index, length in enumerate(plan.slices):
+        x, wide = frame.left + start * frame.token, length * frame.token
+        texts = (f"slice {index}", f"{length} tokens") if wide > 72 else (f"{index}", f"{length}")
+        if wide >= max(map(text_width, texts)) + 2:
+            parts.append(element("text", texts[0], x=x + wide / 2, y=14, class_="middle strong"))
+            parts.append(element("text", texts[1], x=x + wide / 2, y=28, class_="middle"))
+        start += length
+    return element("g", *parts)
+
+
+def _band(plan: Plan, stage: int, y: float, frame: _Frame) -> Markup:
+    parts = list(_names(plan, stage, y, frame))
+    first, stop = plan.stages[stage]
+    for unit in plan.model.units[first:stop]:
+        top = y + (unit.index - first) * frame.unit
+        gap = min(1.0, frame.unit * 0.2)
+        tooltip = element("title", unit.name)
+        box = {"x": frame.left - _RAIL - 4, "y": top, "width": _RAIL, "height": frame.unit - gap}
+        parts.append(element("rect", tooltip, **box, class_=unit.kind.value))
+    parts.extend(_tiles(plan, stage, y, frame))
+    return element("g", *parts)
+
+
+def _tiles(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
+    for start, length, slices in _columns(plan, frame):
+        tooltip = f"stage {stage}, {slices}: tokens {start} to {start + length - 1}, attending to {start} before them"
+        yield element(
+            "rect",
+            element("title", tooltip),
+            x=frame.left + start * frame.token,
+            y=y,
+            width=length * frame.token,
+            height=_height(plan, stage, frame),
+            fill_opacity=0.34 + 0.5 * start / plan.sequence_length,
+            class_=f"tile c{stage % _NUM_COLOURS}",
+        )
+
+
+def _columns(plan: Plan, frame: _Frame) -> Iterator[tuple[int, int, str]]:
+    """(first token, tokens, which slices); neighbours too narrow to see share a column: a picture stays small."""
+    narrowest = max(2.0, frame.width * len(plan.stages) / _MAX_TILES)
+    start, length, first = 0, 0, 0
+    for index, tokens in enumerate(plan.slices):
+        length += tokens
+        if length * frame.token >= narrowest or index == len(plan.slices) - 1:
+            yield start, length, f"slice {index}" if first == index else f"slices {first} to {index}"
+            start, length, first = start + length, 0, index + 1
+
+
+def _names(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
+    name, owns = stage_name(plan, stage), owned_units(plan, stage)
+    height = _height(plan, stage, frame)
+    if not frame.is_wide:
+        yield element("text", f"{name}: {owns}", x=0, y=y - 5)
+    elif height >= _TWO_LINES:
+        yield element("text", name, x=0, y=y + height / 2 - 2, class_="strong")
+        yield element("text", owns, x=0, y=y + height / 2 + 13)
+    elif height >= 11:
+        yield element("text", f"stage {stage}: {owns}", x=0, y=y + height / 2 + 4)
+
+
+def _legend(plan: Plan, y: float, frame: _Frame) -> Markup:
+    layers = plan.model.layers
+    entries = (("head", "embedding, head"), ("attention", f"{layers} attention"), ("mlp", f"{layers} MLP"))
+    x = 0.0
+    parts = []
+    for class_, words in entries:
+        parts.append(element("rect", x=x, y=y, width=10, height=10, class_=class_))
+        parts.append(element("text", words, x=x + 15, y=y + 9))
+        x += 15 + text_width(words) + 16
+    place = (x, y + 9) if frame.is_wide else (0.0, y + 9 + _LINE)
+    parts.append(element("text", "stronger colour: more tokens to attend to", x=place[0], y=place[1]))
+    return element("g", *parts)
+
+
+def stage_name(plan: Plan, stage: int) -> str:
+    """``stage 1, rank 1``; without the rank where ranks hold several stages, which only the schedule knows."""
+    return f"stage {stage}, rank {stage}" if len(plan.stages) == plan.pp else f"stage {stage}"
+
+
+def owned_units(plan: Plan, stage: int) -> str:
+    """What a stage owns in words: ``embedding, blocks 0–3, attention of 4``."""
+    first, stop = plan.stages[stage]
+    return ", ".join(_words(plan.model.units[first:stop]))
+
+
+def _words(units: Sequence[Unit]) -> Iterator[str]:
+    """One phrase for each run of whole blocks and for each unit that stands alone."""
+    layers = [layer for layer, count in Counter(u.layer for u in units if u.layer is not None).items() if count == 2]
+    for unit in units:
+        if unit.layer not in layers:
+            yield UNIT_NAMES[unit.kind] if unit.layer is None else f"{UNIT_NAMES[unit.kind]} of {unit.layer}"
+        elif unit.layer == layers[0] and unit.kind is UnitKind.ATTENTION:
+            yield f"block {layers[0]}" if len(layers) == 1 else f"blocks {layers[0]}–{layers[-1]}"

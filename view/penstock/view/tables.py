@@ -1,0 +1,65 @@
+"""Small pieces of HTML that the report's sections share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from penstock.view.markup import Markup, element, join
+
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = (), chosen: int | None = None
+) -> Markup:
+    """A table that scrolls sideways where it must; columns in ``numbers`` align right, row ``chosen`` stands out.
+
+    A last column of words gets the room that numbers do not need.
+    """
+    head = (element("th", text, **_align(i, numbers)) for i, text in enumerate(headers))
+    body = []
+    for index, row in enumerate(rows):
+        cells = (element("td", text, **_align(i, numbers)) for i, text in enumerate(row))
+        body.append(element("tr", *cells, class_="chosen") if index == chosen else element("tr", *cells))
+    content = Markup(element("thead", element("tr", *head)) + element("tbody", *body))
+    is_telling = len(headers) - 1 not in numbers
+    listing = element("table", content, class_="telling") if is_telling else element("table", content)
+    return element("div", listing, class_="scroll")
+
+
+def _align(column: int, numbers: Sequence[int]) -> dict[str, str | float]:
+    return {"class_": "number"} if column in numbers else {}
+
+
+def keys(rows: Mapping[str, str]) -> Markup:
+    """A table of names and values."""
+    body = (element("tr", element("td", name, class_="key"), element("td", value)) for name, value in rows.items())
+    return element("div", element("table", element("tbody", *body), class_="keys"), class_="scroll")
+
+
+def facts(rows: Mapping[str, str]) -> Markup:
+    """Names and values in a line that wraps."""
+    pairs = (element("div", element("dt", name), element("dd", value)) for name, value in rows.items())
+    return element("dl", *pairs, class_="facts")
+
+
+def card(*children: str, title: str = "", class_: str = "") -> Markup:
+    """A framed box."""
+    heading = (element("h3", title),) if title else ()
+    return element("div", *heading, *children, class_=f"card {class_}".strip())
+
+
+def chart(name: str, title: str, *, caption: str = "", class_: str = "") -> Markup:
+    """A framed place for the figure called ``name``."""
+    place = element("div", class_="chart", data_figure=name, role="img", aria_label=title)
+    words = (element("figcaption", caption),) if caption else ()
+    return element("figure", element("h3", title), place, *words, class_=f"card {class_}".strip())
+
+
+def drawing(wide: str, narrow: str) -> Markup:
+    """A framed SVG in a form for wide and one for narrow screens, of which the style sheet shows one."""
+    forms = (element("div", Markup(svg), class_=name) for name, svg in (("wide", wide), ("narrow", narrow)))
+    return element("div", *forms, class_="card drawing")
+
+
+def paragraphs(texts: Iterable[str], class_: str = "note") -> Markup:
+    """One paragraph per text."""
+    return join(element("p", text, class_=class_) for text in texts)
