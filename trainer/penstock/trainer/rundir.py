@@ -55,8 +55,8 @@ class RunDir:
 
     @property
     def data(self) -> Path:
-        """Tokenizer and token files."""
-        return self.root / "data"
+        """Where the prepared data lies."""
+        return self.root / "data.json"
 
     @property
     def logs(self) -> Path:

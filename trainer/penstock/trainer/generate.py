@@ -1,0 +1,59 @@
+"""Text from a trained model: one process, one slice for the prompt, then one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.model import ModelSpec
+from penstock.trainer.parameters import StageParameters
+from penstock.trainer.stage import Stage
+from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views, slot_views
+from penstock.trainer.units.workspace import Workspace, workspace_bytes
+
+CPU = torch.device("cpu")
+
+
+class Generator:
+    """A whole model on one process; ``length`` bounds prompt and continuation together, in tokens."""
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], length: int) -> None:
+        self._spec, self._length = spec, length
+        parameters = StageParameters(spec, 0, spec.num_units, precision=Precision.FP32, device=CPU, seed=0)
+        parameters.load(weights, where="checkpoint")
+        size = workspace_bytes(spec, Precision.FP32, 0, spec.num_units, length)
+        self._stage = Stage(
+            spec, 0, spec.num_units, parameters=parameters, workspace=Workspace(size, CPU), sequence_length=length
+        )
+        self._keys_values = self._slot(SlotKind.KEYS_VALUES)
+        self._scratch = torch.empty(scratch_bytes(spec, Precision.FP32, 1, length), dtype=torch.uint8)
+
+    def _slot(self, slot: SlotKind) -> dict[int, dict[str, Tensor]]:
+        shape = (self._spec, Precision.FP32, 0, self._spec.num_units, slot, 1, self._length)
+        memory = torch.zeros(stage_slot_bytes(*shape), dtype=torch.uint8)
+        return slot_views(memory, *shape)
+
+    def continue_from(self, prompt: list[int], *, temperature: float, seed: int) -> Iterator[int]:
+        """Token ids after ``prompt`` until the length is reached; temperature 0 takes the likeliest."""
+        chooser = torch.Generator().manual_seed(seed)
+        start, ids = 0, prompt[-(self._length - 1) :]
+        while start + len(ids) < self._length:
+            stop = start + len(ids)
+            logits = self._stage.next_logits(self._views(len(ids)), start, stop, token_ids=torch.tensor([ids]))
+            assert logits is not None, "the stage holds the head"
+            chosen = _choose(logits[0], temperature, chooser)
+            yield chosen
+            start, ids = stop, [chosen]
+
+    def _views(self, tokens: int) -> SlotViews:
+        views = scratch_views(self._scratch, self._spec, Precision.FP32, 0, self._spec.num_units, 1, tokens)
+        return {**views, SlotKind.KEYS_VALUES: self._keys_values}
+
+
+def _choose(logits: Tensor, temperature: float, chooser: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=chooser))

@@ -1,0 +1,118 @@
+"""The training loop of one rank: steps, validation, checkpoints, and now and then a timeline of all ranks."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from penstock.core.records import StepMetrics
+from penstock.core.timeline import Source, Timeline
+from penstock.trainer.closing import Totals, loss_of
+from penstock.trainer.interpreter import SILENT
+from penstock.trainer.optimizer import learning_rate
+from penstock.trainer.recorder import gather_times, make_recorder, merge
+from penstock.trainer.session import Session
+from penstock.trainer.teller import Teller
+
+TIMELINES = 8
+"""Steps whose timeline is taken, spread over the run."""
+
+
+class StopFlag:
+    """SIGTERM only raises it; every rank learns of it in the reduction that ends the step."""
+
+    def __init__(self) -> None:
+        self._raised = False
+        signal.signal(signal.SIGTERM, self._raise)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        self._raised = True
+
+    def __call__(self) -> bool:
+        return self._raised
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How an attempt ended: after how many steps, and whether because somebody asked it to."""
+
+    step: int
+    stopped: bool
+    validation_loss: float | None
+
+
+def train(session: Session, attempt: int, teller: Teller) -> Outcome:
+    """Steps from the newest checkpoint until the last, or until any rank is asked to stop; a checkpoint either way.
+
+    Steps count from 0; a checkpoint of step s holds the model after s steps.
+    """
+    training, every = session.job.spec.training, session.job.spec.checkpoint.every_steps
+    stopwatch = Stopwatch(session)
+    step, validation, stopped = session.restore(), None, False
+    while step < training.steps and not stopped:
+        totals, seconds, timeline = stopwatch.step(step)
+        step += 1
+        stopped = totals.stop and step < training.steps
+        validation = _validation(session, step) if not stopped else None
+        teller.stepped(_metrics(session, step - 1, totals, seconds, validation, attempt), timeline)
+        if stopped or step == training.steps or step % every == 0:
+            teller.saved(session.save(step, attempt).step)
+    return Outcome(step=step, stopped=stopped, validation_loss=validation)
+
+
+def _validation(session: Session, step: int) -> float | None:
+    training = session.job.spec.training
+    due = training.validate_every and step % training.validate_every == 0
+    return session.validation_loss(step) if due or step == training.steps else None
+
+
+def sampled_steps(num_steps: int) -> frozenset[int]:
+    """The steps whose timeline is taken: spread evenly, the last one among them."""
+    return frozenset(max(num_steps * (i + 1) // TIMELINES - 1, 0) for i in range(TIMELINES))
+
+
+class Stopwatch:
+    """Takes steps and their times; of sampled steps also every rank's timeline, on one clock."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sampled = sampled_steps(session.job.spec.training.steps)
+        own = session.program.ranks[session.mesh.pipeline_rank(session.rank.rank)]
+        self._recorder = make_recorder(len(own.instructions), session.rank.device)
+
+    def step(self, step: int) -> tuple[Totals, float, Timeline | None]:
+        """One step, its seconds on this rank, and its timeline if it is sampled."""
+        session, sampled = self._session, step in self._sampled
+        begin = session.rank.clock()
+        totals = session.runtime.train_step(step, session.batch(step), self._recorder if sampled else SILENT)
+        seconds = session.rank.clock() - begin
+        return totals, seconds, self._timeline(step, totals) if sampled else None
+
+    def _timeline(self, step: int, totals: Totals) -> Timeline:
+        program, mesh = self._session.program, self._session.mesh
+        times = gather_times(self._recorder.times_ns(), program, mesh, _world())
+        return merge(program, mesh, times, source=Source.MEASURED, step=step, peak_bytes=totals.peak_bytes)
+
+
+def _world() -> Any:
+    return dist.group.WORLD
+
+
+def _metrics(
+    session: Session, step: int, totals: Totals, seconds: float, validation: float | None, attempt: int
+) -> StepMetrics:
+    return StepMetrics(
+        step=step,
+        loss=loss_of(totals, session.num_tokens),
+        step_seconds=seconds,
+        tokens_per_second=session.num_tokens / seconds,
+        learning_rate=learning_rate(session.job.spec.training, step),
+        gradient_norm=totals.gradient_norm,
+        peak_bytes=max(totals.peak_bytes),
+        validation_loss=validation,
+        attempt=attempt,
+    )

@@ -1,0 +1,50 @@
+"""A job's data, prepared once in the user's cache and remembered in the run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.trainer.data.batches import TrainingBatches, ValidationBatches, Windows
+from penstock.trainer.data.prepare import prepare
+from penstock.trainer.data.prepared import Prepared, open_prepared
+from penstock.trainer.data.reporter import SILENT, Reporter
+from penstock.trainer.rundir import RunDir, write_json
+
+
+def cache_folder() -> Path:
+    """Where data and profiles are kept between runs: ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT) -> Prepared:
+    """Tokenise the job's data, or find it done; raises `UserError` if the data does not suit the job."""
+    prepared = prepare(job.spec.data, cache_folder() / "data", reporter=reporter)
+    training_batches(job, prepared)
+    write_json(run.data, {"folder": str(prepared.folder)})
+    return prepared
+
+
+def open_data(run: RunDir) -> Prepared:
+    """The data that `prepare_data` prepared for this run."""
+    try:
+        return open_prepared(Path(json.loads(run.data.read_text())["folder"]))
+    except OSError:
+        raise UserError(what="has no prepared data", where=str(run.root), remedy="run the job again") from None
+
+
+def training_batches(job: PipelineJob, prepared: Prepared) -> TrainingBatches:
+    """The training samples, in the order that the seed says."""
+    length, vocab = job.spec.data.sequence_length, job.spec.model.vocab
+    windows = Windows(tokens=prepared.train, sequence_length=length, vocab=vocab)
+    return TrainingBatches(windows=windows, global_batch=job.spec.training.global_batch, seed=job.spec.training.seed)
+
+
+def validation_batches(job: PipelineJob, prepared: Prepared, limit: int) -> ValidationBatches:
+    """Up to ``limit`` windows of the held-out part."""
+    length, vocab = job.spec.data.sequence_length, job.spec.model.vocab
+    windows = Windows(tokens=prepared.validation, sequence_length=length, vocab=vocab)
+    return ValidationBatches(windows=windows, limit=limit)

@@ -1,0 +1,68 @@
+"""What a run tells the world: metrics.jsonl, timelines, records in the outbox, Prometheus. The first rank speaks."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from penstock.core.job import PipelineJob
+from penstock.core.plan import Plan
+from penstock.core.records import Progress, RecordKind, StepMetrics
+from penstock.core.timeline import Timeline
+from penstock.trainer.exporter import Exporter
+from penstock.trainer.outbox import Outbox
+from penstock.trainer.rundir import RunDir, metrics_line, write_json
+
+
+class Teller(Protocol):
+    """Hears of every step and checkpoint."""
+
+    def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
+        """A step was taken; sampled ones come with their timeline."""
+
+    def saved(self, step: int) -> None:
+        """A checkpoint was written."""
+
+
+class Silent:
+    """The other ranks."""
+
+    def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
+        """See `Teller`."""
+
+    def saved(self, step: int) -> None:
+        """See `Teller`."""
+
+
+class Announcer:
+    """The first rank."""
+
+    def __init__(self, run: RunDir, job: PipelineJob, plan: Plan, attempt: int, metrics_port: int | None) -> None:
+        self._run, self._job = run, job
+        self._metrics = run.metrics.open("a")
+        uid = job.metadata.uid or job.metadata.name
+        self._outbox = Outbox(run.outbox, uid=uid, attempt=attempt, source="rank-0", clock=time.time)
+        self._exporter = Exporter(job.metadata.name)
+        self._last_checkpoint: int | None = None
+        if plan.prediction is not None:
+            self._exporter.predict(plan.prediction.step_seconds)
+        if metrics_port is not None:
+            self._exporter.serve("127.0.0.1", metrics_port)
+
+    def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
+        """See `Teller`."""
+        self._metrics.write(metrics_line(metrics))
+        self._metrics.flush()
+        self._exporter.update(metrics)
+        self._outbox.put(RecordKind.METRICS, metrics=metrics)
+        if timeline is not None:
+            write_json(self._run.timeline, timeline.to_manifest())
+            self._outbox.put(RecordKind.TIMELINE, timeline=timeline)
+
+    def saved(self, step: int) -> None:
+        """See `Teller`."""
+        self._last_checkpoint = step
+        progress = Progress(
+            step=step, num_steps=self._job.spec.training.steps, phase="Running", last_checkpoint=self._last_checkpoint
+        )
+        self._outbox.put(RecordKind.PROGRESS, progress=progress)

@@ -1,0 +1,101 @@
+"""One rank's process, from its start by torchrun to its end.
+
+    sys.exit(run_worker(main, device="cpu", status_folder=folder))
+
+Signals only raise a flag, which the runtime reduces once a step so that all ranks stop together. Any failure ends the
+process at once: what its peers wait for will not come, and they must learn it from the closed connection.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from penstock.core.errors import PenstockError, UserError
+from penstock.trainer.comm import ProcessGroups
+from penstock.trainer.status import StatusFile, status_path
+from penstock.trainer.worker_leash import die_with_parent
+
+
+class StopFlag:
+    """Whether somebody asked this rank to stop."""
+
+    def __init__(self) -> None:
+        self._raised = False
+
+    def __call__(self) -> bool:
+        return self._raised
+
+    def raise_on(self, *numbers: signal.Signals) -> None:
+        """Handle these signals by raising the flag."""
+        for number in numbers:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._raised = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """What a rank's main function is given; the default process group exists."""
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    groups: ProcessGroups
+    status: StatusFile
+    stop_requested: Callable[[], bool]
+
+
+def run_worker(main: Callable[[Worker], None], *, device: str, status_folder: Path) -> int:
+    """Join the other ranks, run ``main``, leave; ``device`` is ``cpu`` or ``cuda``. The exit code, unless it failed."""
+    die_with_parent(os.getppid(), signal.SIGKILL)
+    stop = StopFlag()
+    stop.raise_on(signal.SIGTERM, signal.SIGINT)
+    status = StatusFile(status_path(status_folder, int(os.environ["RANK"])), os.getpid())
+    try:
+        main(_join(device, status, stop))
+        dist.barrier()
+    except BaseException as error:
+        _give_up(status, error)
+    status.finish(time.monotonic_ns())
+    dist.destroy_process_group()
+    return 0
+
+
+def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    place = torch.device("cpu")
+    if device == "cuda":
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(place)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=place)
+    else:
+        dist.init_process_group("gloo")
+    return Worker(
+        rank=dist.get_rank(),
+        num_ranks=dist.get_world_size(),
+        device=place,
+        groups=ProcessGroups(place),
+        status=status,
+        stop_requested=stop,
+    )
+
+
+def _give_up(status: StatusFile, error: BaseException) -> None:
+    """Say why, and end without any clean-up that could wait for a peer."""
+    expected = isinstance(error, PenstockError)
+    print(str(error) if expected else traceback.format_exc(), file=sys.stderr, flush=True)  # noqa: T201
+    message = str(error) if expected else f"{type(error).__name__}: {error}"
+    status.fail(message, time.monotonic_ns(), refused=isinstance(error, UserError))
+    os._exit(2 if isinstance(error, UserError) else 1)
