@@ -256,6 +256,10 @@ class TestCommandLine:
 
 
 class TestProcesses:
+    def test_an_activated_environment_does_not_rebuild_itself(self) -> None:
+        assert sys.prefix != sys.base_prefix
+        assert not Path(dev.INTERPRETER).is_relative_to(sys.prefix)
+
     def test_environment_of_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET"):
             monkeypatch.setenv(name, "/astray")
