@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -20,20 +18,6 @@ from penstock.trainer.teller import Teller
 
 TIMELINES = 8
 """Steps whose timeline is taken, spread over the run."""
-
-
-class StopFlag:
-    """SIGTERM only raises it; every rank learns of it in the reduction that ends the step."""
-
-    def __init__(self) -> None:
-        self._raised = False
-        signal.signal(signal.SIGTERM, self._raise)
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        self._raised = True
-
-    def __call__(self) -> bool:
-        return self._raised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,15 +65,15 @@ class Stopwatch:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._sampled = sampled_steps(session.job.spec.training.steps)
-        own = session.program.ranks[session.mesh.pipeline_rank(session.rank.rank)]
-        self._recorder = make_recorder(len(own.instructions), session.rank.device)
+        own = session.program.ranks[session.mesh.pipeline_rank(session.worker.rank)]
+        self._recorder = make_recorder(len(own.instructions), session.worker.device)
 
     def step(self, step: int) -> tuple[Totals, float, Timeline | None]:
         """One step, its seconds on this rank, and its timeline if it is sampled."""
         session, sampled = self._session, step in self._sampled
-        begin = session.rank.clock()
+        begin = session.clock()
         totals = session.runtime.train_step(step, session.batch(step), self._recorder if sampled else SILENT)
-        seconds = session.rank.clock() - begin
+        seconds = session.clock() - begin
         return totals, seconds, self._timeline(step, totals) if sampled else None
 
     def _timeline(self, step: int, totals: Totals) -> Timeline:

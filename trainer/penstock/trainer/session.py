@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,14 +13,14 @@ from penstock.core.plan import Plan
 from penstock.planner.realise import program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
-from penstock.trainer.comm import Mesh, ProcessGroups, open_transport
+from penstock.trainer.clock import device_clock
+from penstock.trainer.comm import Mesh, open_transport
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
-from penstock.trainer.ranks import Rank
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
-from penstock.trainer.status import StatusFile
+from penstock.trainer.worker import Worker
 
 VALIDATION_SEQUENCES = 16
 
@@ -29,31 +28,32 @@ VALIDATION_SEQUENCES = 16
 class Session:
     """What the training loop works with; built once, after the ranks have joined."""
 
-    def __init__(self, run: RunDir, rank: Rank, status: StatusFile, stop_requested: Callable[[], bool]) -> None:
-        self.run, self.rank = run, rank
+    def __init__(self, run: RunDir, worker: Worker) -> None:
+        self.run, self.worker = run, worker
+        self.clock = device_clock(worker.device)
         self.job: PipelineJob = run.read_job()
         self.plan: Plan = run.read_plan()
-        require_runnable(self.plan, rank.num_ranks)
+        require_runnable(self.plan, worker.num_ranks)
         self.program = program_of(self.plan)
         self.mesh = Mesh(dp=self.plan.dp, pp=self.plan.pp)
         prepared = open_data(run)
         self._training = training_batches(self.job, prepared)
         self._validation = validation_batches(self.job, prepared, VALIDATION_SEQUENCES)
-        own = self.program.ranks[self.mesh.pipeline_rank(rank.rank)]
-        self._stages = build_stages(self.plan, own, device=rank.device, seed=self.job.spec.training.seed)
+        own = self.program.ranks[self.mesh.pipeline_rank(worker.rank)]
+        self._stages = build_stages(self.plan, own, device=worker.device, seed=self.job.spec.training.seed)
         self._optimizers = {n: AdamW(stage.parameters, self.job.spec.training) for n, stage in self._stages.items()}
         self.runtime = Runtime(
             self.plan,
             self.program,
-            rank.rank,
+            worker.rank,
             stages=self._stages,
             optimizers=self._optimizers,
-            transport=open_transport(self.program, self.mesh, rank.rank, ProcessGroups(rank.device)),
-            device=rank.device,
-            cursor=status.cursor,
-            stop_requested=stop_requested,
+            transport=open_transport(self.program, self.mesh, worker.rank, worker.groups),
+            device=worker.device,
+            cursor=worker.status.cursor,
+            stop_requested=worker.stop_requested,
         )
-        status.start(str(instruction.action) for instruction in own.instructions)
+        worker.status.start(str(instruction.action) for instruction in own.instructions)
 
     @property
     def num_tokens(self) -> int:
@@ -63,14 +63,14 @@ class Session:
     def batch(self, step: int) -> Batch:
         """The replica's share of a step."""
         share = self.plan.num_microbatches * self.plan.microbatch
-        ids, labels = self._training.batch(step, self.mesh.replica(self.rank.rank) * share, share)
+        ids, labels = self._training.batch(step, self.mesh.replica(self.worker.rank) * share, share)
         return Batch(token_ids=torch.from_numpy(ids), labels=torch.from_numpy(labels), num_valid_tokens=self.num_tokens)
 
     def validation_loss(self, step: int) -> float:
         """Nats per token over the held-out windows, shared out among the replicas."""
         count = len(self._validation)
         bounds = [count * replica // self.plan.dp for replica in range(self.plan.dp + 1)]
-        replica = self.mesh.replica(self.rank.rank)
+        replica = self.mesh.replica(self.worker.rank)
         first, stop = bounds[replica], bounds[replica + 1]
         ids, labels = self._validation.batch(first, stop - first)
         total = self.runtime.evaluate(step, torch.from_numpy(ids), torch.from_numpy(labels))

@@ -15,10 +15,11 @@ from penstock.core.job import TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
 from penstock.core.profile import CollectiveRecord, LinkRecord, OptimizerRecord
+from penstock.trainer.clock import Clock
 from penstock.trainer.comm import GroupName, ProcessGroups
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.profiling.units import Clock, median_and_spread
+from penstock.trainer.profiling.units import median_and_spread
 
 MESSAGE_BYTES = (64, 2**16, 2**19, 2**21)
 REDUCED_BYTES = (16, 2**18, 2**22)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from penstock.core.job import JobSpec
 from penstock.core.model import ModelSpec
 from penstock.core.profile import MachineKey, MemoryRecord, Profile, TransientRecord, UnitRecord, digest
-from penstock.trainer.comm import ProcessGroups
+from penstock.trainer.clock import device_clock
 from penstock.trainer.memory import resident_bytes
 from penstock.trainer.profiling.grid import Point, batches_to_measure, profile_grid
 from penstock.trainer.profiling.network import (
@@ -26,7 +26,7 @@ from penstock.trainer.profiling.network import (
     measure_optimizer,
 )
 from penstock.trainer.profiling.units import Key, Samples, UnitTimer, median_and_spread
-from penstock.trainer.ranks import Rank
+from penstock.trainer.worker import Worker
 
 T = TypeVar("T")
 
@@ -62,27 +62,27 @@ def model_digest(model: ModelSpec, sequence_length: int) -> str:
     return digest({**dimensions, "sequenceLength": sequence_length})
 
 
-def measure(spec: JobSpec, rank: Rank, now: float) -> Profile | None:
+def measure(spec: JobSpec, worker: Worker, now: float) -> Profile | None:
     """The Profile on the first rank, none on the others; all ranks call it together."""
     load = os.getloadavg()[0]
-    groups = ProcessGroups(rank.device)
-    links = _gathered(measure_links(groups, rank.rank, rank.num_ranks, rank.clock))
-    overhead = _gathered([measure_instruction(groups, rank.rank, rank.num_ranks, rank.clock)])
-    collectives = measure_collectives(rank.num_ranks, rank.device, rank.clock)
-    constant = _gathered([_constant_bytes(rank)])
-    timer = UnitTimer(spec.model, spec.training.precision, spec.data.sequence_length, rank.device, rank.clock)
+    clock, groups = device_clock(worker.device), worker.groups
+    links = _gathered(measure_links(groups, worker.rank, worker.num_ranks, clock))
+    overhead = _gathered([measure_instruction(groups, worker.rank, worker.num_ranks, clock)])
+    collectives = measure_collectives(worker.num_ranks, worker.device, clock)
+    constant = _gathered([_constant_bytes(worker)])
+    timer = UnitTimer(spec.model, spec.training.precision, spec.data.sequence_length, worker.device, clock)
     grid = profile_grid(spec.data.sequence_length, batches_to_measure(spec.training.global_batch))
-    units = [record for point in grid for record in _unit_records(timer, point, rank)]
+    units = [record for point in grid for record in _unit_records(timer, point, worker)]
     transients = [record for point in grid if not point.held_out for record in _transients(timer, point)]
-    optimizer = measure_optimizer(spec.model, spec.training.precision, spec.training, rank.device, rank.clock)
-    if not rank.first:
+    optimizer = measure_optimizer(spec.model, spec.training.precision, spec.training, worker.device, clock)
+    if worker.rank != 0:
         return None
     return Profile(
-        key=machine_key(rank.device, spec.resources.threads_per_rank),
+        key=machine_key(worker.device, spec.resources.threads_per_rank),
         model_digest=model_digest(spec.model, spec.data.sequence_length),
         precision=spec.training.precision,
         measured_at=now,
-        num_ranks=rank.num_ranks,
+        num_ranks=worker.num_ranks,
         units=tuple(units),
         links=tuple(links),
         collectives=tuple(collectives),
@@ -94,10 +94,10 @@ def measure(spec: JobSpec, rank: Rank, now: float) -> Profile | None:
     )
 
 
-def _unit_records(timer: UnitTimer, point: Point, rank: Rank) -> list[UnitRecord]:
+def _unit_records(timer: UnitTimer, point: Point, worker: Worker) -> list[UnitRecord]:
     """First the first rank alone, then all at once."""
     dist.barrier()
-    alone = timer.measure(point, REPEATS) if rank.first else {}
+    alone = timer.measure(point, REPEATS) if worker.rank == 0 else {}
     dist.barrier()
     together = _pooled(timer.measure(point, REPEATS))
     return [_record(point, key, samples, together[key]) for key, samples in alone.items()]
@@ -134,10 +134,10 @@ def _transients(timer: UnitTimer, point: Point) -> list[TransientRecord]:
     ]
 
 
-def _constant_bytes(rank: Rank) -> int:
+def _constant_bytes(worker: Worker) -> int:
     """What a rank holds before any parameter: interpreter, torch, groups, kernels used once."""
-    if rank.device.type == "cuda":
-        return int(torch.cuda.memory_reserved(rank.device))
+    if worker.device.type == "cuda":
+        return int(torch.cuda.memory_reserved(worker.device))
     return resident_bytes()
 
 

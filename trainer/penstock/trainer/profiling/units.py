@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.schedule import Kind
+from penstock.trainer.clock import Clock
 from penstock.trainer.memory import peak_bytes, reset_peak, resident_bytes
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
@@ -28,8 +29,6 @@ MOST_BLOCKS = 4
 
 Key = tuple[UnitKind, Kind]
 Samples = dict[Key, list[float]]
-Clock = Callable[[], float]
-"""Seconds; on CUDA it waits for the device first."""
 
 _PER_SLICE = (
     SlotKind.INPUT,

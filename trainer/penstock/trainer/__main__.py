@@ -1,0 +1,95 @@
+"""What every rank runs: ``python -m penstock.trainer profile|train|rehearse --run-dir DIR``, started by torchrun.
+
+Everything comes from the run directory, and everything goes there. Exit codes: 0 done, 1 failed, 2 the user's mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from penstock.trainer.checkpoint import find_checkpoints, read_weights
+from penstock.trainer.data.tokenizer import Tokenizer
+from penstock.trainer.data.unigram import unigram_cross_entropy
+from penstock.trainer.generate import Generator
+from penstock.trainer.loop import Outcome, train
+from penstock.trainer.prepare import open_data
+from penstock.trainer.profiling.profile import measure
+from penstock.trainer.rundir import RunDir, write_json
+from penstock.trainer.session import Session
+from penstock.trainer.teller import Announcer, Silent
+from penstock.trainer.worker import Worker, run_worker
+
+SAMPLE_PROMPT = "def "
+SAMPLE_TOKENS = 120
+SAMPLE_TEMPERATURE = 0.8
+
+Command = Callable[[RunDir, argparse.Namespace, Worker], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank of one command."""
+    options = _parser().parse_args(arguments)
+    run = RunDir(Path(options.run_dir))
+    torch.set_grad_enabled(False)
+    command: Command = options.command
+    device = run.read_job().spec.resources.device.value
+    return run_worker(functools.partial(command, run, options), device=device, status_folder=run.status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock.trainer", description="one rank of a run")
+    commands = parser.add_subparsers(required=True)
+    training = commands.add_parser("train")
+    training.add_argument("--attempt", type=int, required=True)
+    training.add_argument("--metrics-port", type=int)
+    for command, function in ((commands.add_parser("profile"), _profile), (training, _train)):
+        command.add_argument("--run-dir", required=True)
+        command.set_defaults(command=function)
+    return parser
+
+
+def _profile(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
+    profile = measure(run.read_job().spec, worker, time.time())
+    if profile is not None:
+        write_json(run.profile, profile.to_manifest())
+
+
+def _train(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
+    session = Session(run, worker)
+    first = worker.rank == 0
+    announcer = Announcer(run, session.job, session.plan, options.attempt, options.metrics_port) if first else None
+    outcome = train(session, options.attempt, announcer or Silent())
+    if first:
+        _conclude(run, outcome)
+
+
+def _conclude(run: RunDir, outcome: Outcome) -> None:
+    """Write how it ended; a finished model also shows what it learned."""
+    result: dict[str, object] = {"outcome": "stopped" if outcome.stopped else "succeeded", "step": outcome.step}
+    if not outcome.stopped:
+        prepared = open_data(run)
+        result["validation_loss"] = outcome.validation_loss
+        result["unigram_loss"] = unigram_cross_entropy(prepared.train, prepared.validation)
+        if prepared.tokenizer is not None:
+            result["sample"] = _sample(run, prepared.tokenizer)
+    write_json(run.result, result)
+
+
+def _sample(run: RunDir, tokenizer: Tokenizer) -> str:
+    spec = run.read_job().spec.model
+    prompt = [int(each) for each in next(tokenizer.encode([SAMPLE_PROMPT]))]
+    weights = read_weights(find_checkpoints(run.checkpoints)[0].folder)
+    length = min(len(prompt) + SAMPLE_TOKENS, spec.positions)
+    ids = Generator(spec, weights, length).continue_from(prompt, temperature=SAMPLE_TEMPERATURE, seed=0)
+    return tokenizer.decode([*prompt, *ids])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
