@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.manifests import example
 
 from penstock.core import lifecycle as life
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.lifecycle import AttemptState, Observed, Phase, Step, decide
+from tests.support.manifests import example
 
 
 def spec(**changes: Any) -> JobSpec:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.manifests import example
 
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.model import Family, ModelSpec
 from penstock.core.units import parse_bytes, quantity
 from penstock.planner import yamltext
+from tests.support.manifests import example
 
 
 def test_the_designs_example_is_read_as_it_is_written() -> None:
