@@ -41,6 +41,14 @@ class _Slot:
         assert bool((self.memory[-_GUARD_BYTES:] == _GUARD).all()), "written behind the slot"
 
 
+def poisoned_workspace(num_bytes: int, device: torch.device) -> Workspace:
+    """A workspace whose memory is NaN where nothing was written."""
+    workspace = Workspace(num_bytes, device)
+    workspace.take(num_bytes, dtype=torch.uint8).fill_(_NAN)
+    workspace.peak_bytes = 0
+    return workspace
+
+
 @dataclass
 class HandPipeline:
     """Stages with unit boundaries ``cuts``, slices with token boundaries ``bounds``; runs one step of micro-batches."""
@@ -53,6 +61,7 @@ class HandPipeline:
     seed: int = 0
     recompute: bool = False
     backend: AttentionBackend | None = None
+    device: torch.device = CPU
     stages: list[Stage] = field(init=False)
     workspaces: list[Workspace] = field(init=False)
 
@@ -60,9 +69,11 @@ class HandPipeline:
         longest = self.batch * max(stop - start for start, stop in pairwise(self.bounds))
         self.stages, self.workspaces = [], []
         for first, stop in pairwise(self.cuts):
-            parameters = StageParameters(self.spec, first, stop, precision=self.precision, device=CPU, seed=self.seed)
+            parameters = StageParameters(
+                self.spec, first, stop, precision=self.precision, device=self.device, seed=self.seed
+            )
             needed = workspace_bytes(self.spec, self.precision, first, stop, longest)
-            self.workspaces.append(Workspace(needed, CPU))
+            self.workspaces.append(poisoned_workspace(needed, self.device))
             self.stages.append(
                 Stage(
                     self.spec,
@@ -181,14 +192,15 @@ class HandPipeline:
         tokens = self.bounds[-1] if slot in PREFIX_KINDS else self.bounds[part + 1] - self.bounds[part]
         place = (stage.first, stage.stop, slot, self.batch, tokens)
         num_bytes = stage_slot_bytes(self.spec, self.precision, *place)
-        memory = torch.full((num_bytes + 2 * _GUARD_BYTES,), _NAN, dtype=torch.uint8)
+        memory = torch.full((num_bytes + 2 * _GUARD_BYTES,), _NAN, dtype=torch.uint8, device=self.device)
         memory[:_GUARD_BYTES] = memory[-_GUARD_BYTES:] = _GUARD
         inside = memory[_GUARD_BYTES:-_GUARD_BYTES]
         return _Slot(memory, slot_views(inside, self.spec, self.precision, *place))
 
     def _scratch(self, index: int, part: int) -> Views:
         stage, tokens = self.stages[index], self.bounds[part + 1] - self.bounds[part]
-        memory = torch.full((scratch_bytes(self.spec, self.precision, self.batch, tokens),), _NAN, dtype=torch.uint8)
+        num_bytes = scratch_bytes(self.spec, self.precision, self.batch, tokens)
+        memory = torch.full((num_bytes,), _NAN, dtype=torch.uint8, device=self.device)
         return scratch_views(memory, self.spec, self.precision, stage.first, stage.stop, self.batch, tokens)
 
     def _free(self, slot: SlotKind, index: int, microbatch: int, part: int) -> dict[int, dict[str, Tensor]]:

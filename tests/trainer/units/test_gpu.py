@@ -12,6 +12,8 @@ from penstock.trainer.units.backends import CudaFlash, PlainAttention, build_bac
 from penstock.trainer.units.linear import Linear
 from penstock.trainer.units.norm import FusedRmsNorm, build_norm
 from penstock.trainer.units.workspace import Workspace
+from tests.support.reference_model import reference_gradients
+from tests.support.stage_pipeline import HandPipeline, gradient_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,3 +68,23 @@ def test_fused_rms_norm() -> None:
     (gradient,) = torch.autograd.grad(expected, leaf, dy.float())
     torch.testing.assert_close(out.float(), expected.detach(), rtol=0.02, atol=0.02)
     torch.testing.assert_close(dx.float(), gradient, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize(
+    ("precision", "limit"), [(Precision.BF16, 0.05), (Precision.FP32, 1e-3), (Precision.FP64, 1e-10)]
+)
+def test_whole_steps(family: Family, precision: Precision, limit: float) -> None:
+    """Every unit, sliced and staged, against the unsliced model on the CPU."""
+    spec = ModelSpec(family=family, layers=2, hidden=64, heads=4, vocab=50, ffn_hidden=48)
+    generator = torch.Generator().manual_seed(0)
+    ids, labels = torch.randint(0, spec.vocab, (2, 4, 40), generator=generator)
+    pipeline = HandPipeline(
+        spec, [0, 3, 6], [0, 17, 18, 40], batch=2, precision=precision, device=torch.device("cuda"), recompute=True
+    )
+    loss = pipeline.step(ids.cuda(), labels.cuda(), 1 / 160)
+    weights = {name: tensor.double().cpu() for name, tensor in pipeline.weights.items()}
+    expected_loss, expected = reference_gradients(spec, weights, ids, labels, 1 / 160)
+    torch.testing.assert_close(loss, expected_loss, rtol=limit, atol=0)
+    found = {name: gradient.cpu() for name, gradient in pipeline.gradients.items()}
+    assert gradient_error(found, expected) <= limit

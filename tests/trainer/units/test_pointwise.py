@@ -23,6 +23,10 @@ EPSILON = 1e-5
 HIDDEN = 6
 
 
+def _space() -> Workspace:
+    return Workspace(1 << 12, CPU)
+
+
 def _random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
@@ -61,7 +65,7 @@ def test_rms_norm(dtype: torch.dtype, limit: float) -> None:
     x, dy, weight = _random(5, HIDDEN, dtype=dtype), _random(5, HIDDEN, dtype=dtype, seed=1), _random(HIDDEN, seed=2)
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     gradient = torch.zeros(HIDDEN, dtype=wide)
-    norm = RmsNorm(weight.to(wide), gradient, EPSILON, Workspace(1 << 20, CPU))
+    norm = RmsNorm(weight.to(wide), gradient, EPSILON, _space())
     y, (dx, dweight) = _gradients(_rms_formula, (x, weight), dy)
     _check_norm(norm, x, y, dx, dy, limit)
     torch.testing.assert_close(gradient.double(), 2 * dweight, rtol=limit, atol=2 * limit)
@@ -117,7 +121,7 @@ def _check_activation(
 @pytest.mark.parametrize("values", [[0.0, -0.0, 1e-30, -1e-30], [9.0, -9.0, 40.0, -40.0], [-3.0, -0.7, 0.3, 5.0]])
 def test_gelu_at_zero_at_the_tails_and_between(dtype: torch.dtype, limit: float, values: list[float]) -> None:
     risen = torch.tensor([values], dtype=dtype)
-    _check_activation(SigmoidGelu(dtype), _gelu_formula, risen, 4, limit)
+    _check_activation(SigmoidGelu(dtype, _space()), _gelu_formula, risen, 4, limit)
     _check_activation(FusedGelu(), _gelu_formula, risen, 4, limit)
 
 
@@ -125,7 +129,7 @@ def test_gelu_at_zero_at_the_tails_and_between(dtype: torch.dtype, limit: float,
 @given(st.lists(st.floats(-30, 30, allow_subnormal=False), min_size=4, max_size=4))
 def test_activations_anywhere(values: list[float]) -> None:
     risen = torch.tensor([values], dtype=torch.float64)
-    _check_activation(SigmoidGelu(torch.float64), _gelu_formula, risen, 4, 1e-12)
+    _check_activation(SigmoidGelu(torch.float64, _space()), _gelu_formula, risen, 4, 1e-12)
     _check_activation(SwiGlu(torch.float64, CPU), _swiglu_formula, risen, 2, 1e-12)
 
 
@@ -136,7 +140,7 @@ def test_activations_of_narrower_types(
 ) -> None:
     spec = ModelSpec(family=family, layers=1, hidden=8, heads=2, vocab=3)
     width = 8 if family is Family.GPT2 else 4
-    _check_activation(build_activation(spec, dtype, CPU), formula, _random(3, 8, dtype=dtype), width, limit)
+    _check_activation(build_activation(spec, dtype, CPU, _space()), formula, _random(3, 8, dtype=dtype), width, limit)
 
 
 @given(st.integers(0, 20), st.integers(1, 10))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.core.layout import Precision
+from penstock.core.layout import Precision, SlotKind
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.units.backends import PlainAttention
 from tests.support.reference_model import reference_gradients
@@ -168,3 +168,13 @@ def test_slices_longer_than_a_query_block_and_a_head_chunk() -> None:
     pipeline = HandPipeline(spec, [0, 2, 4], [0, 300, 1100])
     strengthen(pipeline)
     check_against_reference(pipeline, *sample(spec, 1, length=1100))
+
+
+def test_the_ends_ask_for_what_they_need() -> None:
+    pipeline = HandPipeline(LLAMA, [0, 6], [0, 12])
+    with pytest.raises(ValueError, match="needs token ids"):
+        pipeline.stages[0].forward({}, 0, 12)
+    last = HandPipeline(LLAMA, [0, 5, 6], [0, 12]).stages[-1]
+    slot = {SlotKind.INPUT: {5: {"x": torch.zeros(12, 16)}}, SlotKind.HEAD_GRADIENT: {5: {"h": torch.zeros(12, 16)}}}
+    with pytest.raises(ValueError, match="needs labels"):
+        last.forward(slot, 0, 12)

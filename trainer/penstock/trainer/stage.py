@@ -78,10 +78,11 @@ class Stage:
         ``gradient_scale`` times the sum's gradient in ``h`` and adds that of the head's parameters. Others return none.
         """
         self._run_body(views, start, stop, token_ids)
-        if self._head is None or labels is None:
+        if self._head is None:
             return None
         gradient = views[SlotKind.HEAD_GRADIENT][self.stop - 1]["h"]
-        return self._head.forward(self._input(views, self.stop - 1), labels, gradient_scale, gradient)
+        x, wanted = self._input(views, self.stop - 1), _needed(labels, "labels")
+        return self._head.forward(x, wanted, gradient_scale, gradient)
 
     def recompute(self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None) -> None:
         """R: fill ``a`` and ``l`` as F did, bit for bit, and write the keys and values where they were.
@@ -95,9 +96,9 @@ class Stage:
     ) -> Tensor | None:
         """F without gradients: the last stage returns the sum of the slice's token losses and needs no ``h``."""
         self._run_body(views, start, stop, token_ids)
-        if self._head is None or labels is None:
+        if self._head is None:
             return None
-        return self._head.loss(self._input(views, self.stop - 1), labels)
+        return self._head.loss(self._input(views, self.stop - 1), _needed(labels, "labels"))
 
     def next_logits(self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None) -> Tensor | None:
         """F for generation: the last stage returns the logits [B, v] of what follows token stop - 1."""
@@ -127,16 +128,17 @@ class Stage:
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
         for index, block in self._blocks.items():
             block.backward_weight(inputs[index], gradients[index])
-        if self._embedding is not None and token_ids is not None:
-            self._embedding.backward_weight(token_ids, start, gradients[self.first]["dy"])
+        if self._embedding is not None:
+            ids = _needed(token_ids, "token ids")
+            self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
 
     def _run_body(
         self, views: SlotViews, start: int, stop: int, token_ids: Tensor | None, *, keep_last_output: bool = True
     ) -> None:
         """Forward through all units but the head."""
         unwanted = None if keep_last_output else self._last_body_unit
-        if self._embedding is not None and token_ids is not None and self.first != unwanted:
-            self._embedding.forward(token_ids, start, self._output(views, self.first))
+        if self._embedding is not None and self.first != unwanted:
+            self._embedding.forward(_needed(token_ids, "token ids"), start, self._output(views, self.first))
         for index, block in self._blocks.items():
             y = None if index == unwanted else self._output(views, index)
             block.forward(self._frame(views, index, start, stop), y)
@@ -168,3 +170,9 @@ class Stage:
         if index < self.first:
             return views[SlotKind.SENT_GRADIENT][self.first]["g_out"]
         return views[SlotKind.OUTPUT_GRADIENTS][index]["dy"]
+
+
+def _needed(tensor: Tensor | None, what: str) -> Tensor:
+    if tensor is None:
+        raise ValueError(f"this action of this stage needs {what}")
+    return tensor

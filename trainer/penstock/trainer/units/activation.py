@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.model import Family, ModelSpec
+from penstock.trainer.units.workspace import Workspace
 
 _aten = torch.ops.aten
 
@@ -28,12 +29,12 @@ class Activation(Protocol):
         ...
 
 
-def build_activation(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Activation:
+def build_activation(spec: ModelSpec, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Activation:
     """The family's activation, by the formula that is fastest for the type and device."""
     if spec.family is Family.LLAMA:
         return SwiGlu(dtype, device)
     exact_steps = device.type == "cpu" and dtype in (torch.float32, torch.float64)
-    return SigmoidGelu(dtype) if exact_steps else FusedGelu()
+    return SigmoidGelu(dtype, workspace) if exact_steps else FusedGelu()
 
 
 class FusedGelu:
@@ -58,7 +59,8 @@ class SigmoidGelu:
 
     _K, _C = 2 * math.sqrt(2 / math.pi), 0.044715
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, workspace: Workspace) -> None:
+        self._workspace = workspace
         self._k = torch.tensor(self._K, dtype=dtype)
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
@@ -68,7 +70,8 @@ class SigmoidGelu:
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
         """See `Activation`; overwrites ``dy``."""
-        slope_TF = torch.addcmul(self._k, risen_TR, risen_TR, value=3 * self._K * self._C)
+        slope_TF = self._workspace.take(*risen_TR.shape, dtype=risen_TR.dtype)
+        torch.addcmul(self._k, risen_TR, risen_TR, value=3 * self._K * self._C, out=slope_TF)
         torch.sub(risen_TR, activated_TF, out=out_TR)
         slope_TF.mul_(out_TR)
         torch.div(activated_TF, risen_TR, out=out_TR).nan_to_num_(nan=0.5)  # s(0) = 1/2, where the quotient is 0/0
