@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
@@ -55,7 +57,7 @@ def small_plan(
 def even_stages(num_units: int, num_stages: int) -> tuple[tuple[int, int], ...]:
     """Ranges [first, stop) whose lengths differ by at most one."""
     bounds = [num_units * stage // num_stages for stage in range(num_stages + 1)]
-    return tuple(zip(bounds, bounds[1:], strict=False))
+    return tuple(pairwise(bounds))
 
 
 def looped_schedule(

@@ -41,7 +41,7 @@ class WorkerPool:
     def __init__(self, num_ranks: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         self._store = store
         self._connections: list[Connection[Any, Any]] = []
         self._processes = []
@@ -88,7 +88,7 @@ def _open(me: PoolRank, names: Sequence[GroupName]) -> None:
 def _serve(rank: int, num_ranks: int, port: int, connection: Connection[Any, Any]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     me = PoolRank(rank, ProcessGroups(CPU))
     while True:

@@ -84,14 +84,16 @@ class Closing:
             peak_bytes=tuple(int(peak) for peak in peaks),
         )
 
-    def reduce(self, group: Group, losses: Tensor) -> Operation:
+    def reduce(self, group: Group | None, losses: Tensor) -> Operation:
         """The operation that reduces over ``group``; ``losses`` holds this rank's part of the loss."""
         if group is Group.DP:
             return self._reduce_replicas
         if group is Group.TIE:
             (gradient,) = self._tied
             return lambda: self._transport.all_reduce(Group.TIE, gradient)
-        return lambda: self._reduce_norm(losses)
+        if group is Group.NORM:
+            return lambda: self._reduce_norm(losses)
+        raise ValueError(f"a plan that is run has no reduction over {group}")
 
     def step(self) -> None:
         """The optimizers' step."""

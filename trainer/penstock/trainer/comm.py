@@ -112,15 +112,14 @@ class ProcessGroups:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._groups: dict[GroupName, dist.ProcessGroup] = {}
+        self._groups: dict[GroupName, dist.ProcessGroup | None] = {}
 
     def open(self, names: Iterator[GroupName]) -> None:
         """Make the groups that do not exist yet, then let each carry one element, so that no step pays for set-up."""
         missing = [name for name in dict.fromkeys(names) if name not in self._groups]
         for name in missing:
             group = dist.new_group(sorted(name.ranks), backend=self._backend(name))
-            if isinstance(group, dist.ProcessGroup):
-                self._groups[name] = group
+            self._groups[name] = group if isinstance(group, dist.ProcessGroup) else None
         for name in missing:
             if dist.get_rank() in name.ranks:
                 self._warm(name)
@@ -134,7 +133,7 @@ class ProcessGroups:
     def _warm(self, name: GroupName) -> None:
         """Every rank takes its groups in the same order, so the earliest unfinished exchange can always go on."""
         one = torch.ones(1, device=self.device)
-        group = self._groups[name]
+        group = self[name]
         if name.purpose not in ("F", "B"):
             dist.all_reduce(one, group=group)
         elif dist.get_rank() == name.ranks[0]:
@@ -143,7 +142,9 @@ class ProcessGroups:
             _irecv(one, name.ranks[0], group).wait()
 
     def __getitem__(self, name: GroupName) -> dist.ProcessGroup:
-        return self._groups[name]
+        group = self._groups[name]
+        assert group is not None, f"this rank is no member of {name}"
+        return group
 
 
 class ProcessGroupTransport:

@@ -17,10 +17,10 @@ from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, RankProgram
 from penstock.core.roles import G_IN, G_OUT, A, L, W, X, Y
-from penstock.core.schedule import Group, Kind
+from penstock.core.schedule import Kind
 from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.closing import Closing
-from penstock.trainer.interpreter import Operation
+from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
 
@@ -82,17 +82,15 @@ class StageExecutor:
         """See `penstock.trainer.interpreter.Executor`."""
         return self._arena.message(slot)
 
-    def free(self, slots: tuple[int, ...]) -> Operation | None:
+    def free(self, instruction: Instruction) -> Operation:
         """Nothing to do, since a slot's place is the Program's affair; poisons when asked to."""
-        if not self._poison:
-            return None
-        return lambda: self._arena.poison(slots)
+        return partial(self._arena.poison, instruction.frees) if self._poison else nothing
 
-    def reduce(self, group: Group) -> Operation:
+    def reduce(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
-        return self._closing.reduce(group, self.losses_MP)
+        return self._closing.reduce(instruction.action.group, self.losses_MP)
 
-    def step(self) -> Operation:
+    def step(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
         return self._closing.step
 
@@ -199,23 +197,27 @@ _COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], Operation]] = {
 
 
 class EvaluationExecutor:
-    """The forwards of a `StageExecutor` without gradients; nothing is freed, reduced or stepped."""
+    """The forwards of a `StageExecutor` without gradients, for Programs that hold nothing but these and transfers."""
 
     def __init__(self, training: StageExecutor) -> None:
         self.compute = training.evaluate
         self.message = training.message
 
-    def free(self, slots: tuple[int, ...]) -> Operation | None:
-        """Nothing."""
-        return None
-
-    def reduce(self, group: Group) -> Operation:
+    def free(self, instruction: Instruction) -> Operation:
         """No part of evaluation."""
-        raise NotImplementedError("evaluation reduces nothing")
+        raise _not_evaluated(instruction)
 
-    def step(self) -> Operation:
+    def reduce(self, instruction: Instruction) -> Operation:
         """No part of evaluation."""
-        raise NotImplementedError("evaluation steps nothing")
+        raise _not_evaluated(instruction)
+
+    def step(self, instruction: Instruction) -> Operation:
+        """No part of evaluation."""
+        raise _not_evaluated(instruction)
+
+
+def _not_evaluated(instruction: Instruction) -> ValueError:
+    return ValueError(f"{instruction.action} is no part of evaluation")
 
 
 def _cell(instruction: Instruction) -> tuple[int, int]:

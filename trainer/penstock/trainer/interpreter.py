@@ -7,15 +7,13 @@ time (`penstock.trainer.rehearse`). Transfers are the same for both and live her
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from penstock.core.errors import RunError
 from penstock.core.program import Channel, Instruction
-from penstock.core.schedule import Group, Kind
-from penstock.core.timeline import Activity
+from penstock.core.schedule import Kind
 from penstock.trainer.comm import Transport, Work
 from penstock.trainer.status import BETWEEN_STEPS, Cursor
 
@@ -32,21 +30,21 @@ class Executor(Protocol):
     def message(self, slot: int) -> Tensor:
         """The tensor that is sent from, or received into, one of the rank's slots."""
 
-    def free(self, slots: tuple[int, ...]) -> Operation | None:
-        """The end of the slots' lives; none if nothing has to be done."""
+    def free(self, instruction: Instruction) -> Operation:
+        """The end of slots' lives."""
 
-    def reduce(self, group: Group) -> Operation:
+    def reduce(self, instruction: Instruction) -> Operation:
         """The sum over a group's ranks."""
 
-    def step(self) -> Operation:
+    def step(self, instruction: Instruction) -> Operation:
         """The optimizer's step."""
 
 
 class Recorder(Protocol):
-    """Keeps the times at which operations begin and end."""
+    """Keeps the times at which instructions begin and end."""
 
     def mark(self, position: int) -> None:
-        """The operation before ``position`` ended and the one at ``position`` begins."""
+        """The instruction before ``position`` ended and the one at ``position`` begins."""
 
 
 class _Silent:
@@ -56,16 +54,6 @@ class _Silent:
 
 SILENT: Recorder = _Silent()
 """Keeps nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """One operation: the place of its instruction in the Program, and what its time counts as."""
-
-    index: int
-    instruction: Instruction
-    activity: Activity
-    operation: Operation
 
 
 class Interpreter:
@@ -88,12 +76,11 @@ class Interpreter:
         self._transport = transport
         self._cursor = cursor
         self._in_flight: dict[tuple[Channel, int], Work] = {}
-        found = [self._bind(index, instruction) for index, instruction in instructions]
-        self.bound = tuple(bound for bound in found if bound is not None)
-        self._calls = tuple((bound.index, bound.operation) for bound in self.bound)
+        self._instructions = tuple(instructions)
+        self._calls = tuple((index, self._bind(instruction)) for index, instruction in self._instructions)
 
     def run(self, step: int, recorder: Recorder = SILENT) -> None:
-        """Run all operations once, in order; raises `RunError` naming the action that failed, and its channel."""
+        """Run all instructions once, in order; raises `RunError` naming the action that failed, and its channel."""
         cursor, mark = self._cursor, recorder.mark
         cursor[0] = step
         position = 0
@@ -104,19 +91,16 @@ class Interpreter:
                 operation()
                 mark(position)
         except Exception as error:
-            raise self._failure(self.bound[position - 1], step, error) from error
+            raise self._failure(self._instructions[position - 1][1], step, error) from error
         cursor[1] = BETWEEN_STEPS
 
-    def _failure(self, bound: Bound, step: int, error: Exception) -> RunError:
-        channel = bound.instruction.channel
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = f" on channel {channel}" if channel else ""
-        return RunError(f"rank {self._rank}, step {step}: {bound.instruction.action}{where} failed: {reason}")
+    def _failure(self, instruction: Instruction, step: int, error: Exception) -> RunError:
+        channel = f" on channel {instruction.channel}" if instruction.channel else ""
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return RunError(f"rank {self._rank}, step {step}: {instruction.action}{channel} failed: {reason}")
 
-    def _bind(self, index: int, instruction: Instruction) -> Bound | None:
-        activity, bind = _TABLE[instruction.action.kind]
-        operation = bind(self, instruction)
-        return None if operation is None else Bound(index, instruction, activity, operation)
+    def _bind(self, instruction: Instruction) -> Operation:
+        return _TABLE[instruction.action.kind](self, instruction)
 
     def _compute(self, instruction: Instruction) -> Operation:
         return self._executor.compute(instruction)
@@ -142,41 +126,38 @@ class Interpreter:
         key, in_flight = _transfer(instruction), self._in_flight
         return lambda: in_flight.pop(key).wait()
 
-    def _free(self, instruction: Instruction) -> Operation | None:
-        return self._executor.free(instruction.frees)
+    def _free(self, instruction: Instruction) -> Operation:
+        return self._executor.free(instruction)
 
     def _reduce(self, instruction: Instruction) -> Operation:
-        group = instruction.action.group
-        assert group is not None, "a REDUCE names its group"
-        return self._executor.reduce(group)
+        return self._executor.reduce(instruction)
 
     def _step(self, instruction: Instruction) -> Operation:
-        return self._executor.step()
+        return self._executor.step(instruction)
 
 
-_COMPUTE = (Activity.COMPUTE, Interpreter._compute)
-_POST_RECV = (Activity.TRANSFER, Interpreter._post_recv)
-_SEND = (Activity.TRANSFER, Interpreter._send)
-_WAIT = (Activity.WAIT, Interpreter._wait)
-
-_TABLE: dict[Kind, tuple[Activity, Callable[[Interpreter, Instruction], Operation | None]]] = {
-    Kind.F: _COMPUTE,
-    Kind.B: _COMPUTE,
-    Kind.I: _COMPUTE,
-    Kind.W: _COMPUTE,
-    Kind.R: _COMPUTE,
-    Kind.POST_RECV_F: _POST_RECV,
-    Kind.POST_RECV_B: _POST_RECV,
-    Kind.WAIT_RECV_F: _WAIT,
-    Kind.WAIT_RECV_B: _WAIT,
-    Kind.SEND_F: _SEND,
-    Kind.SEND_B: _SEND,
-    Kind.WAIT_SEND_F: _WAIT,
-    Kind.WAIT_SEND_B: _WAIT,
-    Kind.FREE: (Activity.WAIT, Interpreter._free),
-    Kind.REDUCE: (Activity.REDUCE, Interpreter._reduce),
-    Kind.STEP: (Activity.STEP, Interpreter._step),
+_TABLE: dict[Kind, Callable[[Interpreter, Instruction], Operation]] = {
+    Kind.F: Interpreter._compute,
+    Kind.B: Interpreter._compute,
+    Kind.I: Interpreter._compute,
+    Kind.W: Interpreter._compute,
+    Kind.R: Interpreter._compute,
+    Kind.POST_RECV_F: Interpreter._post_recv,
+    Kind.POST_RECV_B: Interpreter._post_recv,
+    Kind.WAIT_RECV_F: Interpreter._wait,
+    Kind.WAIT_RECV_B: Interpreter._wait,
+    Kind.SEND_F: Interpreter._send,
+    Kind.SEND_B: Interpreter._send,
+    Kind.WAIT_SEND_F: Interpreter._wait,
+    Kind.WAIT_SEND_B: Interpreter._wait,
+    Kind.FREE: Interpreter._free,
+    Kind.REDUCE: Interpreter._reduce,
+    Kind.STEP: Interpreter._step,
 }
+
+
+def nothing() -> None:
+    """The operation of an instruction that needs none."""
 
 
 def _channel(instruction: Instruction) -> Channel:

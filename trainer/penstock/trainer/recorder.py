@@ -1,6 +1,6 @@
-"""When every operation of a step ran, and one timeline of all ranks.
+"""When every instruction of a step ran, and one timeline of all ranks.
 
-Operations of a rank follow each other, so one mark between two of them both ends the one and begins the other. A mark
+Instructions of a rank follow each other, so one mark between two of them both ends the one and begins the other. A mark
 is a reading of the monotonic clock; on CUDA, where the host only launches, it is an event on the stream.
 """
 
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.core.timeline import Event, Source, Timeline
-from penstock.trainer.interpreter import Bound
+from penstock.core.program import Program, RankProgram
+from penstock.core.schedule import COMPUTE_KINDS, Kind
+from penstock.core.timeline import Activity, Event, Source, Timeline
+from penstock.trainer.comm import Mesh
 
 Clock = Callable[[], int]
 """Monotonic nanoseconds."""
@@ -28,8 +31,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class HostRecorder:
     """Marks of one step on the host's clock; a store and a clock reading each, so it may always be on."""
 
-    def __init__(self, num_operations: int, clock: Clock = time.perf_counter_ns) -> None:
-        self._times = array("q", bytes(8 * (num_operations + 1)))
+    def __init__(self, num_instructions: int, clock: Clock = time.perf_counter_ns) -> None:
+        self._times = array("q", bytes(8 * (num_instructions + 1)))
         self._clock = clock
 
     def mark(self, position: int) -> None:
@@ -37,15 +40,15 @@ class HostRecorder:
         self._times[position] = self._clock()
 
     def times_ns(self) -> Tensor:
-        """The marks of the newest step, [operations + 1] int64 nanoseconds."""
+        """The marks of the newest step, [instructions + 1] int64 nanoseconds."""
         return torch.tensor(self._times, dtype=torch.int64)
 
 
 class CudaRecorder:
     """Marks of one step on the device's current stream, placed on the host's clock."""
 
-    def __init__(self, num_operations: int, clock: Clock = time.perf_counter_ns) -> None:
-        self._events = [_timing_event() for _ in range(num_operations + 1)]
+    def __init__(self, num_instructions: int, clock: Clock = time.perf_counter_ns) -> None:
+        self._events = [_timing_event() for _ in range(num_instructions + 1)]
         self._clock = clock
         self._start_ns = 0
 
@@ -57,7 +60,7 @@ class CudaRecorder:
         self._events[position].record()
 
     def times_ns(self) -> Tensor:
-        """The marks of the newest step, [operations + 1] int64 nanoseconds; waits for the device."""
+        """The marks of the newest step, [instructions + 1] int64 nanoseconds; waits for the device."""
         first, last = self._events[0], self._events[-1]
         last.synchronize()
         elapsed_ns = [round(first.elapsed_time(event) * 1e6) for event in self._events]
@@ -68,48 +71,59 @@ def _timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def make_recorder(num_operations: int, device: torch.device) -> HostRecorder | CudaRecorder:
+def make_recorder(num_instructions: int, device: torch.device) -> HostRecorder | CudaRecorder:
     """The recorder that suits the device."""
-    return CudaRecorder(num_operations) if device.type == "cuda" else HostRecorder(num_operations)
+    return CudaRecorder(num_instructions) if device.type == "cuda" else HostRecorder(num_instructions)
 
 
 def merge(
-    bound: Sequence[Sequence[Bound]],
+    program: Program,
+    mesh: Mesh,
     times_ns: Sequence[Sequence[int]],
     *,
     source: Source,
     step: int | None = None,
     peak_bytes: tuple[int, ...] = (),
 ) -> Timeline:
-    """One timeline from every rank's operations and marks, all on one clock; it begins with the earliest mark."""
+    """One timeline from every global rank's marks, all on one clock; it begins with the earliest mark."""
     begin = min(times[0] for times in times_ns)
-    events = tuple(event for rank in range(len(bound)) for event in _events(rank, bound[rank], times_ns[rank], begin))
     return Timeline(
         source=source,
-        num_ranks=len(bound),
+        num_ranks=mesh.num_ranks,
         step_ns=max(times[-1] for times in times_ns) - begin,
-        events=events,
+        events=tuple(
+            event
+            for rank, times in enumerate(times_ns)
+            for event in _events(rank, program.ranks[mesh.pipeline_rank(rank)], times, begin)
+        ),
         peak_bytes=peak_bytes,
         step=step,
     )
 
 
-def _events(rank: int, bound: Sequence[Bound], times_ns: Sequence[int], begin: int) -> Iterable[Event]:
-    for operation, start, stop in zip(bound, times_ns, times_ns[1:], strict=False):
-        text = str(operation.instruction.action)
-        yield Event(rank, operation.activity, text, start - begin, stop - begin)
+def _events(rank: int, program: RankProgram, times_ns: Sequence[int], begin: int) -> Iterator[Event]:
+    for instruction, (start, stop) in zip(program.instructions, pairwise(times_ns), strict=True):
+        action = instruction.action
+        if action.kind is not Kind.FREE:
+            yield Event(rank, _ACTIVITIES[action.kind], str(action), start - begin, stop - begin)
+
+
+_ACTIVITIES = {
+    **dict.fromkeys(COMPUTE_KINDS, Activity.COMPUTE),
+    **dict.fromkeys((Kind.POST_RECV_F, Kind.POST_RECV_B, Kind.SEND_F, Kind.SEND_B), Activity.TRANSFER),
+    **dict.fromkeys((Kind.WAIT_RECV_F, Kind.WAIT_RECV_B, Kind.WAIT_SEND_F, Kind.WAIT_SEND_B), Activity.WAIT),
+    Kind.REDUCE: Activity.REDUCE,
+    Kind.STEP: Activity.STEP,
+}
 
 
 def gather_times(
-    times_ns: Tensor, lengths: Sequence[int], *, group: dist.ProcessGroup, clock: Clock = time.perf_counter_ns
+    times_ns: Tensor, program: Program, mesh: Mesh, group: dist.ProcessGroup, *, clock: Clock = time.perf_counter_ns
 ) -> list[list[int]]:
-    """Every rank's marks on the clock of the group's first rank; collective, over CPU tensors.
-
-    ``lengths`` are the numbers of marks of all ranks, in the group's order.
-    """
-    offset_ns = clock_offset_ns(group, clock=clock)
+    """Every rank's marks on the first rank's clock; collective over the group of all ranks, on the host."""
+    lengths = [1 + len(program.ranks[mesh.pipeline_rank(rank)].instructions) for rank in range(mesh.num_ranks)]
     padded = torch.zeros(max(lengths), dtype=torch.int64)
-    padded[: len(times_ns)] = times_ns - offset_ns
+    padded[: len(times_ns)] = times_ns - clock_offset_ns(group, clock=clock)
     gathered = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(gathered, padded, group=group)
     return [times[:length].tolist() for times, length in zip(gathered, lengths, strict=True)]

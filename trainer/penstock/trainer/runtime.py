@@ -23,7 +23,7 @@ from penstock.core.schedule import Group, Kind
 from penstock.trainer.closing import Closing, Optimizer, Totals
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.executor import EvaluationExecutor, StageExecutor
-from penstock.trainer.interpreter import SILENT, Bound, Interpreter, Recorder
+from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
 from penstock.trainer.stage import Stage
 from penstock.trainer.status import Cursor
 
@@ -89,11 +89,6 @@ class Runtime:
         self._executor = executor
         self._training = bind(enumerate(self._program.instructions), executor=executor)
         self._evaluation = bind(_forward_of_first(self._program), executor=EvaluationExecutor(executor))
-
-    @property
-    def bound(self) -> tuple[Bound, ...]:
-        """The operations of a training step, in order; a recorder's positions count them."""
-        return self._training.bound
 
     def train_step(self, step: int, batch: Batch, recorder: Recorder = SILENT) -> Totals:
         """Forward and backward of the whole batch, reductions, optimizer step.

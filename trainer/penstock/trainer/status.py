@@ -22,12 +22,13 @@ BETWEEN_STEPS = -1
 
 
 class State(enum.IntEnum):
-    """A rank's life."""
+    """A rank's life. ``REFUSED`` ends it with a mistake of the user's, ``FAILED`` with any other."""
 
     STARTING = 0
     RUNNING = 1
     DONE = 2
     FAILED = 3
+    REFUSED = 4
 
 
 class Cursor(Protocol):
@@ -75,10 +76,10 @@ class StatusFile:
         """The rank is done."""
         self._end(State.DONE, now_ns)
 
-    def fail(self, error: str, now_ns: int) -> None:
+    def fail(self, error: str, now_ns: int, *, refused: bool = False) -> None:
         """The rank gives up and says why."""
         _error_path(self._path).write_text(error)
-        self._end(State.FAILED, now_ns)
+        self._end(State.REFUSED if refused else State.FAILED, now_ns)
 
     def _end(self, state: State, now_ns: int) -> None:
         self._cells[_ENDED] = now_ns

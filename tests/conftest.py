@@ -1,0 +1,41 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.worker_pool import WorkerPool
+
+POOL_RANKS = 16
+
+
+class _Pools:
+    """The session's pool; a broken one is replaced, so that one failing test does not fail all that follow."""
+
+    def __init__(self) -> None:
+        self._pool: WorkerPool | None = None
+
+    def get(self) -> WorkerPool:
+        if self._pool is None or self._pool.broken:
+            self.close()
+            self._pool = WorkerPool(POOL_RANKS)
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+@pytest.fixture(scope="session")
+def _pools() -> Iterator[_Pools]:
+    pools = _Pools()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture
+def worker_pool(_pools: _Pools) -> WorkerPool:
+    """Sixteen processes joined by gloo. Mark tests that use it ``xdist_group("worker-pool")``: one pool is enough."""
+    return _pools.get()

@@ -1,0 +1,87 @@
+"""The gradients of every parameter, from real processes, against the unsliced model in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from penstock.core.model import Family
+from penstock.core.plan import Plan
+from penstock.planner.realise import program_of
+from tests.support.pipeline_ranks import RankResult, expected, train_rank
+from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.stage_pipeline import gradient_error
+from tests.support.worker_pool import WorkerPool
+
+pytestmark = pytest.mark.xdist_group("worker-pool")
+
+TOLERANCE = 1e-10
+SLICES = {"equal": (2, 2, 2), "unequal": (3, 1, 2), "tokens": (1, 1, 1, 1, 1, 1)}
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb"])
+@pytest.mark.parametrize("slicing", SLICES)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_planned_schedules(
+    worker_pool: WorkerPool, family: Family, schedule: str, slicing: str, pp: int, dp: int, num_microbatches: int
+) -> None:
+    plan = small_plan(
+        family=family,
+        schedule=schedule,
+        slices=SLICES[slicing],
+        pp=pp,
+        dp=dp,
+        num_microbatches=num_microbatches,
+    )
+    check(worker_pool, plan)
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("pp", "num_stages", "dp"), [(1, 2, 1), (2, 4, 1), (2, 4, 2), (2, 6, 1), (4, 8, 1)])
+def test_imported_schedules_with_several_stages_per_rank(
+    worker_pool: WorkerPool, family: Family, recompute: bool, pp: int, num_stages: int, dp: int
+) -> None:
+    schedule = looped_schedule(
+        num_ranks=pp, num_stages=num_stages, num_microbatches=2, num_slices=3, recompute=recompute
+    )
+    plan = small_plan(
+        family=family,
+        schedule=schedule,
+        slices=(3, 1, 2),
+        pp=pp,
+        dp=dp,
+        num_stages=num_stages,
+        num_microbatches=2,
+    )
+    check(worker_pool, plan)
+
+
+def check(pool: WorkerPool, plan: Plan) -> None:
+    program = program_of(plan)
+    pool.connect(plan, program)
+    results = pool.run(train_rank, plan, program, num_ranks=plan.num_ranks)
+    wanted = expected(plan.model, plan.global_batch, plan.sequence_length)
+    for first in range(0, plan.num_ranks, plan.pp):
+        replica = results[first : first + plan.pp]
+        assert gradient_error(gradients_of(replica), wanted.gradients) < TOLERANCE
+    for result in results:
+        assert result.loss == pytest.approx(wanted.loss, rel=1e-12)
+        assert result.evaluated_loss == pytest.approx(wanted.loss, rel=1e-12)
+        assert result.gradient_norm == pytest.approx(wanted.norm, rel=1e-12)
+
+
+def gradients_of(replica: Sequence[RankResult]) -> dict[str, torch.Tensor]:
+    """All gradients of one replica by global name; the copies of a tied matrix must agree to the last bit."""
+    found: dict[str, torch.Tensor] = {}
+    for rank in replica:
+        for named in rank.gradients.values():
+            for name, gradient in named.items():
+                tensor = torch.from_numpy(gradient)
+                assert torch.equal(found.setdefault(name, tensor), tensor), f"the copies of {name} differ"
+    return found

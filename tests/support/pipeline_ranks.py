@@ -1,0 +1,108 @@
+"""What ranks of a `tests.support.worker_pool` do with a plan, and what is expected of them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.core.layout import Precision
+from penstock.core.model import ModelSpec
+from penstock.core.plan import Plan
+from penstock.core.program import Program
+from penstock.trainer.comm import Mesh, ProcessGroupTransport, Transport
+from penstock.trainer.parameters import StageParameters
+from penstock.trainer.runtime import Batch, Runtime
+from penstock.trainer.stages import build_stages
+from tests.support.reference_model import reference_gradients
+from tests.support.worker_pool import CPU, PoolRank
+
+SEED = 0
+
+
+class GradientKeeper:
+    """An optimizer that changes nothing: it keeps the gradients of the step and clears them."""
+
+    def __init__(self, parameters: StageParameters) -> None:
+        self._parameters = parameters
+        self.kept: dict[str, Tensor] = {}
+
+    def step(self, step: int, squared_norm: float) -> float:
+        self.kept = {name: gradient.clone() for name, gradient in self._parameters.gradients.items()}
+        self._parameters.gradient_flat.zero_()
+        return float(squared_norm**0.5)
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank's view of a step: gradients by stage and global name as they were when the optimizer stepped."""
+
+    loss: float
+    evaluated_loss: float
+    gradient_norm: float
+    gradients: dict[int, dict[str, npt.NDArray[np.float64]]]
+
+
+def sample(vocab: int, num_sequences: int, length: int) -> tuple[Tensor, Tensor]:
+    """Token ids and labels [N, S]; a few labels are missing."""
+    generator = torch.Generator().manual_seed(num_sequences * 1000 + length)
+    ids = torch.randint(0, vocab, (num_sequences, length), generator=generator)
+    labels = torch.randint(0, vocab, (num_sequences, length), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.2] = -1
+    return ids, labels
+
+
+def train_rank(me: PoolRank, plan: Plan, program: Program) -> RankResult:
+    """One training step and one evaluation in the pool."""
+    mesh = Mesh(dp=plan.dp, pp=plan.pp)
+    return train(plan, program, me.rank, ProcessGroupTransport(me.groups, program, mesh, me.rank))
+
+
+def train(plan: Plan, program: Program, rank: int, transport: Transport) -> RankResult:
+    """One training step and one evaluation of the same sequences; slots are poisoned when freed."""
+    mesh = Mesh(dp=plan.dp, pp=plan.pp)
+    stages = build_stages(plan, program.ranks[mesh.pipeline_rank(rank)], device=CPU, seed=SEED)
+    keepers = {number: GradientKeeper(stage.parameters) for number, stage in stages.items()}
+    runtime = Runtime(
+        plan, program, rank, stages=stages, optimizers=keepers, transport=transport, device=CPU, poison=True
+    )
+    ids, labels = sample(plan.model.vocab, plan.global_batch, plan.sequence_length)
+    num_valid = int((labels >= 0).sum())
+    share = plan.global_batch // plan.dp
+    own = slice(mesh.replica(rank) * share, (mesh.replica(rank) + 1) * share)
+    totals = runtime.train_step(0, Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=num_valid))
+    return RankResult(
+        loss=totals.loss_sum,
+        evaluated_loss=runtime.evaluate(0, ids[own], labels[own]),
+        gradient_norm=totals.gradient_norm,
+        gradients={
+            number: {name: gradient.double().numpy() for name, gradient in keeper.kept.items()}
+            for number, keeper in keepers.items()
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the unsliced one-process model in fp64 says of a step."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+    @property
+    def norm(self) -> float:
+        """Of all gradients."""
+        return float(torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm())
+
+
+@functools.cache
+def expected(model: ModelSpec, num_sequences: int, length: int) -> Expected:
+    """The yardstick, computed once."""
+    parameters = StageParameters(model, 0, model.num_units, precision=Precision.FP64, device=CPU, seed=SEED)
+    ids, labels = sample(model.vocab, num_sequences, length)
+    loss, gradients = reference_gradients(model, parameters.master, ids, labels, 1 / int((labels >= 0).sum()))
+    return Expected(float(loss), gradients)

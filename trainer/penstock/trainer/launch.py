@@ -1,0 +1,235 @@
+"""Starting the ranks of a run on this machine, watching them, and saying which one failed where.
+
+torchrun starts them (`python -m torch.distributed.run`, static, no restarts); each writes its logs to files and its
+place in the Program to a status file. Who started them reads those: it needs no connection to any rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.core.errors import UserError
+from penstock.trainer.status import RankStatus, State, read_status, status_path
+
+LOOPBACK = "127.0.0.1"
+GRACE_SECONDS = 5.0
+"""What the other ranks get to notice a failure; they end by themselves, at the next message, in all but odd cases."""
+
+_POLL_SECONDS = 0.05
+
+MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+}
+"""glibc (mallopt(3)): one heap that keeps what it got, and thresholds that do not adapt, so that a step's peak memory
+is the same every time and freed temporaries cost no page faults. 32 MiB is the most that the first may be.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes.
+
+    Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (the module must be told,
+    see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting a free one is taken.
+    """
+
+    module: str
+    arguments: tuple[str, ...]
+    num_ranks: int
+    threads_per_rank: int
+    log_folder: Path
+    status_folder: Path
+    port: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The first rank that failed: at which step and action (empty outside of steps), and why, in a sentence.
+
+    ``refused`` says that the cause is a mistake of the user's. ``rank`` is none if no rank had started.
+    """
+
+    rank: int | None
+    step: int
+    action: str
+    message: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the ranks ended; no ``failure`` means well."""
+
+    exit_code: int
+    failure: Failure | None
+
+
+class Ranks:
+    """The running ranks of one launch. Not thread-safe; the thread that made it must outlive them."""
+
+    def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes]) -> None:
+        self._spec, self._process = spec, process
+        self._failure: Failure | None = None
+        self._noticed_seconds = 0.0
+
+    @property
+    def pid(self) -> int:
+        """The process that watches the ranks, leader of their process group."""
+        return self._process.pid
+
+    def statuses(self) -> list[RankStatus | None]:
+        """What every rank says of itself; none for one that has not started."""
+        paths = [status_path(self._spec.status_folder, rank) for rank in range(self._spec.num_ranks)]
+        return [read_status(path) for path in paths]
+
+    def log_path(self, rank: int, stream: str = "stderr") -> Path | None:
+        """The file of what a rank prints to ``stdout`` or ``stderr``, once it exists."""
+        return next(iter(self._spec.log_folder.glob(f"*/attempt_0/{rank}/{stream}.log")), None)
+
+    def poll(self) -> Outcome | None:
+        """The outcome, or none while ranks run. Notes the first failure, and ends ranks that outlast it for long."""
+        exit_code = self._process.poll()
+        if self._failure is None:
+            self._failure = self._find_failure(ended=exit_code is not None)
+            self._noticed_seconds = time.monotonic()
+        elif exit_code is None and time.monotonic() - self._noticed_seconds > GRACE_SECONDS:
+            self.kill()
+        if exit_code is None:
+            return None
+        if exit_code and self._failure is None:
+            self._failure = Failure(rank=None, step=-1, action="", message=self._last_words(exit_code))
+        return Outcome(exit_code=exit_code, failure=self._failure if exit_code else None)
+
+    def wait(self, timeout_seconds: float | None = None) -> Outcome | None:
+        """The outcome, or none if the ranks still run after ``timeout_seconds``."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while (outcome := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_SECONDS)
+        return outcome
+
+    def stop(self) -> None:
+        """Ask all ranks to stop together after the step at hand."""
+        for status in self.statuses():
+            if status is not None and status.state in (State.STARTING, State.RUNNING):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(status.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all ranks at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for status in self.statuses():
+            if status is not None and status.state in (State.STARTING, State.RUNNING):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(status.pid, signal.SIGKILL)
+
+    def _find_failure(self, *, ended: bool) -> Failure | None:
+        """A rank that vanished explains those that lost it; else the rank that gave up first."""
+        known = [(rank, status) for rank, status in enumerate(self.statuses()) if status is not None]
+        for rank, status in known:
+            if status.state in (State.STARTING, State.RUNNING) and (ended or _is_gone(status.pid)):
+                return _failure(rank, status, _epitaph(rank, status))
+        gave_up = [(status.ended_ns, rank, status) for rank, status in known if status.state > State.DONE]
+        if not gave_up:
+            return None
+        _, rank, status = min(gave_up, key=lambda each: each[:2])
+        return _failure(rank, status, status.error)
+
+    def _last_words(self, exit_code: int) -> str:
+        logs = [self.log_path(rank) for rank in range(self._spec.num_ranks)]
+        lines = [line for log in logs if log is not None for line in log.read_text(errors="replace").splitlines()]
+        return f"the ranks did not start (exit code {exit_code}): {lines[-1] if lines else 'nothing was logged'}"
+
+
+def _failure(rank: int, status: RankStatus, message: str) -> Failure:
+    refused = status.state is State.REFUSED
+    return Failure(rank=rank, step=status.step, action=status.action, message=message, refused=refused)
+
+
+def _epitaph(rank: int, status: RankStatus) -> str:
+    place = f"in step {status.step} at {status.action}" if status.action else "outside of a step"
+    return f"rank {rank} (process {status.pid}) was killed {place}"
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether the process ended, reaped or not."""
+    try:
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return fields.split()[0] in ("Z", "X")
+
+
+def launch(spec: LaunchSpec) -> Ranks:
+    """Start the ranks; raises `UserError` if the given port is taken.
+
+    They end with this process, however it ends: the watcher is asked to stop them, and each dies with the watcher.
+    """
+    port = _free_port() if spec.port is None else _checked(spec.port)
+    for rank in range(spec.num_ranks):
+        status_path(spec.status_folder, rank).unlink(missing_ok=True)
+    spec.log_folder.mkdir(parents=True, exist_ok=True)
+    with (spec.log_folder / "torchrun.log").open("ab") as log:
+        process = subprocess.Popen(
+            _command(spec, port),
+            env={**os.environ, **_environment(spec), **spec.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    return Ranks(spec, process)
+
+
+def _command(spec: LaunchSpec, port: int) -> list[str]:
+    leash = [sys.executable, "-m", "penstock.trainer.worker_leash", str(os.getpid())]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={spec.num_ranks}"]
+    meeting = [f"--master-addr={LOOPBACK}", f"--master-port={port}", "--max-restarts=0"]
+    logs = [f"--log-dir={spec.log_folder}", "--redirects=3"]
+    return [*leash, *torchrun, *meeting, *logs, "-m", spec.module, *spec.arguments]
+
+
+def _environment(spec: LaunchSpec) -> dict[str, str]:
+    threads = str(spec.threads_per_rank)
+    return {
+        **MALLOC,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        # Fewer, and a transfer's kernel may wait in line behind the compute that waits for it.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _checked(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise UserError(
+                what=f"{port} cannot be used: {error.strerror}", where="port", remedy="name another, or leave it out"
+            ) from None
+    return port
