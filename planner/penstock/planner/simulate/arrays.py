@@ -18,13 +18,22 @@ from penstock.planner.simulate.costs import MILLION, Costs, Nanoseconds
 from penstock.planner.simulate.kernel import Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One reduction at the end of a step: when each of its ranks came to it, and when it was over there."""
+
+    reduction: Reduction
+    reached_ns: tuple[int, ...]
+    over_ns: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepTimes:
     """Nanoseconds of one simulated step.
 
     Per rank, compute + bubble (waiting for other ranks) + communication (waiting for transfers that are under way, and
     transport instructions) + reduction + optimizer = ``makespan_ns``. ``finish_ns`` is when the rank begins its
-    reductions. ``trace`` [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not
+    reductions, ``step_ns`` its optimizer. ``trace`` [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not
     happen) where it was asked for.
     """
 
@@ -35,6 +44,8 @@ class StepTimes:
     communication_ns: Nanoseconds
     reduction_ns: Nanoseconds
     optimizer_ns: Nanoseconds
+    reductions: tuple[Ended, ...]
+    step_ns: Nanoseconds
     trace: Nanoseconds
 
     @property
@@ -132,7 +143,7 @@ def _fill_ranks(rows: Ints, order: Order, linked: Linked, costs: Costs) -> None:
     rows[:, kernel.POSITION] = order.offsets[:-1]
     rows[:, kernel.NEXT_WAIT] = linked.first_waits
     rows[:, kernel.LAST_WAIT] = [*linked.first_waits[1:], len(linked.messages)]
-    rows[:, kernel.CHANNEL] = -1
+    rows[:, [kernel.CHANNEL, kernel.NUMBER]] = -1
     for host in set(costs.hosts.host_of):
         ring = np.flatnonzero(host_of == host)
         rows[ring, kernel.NEIGHBOUR] = np.roll(ring, -1)
@@ -168,32 +179,44 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int, traced: bool) ->
 
 
 def _close(ranks: Ints, trace: Ints, costs: Costs, reductions: Sequence[Reduction]) -> StepTimes:
-    """The end of the step: a reduction is a barrier of its ranks (but dp and tp join each with its own peers outside
-    the pipeline, who are as far as it is), then each runs its optimizer.
-    """
+    """The end of the step: the rank's reductions in order, then its optimizer."""
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
     communication = finish - busy - bubble
     reduction = np.zeros_like(finish)
     clock = finish.copy()
+    ended = []
     for barrier in reductions:
         members = list(barrier.ranks)
-        cost = np.array(costs.reduce_ns.get(barrier.group, (0,) * len(clock)), dtype=np.int64)[members]
-        begin = clock[members]
-        if barrier.group not in (Group.DP, Group.TP):
-            begin, cost = np.full_like(begin, begin.max()), np.full_like(cost, cost.max())
-        bubble[members] += begin - clock[members]
-        reduction[members] += cost
-        clock[members] = begin + cost
+        reached = clock[members]
+        begin, duration = _join(barrier, reached, costs)
+        bubble[members] += begin - reached
+        reduction[members] += duration
+        clock[members] = begin + duration
+        ended.append(Ended(barrier, tuple(reached.tolist()), tuple(clock[members].tolist())))
     optimizer = np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)
-    clock += optimizer
-    bubble += clock.max() - clock
+    makespan = int((clock + optimizer).max())
     return StepTimes(
-        makespan_ns=int(clock.max()),
+        makespan_ns=makespan,
         finish_ns=finish,
         compute_ns=busy,
-        bubble_ns=bubble,
+        bubble_ns=bubble + makespan - clock - optimizer,
         communication_ns=communication,
         reduction_ns=reduction,
         optimizer_ns=optimizer,
+        reductions=tuple(ended),
+        step_ns=clock,
         trace=trace,
     )
+
+
+def _join(barrier: Reduction, reached: Ints, costs: Costs) -> tuple[Ints, Ints]:
+    """When each of the reduction's ranks begins it, and how long it takes there.
+
+    Its ranks begin and end together, but for dp and tp: each rank joins those with its own peers in other pipelines, who
+    are as far as it is.
+    """
+    every_rank = costs.reduce_ns.get(barrier.group, (0,) * costs.num_ranks)
+    durations = np.array([every_rank[rank] for rank in barrier.ranks], dtype=np.int64)
+    if barrier.group in (Group.DP, Group.TP):
+        return reached, durations
+    return np.full_like(reached, reached.max()), np.full_like(reached, durations.max())

@@ -193,7 +193,7 @@ def _retime(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int,
             cells[other, LEFT] -= worked
             cells[other, SINCE] = now
             speed = _speed(factor, num_computing * settings[REPLICAS], residents)
-            set_time(clock, other, now - (-cells[other, LEFT]) // speed)
+            set_time(clock, other, now - min(-cells[other, LEFT], 0) // speed)
         other = cells[other, NEIGHBOUR]
 
 

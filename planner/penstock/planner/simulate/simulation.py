@@ -1,0 +1,108 @@
+"""The front door of the simulator: a Program and its costs in, a Timeline and the parts of its step out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.core.program import Program, RankProgram
+from penstock.core.schedule import Action, Kind, Schedule
+from penstock.core.timeline import Activity, Event, Source, Timeline
+from penstock.planner.order import Order, actions_of, from_schedule
+from penstock.planner.simulate import kernel
+from penstock.planner.simulate.arrays import Ended, StepTimes, simulate_arrays
+from penstock.planner.simulate.costs import Costs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Simulation:
+    """One simulated step: ``timeline`` shows it, ``times`` sums it up per rank.
+
+    ``peak_bytes`` per rank is what is always there plus the high water of live slots and transients.
+    """
+
+    timeline: Timeline
+    times: StepTimes
+
+    @property
+    def makespan_ns(self) -> int:
+        """The step's length."""
+        return self.times.makespan_ns
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Bytes per rank."""
+        return self.timeline.peak_bytes
+
+
+def simulate(program: Program, costs: Costs, *, static_bytes: Sequence[int] = ()) -> Simulation:
+    """Simulate one step of a lowered Program, whose transfers stand where `planner.lowering` puts them.
+
+    ``static_bytes`` per rank are there all the time: parameters, gradients, optimizer state, the process itself.
+    """
+    order = from_schedule(_schedule(program))
+    times = simulate_arrays(
+        order, costs, receive_ahead=program.receive_ahead, reductions=program.reductions, traced=True
+    )
+    always = static_bytes or (0,) * order.num_ranks
+    timeline = Timeline(
+        source=Source.SIMULATED,
+        num_ranks=order.num_ranks,
+        step_ns=times.makespan_ns,
+        events=tuple(_events(order, times)),
+        peak_bytes=tuple(a + live_bytes(rank) for a, rank in zip(always, program.ranks, strict=True)),
+    )
+    return Simulation(timeline=timeline, times=times)
+
+
+def _schedule(program: Program) -> Schedule:
+    return Schedule(
+        ranks=tuple(tuple(i.action for i in rank.instructions if i.action.is_compute) for rank in program.ranks),
+        num_stages=program.num_stages,
+        num_microbatches=program.num_microbatches,
+        num_slices=len(program.slice_capacities),
+    )
+
+
+def live_bytes(program: RankProgram) -> int:
+    """The most bytes of live slots and transients at one instruction."""
+    live = peak = 0
+    for instruction in program.instructions:
+        live += sum(program.slots[index].num_bytes for index in instruction.acquires)
+        peak = max(peak, live + instruction.transient_bytes)
+        live -= sum(program.slots[index].num_bytes for index in instruction.frees)
+    return peak
+
+
+_FORWARD = (Kind.WAIT_RECV_F, Kind.SEND_F, Kind.WAIT_SEND_F)
+_BACKWARD = (Kind.WAIT_RECV_B, Kind.SEND_B, Kind.WAIT_SEND_B)
+
+
+def _events(order: Order, times: StepTimes) -> Iterator[Event]:
+    """Every rank's events; a wait and a transfer are shown where they took time."""
+    for rank, action, row in zip(order.ranks.tolist(), actions_of(order), times.trace.tolist(), strict=True):
+        reached, received, start, stop, released, departed, arrived = row
+        wait_receive, send, wait_send = _FORWARD if action.kind is Kind.F else _BACKWARD
+        if received > reached >= 0:
+            yield Event(rank, Activity.WAIT, _text(wait_receive, action), reached, received)
+        yield Event(rank, Activity.COMPUTE, str(action), start, stop)
+        if released > stop:
+            yield Event(rank, Activity.WAIT, _text(wait_send, action), stop, released)
+        if arrived > departed:
+            yield Event(rank, Activity.TRANSFER, _text(send, action), departed, arrived)
+    yield from _closing_events(order, times)
+
+
+def _text(kind: Kind, action: Action) -> str:
+    return str(Action(kind, action.stage, action.microbatch, action.slice))
+
+
+def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
+    """A reduction is shown from when its rank comes to it, waiting for others included."""
+    stage_of = {rank: stage for stage, rank in reversed(list(enumerate(order.stage_ranks.tolist())))}
+    for ended in times.reductions:
+        for rank, start, stop in zip(ended.reduction.ranks, ended.reached_ns, ended.over_ns, strict=True):
+            action = Action(Kind.REDUCE, stage_of[rank], group=ended.reduction.group)
+            yield Event(rank, Activity.REDUCE, str(action), start, stop)
+    for rank, (begin, duration) in enumerate(zip(times.step_ns.tolist(), times.optimizer_ns.tolist(), strict=True)):
+        yield Event(rank, Activity.STEP, str(Action(Kind.STEP, stage_of[rank])), begin, begin + duration)

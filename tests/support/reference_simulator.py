@@ -1,0 +1,269 @@
+"""A slow simulator that follows a lowered Program instruction by instruction, in plain Python integers.
+
+It shares nothing with the compiled one but the cost tables and the rules: time goes from instant to instant; at every
+instant, in rounds until nothing changes, ranks run as far as they can, then transfers start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.core.program import Channel, Instruction, Program, RankProgram
+from penstock.core.schedule import COMPUTE_KINDS, Group, Kind
+from penstock.planner.order import KINDS
+from penstock.planner.simulate.costs import Costs
+
+MILLION = 1_000_000
+
+POSTS = {Kind.POST_RECV_F, Kind.POST_RECV_B}
+RECEIVES = {Kind.WAIT_RECV_F, Kind.WAIT_RECV_B}
+SENDS = {Kind.SEND_F, Kind.SEND_B}
+RELEASES = {Kind.WAIT_SEND_F, Kind.WAIT_SEND_B}
+
+
+@dataclass
+class Line:
+    """One channel: when each message was sent, posted and over, and how long it takes."""
+
+    number: int
+    channel: Channel
+    sent_at: list[int] = field(default_factory=list)
+    posted_at: list[int] = field(default_factory=list)
+    durations: list[int] = field(default_factory=list)
+    num_arrived: int = 0
+    over_at: int | None = None
+    queued: bool = False
+
+    @property
+    def has_message(self) -> bool:
+        return self.over_at is None and min(len(self.sent_at), len(self.posted_at)) > self.num_arrived
+
+
+@dataclass
+class Worker:
+    """One rank: where it is, until when its instruction lasts, and its account of time and bytes."""
+
+    program: RankProgram
+    position: int = 0
+    until: int | None = None
+    left: int | None = None
+    waiting_since: int | None = None
+    compute: int = 0
+    bubble: int = 0
+    reduction: int = 0
+    optimizer: int = 0
+    communication: int = 0
+    end: int = 0
+    live: int = 0
+    peak: int = 0
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    began: int = 0
+
+    @property
+    def pending(self) -> Instruction | None:
+        instructions = self.program.instructions
+        return instructions[self.position] if self.position < len(instructions) else None
+
+
+class ReferenceSimulator:
+    """Runs one step; afterwards ``makespan`` and the workers' accounts hold the result."""
+
+    def __init__(self, program: Program, costs: Costs) -> None:
+        self.program = program
+        self.costs = costs
+        self.workers = [Worker(rank) for rank in program.ranks]
+        self.lines = {channel: Line(number, channel) for number, channel in enumerate(program.channels)}
+        self.queue: list[Line] = []
+        self.card_free: dict[tuple[str, int], int] = {}
+        self.joined: dict[Group, dict[int, int]] = {}
+        self.makespan = self._run()
+
+    def _run(self) -> int:
+        now = 0
+        while True:
+            while self._round(now):
+                pass
+            later = list(self._next_times(now))
+            if not later:
+                break
+            after = min(later)
+            for rank, worker in enumerate(self.workers):
+                if worker.left is not None:
+                    worker.left -= (after - now) * self._speed(rank)
+            now = after
+        assert all(worker.pending is None for worker in self.workers), "ranks wait for ever"
+        last = max(worker.end for worker in self.workers)
+        for worker in self.workers:
+            worker.bubble += last - worker.end
+        return last
+
+    def _round(self, now: int) -> bool:
+        """Let ranks and transfers that are over go on, then start transfers; true if anything changed."""
+        changed = False
+        settled = False
+        while not settled:
+            moved = [self._finish_transfer(line, now) for line in self.lines.values()]
+            moved += [self._advance(rank, now) for rank in range(len(self.workers))]
+            settled = not any(moved)
+            changed |= not settled
+        for line in self.lines.values():
+            if line.has_message and not line.queued:
+                line.queued = True
+                self.queue.append(line)
+        for line in list(self.queue):
+            changed |= self._start_transfer(line, now)
+        return changed
+
+    def _next_times(self, now: int) -> Iterator[int]:
+        for rank, worker in enumerate(self.workers):
+            if worker.left is not None:
+                yield now + max(0, -(-worker.left // self._speed(rank)))
+            elif worker.until is not None:
+                yield worker.until
+        yield from (line.over_at for line in self.lines.values() if line.over_at is not None)
+
+    # Transfers
+
+    def _cards(self, line: Line) -> list[tuple[str, int]]:
+        hosts = self.costs.hosts
+        source, target = line.channel.source, line.channel.target
+        inside = hosts.host_of[source] == hosts.host_of[target]
+        cards = hosts.local_cards if inside else hosts.network_cards
+        return [(way, cards[rank]) for way, rank in (("out", source), ("in", target)) if cards[rank] >= 0]
+
+    def _start_transfer(self, line: Line, now: int) -> bool:
+        if any(self.card_free.get(card, 0) > now for card in self._cards(line)):
+            return False
+        self.queue.remove(line)
+        line.queued = False
+        line.over_at = now + line.durations[line.num_arrived]
+        for card in self._cards(line):
+            self.card_free[card] = line.over_at
+        return True
+
+    def _finish_transfer(self, line: Line, now: int) -> bool:
+        if line.over_at is None or line.over_at > now:
+            return False
+        line.over_at = None
+        line.num_arrived += 1
+        return True
+
+    # Ranks
+
+    def _advance(self, rank: int, now: int) -> bool:
+        """Run at most one instruction, or end the one that lasts until now."""
+        worker = self.workers[rank]
+        if worker.left is not None:
+            if worker.left > 0:
+                return False
+            worker.left = None
+            worker.compute += now - worker.began
+            self._complete(worker, now)
+            return True
+        if worker.until is not None:
+            if worker.until > now:
+                return False
+            worker.until = None
+            self._complete(worker, now)
+            return True
+        instruction = worker.pending
+        return instruction is not None and self._begin(rank, worker, instruction, now)
+
+    def _begin(self, rank: int, worker: Worker, instruction: Instruction, now: int) -> bool:
+        kind = instruction.action.kind
+        if kind in COMPUTE_KINDS:
+            worker.left = MILLION * int(self.costs.compute_ns[self._place(instruction)])
+            worker.began = now
+        elif kind in RECEIVES | RELEASES:
+            return self._wait(worker, instruction, now)
+        elif kind in POSTS | SENDS:
+            cost = self.costs.instructions.post_ns if kind in POSTS else self.costs.instructions.send_ns
+            worker.communication += cost
+            worker.until = now + cost
+        elif kind is Kind.REDUCE:
+            return self._reduce(rank, worker, instruction, now)
+        elif kind is Kind.STEP:
+            worker.optimizer = (self.costs.optimizer_ns or (0,) * len(self.workers))[rank]
+            worker.until = now + worker.optimizer
+        else:
+            worker.until = now
+        return True
+
+    def _wait(self, worker: Worker, instruction: Instruction, now: int) -> bool:
+        assert instruction.channel is not None
+        line = self.lines[instruction.channel]
+        if worker.waiting_since is None:
+            worker.waiting_since = now
+        if line.num_arrived <= instruction.sequence:
+            return False
+        ready = max(line.sent_at[instruction.sequence], line.posted_at[instruction.sequence])
+        worker.bubble += max(0, min(ready, now) - worker.waiting_since)
+        worker.communication += now - max(ready, worker.waiting_since) if now > worker.waiting_since else 0
+        worker.waiting_since = None
+        receives = instruction.action.kind in RECEIVES
+        costs = self.costs.instructions
+        cost = costs.wait_receive_ns if receives else costs.wait_send_ns
+        worker.communication += cost
+        worker.until = now + cost
+        return True
+
+    def _reduce(self, rank: int, worker: Worker, instruction: Instruction, now: int) -> bool:
+        group = instruction.action.group
+        assert group is not None
+        (reduction,) = [each for each in self.program.reductions if each.group is group]
+        per_rank = self.costs.reduce_ns.get(group, (0,) * len(self.workers))
+        joined = self.joined.setdefault(group, {})
+        joined.setdefault(rank, now)
+        if group in (Group.DP, Group.TP):
+            worker.reduction += per_rank[rank]
+            worker.until = now + per_rank[rank]
+            return True
+        if set(joined) != set(reduction.ranks):
+            return False
+        cost = max(per_rank[each] for each in reduction.ranks)
+        worker.bubble += now - joined[rank]
+        worker.reduction += cost
+        worker.until = now + cost
+        return True
+
+    def _complete(self, worker: Worker, now: int) -> None:
+        instruction = worker.pending
+        assert instruction is not None
+        if instruction.action.kind in COMPUTE_KINDS:
+            worker.spans[str(instruction.action)] = (worker.began, now)
+        if instruction.channel is not None and instruction.action.kind in SENDS:
+            line = self.lines[instruction.channel]
+            line.sent_at.append(now)
+            line.durations.append(self._transfer_ns(instruction))
+        if instruction.channel is not None and instruction.action.kind in POSTS:
+            self.lines[instruction.channel].posted_at.append(now)
+        slots = worker.program.slots
+        worker.live += sum(slots[index].num_bytes for index in instruction.acquires)
+        worker.peak = max(worker.peak, worker.live + instruction.transient_bytes)
+        worker.live -= sum(slots[index].num_bytes for index in instruction.frees)
+        worker.position += 1
+        worker.end = now
+
+    # Costs
+
+    def _place(self, instruction: Instruction) -> tuple[int, int, int]:
+        action = instruction.action
+        return KINDS.index(action.kind), action.stage, action.slice or 0
+
+    def _transfer_ns(self, instruction: Instruction) -> int:
+        direction = 0 if instruction.action.kind is Kind.SEND_F else 1
+        return int(self.costs.transfer_ns[direction, instruction.action.stage, instruction.action.slice or 0])
+
+    def _speed(self, rank: int) -> int:
+        """Millionths of a nanosecond of work per nanosecond, with those that compute on the rank's host now."""
+        hosts = self.costs.hosts
+        residents = [other for other, host in enumerate(hosts.host_of) if host == hosts.host_of[rank]]
+        num_residents = hosts.replicas * len(residents)
+        num_computing = hosts.replicas * sum(self.workers[other].left is not None for other in residents)
+        instruction = self.workers[rank].pending
+        assert instruction is not None
+        factor = int(self.costs.together_ppm[self._place(instruction)])
+        if num_residents == 1:
+            return MILLION
+        return MILLION * MILLION // (MILLION + (factor - MILLION) * (num_computing - 1) // (num_residents - 1))
