@@ -13,6 +13,7 @@ from penstock.trainer.units.backends import (
     AttentionBackend,
     CpuFlash,
     CudaFlash,
+    Operands,
     PlainAttention,
     build_backend,
 )
@@ -52,9 +53,10 @@ def _check(backend: AttentionBackend, inputs: tuple[Tensor, Tensor, Tensor, Tens
     expected = torch.autograd.grad(expected_out, leaves, dout.double())
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:3], torch.nan, dtype=wide)
-    backend.forward(q, k, v, out, lse)
+    operands = Operands(q, k, v, out, lse)
+    backend.forward(operands)
     dq, dk, dv = torch.full_like(q, torch.nan), torch.ones(k.shape, dtype=wide), torch.ones(v.shape, dtype=wide)
-    backend.backward(dout, q, k, v, out, lse, dq, dk, dv)
+    backend.backward(operands, dout, dq, dk, dv)
     pairs = [(out, expected_out), (lse, expected_lse), (dq, expected[0]), (dk - 1, expected[1]), (dv - 1, expected[2])]
     for found, right in pairs:
         error = (found.double() - right.detach()).norm()
@@ -111,6 +113,7 @@ def test_the_cuda_calls_fit_the_installed_signatures_and_shapes() -> None:
     backend = CudaFlash(meta)
     q, k, v, dout = (tensor.to(meta) for tensor in _inputs(2, 16, 16, 4, 2, 8, torch.bfloat16))
     out, lse = torch.empty_like(q), torch.empty(2, 16, 4, device=meta)
-    backend.forward(q, k, v, out, lse)
+    operands = Operands(q, k, v, out, lse)
+    backend.forward(operands)
     dk, dv = (torch.zeros(k.shape, device=meta) for _ in range(2))
-    backend.backward(dout, q, k, v, out, lse, torch.empty_like(q), dk, dv)
+    backend.backward(operands, dout, torch.empty_like(q), dk, dv)

@@ -8,7 +8,7 @@ import torch
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.units.backends import CudaFlash, PlainAttention, build_backend
+from penstock.trainer.units.backends import CudaFlash, Operands, PlainAttention, build_backend
 from penstock.trainer.units.linear import Linear
 from penstock.trainer.units.norm import FusedRmsNorm, build_norm
 from penstock.trainer.units.workspace import Workspace
@@ -35,8 +35,9 @@ def test_flash_attention_of_a_slice_with_prefix(queries: int, prefix: int, group
     for backend in (flash, PlainAttention(cuda, torch.bfloat16, keys)):
         out, lse, dq = torch.empty_like(q), torch.empty(q.shape[:3], device=cuda), torch.empty_like(q)
         dk, dv = torch.ones(k.shape, device=cuda), torch.ones(v.shape, device=cuda)
-        backend.forward(q, k, v, out, lse)
-        backend.backward(dout, q, k, v, out, lse, dq, dk, dv)
+        operands = Operands(q, k, v, out, lse)
+        backend.forward(operands)
+        backend.backward(operands, dout, dq, dk, dv)
         results.append((out, lse, dq, dk, dv))
     for found, expected in zip(*results, strict=True):
         assert float((found.float() - expected.float()).norm()) <= 0.02 * float(expected.float().norm())

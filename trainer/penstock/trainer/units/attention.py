@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.core.model import ModelSpec
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.units.backends import AttentionBackend
+from penstock.trainer.units.backends import AttentionBackend, Operands
 from penstock.trainer.units.frame import Frame
 from penstock.trainer.units.linear import Linear
 from penstock.trainer.units.norm import build_norm
@@ -48,14 +48,7 @@ class Attention:
         qkv = self._workspace.take(frame.x.shape[0], self._qkv.weight_OI.shape[0], dtype=frame.x.dtype)
         self._qkv.forward(normed_TH, qkv)
         self._place(frame, qkv)
-        q_BNAD, stop = frame.a["q"], frame.stop
-        self._backend.forward(
-            q_BNAD,
-            frame.kv["k"][:, :stop],
-            frame.kv["v"][:, :stop],
-            attended_TH.view(q_BNAD.shape),
-            frame.a["lse"],
-        )
+        self._backend.forward(_operands(frame))
         if y_TH is not None:
             self._out.forward_onto(frame.x, attended_TH, y_TH)
 
@@ -94,28 +87,32 @@ class Attention:
         self._norm.backward(gradient_TH, frame.x, frame.a, frame.w["dy"], dx_TH)
 
     def _backward_attention(self, frame: Frame, dattended_TH: Tensor) -> None:
-        q_BNAD, stop, own = frame.a["q"], frame.stop, slice(frame.start, frame.stop)
+        operands, own = _operands(frame), slice(frame.start, frame.stop)
+        q_shape, dk_BSGD, dv_BSGD = operands.q.shape, frame.dkv["dk"], frame.dkv["dv"]
         dq_BNAD, dk_BNGD, dv_BNGD = self._parts(frame, frame.w["dqkv"])
-        turned_BNAD = dq_BNAD if self._rotary is None else self._workspace.take(*q_BNAD.shape, dtype=q_BNAD.dtype)
+        turned_BNAD = dq_BNAD if self._rotary is None else self._workspace.take(*q_shape, dtype=dq_BNAD.dtype)
         self._backend.backward(
-            dattended_TH.view(q_BNAD.shape),
-            q_BNAD,
-            frame.kv["k"][:, :stop],
-            frame.kv["v"][:, :stop],
-            frame.l["attended"].view(q_BNAD.shape),
-            frame.a["lse"],
-            turned_BNAD,
-            frame.dkv["dk"][:, :stop],
-            frame.dkv["dv"][:, :stop],
+            operands, dattended_TH.view(q_shape), turned_BNAD, dk_BSGD[:, : frame.stop], dv_BSGD[:, : frame.stop]
         )
         if self._rotary is None:
-            dk_BNGD.copy_(frame.dkv["dk"][:, own])
+            dk_BNGD.copy_(dk_BSGD[:, own])
         else:
             self._rotary.rotate_back(turned_BNAD, frame.start, dq_BNAD)
-            self._rotary.rotate_back(frame.dkv["dk"][:, own], frame.start, dk_BNGD)
-        dv_BNGD.copy_(frame.dkv["dv"][:, own])
+            self._rotary.rotate_back(dk_BSGD[:, own], frame.start, dk_BNGD)
+        dv_BNGD.copy_(dv_BSGD[:, own])
 
     def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> None:  # noqa: E741
         """W: add the gradients of both matrices."""
         self._qkv.backward_weight(w["dqkv"], l["normed"])
         self._out.backward_weight(w["dy"], l["attended"])
+
+
+def _operands(frame: Frame) -> Operands:
+    q_BNAD = frame.a["q"]
+    return Operands(
+        q=q_BNAD,
+        k=frame.kv["k"][:, : frame.stop],
+        v=frame.kv["v"][:, : frame.stop],
+        out=frame.l["attended"].view(q_BNAD.shape),
+        lse=frame.a["lse"],
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,26 +20,29 @@ QUERY_BLOCK = 256
 but for one block's; this is also the block at which the CPU kernel works best."""
 
 
-class AttentionBackend(Protocol):
-    """What an attention unit asks of the kernels. Keys and values are given up to the slice's end."""
+class Operands(NamedTuple):
+    """Queries of a slice [B, N, A, D], keys and values up to its end [B, S, G, D], the output [B, N, A, D], and the log
+    of each query's sum of exponentials [B, N, A] in the accumulate type.
+    """
 
-    def forward(self, q_BNAD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, out_BNAD: Tensor, lse_BNA: Tensor) -> None:
-        """``out`` = softmax(q k^T / sqrt(D), causal) v, and the log of each query's sum of exponentials."""
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+class AttentionBackend(Protocol):
+    """What an attention unit asks of the kernels."""
+
+    def forward(self, operands: Operands) -> None:
+        """Write ``out`` = softmax(q k^T / sqrt(D), causal) v, and ``lse``."""
         ...
 
     def backward(
-        self,
-        dout_BNAD: Tensor,
-        q_BNAD: Tensor,
-        k_BSGD: Tensor,
-        v_BSGD: Tensor,
-        out_BNAD: Tensor,
-        lse_BNA: Tensor,
-        dq_BNAD: Tensor,
-        dk_BSGD: Tensor,
-        dv_BSGD: Tensor,
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
     ) -> None:
-        """Write dq; add to dk and dv."""
+        """From the gradient of ``out``, write dq and add to dk and dv."""
         ...
 
 
@@ -52,9 +55,10 @@ def build_backend(device: torch.device, dtype: torch.dtype, head_dim: int, seque
     return PlainAttention(device, dtype, sequence_length)
 
 
-def _blocks(num_queries: int, num_keys: int) -> Iterator[tuple[slice, int]]:
-    """Blocks of queries and the number of keys they see, last block first: it is the one that sees all keys."""
-    for start in reversed(range(0, num_queries, QUERY_BLOCK)):
+def _blocks(operands: Operands) -> Iterator[tuple[slice, int]]:
+    """Blocks of queries, each with the number of keys that its last query sees."""
+    num_queries, num_keys = operands.q.shape[1], operands.k.shape[1]
+    for start in range(0, num_queries, QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, num_queries)
         yield slice(start, stop), num_keys - num_queries + stop
 
@@ -87,34 +91,23 @@ class CpuFlash:
             return {"is_causal": True, "attn_mask": None}
         return {"is_causal": False, "attn_mask": self._mask.window(num_queries, num_keys)}
 
-    def forward(self, q_BNAD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, out_BNAD: Tensor, lse_BNA: Tensor) -> None:
+    def forward(self, operands: Operands) -> None:
         """See `AttentionBackend`."""
-        q_BAND, k_BGSD, v_BGSD = (tensor.transpose(1, 2) for tensor in (q_BNAD, k_BSGD, v_BSGD))
-        for rows, end in _blocks(q_BNAD.shape[1], k_BSGD.shape[1]):
-            out_BAND, lse_BAN = _aten._scaled_dot_product_flash_attention_for_cpu(
-                q_BAND[:, :, rows], k_BGSD[:, :, :end], v_BGSD[:, :, :end],
-                **self._masking(rows.stop - rows.start, end),
-            )  # fmt: skip
-            out_BNAD[:, rows].copy_(out_BAND.transpose(1, 2))
-            lse_BNA[:, rows].copy_(lse_BAN.transpose(1, 2))
+        q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
+        for rows, end in _blocks(operands):
+            some_out, some_lse = _aten._scaled_dot_product_flash_attention_for_cpu(
+                q[:, :, rows], k[:, :, :end], v[:, :, :end], **self._masking(rows.stop - rows.start, end)
+            )
+            out[:, :, rows].copy_(some_out)
+            lse[:, :, rows].copy_(some_lse)
 
     def backward(
-        self,
-        dout_BNAD: Tensor,
-        q_BNAD: Tensor,
-        k_BSGD: Tensor,
-        v_BSGD: Tensor,
-        out_BNAD: Tensor,
-        lse_BNA: Tensor,
-        dq_BNAD: Tensor,
-        dk_BSGD: Tensor,
-        dv_BSGD: Tensor,
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
     ) -> None:
         """See `AttentionBackend`."""
-        dout, q, k, v, out, lse = (
-            tensor.transpose(1, 2) for tensor in (dout_BNAD, q_BNAD, k_BSGD, v_BSGD, out_BNAD, lse_BNA)
-        )
-        for rows, end in _blocks(q_BNAD.shape[1], k_BSGD.shape[1]):
+        q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
+        dout = dout_BNAD.transpose(1, 2)
+        for rows, end in _blocks(operands):
             dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dout[:, :, rows], q[:, :, rows], k[:, :, :end], v[:, :, :end], out[:, :, rows], lse[:, :, rows],
                 0.0, **self._masking(rows.stop - rows.start, end),
@@ -130,32 +123,24 @@ class CudaFlash:
     def __init__(self, device: torch.device) -> None:
         self._no_dropout_state = torch.zeros(2, dtype=torch.uint64, device=device)
 
-    def forward(self, q_BNAD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, out_BNAD: Tensor, lse_BNA: Tensor) -> None:
+    def forward(self, operands: Operands) -> None:
         """See `AttentionBackend`."""
-        found = _aten._flash_attention_forward(
-            q_BNAD, k_BSGD, v_BSGD, None, None, q_BNAD.shape[1], k_BSGD.shape[1], 0.0, True, False
+        q, k, v, out, lse_BNA = operands
+        found, lse_BAN, *_ = _aten._flash_attention_forward(
+            q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False
         )
-        out_BNAD.copy_(found[0])
-        lse_BNA.copy_(found[1].transpose(1, 2))
+        out.copy_(found)
+        lse_BNA.copy_(lse_BAN.transpose(1, 2))
 
     def backward(
-        self,
-        dout_BNAD: Tensor,
-        q_BNAD: Tensor,
-        k_BSGD: Tensor,
-        v_BSGD: Tensor,
-        out_BNAD: Tensor,
-        lse_BNA: Tensor,
-        dq_BNAD: Tensor,
-        dk_BSGD: Tensor,
-        dv_BSGD: Tensor,
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
     ) -> None:
         """See `AttentionBackend`."""
-        state = self._no_dropout_state
+        q, k, v, out, lse_BNA = operands
+        lse_BAN, state = lse_BNA.transpose(1, 2).contiguous(), self._no_dropout_state
         dq, dk, dv = _aten._flash_attention_backward(
-            dout_BNAD, q_BNAD, k_BSGD, v_BSGD, out_BNAD, lse_BNA.transpose(1, 2).contiguous(),
-            None, None, q_BNAD.shape[1], k_BSGD.shape[1], 0.0, True, state, state,
-        )  # fmt: skip
+            dout_BNAD, q, k, v, out, lse_BAN, None, None, q.shape[1], k.shape[1], 0.0, True, state, state
+        )
         dq_BNAD.copy_(dq)
         dk_BSGD.add_(dk)
         dv_BSGD.add_(dv)
@@ -171,41 +156,37 @@ class PlainAttention:
         self._wide = torch.float64 if dtype is torch.float64 else torch.float32
         self._mask = _CausalMask(sequence_length, self._wide, device)
 
-    def forward(self, q_BNAD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, out_BNAD: Tensor, lse_BNA: Tensor) -> None:
+    def forward(self, operands: Operands) -> None:
         """See `AttentionBackend`."""
-        for rows, end in _blocks(q_BNAD.shape[1], k_BSGD.shape[1]):
-            q, k, v = self._grouped(q_BNAD[:, rows], k_BSGD), k_BSGD[:, :end].to(self._wide), v_BSGD[:, :end]
+        for rows, end in _blocks(operands):
+            q, k, v, _, _ = self._block(operands, rows, end)
             scores = self._scores(q, k)
             lse_BGRN = scores.logsumexp(-1)
             weights = scores.sub_(lse_BGRN[..., None]).exp_()
-            out = torch.einsum("bgrns,bsgd->bngrd", weights, v.to(self._wide))
-            out_BNAD[:, rows].copy_(out.flatten(2, 3))
-            lse_BNA[:, rows].copy_(lse_BGRN.flatten(1, 2).transpose(1, 2))
+            out = torch.einsum("bgrns,bsgd->bngrd", weights, v)
+            operands.out[:, rows].copy_(out.flatten(2, 3))
+            operands.lse[:, rows].copy_(lse_BGRN.flatten(1, 2).transpose(1, 2))
 
     def backward(
-        self,
-        dout_BNAD: Tensor,
-        q_BNAD: Tensor,
-        k_BSGD: Tensor,
-        v_BSGD: Tensor,
-        out_BNAD: Tensor,
-        lse_BNA: Tensor,
-        dq_BNAD: Tensor,
-        dk_BSGD: Tensor,
-        dv_BSGD: Tensor,
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
     ) -> None:
         """See `AttentionBackend`."""
-        for rows, end in _blocks(q_BNAD.shape[1], k_BSGD.shape[1]):
-            k, v = k_BSGD[:, :end].to(self._wide), v_BSGD[:, :end].to(self._wide)
-            q, dout, out = (self._grouped(x[:, rows], k) for x in (q_BNAD, dout_BNAD, out_BNAD))
-            lse_BGRN1 = self._grouped(lse_BNA[:, rows, :, None], k).permute(0, 2, 3, 1, 4)
-            weights = self._scores(q, k).sub_(lse_BGRN1).exp_()
+        for rows, end in _blocks(operands):
+            q, k, v, out, lse_BNGR1 = self._block(operands, rows, end)
+            dout = self._grouped(dout_BNAD[:, rows], k)
+            weights = self._scores(q, k).sub_(lse_BNGR1.permute(0, 2, 3, 1, 4)).exp_()
             dv_BSGD[:, :end].add_(torch.einsum("bgrns,bngrd->bsgd", weights, dout))
             correction = (dout * out).sum(-1).permute(0, 2, 3, 1)[..., None]
             dscores = torch.einsum("bngrd,bsgd->bgrns", dout, v).sub_(correction).mul_(weights)
             dscores.div_(math.sqrt(q.shape[-1]))
             dq_BNAD[:, rows].copy_(torch.einsum("bgrns,bsgd->bngrd", dscores, k).flatten(2, 3))
             dk_BSGD[:, :end].add_(torch.einsum("bgrns,bngrd->bsgd", dscores, q))
+
+    def _block(self, operands: Operands, rows: slice, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v, out and lse of a block in the wide type, those of queries grouped by the key head they share."""
+        k, v = operands.k[:, :end].to(self._wide), operands.v[:, :end].to(self._wide)
+        q, out, lse = operands.q, operands.out, operands.lse[..., None]
+        return self._grouped(q[:, rows], k), k, v, self._grouped(out[:, rows], k), self._grouped(lse[:, rows], k)
 
     def _grouped(self, x_BNAD: Tensor, k_BSGD: Tensor) -> Tensor:
         """[B, N, G, A / G, D]: the queries that share a key head side by side."""
