@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.view.axis import round_step, round_ticks, signed, time_unit
+from penstock.view.axis import large, round_step, round_ticks, signed, time_unit, utc
 
 SPANS = st.floats(1e-9, 1e12, allow_nan=False)
 
@@ -73,3 +74,13 @@ def test_one_unit_serves_smaller_times_of_the_same_picture() -> None:
 
 def test_signed_shares_have_a_true_minus() -> None:
     assert [signed(share) for share in (0.0314, -0.004, 0.0)] == ["+3.1%", "−0.4%", "+0.0%"]
+
+
+@given(st.floats(-6e10, 2.5e11))
+def test_dates_equal_the_library_s(seconds: float) -> None:
+    expected = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=math.floor(seconds))
+    assert utc(seconds) == f"{expected.year:04}-{expected:%m-%d %H:%M} UTC"
+
+
+def test_large_counts_are_in_words() -> None:
+    assert [large(n) for n in (98_304, 7_980_000, 175_181_291_520)] == ["98,304", "8.0 million", "175.2 billion"]

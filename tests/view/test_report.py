@@ -166,6 +166,16 @@ def test_the_plan_is_explained(full: Page) -> None:
     assert {"chosen", "+1.2%", "4.71 GiB"} <= set(cells)
 
 
+def test_long_lists_of_rejected_plans_are_cut() -> None:
+    data = sample_report()
+    assert data.plan is not None
+    rejected = tuple(a for a in data.plan.alternatives if a.step_seconds is None) * 10
+    shown = Page(report(dataclasses.replace(data, plan=dataclasses.replace(data.plan, alternatives=rejected))))
+    assert shown.texts("td").count(rejected[0].reason) == 6
+    assert "and 8 more" in shown.texts("p")
+    assert "The next best plans" not in shown.texts("h3")
+
+
 def test_the_parts_of_a_step_are_listed(full: Page) -> None:
     cells = full.texts("td")
     assert {"206 ms", "89.4%", "9.9 ms", "4.3%", "8.2 ms"} <= set(cells)
@@ -198,7 +208,7 @@ def test_an_empty_run_says_what_is_missing_and_why() -> None:
 
 
 MISSING = {
-    "plan": ({"plan": None}, ["this run has no plan", "the plan carries no reasons"]),
+    "plan": ({"plan": None}, ["this run has no plan", "there is no plan to explain"]),
     "metrics": ({"metrics": ()}, ["no step of this run was reported"]),
     "memory": ({"memory": ()}, ["no prediction of the ranks' memory"]),
     "fit": ({"fit": (), "profile": None}, ["planned without a measured profile"]),
@@ -216,6 +226,15 @@ def test_each_missing_part_leaves_out_its_section_alone(name: str) -> None:
     left_out = [words for words in shown.texts("p") if words.startswith("Left out: ")]
     assert len(left_out) == len(reasons)
     assert all(any(reason in words for words in left_out) for reason in reasons)
+
+
+def test_a_plan_written_by_hand_has_no_reasons_to_show() -> None:
+    data = sample_report()
+    assert data.plan is not None
+    plan = dataclasses.replace(data.plan, reasons=(), prediction=None, alternatives=())
+    shown = Page(report(dataclasses.replace(data, plan=plan)))
+    (sentence,) = [words for words in shown.texts("p") if words.startswith("Left out: ")]
+    assert "the plan carries no reasons" in sentence
 
 
 def test_one_timeline_alone_is_drawn_with_a_word_of_explanation() -> None:

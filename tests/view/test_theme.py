@@ -7,11 +7,10 @@ import re
 import pytest
 
 from penstock.core.schedule import COMPUTE_KINDS, Kind
-from penstock.view.gantt import gantt
-from penstock.view.page import asset
-from penstock.view.stages import stages
+from penstock.view.page import plotly_javascript
+from penstock.view.report import report
 from penstock.view.theme import DARK, KIND_NAMES, LIGHT, css_variables, kind_variable
-from tests.support.sample_run import sample_plan, sample_schedule, sample_timeline
+from tests.support.sample_run import sample_report
 
 PALETTES = {"light": LIGHT, "dark": DARK}
 RGB = tuple[float, float, float]
@@ -70,11 +69,10 @@ def test_every_compute_kind_has_a_name_and_a_colour() -> None:
 
 
 def test_every_variable_that_is_used_is_declared() -> None:
-    text = asset("report.css") + gantt([sample_timeline(sample_schedule(2, 1, 1))]) + stages(sample_plan())
-    used = set(re.findall(r"var\(--([\w-]+)\)", text))
-    assert used <= {*LIGHT, "sans", "mono"}
-    declared = css_variables()
-    assert all(f"--{name}:" in declared for name in used)
+    text = report(sample_report())
+    used = set(re.findall(r"var\(--([\w-]+)\)", text.replace(plotly_javascript(), "")))
+    assert used <= {*LIGHT, "sans", "mono", "numbers"}
+    assert all(f"--{name}:" in text for name in used)
 
 
 def test_paper_is_always_light() -> None:

@@ -51,3 +51,26 @@ def time_unit(nanoseconds: float) -> TimeUnit:
 def signed(share: float) -> str:
     """A share as a signed percentage with a true minus: ``+3.1%``, ``−0.4%``."""
     return f"{share:+.1%}".replace("-", "−")
+
+
+def large(count: int) -> str:
+    """A count for people: ``8.0 million``, ``175.2 billion``, ``98,304``."""
+    scales = ((10**9, "billion"), (10**6, "million"))
+    return next((f"{count / size:.1f} {name}" for size, name in scales if count >= size), f"{count:,}")
+
+
+def utc(seconds: float) -> str:
+    """Seconds since the epoch as ``2025-10-09 08:53 UTC``.
+
+    Days to date by counting years from March, so that leap days come last: Howard Hinnant, "chrono-Compatible
+    Low-Level Date Algorithms", 2013, civil_from_days.
+    """
+    days, rest = divmod(math.floor(seconds), 86_400)
+    era, day_of_era = divmod(days + 719_468, 146_097)
+    year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month_from_march + 2) // 5 + 1
+    month = month_from_march + 3 if month_from_march < 10 else month_from_march - 9
+    year = year_of_era + 400 * era + (month <= 2)
+    return f"{year:04}-{month:02}-{day:02} {rest // 3600:02}:{rest % 3600 // 60:02} UTC"

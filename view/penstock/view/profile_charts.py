@@ -26,6 +26,7 @@ def memory(ranks: Sequence[RankMemory], limit_bytes: int | None = None) -> Figur
     """Predicted memory of every rank, stacked by cause, with the measured peak as a mark and the limit as a line."""
     largest = max((max(r.predicted_bytes, r.measured_bytes or 0) for r in ranks), default=1)
     size, unit = (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
+    pitch = 46 if len(ranks) <= 4 else max(12, min(30, 900 // len(ranks)))
     names = [f"rank {i}" for i in range(len(ranks))]
     traces: list[dict[str, Any]] = [
         {
@@ -40,8 +41,7 @@ def memory(ranks: Sequence[RankMemory], limit_bytes: int | None = None) -> Figur
         for title, field, colour in _PARTS
     ]
     if any(rank.measured_bytes is not None for rank in ranks):
-        traces.append(_measured(ranks, size, unit))
-    pitch = 46 if len(ranks) <= 4 else max(12, min(30, 900 // len(ranks)))
+        traces.append(_measured(ranks, size, unit, 0.5 * pitch))
     figure: Figure = {
         "data": traces,
         "layout": layout(f"{unit} per rank", "", height=76 + pitch * len(ranks), legend=True),
@@ -51,13 +51,13 @@ def memory(ranks: Sequence[RankMemory], limit_bytes: int | None = None) -> Figur
         "bargap": 0.45,
         "legend": figure["layout"]["legend"] | {"traceorder": "normal"},
     }
-    figure["layout"]["yaxis"] |= {"autorange": "reversed", "showgrid": False}
+    figure["layout"]["yaxis"] |= {"range": [len(ranks) - 0.5, -0.5], "showgrid": False}
     if limit_bytes is not None:
         _draw_limit(figure, limit_bytes, largest, size)
     return figure
 
 
-def _measured(ranks: Sequence[RankMemory], size: int, unit: str) -> dict[str, Any]:
+def _measured(ranks: Sequence[RankMemory], size: int, unit: str, height: float) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -66,7 +66,7 @@ def _measured(ranks: Sequence[RankMemory], size: int, unit: str) -> dict[str, An
         "name": "measured peak",
         "marker": {
             "symbol": "line-ns",
-            "size": 24 if len(ranks) <= 30 else 10,
+            "size": height,
             "line": {"width": 3, "color": "var(--ink)"},
         },
         "hovertemplate": f"measured peak: %{{x:.4g}} {unit}<extra>%{{y}}</extra>",
@@ -213,7 +213,7 @@ def links(records: Sequence[LinkRecord]) -> Figure:
     }
     figure: Figure = {
         "data": [heatmap],
-        "layout": layout("to rank", "from rank", height=max(230, min(640, 120 + 24 * size))),
+        "layout": layout("to rank", "from rank", height=max(230, min(440, 120 + 24 * size))),
     }
     category = {"type": "category", "showgrid": False, "constrain": "domain"}
     figure["layout"]["xaxis"] |= category

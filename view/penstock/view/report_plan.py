@@ -10,7 +10,7 @@ from penstock.core.layout import num_parameters
 from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_seconds
-from penstock.view.axis import signed, time_unit
+from penstock.view.axis import large, signed, time_unit
 from penstock.view.data import ReportData
 from penstock.view.gantt import gantt
 from penstock.view.markup import Markup, element
@@ -61,15 +61,9 @@ def _count(count: int, noun: str) -> str:
 def model_text(plan: Plan) -> str:
     """The model and the run in a sentence."""
     model = plan.model
-    size = num_parameters(model)
-    for limit, suffix in ((1e9, "billion"), (1e6, "million")):
-        if size >= limit:
-            count = f"{size / limit:.1f} {suffix}"
-            break
-    else:
-        count = f"{size:,}"
+    size = large(num_parameters(model))
     return (
-        f"A {model.family.value} of {_count(model.layers, 'layer')}, width {model.hidden:,}, {count} parameters, "
+        f"A {model.family.value} of {_count(model.layers, 'layer')}, width {model.hidden:,}, {size} parameters, "
         f"trained on {_count(plan.num_ranks, 'rank')} with sequences of {plan.sequence_length:,} tokens."
     )
 
@@ -78,7 +72,9 @@ def why_section(data: ReportData) -> Section:
     """Why this plan: reasons, where its step goes, the next best and the rejected."""
     anchor, title = "why", "Why this plan"
     plan = data.plan
-    if plan is None or not (plan.reasons or plan.prediction or plan.alternatives):
+    if plan is None:
+        return left_out(anchor, title, "there is no plan to explain.")
+    if not (plan.reasons or plan.prediction or plan.alternatives):
         return left_out(anchor, title, "the plan carries no reasons; it was written by hand or pinned in the manifest.")
     parts = []
     if plan.reasons:
@@ -129,7 +125,7 @@ def _alternatives(plan: Plan) -> Markup:
     for seconds, alternative in sorted(timed, key=lambda pair: pair[0])[:NUM_ALTERNATIVES]:
         slower = signed(seconds / best.step_seconds - 1) if best and best.step_seconds else ""
         rows.append((alternative.label, format_seconds(seconds), slower, _peak(alternative), alternative.reason))
-    headers = ("plan", "step", "against chosen", "peak memory", "why not")
+    headers = ("plan", "step", "slower", "peak memory", "why not")
     listing = table(headers, rows, numbers=(1, 2, 3), chosen=0 if best else None)
     return card(listing, title="The next best plans")
 
@@ -150,7 +146,7 @@ def _rejected(plan: Plan) -> Markup:
         return Markup()
     rows = [(a.label, _peak(a), a.reason) for a in rejected[:NUM_REJECTED]]
     more = len(rejected) - len(rows)
-    note = element("p", f"and {_count(more, 'more')[: -1 if more > 1 else None]}", class_="note") if more else Markup()
+    note = element("p", f"and {more} more", class_="note") if more else Markup()
     listing = table(("plan", "peak memory", "why it was rejected"), rows, numbers=(1,))
     return card(listing, note, title="Rejected before simulation")
 

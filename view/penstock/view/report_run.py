@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 
 from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts, profile_charts
-from penstock.view.axis import signed
+from penstock.view.axis import signed, utc
 from penstock.view.data import RankMemory, ReportData
 from penstock.view.markup import Markup, element
 from penstock.view.profile_charts import FitError
@@ -162,14 +161,13 @@ def machine_section(data: ReportData) -> Section:
 
 def _machine(profile: Profile) -> dict[str, str]:
     key = profile.key
-    measured = dt.datetime.fromtimestamp(profile.measured_at, tz=dt.UTC)
     return {
         "host": key.host,
         "device": key.device,
         "cores": f"{key.num_cores}, {key.threads_per_rank} per rank",
         "memory": format_bytes(key.memory_bytes),
         "backend": f"{key.backend}, torch {key.torch_version}",
-        "measured": f"{measured:%Y-%m-%d %H:%M} UTC, load before {profile.load:.2f}",
+        "measured": f"{utc(profile.measured_at)}, load before {profile.load:.2f}",
         "method": profile.method,
         "profile": profile.digest[:12],
     }

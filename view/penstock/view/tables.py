@@ -12,7 +12,7 @@ def table(
 ) -> Markup:
     """A table that scrolls sideways where it must; columns in ``numbers`` align right, row ``chosen`` stands out.
 
-    A last column of words gets the room that numbers do not need.
+    A last column of words gets the room that numbers do not need; on narrow screens it goes below its row.
     """
     head = (element("th", text, **_align(i, numbers)) for i, text in enumerate(headers))
     body = []
@@ -20,9 +20,11 @@ def table(
         cells = (element("td", text, **_align(i, numbers)) for i, text in enumerate(row))
         body.append(element("tr", *cells, class_="chosen") if index == chosen else element("tr", *cells))
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *body))
-    is_telling = len(headers) - 1 not in numbers
-    listing = element("table", content, class_="telling") if is_telling else element("table", content)
-    return element("div", listing, class_="scroll")
+    if len(headers) - 1 in numbers:
+        return element("div", element("table", content), class_="scroll")
+    return element(
+        "div", element("table", content, class_="telling", style=f"--numbers:{len(numbers)}"), class_="scroll"
+    )
 
 
 def _align(column: int, numbers: Sequence[int]) -> dict[str, str | float]:

@@ -4,6 +4,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const places = [...document.querySelectorAll("[data-figure]")];
   const options = { displaylogo: false, displayModeBar: false, doubleClick: "reset" };
+  const widths = new Map();
 
   const painted = (figure, palette) =>
     JSON.parse(JSON.stringify(figure).replace(/var\(--([\w-]+)\)/g, (_, name) => palette[name]));
@@ -19,16 +20,21 @@
     const figure = grown(painted(figures[place.dataset.figure], palette), width);
     figure.layout.width = width;
     place.style.minHeight = `${figure.layout.height}px`;
+    widths.set(place, width);
     Plotly.react(place, figure.data, figure.layout, options);
   };
   const show = (place) => draw(place, dark.matches ? palettes.dark : palettes.light, place.clientWidth);
 
-  const room = new ResizeObserver((entries) => entries.forEach((entry) => show(entry.target)));
-  places.forEach((place) => room.observe(place));
+  // A drawing changes its own height, so only a new width calls for another.
+  const fit = (place) => { if (widths.get(place) !== place.clientWidth) show(place); };
+  const room = new ResizeObserver((entries) => requestAnimationFrame(() => entries.forEach((entry) => fit(entry.target))));
+
+  const watch = () => places.forEach((place) => { fit(place); room.observe(place); });
   dark.addEventListener("change", () => places.forEach(show));
   addEventListener("beforeprint", () => {
     room.disconnect();
     places.forEach((place) => draw(place, palettes.light, Math.min(place.clientWidth, 640)));
   });
-  addEventListener("afterprint", () => places.forEach((place) => room.observe(place)));
+  addEventListener("afterprint", () => { widths.clear(); watch(); });
+  watch();
 })();
