@@ -1,0 +1,109 @@
+"""Before training: `profile` measures, `plan` decides, `simulate` shows, `schedule show` explains an order."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, Output, RunDirectory
+from penstock.cli.output import Format
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command()(profile)
+    app.command()(plan)
+    app.command()(simulate)
+    schedules = typer.Typer(no_args_is_help=True, help="Schedules: the order of work as data.")
+    schedules.command("show")(show_schedule)
+    app.add_typer(schedules, name="schedule")
+
+
+def profile(job: Job, run_dir: RunDirectory = None, form: Output = Format.TEXT) -> None:
+    """Measure this machine for a job: layers, links, reductions, memory.
+
+    The result is kept for later runs and, with --run-dir, written there.
+    """
+    from penstock.cli.manifests import read_job
+    from penstock.cli.measuring import measure, profile_lines
+
+    measured = measure(read_job(job, output.warn), run_dir)
+    if form is Format.TEXT:
+        output.show(*profile_lines(measured))
+    else:
+        output.write_data(measured.to_manifest(), form)
+
+
+def plan(
+    job: Job,
+    cluster: Cluster = None,
+    profile: MeasuredProfile = None,
+    run_dir: RunDirectory = None,
+    form: Output = Format.TEXT,
+) -> None:
+    """Decide how to run a job, and say why.
+
+    Without --cluster and --profile the newest measurement of this machine counts.
+    """
+    from penstock.cli.deciding import hardware_for, make_plan, plan_lines, store_plan
+    from penstock.cli.manifests import read_job
+
+    wanted = read_job(job, output.warn)
+    hardware = hardware_for(wanted.spec, cluster=cluster, profile=profile, run_dir=run_dir)
+    made = make_plan(wanted.spec, hardware)
+    if run_dir is not None:
+        store_plan(run_dir, wanted, made, hardware)
+    if form is Format.TEXT:
+        output.show(*plan_lines(made))
+    else:
+        output.write_data(made.to_manifest(), form)
+
+
+def simulate(
+    target: Annotated[Path, typer.Argument(help="A job, a run directory or a plan.json.")],
+    cluster: Cluster = None,
+    profile: MeasuredProfile = None,
+    form: Output = Format.TEXT,
+) -> None:
+    """Show one step of a plan as it should go: who computes, waits and sends when."""
+    from penstock.cli.deciding import target_of
+    from penstock.cli.simulation import simulated, timeline_lines
+
+    found = target_of(target, cluster=cluster, profile=profile)
+    simulation = simulated(found.plan, found.hardware)
+    if form is Format.TEXT:
+        output.show(*timeline_lines(found.plan, simulation.timeline))
+    else:
+        output.write_data(simulation.timeline.to_manifest(), form)
+
+
+class ScheduleFormat(enum.StrEnum):
+    """How a schedule is printed."""
+
+    TEXT = "text"
+    CSV = "csv"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def show_schedule(
+    name: Annotated[str, typer.Argument(help="gpipe, 1f1b, zb-h1, zb, an installed one, or a CSV file.")],
+    ranks: Annotated[int, typer.Option(help="Pipeline ranks.")] = 4,
+    microbatches: Annotated[int, typer.Option(help="Micro-batches.")] = 4,
+    slices: Annotated[int, typer.Option(help="Slices of each micro-batch.")] = 1,
+    form: Annotated[ScheduleFormat, typer.Option("--output", "-o", help="Grid, CSV or data.")] = ScheduleFormat.TEXT,
+) -> None:
+    """Show a schedule as a grid, or as CSV that can be edited and pinned."""
+    from penstock.cli.schedules import make_schedule, schedule_lines
+
+    schedule = make_schedule(name, ranks, microbatches, slices, output.warn)
+    if form is ScheduleFormat.TEXT:
+        output.show(*schedule_lines(schedule))
+    elif form is ScheduleFormat.CSV:
+        output.write(schedule.to_csv())
+    else:
+        output.write_data([[str(action) for action in rank] for rank in schedule.ranks], Format(form.value))

@@ -1,0 +1,82 @@
+"""Training: `run` starts a job, `resume` goes on with one, `rehearse` plays a plan without computing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.commands.options import Cluster, ExistingRun, Job, MeasuredProfile, MetricsPort, Output, RunDirectory
+from penstock.cli.output import Format
+
+if TYPE_CHECKING:
+    from penstock.cli.runs import Ended
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command()(run)
+    app.command()(resume)
+    app.command()(rehearse)
+
+
+def run(job: Job, run_dir: RunDirectory = None, metrics_port: MetricsPort = None, form: Output = Format.TEXT) -> None:
+    """Train a job on this machine: measure, plan, run, and recover from failures.
+
+    Ctrl-C stops after a checkpoint; a second one ends at once.
+    """
+    from penstock.cli.manifests import read_job
+    from penstock.cli.runs import start
+
+    _conclude(start(read_job(job, output.warn), run_dir, metrics_port), form)
+
+
+def resume(run_dir: ExistingRun, metrics_port: MetricsPort = None, form: Output = Format.TEXT) -> None:
+    """Go on with a run that failed or was stopped, from its last checkpoint."""
+    from penstock.cli.runs import resume as go_on
+
+    _conclude(go_on(run_dir, metrics_port), form)
+
+
+def _conclude(ended: Ended, form: Format) -> None:
+    """Sum the run up, or say why there is nothing to sum up; the exit code."""
+    from penstock.cli.attempt import read_result
+    from penstock.cli.reporting import write_report
+    from penstock.cli.summary import rendered, summarise
+    from penstock.core.lifecycle import Phase
+
+    phase, root = ended.state.phase, ended.run.root
+    if phase is Phase.SUCCEEDED:
+        write_report(ended.run)
+    summary = summarise(ended.run, phase.value, ended.state.attempt, read_result(ended.run))
+    if form is not Format.TEXT:
+        output.write_data(summary.to_manifest(), form)
+    elif phase is Phase.SUCCEEDED:
+        output.show(*rendered(summary))
+    if phase is Phase.FAILED:
+        output.say_failure(ended.state.message, f"penstock resume {root}")
+        raise typer.Exit(1)
+    if phase is Phase.SUSPENDED:
+        output.say(f"stopped after {summary.steps} steps; go on with: penstock resume {root}")
+        raise typer.Exit(128 + ended.signal if ended.signal else 0)
+
+
+def rehearse(
+    target: Annotated[Path, typer.Argument(help="A job, a run directory or a plan.json.")],
+    cluster: Cluster = None,
+    profile: MeasuredProfile = None,
+    form: Output = Format.TEXT,
+) -> None:
+    """Play one step of a plan with real ranks and messages, waiting instead of computing."""
+    from penstock.cli.deciding import target_of
+    from penstock.cli.rehearsing import rehearsed
+    from penstock.cli.simulation import timeline_lines
+
+    found = target_of(target, cluster=cluster, profile=profile)
+    timeline = rehearsed(found.plan, found.hardware)
+    if form is Format.TEXT:
+        output.show(*timeline_lines(found.plan, timeline))
+    else:
+        output.write_data(timeline.to_manifest(), form)

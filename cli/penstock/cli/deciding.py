@@ -1,0 +1,156 @@
+"""Plans outside of a run: the hardware to plan for, the plan with its reasons, and what a command's target means."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.manifests import read_cluster, read_job, read_plan, read_profile
+from penstock.cli.output import warn, working
+from penstock.cli.probe import identify
+from penstock.cli.profiles import Profiles, profiles_folder, require_fit
+from penstock.cli.runs import require_unused
+from penstock.cli.summary import plan_line
+from penstock.core.cluster import ClusterSpec
+from penstock.core.errors import UserError
+from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.plan import Plan, Prediction
+from penstock.core.profile import Profile
+from penstock.core.units import format_bytes, format_seconds
+from penstock.planner import yamltext
+from penstock.planner.decide import decide
+from penstock.planner.problem import Problem, problem_from_cluster
+from penstock.trainer.rundir import RunDir, write_atomically, write_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Hardware = Profile | ClusterSpec
+
+
+def hardware_for(spec: JobSpec, *, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> Hardware:
+    """What to plan for: the hardware that was named, else this machine as it was measured.
+
+    Raises:
+        UserError: both are named, the profile is of another machine or model, or nothing was measured.
+    """
+    if cluster is not None and profile is not None:
+        raise UserError(what="--cluster and --profile exclude each other", remedy="name one of them")
+    if cluster is not None:
+        return read_cluster(cluster)
+    if profile is not None:
+        named = read_profile(profile)
+        require_fit(named, profile, spec, identify(spec), time.time())
+        return named
+    places = [RunDir(run_dir).profile] if run_dir is not None else []
+    found = Profiles(profiles_folder()).find(spec, identify(spec), places, time.time())
+    if found is None:
+        raise UserError(
+            what="this machine has not been measured for this job in the last days",
+            where="profile",
+            remedy="measure it with penstock profile JOB, or plan for described hardware with --cluster",
+        )
+    return found
+
+
+def make_plan(spec: JobSpec, hardware: Hardware) -> Plan:
+    """The best plan; raises `UserError` when nothing fits or what is pinned cannot run."""
+    with working("planning"):
+        return decide(problem_for(spec, hardware)).plan
+
+
+def problem_for(spec: JobSpec, hardware: Hardware) -> Problem:
+    """The planning problem of ``spec`` on ``hardware``."""
+    if isinstance(hardware, ClusterSpec):
+        return problem_from_cluster(spec, hardware)
+    from penstock.planner.measured import problem_from_profile
+
+    return problem_from_profile(spec, hardware)
+
+
+def store_plan(root: Path, job: PipelineJob, plan: Plan, hardware: Hardware) -> None:
+    """Lay out a run directory that `penstock run` will go by."""
+    run = RunDir(root)
+    run.create()
+    require_unused(run)
+    write_atomically(run.job, yamltext.dump(job.to_manifest()))
+    write_json(run.plan, plan.to_manifest())
+    if isinstance(hardware, Profile):
+        write_json(run.profile, hardware.to_manifest())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A plan and the hardware to imagine it on."""
+
+    plan: Plan
+    hardware: Hardware
+    job: PipelineJob | None
+
+
+def target_of(path: Path, *, cluster: Path | None, profile: Path | None) -> Target:
+    """What ``path`` means: a run directory, a plan or a job, which is planned then."""
+    if path.is_dir():
+        run = RunDir(path)
+        job = run.read_job()
+        return Target(plan=run.read_plan(), hardware=_hardware_beside(path, cluster, profile), job=job)
+    if path.suffix == ".json":
+        return Target(plan=read_plan(path), hardware=_hardware_beside(path.parent, cluster, profile), job=None)
+    job = read_job(path, warn)
+    hardware = hardware_for(job.spec, cluster=cluster, profile=profile, run_dir=None)
+    return Target(plan=make_plan(job.spec, hardware), hardware=hardware, job=job)
+
+
+def _hardware_beside(folder: Path, cluster: Path | None, profile: Path | None) -> Hardware:
+    """What was named, else the profile that lies beside the plan."""
+    if cluster is not None:
+        return read_cluster(cluster)
+    chosen = profile or folder / "profile.json"
+    if not chosen.exists():
+        raise UserError(
+            what="there is no profile beside the plan",
+            where=str(folder),
+            remedy="name the hardware with --profile or --cluster",
+        )
+    return read_profile(chosen)
+
+
+def plan_lines(plan: Plan) -> list[RenderableType]:
+    """The plan for a terminal: what, why, how long, how much, and what it was chosen over."""
+    from rich.table import Table
+    from rich.text import Text
+
+    stages = ", ".join(f"{stop - first} units" for first, stop in plan.stages[:16])
+    lines: list[RenderableType] = [
+        Text(plan_line(plan), style="bold"),
+        f"stages: {stages}{', ...' if len(plan.stages) > 16 else ''}",
+        "",
+        *plan.reasons,
+    ]
+    if plan.prediction is not None:
+        lines += ["", *_prediction_lines(plan.prediction)]
+    if plan.alternatives:
+        table = Table("considered", "step", "memory", "why not", box=None, padding=(0, 2), title_justify="left")
+        for each in plan.alternatives:
+            step = "–" if each.step_seconds is None else format_seconds(each.step_seconds)
+            peak = "–" if each.peak_bytes is None else format_bytes(each.peak_bytes)
+            table.add_row(each.label, step, peak, each.reason)
+        lines += ["", table]
+    return lines
+
+
+def _prediction_lines(prediction: Prediction) -> list[str]:
+    parts = {
+        "compute": prediction.compute_seconds,
+        "waiting": prediction.bubble_seconds,
+        "communication": prediction.communication_seconds,
+        "reductions": prediction.reduction_seconds,
+        "optimizer": prediction.optimizer_seconds,
+    }
+    told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds)
+    return [
+        f"predicted step {format_seconds(prediction.step_seconds)}: {told}",
+        f"predicted memory {format_bytes(max(prediction.peak_bytes, default=0))} on the fullest rank",
+    ]

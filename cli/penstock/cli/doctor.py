@@ -1,0 +1,148 @@
+"""What this machine offers to training, what is missing, and the remedy: `penstock doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.probe import Question, ask
+from penstock.core.errors import RunError
+from penstock.core.job import Device
+from penstock.core.manifest import Manifest
+from penstock.core.model import Family, ModelSpec
+from penstock.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LEAST_FREE_BYTES = 2 * 10**9
+LEAST_OPEN_FILES = 1024
+EXTRAS = ("trainer", "cli")
+_SMALL = ModelSpec(family=Family.GPT2, layers=1, hidden=8, heads=1, vocab=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding(Manifest):
+    """One thing that was looked at: what was found, and the remedy where it is not fine."""
+
+    name: str
+    found: str
+    remedy: str = ""
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing has to be done."""
+        return not self.remedy
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Look at everything; runs would lie in ``folder``."""
+    return [
+        _python(),
+        Finding(name="system", found=f"{platform.system()} {platform.release()} on {platform.machine()}"),
+        Finding(name="cores", found=f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"),
+        Finding(name="memory", found=format_bytes(_memory_bytes())),
+        _disk(folder),
+        _open_files(),
+        _loopback(),
+        *_packages(),
+        *_devices(),
+    ]
+
+
+def _python() -> Finding:
+    remedy = "" if sys.version_info >= (3, 11) else "use Python 3.11 or newer"
+    return Finding(name="python", found=f"{platform.python_version()} ({sys.executable})", remedy=remedy)
+
+
+def _memory_bytes() -> int:
+    """What processes may use: the machine's, or less if a control group says so."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        if path.exists() and (limit := path.read_text().strip()).isdecimal():
+            return min(machine, int(limit))
+    return machine
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    remedy = "free some space, or run from another disk" if free < LEAST_FREE_BYTES else ""
+    return Finding(name="disk", found=f"{format_bytes(free)} free in {folder}", remedy=remedy)
+
+
+def _open_files() -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = limit != resource.RLIM_INFINITY and limit < LEAST_OPEN_FILES
+    return Finding(name="open files", found=str(limit), remedy=f"ulimit -n {LEAST_OPEN_FILES}" if few else "")
+
+
+def _loopback() -> Finding:
+    """Ranks on one machine meet there."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:
+        remedy = "bring the loopback interface up: ip link set lo up"
+        return Finding(name="network", found=f"no loopback: {error.strerror}", remedy=remedy)
+    return Finding(name="network", found="loopback works")
+
+
+def _packages() -> list[Finding]:
+    """What the trainer and the command need, by this distribution's own list."""
+    wanted = [each for each in requires("penstock") or () if _applies(each)]
+    return [_package(re.split(r"[<>=!~;\[ ]", each, maxsplit=1)[0], each.partition(";")[0].strip()) for each in wanted]
+
+
+def _applies(requirement: str) -> bool:
+    _, _, marker = requirement.partition(";")
+    return "extra" not in marker or any(f"extra == {quote}{e}{quote}" in marker for e in EXTRAS for quote in "'\"")
+
+
+def _package(name: str, wanted: str) -> Finding:
+    try:
+        return Finding(name=name, found=version(name))
+    except PackageNotFoundError:
+        return Finding(name=name, found="missing", remedy=f"pip install '{wanted}'")
+
+
+def _devices() -> list[Finding]:
+    """What PyTorch sees; nothing where it is missing, which another finding says."""
+    if find_spec("torch") is None:
+        return []
+    try:
+        answer = ask(Question(device=Device.CPU, threads_per_rank=1, model=_SMALL, sequence_length=1))
+    except RunError as error:
+        return [
+            Finding(name="pytorch", found=str(error), remedy="install it again: pip install --force-reinstall torch")
+        ]
+    assert answer.key is not None, "the processor is always there"
+    found = f"{answer.num_cuda_devices} devices" if answer.num_cuda_devices else "no device; jobs run with device: cpu"
+    return [Finding(name="processor", found=answer.key.device), Finding(name="cuda", found=found)]
+
+
+def rendered(findings: Sequence[Finding]) -> list[RenderableType]:
+    """The findings for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    for finding in findings:
+        mark = Text("ok", style="green") if finding.fine else Text("!!", style="bold red")
+        found = Text(finding.found)
+        if not finding.fine:
+            found.append(f"\nremedy: {finding.remedy}", style="green")
+        table.add_row(mark, Text(finding.name, style="bold"), found)
+    wrong = sum(not finding.fine for finding in findings)
+    closing = "ready to train" if not wrong else f"{wrong} of {len(findings)} need attention"
+    return [table, Text(closing, style="bold")]

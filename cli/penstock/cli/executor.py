@@ -1,0 +1,253 @@
+"""The local executor: looks at one run, asks the life cycle what to do, and does it, until the run has ended.
+
+What to do is `penstock.core.lifecycle.decide` and nothing else. Admission on one machine means that its data is
+prepared; a stop that people ask for is the life cycle's suspension.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.cli.attempt import Attempt
+from penstock.cli.metrics import MetricsFollower
+from penstock.cli.show import Show
+from penstock.cli.state import PhaseChange, RunState, write_state
+from penstock.cli.stopping import StopRequestedError, StopRequests
+from penstock.cli.workers import Workers
+from penstock.core.errors import UserError
+from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.lifecycle import (
+    AttemptState,
+    Bind,
+    Decision,
+    Delete,
+    Expire,
+    Launch,
+    Observed,
+    Phase,
+    SetPhase,
+    StartPlan,
+    StartProfile,
+    Step,
+    Stop,
+    Wait,
+    decide,
+)
+from penstock.core.plan import Plan
+from penstock.planner.search import Reporter
+from penstock.trainer.rundir import RunDir
+
+POLL_SECONDS = 0.05
+
+
+class Decider(Protocol):
+    """What the executor asks about profile and plan; see `penstock.cli.plans`."""
+
+    def find_profile(self) -> bool:
+        """Whether a fresh profile is at hand, or a plan that needs none; it lies in the run directory then."""
+        ...
+
+    def keep_profile(self) -> None:
+        """A new profile lies in the run directory: keep it for other runs."""
+        ...
+
+    def find_plan(self) -> Plan | None:
+        """The plan in the run directory, if it serves the job."""
+        ...
+
+    def plan(self, reporter: Reporter) -> Plan:
+        """A new plan, written to the run directory; raises `UserError` when nothing fits."""
+        ...
+
+
+class Executor:
+    """Runs ``job`` in the directory ``run`` from ``state`` on, with the directory's lock held by the caller.
+
+    ``clock`` gives seconds since the epoch, ``pause`` lets some pass.
+    """
+
+    def __init__(
+        self,
+        job: PipelineJob,
+        run: RunDir,
+        state: RunState,
+        *,
+        workers: Workers,
+        decider: Decider,
+        show: Show,
+        requests: StopRequests,
+        metrics_port: int | None = None,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._job, self._run, self.state = job, run, state
+        self._workers, self._decider, self._show, self._requests = workers, decider, show, requests
+        self._metrics_port, self._clock, self._pause = metrics_port, clock, pause
+        self._metrics = MetricsFollower(run.metrics)
+        self._attempt: Attempt | None = None
+        self._plan: Plan | None = None
+        self._profiled = False
+        self._admitted = False
+
+    def run(self) -> RunState:
+        """Go on until a terminal phase or suspension; no process is left then, whatever happens.
+
+        Raises:
+            UserError: something that trying again would not mend; the run has failed.
+        """
+        try:
+            while not self._is_over:
+                self._turn()
+        except UserError as mistake:
+            self._kill()
+            self._enter(SetPhase(Phase.FAILED, "UserError", str(mistake)))
+            raise
+        finally:
+            self._kill()
+            self._show.close()
+        return self.state
+
+    @property
+    def _is_over(self) -> bool:
+        return self.state.phase.terminal or (self._spec.run_policy.suspend and self.state.phase is Phase.SUSPENDED)
+
+    @property
+    def _spec(self) -> JobSpec:
+        """The job's, suspended once somebody asked to stop."""
+        spec = self._job.spec
+        if not self._requests.received:
+            return spec
+        return dataclasses.replace(spec, run_policy=dataclasses.replace(spec.run_policy, suspend=True))
+
+    def _turn(self) -> None:
+        """Look, decide, do."""
+        if len(self._requests.received) > 1:
+            self._kill()
+        self._follow()
+        decisions = decide(self._spec, self._observe(), self._clock())
+        for decision in decisions:
+            self._apply(decision)
+        if self.state.phase is Phase.QUEUED and not self._admitted:
+            self._admit()
+        elif all(isinstance(decision, Wait) for decision in decisions):
+            self._pause(POLL_SECONDS)
+
+    # Looking
+
+    def _follow(self) -> None:
+        for metrics in self._metrics.new():
+            if self._attempt is not None:
+                self._attempt.last_step_at = self._clock()
+            self._show.stepped(metrics)
+
+    def _observe(self) -> Observed:
+        attempt, state = self._attempt, self.state
+        prediction = self._plan.prediction if self._plan else None
+        return Observed(
+            phase=state.phase,
+            attempt=state.attempt,
+            attempt_state=attempt.state() if attempt else AttemptState.NONE,
+            attempt_gone=attempt is None or not attempt.alive,
+            attempt_ranks=attempt.num_ranks if attempt else 0,
+            stop_requested=attempt is not None and attempt.stop_requested,
+            admitted=self._admitted,
+            profile=self._profile(),
+            plan=Step.DONE if self._plan else Step.MISSING,
+            failures=state.failures,
+            message=attempt.message if attempt else "",
+            first_started_at=state.started_at,
+            failed_at=state.failed_at,
+            finished_at=state.finished_at,
+            last_step_at=attempt.last_step_at if attempt else None,
+            predicted_step_seconds=prediction.step_seconds if prediction else None,
+            last_checkpoint=newest_checkpoint_step(self._run),
+        )
+
+    def _profile(self) -> Step:
+        if not self._profiled and self._attempt is not None:
+            step = self._attempt.profile()
+            if step is not Step.DONE:
+                return step
+            self._decider.keep_profile()
+            self._profiled = True
+        return Step.DONE if self._profiled else Step.MISSING
+
+    # Doing
+
+    def _apply(self, decision: Decision) -> None:
+        match decision:
+            case SetPhase():
+                self._enter(decision)
+            case Launch():
+                self._launch(decision)
+            case StartProfile():
+                self._current.measure()
+            case StartPlan():
+                self._make_plan()
+            case Bind():
+                self._bind()
+            case Stop():
+                self._current.stop()
+            case Delete():
+                self._kill()
+            case Expire() | Wait():
+                pass  # the executor leaves before a run expires, and looks again soon enough
+
+    @property
+    def _current(self) -> Attempt:
+        assert self._attempt is not None, "the life cycle launches before it decides about an attempt"
+        return self._attempt
+
+    def _enter(self, decision: SetPhase) -> None:
+        now = self._clock()
+        change = PhaseChange(phase=decision.phase, at=now, reason=decision.reason, message=decision.message)
+        state = self.state.entered(change)
+        if decision.reason in LOSSES:
+            state = dataclasses.replace(state, failures=state.failures + 1, failed_at=now)
+        self._keep(state)
+        self._show.entered(change)
+        if decision.reason in LOSSES and self._attempt is not None:
+            self._show.lost(self._attempt.last_words)
+
+    def _keep(self, state: RunState) -> None:
+        self.state = state
+        write_state(self._run.root, state)
+
+    def _launch(self, decision: Launch) -> None:
+        self._attempt = Attempt(self._job, self._run, decision.attempt, decision.ranks, self._workers)
+        started = self.state.started_at or self._clock()
+        self._keep(dataclasses.replace(self.state, attempt=decision.attempt, started_at=started))
+        self._show.launched(decision.attempt, decision.resume_from or 0)
+
+    def _admit(self) -> None:
+        with contextlib.suppress(StopRequestedError), self._requests.cutting():
+            self._workers.prepare(self._job, self._run, self._show.data)
+            self._profiled = self._decider.find_profile()
+            self._plan = self._decider.find_plan()
+            self._admitted = True
+
+    def _make_plan(self) -> None:
+        with contextlib.suppress(StopRequestedError), self._requests.cutting():
+            self._plan = self._decider.plan(self._show.search)
+
+    def _bind(self) -> None:
+        assert self._plan is not None, "planning comes before binding"
+        self._current.train(self._plan.num_ranks, self._metrics_port)
+
+    def _kill(self) -> None:
+        if self._attempt is not None:
+            self._attempt.kill()
+
+
+LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
+"""The life cycle's reasons for counting one more failure."""
+
+
+def newest_checkpoint_step(run: RunDir) -> int | None:
+    """The step of the newest complete checkpoint, without loading what reads it."""
+    steps = (path.parent.name.removeprefix("step-") for path in run.checkpoints.glob("a*/step-*/manifest.json"))
+    return max(map(int, filter(str.isdecimal, steps)), default=None)

@@ -1,0 +1,73 @@
+"""The `penstock` command: its list of commands, and what becomes of their errors.
+
+Exit codes: 0 done, 1 the run failed, 2 the user's mistake, 130 and 143 stopped by SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.commands import planning, results, running, setup
+from penstock.core.errors import PenstockError, UserError
+
+RUN_FAILED = 1
+USER_MISTAKE = 2
+INTERRUPTED = 128 + signal.SIGINT
+
+TRAINER_PACKAGES = frozenset({"prometheus_client", "safetensors", "tokenizers", "torch"})
+
+app = typer.Typer(
+    name="penstock",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+setup.register(app)
+planning.register(app)
+running.register(app)
+results.register(app)
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False) -> None:
+    """Train language models with token-level pipeline parallelism: measured, planned and run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(args=given, prog_name="penstock")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if given[:1] == ["--debug"]:
+            output.terminal().print_exception()
+        return _explain(error)
+    return 0
+
+
+def _explain(error: Exception) -> int:
+    if isinstance(error, UserError):
+        output.say_error(error)
+        return USER_MISTAKE
+    if isinstance(error, ModuleNotFoundError) and error.name in TRAINER_PACKAGES:
+        missing = UserError(
+            what=f"this command needs the package {error.name}",
+            remedy="install penstock with its trainer: pip install 'penstock[trainer,cli]'",
+        )
+        output.say_error(missing)
+        return USER_MISTAKE
+    if isinstance(error, PenstockError):
+        output.say_failure(str(error))
+        return RUN_FAILED
+    output.say_failure(f"{type(error).__name__}: {error}", "penstock --debug shows where this comes from")
+    return RUN_FAILED

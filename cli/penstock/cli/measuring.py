@@ -1,0 +1,85 @@
+"""Measuring this machine outside of a run: `penstock profile`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.manifests import read_profile
+from penstock.cli.output import say, working
+from penstock.cli.probe import identify
+from penstock.cli.profiles import Profiles, profiles_folder
+from penstock.cli.stopping import listening
+from penstock.cli.workers import LocalWorkers, finish
+from penstock.core.job import PipelineJob
+from penstock.core.profile import Profile
+from penstock.core.units import format_bytes, format_seconds
+from penstock.planner import yamltext
+from penstock.planner.fit import measured_cost
+from penstock.trainer.rundir import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def measure(job: PipelineJob, root: Path | None) -> Profile:
+    """The machine, measured for ``job`` now; kept in the cache and, if given, in the run directory ``root``.
+
+    Raises:
+        UserError: the job's device is not here, or the directory cannot be written.
+        RunError: a rank failed.
+    """
+    identity = identify(job.spec)
+    with _folder(root) as run, listening() as requests, working("measuring this machine"):
+        run.create()
+        write_atomically(run.job, yamltext.dump(job.to_manifest()))
+        finish(LocalWorkers().profile(job, run, 0), requests)
+        profile = read_profile(run.profile)
+    path = Profiles(profiles_folder()).keep(profile, identity)
+    say(f"kept in {path}")
+    return profile
+
+
+@contextmanager
+def _folder(root: Path | None) -> Iterator[RunDir]:
+    """The run directory ``root``, or one that is gone afterwards."""
+    if root is not None:
+        yield RunDir(root)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-profile-") as folder:
+        yield RunDir(Path(folder))
+
+
+def profile_lines(profile: Profile) -> list[RenderableType]:
+    """The measurements for a terminal: what a block costs, how well the fit holds, links and memory."""
+    from rich.table import Table
+
+    key = profile.key
+    lines: list[RenderableType] = [
+        f"{key.device}, {key.num_cores} cores, {format_bytes(key.memory_bytes)}; PyTorch {key.torch_version}",
+        f"{profile.num_ranks} ranks, {key.threads_per_rank} threads each, {profile.precision.value}",
+        "",
+    ]
+    table = Table("unit", "pass", "longest", "points", "fit error", "held out", box=None, padding=(0, 2))
+    for report in measured_cost(profile).reports:
+        records = [r for r in profile.units if (r.unit, r.kind) == (report.unit, report.kind)]
+        longest = max(records, key=lambda r: (r.length, r.batch))
+        table.add_row(
+            report.unit.value,
+            report.kind.value,
+            f"{format_seconds(longest.together_seconds)} for {longest.batch} x {longest.length}",
+            str(report.num_records),
+            f"{report.fitted_error:.1%}",
+            "–" if report.held_out_error != report.held_out_error else f"{report.held_out_error:.1%}",
+        )
+    lines += [table, ""]
+    lines += [
+        f"link {link.source} -> {link.target}: {format_seconds(link.latency_seconds)}, "
+        f"{format_bytes(link.bytes_per_second)}/s"
+        for link in profile.links
+    ]
+    lines.append(f"a rank's process takes {format_bytes(profile.memory.constant_bytes)} before any parameter")
+    return lines

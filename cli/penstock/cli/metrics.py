@@ -1,0 +1,27 @@
+"""Follows metrics.jsonl while ranks append to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from penstock.core.records import StepMetrics
+
+
+class MetricsFollower:
+    """Reads what was appended since it last looked, from the file's present end on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def new(self) -> list[StepMetrics]:
+        """The entries that were completed since the last call, in order."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [StepMetrics(**json.loads(line)) for line in complete.splitlines()]

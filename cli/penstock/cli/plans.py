@@ -1,0 +1,103 @@
+"""What the executor and the commands know about plans: which one serves a job, and how a new one is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+
+from penstock.cli.manifests import read_plan, read_profile
+from penstock.cli.probe import Identity, identify
+from penstock.cli.profiles import Profiles
+from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.plan import Plan
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.search import Reporter
+from penstock.trainer.rundir import RunDir, write_json
+
+
+def serves(plan: Plan, spec: JobSpec) -> bool:
+    """Whether ``plan`` is of the job's model and data, within its resources, and obeys what it pins."""
+    resources, pinned = spec.resources, spec.parallelism
+    peak = max(plan.prediction.peak_bytes, default=0) if plan.prediction else 0
+    of_the_job = (plan.model, plan.precision, plan.sequence_length, plan.global_batch) == (
+        spec.model,
+        spec.training.precision,
+        spec.data.sequence_length,
+        spec.training.global_batch,
+    )
+    degrees = ((pinned.dp, plan.dp), (pinned.tp, plan.tp), (pinned.pp, plan.pp), (pinned.micro_batch, plan.microbatch))
+    return (
+        of_the_job
+        and plan.num_ranks <= resources.ranks
+        and peak <= resources.memory_per_rank
+        and all(wanted in (None, found) for wanted, found in degrees)
+        and _obeys_slices(plan, pinned.slices)
+        and _obeys_schedule(plan, pinned.schedule)
+        and pinned.stages in (None, blocks_of(plan))
+    )
+
+
+def _obeys_slices(plan: Plan, pinned: int | tuple[int, ...] | None) -> bool:
+    return pinned in (None, plan.slices, len(plan.slices))
+
+
+def _obeys_schedule(plan: Plan, pinned: str | ScheduleSpec | None) -> bool:
+    return pinned in (None, plan.schedule, plan.schedule.generator)
+
+
+def blocks_of(plan: Plan) -> tuple[float, ...]:
+    """Blocks per stage, as a manifest pins them: attention and MLP are a half each, embedding and head nothing."""
+    last = plan.model.num_units - 1
+    return tuple((min(stop, last) - max(first, 1)) / 2 for first, stop in plan.stages)
+
+
+class LocalDecider:
+    """Finds or makes profile and plan of one run on this machine."""
+
+    def __init__(
+        self,
+        job: PipelineJob,
+        run: RunDir,
+        profiles: Profiles,
+        *,
+        identify: Callable[[JobSpec], Identity] = identify,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._job, self._run, self._profiles = job, run, profiles
+        self._identify, self._clock = identify, clock
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What a profile must be of; raises `UserError` if the job's device is not here."""
+        return self._identify(self._job.spec)
+
+    def find_profile(self) -> bool:
+        """See `penstock.cli.executor.Decider`."""
+        if self.find_plan() is not None:
+            return True
+        found = self._profiles.find(self._job.spec, self.identity, [self._run.profile], self._clock())
+        if found is not None:
+            write_json(self._run.profile, found.to_manifest())
+        return found is not None
+
+    def keep_profile(self) -> None:
+        """See `penstock.cli.executor.Decider`."""
+        self._profiles.keep(read_profile(self._run.profile), self.identity)
+
+    def find_plan(self) -> Plan | None:
+        """See `penstock.cli.executor.Decider`."""
+        if not self._run.plan.exists():
+            return None
+        plan = read_plan(self._run.plan)
+        return plan if serves(plan, self._job.spec) else None
+
+    def plan(self, reporter: Reporter) -> Plan:
+        """See `penstock.cli.executor.Decider`."""
+        from penstock.planner.decide import decide
+        from penstock.planner.measured import problem_from_profile
+
+        problem = problem_from_profile(self._job.spec, read_profile(self._run.profile))
+        plan = decide(problem, reporter=reporter).plan
+        write_json(self._run.plan, plan.to_manifest())
+        return plan

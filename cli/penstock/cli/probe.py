@@ -1,0 +1,110 @@
+"""What this machine is to PyTorch, asked of a process of its own: loading PyTorch takes seconds and, on a GPU, memory
+that the ranks need.
+
+    python -m penstock.cli.probe < question.json > answer.json
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from penstock.core.errors import RunError, UserError
+from penstock.core.job import Device, JobSpec
+from penstock.core.layout import Precision
+from penstock.core.manifest import Manifest
+from penstock.core.model import ModelSpec
+from penstock.core.profile import MachineKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question(Manifest):
+    """What a job depends on."""
+
+    device: Device
+    threads_per_rank: int
+    model: ModelSpec
+    sequence_length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer(Manifest):
+    """``key`` and ``model_digest`` are what a profile must have to be of this machine and this model."""
+
+    num_cuda_devices: int
+    key: MachineKey | None
+    model_digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What a profile must be of to serve a job here."""
+
+    key: MachineKey
+    model_digest: str
+    precision: Precision
+    num_ranks: int
+
+
+def identify(spec: JobSpec) -> Identity:
+    """What a profile for ``spec`` must be of; raises `UserError` if its device is not here."""
+    answer = ask(
+        Question(
+            device=spec.resources.device,
+            threads_per_rank=spec.resources.threads_per_rank,
+            model=spec.model,
+            sequence_length=spec.data.sequence_length,
+        )
+    )
+    if answer.key is None:
+        raise UserError(
+            what="cuda is asked for, but no NVIDIA device is here",
+            where="spec.resources.device",
+            remedy="write device: cpu, or run where a device and its driver are",
+        )
+    return Identity(
+        key=answer.key,
+        model_digest=answer.model_digest,
+        precision=spec.training.precision,
+        num_ranks=spec.resources.ranks,
+    )
+
+
+def ask(question: Question) -> Answer:
+    """PyTorch's answer; raises `RunError` if it cannot be loaded."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.probe"],
+        input=json.dumps(question.to_manifest()),
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise RunError(f"PyTorch cannot be asked about this machine: {words[-1]}")
+    return Answer.from_manifest(json.loads(done.stdout))
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    import torch
+
+    from penstock.trainer.profiling.profile import machine_key, model_digest
+
+    question = Question.from_manifest(json.load(sys.stdin))
+    num_cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    is_here = question.device is Device.CPU or num_cuda_devices
+    device = torch.device(question.device.value)
+    answer = Answer(
+        num_cuda_devices=num_cuda_devices,
+        key=machine_key(device, question.threads_per_rank) if is_here else None,
+        model_digest=model_digest(question.model, question.sequence_length),
+    )
+    sys.stdout.write(json.dumps(answer.to_manifest()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Which profile serves a job: measured on this machine, of this model, and not old. Kept for other runs in a cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.cli.manifests import read_profile
+from penstock.cli.probe import Identity
+from penstock.core.errors import UserError
+from penstock.core.job import JobSpec
+from penstock.core.profile import MachineKey, Profile, digest
+from penstock.trainer.prepare import cache_folder
+from penstock.trainer.profiling.grid import batches_to_measure
+from penstock.trainer.rundir import write_json
+
+OLDEST_SECONDS = 7 * 86_400
+
+
+def profiles_folder() -> Path:
+    """Where this user's profiles are kept."""
+    return cache_folder() / "profiles"
+
+
+class Profiles:
+    """The profiles in ``folder``, one per machine, model, precision and number of ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, identity: Identity) -> Path:
+        """Where a profile of that identity is kept."""
+        parts = [identity.key.to_manifest(), identity.model_digest, identity.precision.value, identity.num_ranks]
+        return self._folder / f"{digest(parts)[:32]}.json"
+
+    def find(self, spec: JobSpec, identity: Identity, places: list[Path], now: float) -> Profile | None:
+        """The first that serves ``spec`` now, of those in ``places`` and the one kept here."""
+        for path in (*places, self.path(identity)):
+            if path.exists() and unfit(profile := read_profile(path), spec, identity, now) is None:
+                return profile
+        return None
+
+    def keep(self, profile: Profile, identity: Identity) -> Path:
+        """Keep a new profile."""
+        path = self.path(identity)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, profile.to_manifest())
+        return path
+
+
+def unfit(profile: Profile, spec: JobSpec, identity: Identity, now: float) -> str | None:
+    """Why ``profile`` does not serve ``spec`` at ``now`` (seconds since the epoch); none if it does."""
+    if profile.key != identity.key:
+        return f"is of another machine: {_difference(profile.key, identity.key)}"
+    if profile.model_digest != identity.model_digest:
+        return "is of another model"
+    if profile.precision is not identity.precision:
+        return f"was measured in {profile.precision.value}, the job trains in {identity.precision.value}"
+    if profile.num_ranks != identity.num_ranks:
+        return f"was measured with {profile.num_ranks} ranks, the job has {identity.num_ranks}"
+    if not set(batches_to_measure(spec.training.global_batch)) <= {record.batch for record in profile.units}:
+        return "lacks micro-batch sizes that the job may use"
+    if now - profile.measured_at > OLDEST_SECONDS:
+        return f"is {(now - profile.measured_at) / 86_400:.0f} days old"
+    return None
+
+
+def _difference(theirs: MachineKey, ours: MachineKey) -> str:
+    """The first field that differs, both ways."""
+    here = ours.to_manifest()
+    name, value = next((name, value) for name, value in theirs.to_manifest().items() if here.get(name) != value)
+    return f"its {name} is {value}, here it is {here.get(name)}"
+
+
+def require_fit(profile: Profile, where: Path, spec: JobSpec, identity: Identity, now: float) -> None:
+    """Raise `UserError` if a profile that the user named does not serve ``spec`` here."""
+    reason = unfit(profile, spec, identity, now)
+    if reason is not None:
+        raise UserError(what=reason, where=str(where), remedy="measure this machine: penstock profile JOB")

@@ -1,0 +1,197 @@
+"""A run as people see it: a line per phase with its duration, and how each goes on while it lasts.
+
+In a terminal what is under way moves in the last line; elsewhere a plain line comes every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.cli import output
+from penstock.cli.show import Show
+from penstock.cli.state import PhaseChange
+from penstock.core.lifecycle import Phase
+from penstock.core.records import StepMetrics
+from penstock.core.units import format_bytes, format_seconds
+from penstock.planner.candidates import Shortage
+from penstock.planner.problem import Mesh
+from penstock.planner.search import Evaluation
+from penstock.planner.search import Reporter as SearchReporter
+from penstock.trainer.data.reporter import Reporter as DataReporter
+
+PLAIN_SECONDS = 5.0
+RECENT_STEPS = 20
+
+NAMES = {
+    Phase.QUEUED: "prepare",
+    Phase.PROFILING: "measure",
+    Phase.PLANNING: "plan",
+    Phase.BINDING: "start",
+    Phase.RUNNING: "train",
+    Phase.RECOVERING: "recover",
+}
+"""What people call the phases that take time."""
+
+
+class Line(Protocol):
+    """Where what is under way is shown."""
+
+    def update(self, text: str, done: float | None) -> None:
+        """The newest text and, where it is known, the share that is done."""
+        ...
+
+    def clear(self) -> None:
+        """Nothing is under way."""
+        ...
+
+
+class PlainLine:
+    """A line now and then, for logs."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = clock() + PLAIN_SECONDS
+
+    def update(self, text: str, done: float | None) -> None:
+        """See `Line`."""
+        if self._clock() >= self._next:
+            self._next = self._clock() + PLAIN_SECONDS
+            output.say(f"  {text}")
+
+    def clear(self) -> None:
+        """See `Line`."""
+
+
+class LiveLine:
+    """The last line of a terminal, with a bar where the end is known."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        self._progress = Progress(*columns, console=output.terminal(), transient=True, refresh_per_second=8)
+        self._task = self._progress.add_task("", total=None)
+
+    def update(self, text: str, done: float | None) -> None:
+        """See `Line`."""
+        if not self._progress.live.is_started:
+            self._progress.start()
+        total = None if done is None else 1.0
+        self._progress.update(self._task, description=text, total=total, completed=done or 0.0)
+
+    def clear(self) -> None:
+        """See `Line`."""
+        if self._progress.live.is_started:
+            self._progress.stop()
+
+
+def line() -> Line:
+    """What suits stderr."""
+    return LiveLine() if output.terminal().is_terminal else PlainLine(time.monotonic)
+
+
+class People(Show):
+    """Shows a run of ``num_steps`` steps."""
+
+    def __init__(self, num_steps: int, line: Line) -> None:
+        self._num_steps, self._line = num_steps, line
+        self._phase: PhaseChange | None = None
+        self._detail = ""
+        self._recent: list[StepMetrics] = []
+        self._data, self._search = _Preparing(self), _Planning(self)
+
+    @property
+    def data(self) -> DataReporter:
+        """See `Show`."""
+        return self._data
+
+    @property
+    def search(self) -> SearchReporter:
+        """See `Show`."""
+        return self._search
+
+    def working(self, text: str, done: float | None = None, *, result: str = "") -> None:
+        """What is under way in the present phase; ``result`` stays when the phase ends."""
+        self._detail = result or self._detail
+        self._line.update(text, done)
+
+    def entered(self, change: PhaseChange) -> None:
+        """See `Show`."""
+        self._line.clear()
+        self._end_phase(change.at)
+        self._phase, self._detail = change, ""
+        if change.phase is Phase.RECOVERING:
+            output.say(f"  {change.message}", style="bold red" if change.reason != "Stopped" else "yellow")
+        elif change.phase in NAMES:
+            self._line.update(f"{NAMES[change.phase]} ...", None)
+
+    def _end_phase(self, now: float) -> None:
+        phase = self._phase
+        if phase is not None and phase.phase in NAMES and phase.phase is not Phase.RECOVERING:
+            output.say(f"  {NAMES[phase.phase]:<9}{self._detail:<48} {format_seconds(now - phase.at):>10}")
+
+    def lost(self, last_words: Sequence[str]) -> None:
+        """See `Show`."""
+        for words in last_words:
+            output.say(f"    {words}", style="dim")
+
+    def launched(self, attempt: int, from_step: int) -> None:
+        """See `Show`."""
+        self._recent.clear()
+        if attempt > 1:
+            output.say(f"  attempt {attempt}, from step {from_step}")
+
+    def stepped(self, metrics: StepMetrics) -> None:
+        """See `Show`."""
+        self._recent = [*self._recent[-RECENT_STEPS + 1 :], metrics]
+        done = metrics.step + 1
+        seconds = sum(each.step_seconds for each in self._recent) / len(self._recent)
+        remaining = format_seconds((self._num_steps - done) * seconds)
+        loss = f"loss {metrics.loss:.3f}"
+        text = f"step {done}/{self._num_steps}  {loss}  {metrics.tokens_per_second:,.0f} tokens/s  {remaining} left"
+        self.working(text, done / self._num_steps, result=f"{done} steps, {loss}")
+
+    def note(self, line: str) -> None:
+        """See `Show`."""
+        output.say(f"  {line}", style="yellow")
+
+    def close(self) -> None:
+        """See `Show`."""
+        self._line.clear()
+
+
+class _Preparing(DataReporter):
+    def __init__(self, people: People) -> None:
+        self._people = people
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        text = f"{stage} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
+        share = done_bytes / total_bytes if total_bytes else None
+        self._people.working(text, share, result=format_bytes(total_bytes) + " of text")
+
+    def warning(self, line: str) -> None:
+        self._people.note(line)
+
+
+class _Planning(SearchReporter):
+    """Counts candidates and keeps the best step so far."""
+
+    def __init__(self, people: People) -> None:
+        self._people = people
+        self._count = 0
+        self._best_ns: int | None = None
+
+    def opened(self, mesh: Mesh, num_candidates: int) -> None:
+        self._people.working(f"{mesh.label}: {num_candidates} candidates")
+
+    def no_room(self, shortage: Shortage) -> None:
+        self._people.working(f"{shortage.mesh.label}: no room")
+
+    def judged(self, evaluation: Evaluation, fits: bool) -> None:
+        self._count += 1
+        if fits:
+            self._best_ns = min(evaluation.step_ns, self._best_ns or evaluation.step_ns)
+        best = "" if self._best_ns is None else f", best {format_seconds(self._best_ns / 1e9)} per step"
+        self._people.working(f"{self._count} simulated{best}", result=f"{self._count} simulated{best}")

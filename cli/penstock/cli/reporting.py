@@ -1,0 +1,125 @@
+"""The report of a run: everything its directory holds, and the plan simulated again for the picture."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from penstock.cli.attempt import read_result
+from penstock.cli.manifests import read_timeline
+from penstock.cli.simulation import MOST_ACTIONS, simulated
+from penstock.cli.state import read_state
+from penstock.core.layout import stage_parameters
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+from penstock.core.timeline import Timeline
+from penstock.planner.fit import measured_cost
+from penstock.planner.memory import state_bytes_per_parameter
+from penstock.planner.realise import schedule_of
+from penstock.trainer.rundir import RunDir, write_atomically
+from penstock.view.data import FitPoint, RankMemory, ReportData, Sample
+from penstock.view.report import report
+from penstock.view.trace import trace
+
+PACKAGES = ("penstock", "torch", "numpy", "numba", "tokenizers")
+
+
+def report_data(run: RunDir) -> ReportData:
+    """What ``run`` holds; raises `UserError` if it is no run or something in it is corrupt."""
+    job, state, result = run.read_job(), read_state(run.root), read_result(run)
+    plan = run.read_plan() if run.plan.exists() else None
+    profile = run.read_profile() if run.profile.exists() else None
+    measured = read_timeline(run.timeline) if run.timeline.exists() else None
+    sample = result.get("sample")
+    return ReportData(
+        job=job.metadata.name,
+        phase=state.phase.value,
+        command=f"penstock run {run.job} --run-dir {run.root}-again",
+        plan=plan,
+        profile=profile,
+        metrics=tuple(run.read_metrics()),
+        unigram_loss=result.get("unigram_loss"),
+        predicted=_predicted(plan, profile),
+        measured=measured,
+        memory=_memory(plan, profile, measured),
+        memory_limit_bytes=job.spec.resources.memory_per_rank,
+        fit=_fit(profile),
+        samples=(Sample(prompt=str(result.get("prompt", "")), text=sample),) if isinstance(sample, str) else (),
+        versions=versions(),
+    )
+
+
+def write_report(run: RunDir) -> None:
+    """Make report.html and, beside it, trace.json for Perfetto."""
+    data = report_data(run)
+    write_atomically(run.report, report(data))
+    timelines = [timeline for timeline in (data.predicted, data.measured) if timeline is not None]
+    if timelines:
+        write_atomically(trace_path(run), trace(timelines))
+
+
+def trace_path(run: RunDir) -> Path:
+    """The step, predicted and measured, as Perfetto and chrome://tracing open it."""
+    return run.root / "trace.json"
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Python and the packages that a run depends on, as far as they are installed."""
+    found = [("python", platform.python_version())]
+    for package in PACKAGES:
+        try:
+            found.append((package, version(package)))
+        except PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def _predicted(plan: Plan | None, profile: Profile | None) -> Timeline | None:
+    """The plan's step, simulated; none where there is nothing to simulate from or too much to draw."""
+    if plan is None or profile is None:
+        return None
+    if 3 * len(plan.stages) * plan.num_microbatches * len(plan.slices) > MOST_ACTIONS:
+        return None
+    return simulated(plan, profile).timeline
+
+
+def _memory(plan: Plan | None, profile: Profile | None, measured: Timeline | None) -> tuple[RankMemory, ...]:
+    """Where each rank's bytes were predicted to go, beside the measured peak; replicas hold the same."""
+    if plan is None or plan.prediction is None or profile is None:
+        return ()
+    state = [0] * plan.pp
+    for (first, stop), rank in zip(plan.stages, schedule_of(plan).stage_ranks, strict=True):
+        state[rank] += stage_parameters(plan.model, first, stop) * state_bytes_per_parameter(plan.precision)
+    constant, prediction = profile.memory.constant_bytes, plan.prediction
+    peaks: tuple[int | None, ...] = measured.peak_bytes if measured else ()
+    return tuple(
+        RankMemory(
+            constant_bytes=constant,
+            state_bytes=state[rank % plan.pp],
+            slot_bytes=prediction.slot_bytes[rank % plan.pp],
+            transient_bytes=prediction.peak_bytes[rank % plan.pp]
+            - prediction.slot_bytes[rank % plan.pp]
+            - state[rank % plan.pp]
+            - constant,
+            measured_bytes=peaks[rank] if rank < len(peaks) else None,
+        )
+        for rank in range(plan.num_ranks)
+    )
+
+
+def _fit(profile: Profile | None) -> tuple[FitPoint, ...]:
+    """Every measured point beside what the fitted model says of it with all ranks computing."""
+    if profile is None:
+        return ()
+    cost = measured_cost(profile)
+    return tuple(
+        FitPoint(
+            record=record,
+            predicted_seconds=float(
+                cost.unit_seconds(record.unit, record.kind, record.batch, record.length, record.prefix)
+            )
+            * cost.slowdown(record.unit, record.kind),
+        )
+        for record in profile.units
+    )

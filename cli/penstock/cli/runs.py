@@ -1,0 +1,143 @@
+"""Starting and resuming runs: their directory, what is checked before anything starts, and the executor set to work."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.cli.executor import Executor, newest_checkpoint_step
+from penstock.cli.plans import LocalDecider
+from penstock.cli.profiles import Profiles, profiles_folder
+from penstock.cli.progress import People, line
+from penstock.cli.state import RunState, locked, read_state
+from penstock.cli.stopping import listening
+from penstock.cli.workers import LocalWorkers, Workers
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.planner import yamltext
+from penstock.trainer.launch import LOOPBACK
+from penstock.trainer.rundir import RunDir, write_atomically
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How the executor left a run; ``signal`` is the first that asked it to stop, if one did."""
+
+    run: RunDir
+    state: RunState
+    signal: int | None
+
+
+def start(job: PipelineJob, root: Path | None, metrics_port: int | None, workers: Workers | None = None) -> Ended:
+    """Run ``job`` in the directory ``root``, or in the next free one below ``runs/``.
+
+    Raises:
+        UserError: something only the user can mend.
+    """
+    run = RunDir((root or next_folder(job.metadata.name)).absolute())
+    check_local(job)
+    run.create()
+    with locked(run.root):
+        require_unused(run)
+        write_atomically(run.job, yamltext.dump(job.to_manifest()))
+        return _execute(job, run, RunState(), metrics_port, workers or LocalWorkers())
+
+
+def resume(root: Path, metrics_port: int | None, workers: Workers | None = None) -> Ended:
+    """Go on with the run in ``root`` as a new attempt, by the same plan, from its newest checkpoint.
+
+    Raises:
+        UserError: there is no run, it is finished, or something else only the user can mend.
+    """
+    run = RunDir(root.absolute())
+    job = run.read_job()
+    check_local(job)
+    run.create()
+    with locked(run.root):
+        _require_unfinished(job, run)
+        return _execute(job, run, read_state(run.root).restarted(), metrics_port, workers or LocalWorkers())
+
+
+def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, workers: Workers) -> Ended:
+    check_port(metrics_port)
+    with listening() as requests:
+        executor = Executor(
+            job,
+            run,
+            state,
+            workers=workers,
+            decider=LocalDecider(job, run, Profiles(profiles_folder())),
+            show=People(job.spec.training.steps, line()),
+            requests=requests,
+            metrics_port=metrics_port,
+        )
+        ended = executor.run()
+        return Ended(run=run, state=ended, signal=requests.received[0] if requests.received else None)
+
+
+def next_folder(name: str) -> Path:
+    """``runs/NAME/N`` with the next free number."""
+    taken = (path.name for path in (RUNS / name).glob("*"))
+    return RUNS / name / str(1 + max(map(int, filter(str.isdecimal, taken)), default=0))
+
+
+def require_unused(run: RunDir) -> None:
+    """Raise `UserError` if the directory holds a run that has begun to train."""
+    if newest_checkpoint_step(run) is not None or (run.metrics.exists() and run.metrics.stat().st_size):
+        raise UserError(
+            what="holds a run that has begun",
+            where=f"run directory {run.root}",
+            remedy=f"go on with it: penstock resume {run.root}, or choose another with --run-dir",
+        )
+
+
+def _require_unfinished(job: PipelineJob, run: RunDir) -> None:
+    newest = newest_checkpoint_step(run)
+    if newest is not None and newest >= job.spec.training.steps:
+        raise UserError(
+            what=f"is finished: its newest checkpoint is of step {newest} of {job.spec.training.steps}",
+            where=f"run directory {run.root}",
+            remedy=f"to train longer, raise spec.training.steps in {run.job}",
+        )
+
+
+def check_local(job: PipelineJob) -> None:
+    """Raise `UserError` for what only a service or a cluster can resolve, or for a checkpoint that is not there."""
+    spec = job.spec
+    for where, value in (
+        ("spec.data.source", spec.data.source),
+        ("spec.data.tokenizer.file", spec.data.tokenizer.file),
+        ("spec.checkpoint.resumeFrom", spec.checkpoint.resume_from),
+    ):
+        if value is not None and "://" in value:
+            raise UserError(
+                what=f"{value} has a meaning only where a service or a cluster maps it",
+                where=where,
+                remedy="write a path of this machine",
+            )
+    begin = spec.checkpoint.resume_from
+    if begin is not None and not (Path(begin) / "manifest.json").is_file():
+        raise UserError(
+            what=f"{begin} is not a complete checkpoint",
+            where="spec.checkpoint.resumeFrom",
+            remedy="name a folder such as RUN_DIR/checkpoints/a1/step-50",
+        )
+
+
+def check_port(port: int | None) -> None:
+    """Raise `UserError` if ``port`` is taken."""
+    if port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise UserError(
+                what=f"port {port} cannot be used: {error.strerror}",
+                where="--metrics-port",
+                remedy="name a free port, or leave the option out",
+            ) from None

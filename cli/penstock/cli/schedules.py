@@ -1,0 +1,50 @@
+"""Schedules by name or file, proved to run, for people to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.manifests import SCHEDULE_SUFFIX, Warn, import_schedule
+from penstock.cli.output import terminal_width
+from penstock.core.invariants import prove
+from penstock.core.layout import SlotKind
+from penstock.core.schedule import Schedule, parse_schedule
+from penstock.planner.lowering import lower
+from penstock.planner.order import to_schedule
+from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.registry import find
+from penstock.view.text import schedule_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: int, warn: Warn) -> Schedule:
+    """The schedule called ``name`` where every action costs the same, or the one in a CSV file.
+
+    Raises:
+        UserError: there is none of that name, or it cannot run.
+    """
+    if name.endswith(SCHEDULE_SUFFIX):
+        schedule, _ = parse_schedule(import_schedule(Path(name), warn).text, name)
+    else:
+        inputs = ScheduleInputs(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
+        schedule = to_schedule(find(name).generate(inputs))
+    prove(lower(schedule, _one_byte_each, slices=(1,) * schedule.num_slices, receive_ahead=2, dp=False))
+    return schedule
+
+
+def _one_byte_each(kind: SlotKind, stage: int, tokens: int) -> int:
+    """Whether an order can run does not depend on sizes."""
+    return 1
+
+
+def schedule_lines(schedule: Schedule) -> list[RenderableType]:
+    """The grid, and what the letters mean."""
+    heading = (
+        f"{len(schedule.ranks)} ranks, {schedule.num_stages} stages, {schedule.num_microbatches} micro-batches of "
+        f"{schedule.num_slices} slices"
+    )
+    legend = "F forward, B backward, I input gradient, W weight gradient; 1F3.2: stage 1, micro-batch 3, slice 2"
+    return [heading, "", schedule_text(schedule, width=terminal_width()), "", legend]

@@ -1,0 +1,42 @@
+"""What a run tells while it goes on. The base is silent; `progress` shows it to people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.cli.state import PhaseChange
+from penstock.core.records import StepMetrics
+from penstock.planner.search import Reporter as SearchReporter
+from penstock.trainer.data.reporter import Reporter as DataReporter
+
+
+class Show:
+    """Hears how a run goes."""
+
+    @property
+    def data(self) -> DataReporter:
+        """What preparing the data tells."""
+        return DataReporter()
+
+    @property
+    def search(self) -> SearchReporter:
+        """What planning tells."""
+        return SearchReporter()
+
+    def entered(self, change: PhaseChange) -> None:
+        """The run entered a phase."""
+
+    def lost(self, last_words: Sequence[str]) -> None:
+        """The attempt failed; ``last_words`` are what the rank at fault printed at the end."""
+
+    def launched(self, attempt: int, from_step: int) -> None:
+        """An attempt begins after ``from_step`` steps."""
+
+    def stepped(self, metrics: StepMetrics) -> None:
+        """A step was taken."""
+
+    def note(self, line: str) -> None:
+        """Something else that people should know."""
+
+    def close(self) -> None:
+        """Nothing more is told."""

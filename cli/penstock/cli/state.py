@@ -1,0 +1,106 @@
+"""Where a local run stands, in its directory's state.json, and the lock that keeps a second executor out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.errors import UserError
+from penstock.core.lifecycle import Phase, enter
+from penstock.core.manifest import Manifest
+from penstock.trainer.rundir import write_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseChange(Manifest):
+    """A phase was entered ``at`` seconds since the epoch."""
+
+    phase: Phase
+    at: float
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState(Manifest):
+    """What the executor remembers between looks, and across restarts of its own.
+
+    ``attempt`` is the newest one's number and never falls; ``failures`` counts attempts that ended without being asked
+    to since the run was last started by hand. Times are seconds since the epoch.
+    """
+
+    phase: Phase = Phase.PENDING
+    attempt: int = 0
+    failures: int = 0
+    message: str = ""
+    started_at: float | None = None
+    failed_at: float | None = None
+    finished_at: float | None = None
+    history: tuple[PhaseChange, ...] = ()
+
+    def entered(self, change: PhaseChange) -> RunState:
+        """The state after a legal change of phase."""
+        return dataclasses.replace(
+            self,
+            phase=enter(self.phase, change.phase),
+            message=change.message,
+            finished_at=change.at if change.phase.terminal else None,
+            history=(*self.history, change),
+        )
+
+    def restarted(self) -> RunState:
+        """A new life in the same directory: attempts are numbered on, failures and the clock begin anew."""
+        return RunState(attempt=self.attempt, history=self.history)
+
+
+def state_path(root: Path) -> Path:
+    """The file in the run directory ``root``."""
+    return root / "state.json"
+
+
+def read_state(root: Path) -> RunState:
+    """The state of the run in ``root``; a fresh one if it was never started."""
+    path = state_path(root)
+    try:
+        return RunState.from_manifest(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return RunState(attempt=_newest_attempt(root))
+    except (OSError, ValueError, UserError) as error:
+        remedy = "delete it; attempts and checkpoints are found without it"
+        raise UserError(what=f"is corrupt: {error}", where=str(path), remedy=remedy) from None
+
+
+def _newest_attempt(root: Path) -> int:
+    """The highest attempt that left a folder."""
+    names = (path.name.removeprefix("a") for path in (root / "checkpoints").glob("a*"))
+    return max(map(int, filter(str.isdecimal, names)), default=0)
+
+
+def write_state(root: Path, state: RunState) -> None:
+    """Keep ``state``, all of it or the one before."""
+    write_json(state_path(root), state.to_manifest())
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the run directory; raises `UserError` while another process does."""
+    with (root / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                what=f"is in use by process {file.read() or 'unknown'}",
+                where=f"run directory {root}",
+                remedy="wait for it, stop it, or choose another directory with --run-dir",
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

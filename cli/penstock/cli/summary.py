@@ -1,0 +1,131 @@
+"""What came of a run, in a screenful: from its directory alone, for people and as data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.manifest import Manifest
+from penstock.core.plan import Plan
+from penstock.core.records import StepMetrics
+from penstock.core.units import format_bytes, format_seconds
+from penstock.trainer.rundir import RunDir
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WARM_UP_STEPS = 5
+SAMPLE_LINES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary(Manifest):
+    """A run's plan, promise and result. Losses are nats per token; measured times are medians after warm-up."""
+
+    job: str
+    phase: str
+    attempt: int
+    steps: int
+    first_loss: float | None = None
+    last_loss: float | None = None
+    validation_loss: float | None = None
+    unigram_loss: float | None = None
+    predicted_step_seconds: float | None = None
+    measured_step_seconds: float | None = None
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    tokens_per_second: float | None = None
+    plan: str = ""
+    reasons: tuple[str, ...] = ()
+    sample: str = ""
+    report: str = ""
+
+
+def plan_line(plan: Plan) -> str:
+    """A plan in a line."""
+    mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}"
+    batches = f"{plan.num_microbatches} micro-batches of {plan.microbatch}"
+    slices = f"slices {', '.join(map(str, plan.slices))}" if len(plan.slices) <= 12 else f"{len(plan.slices)} slices"
+    return f"{mesh}, {batches}, {slices}, schedule {plan.schedule.generator}"
+
+
+def settled(metrics: Sequence[StepMetrics]) -> list[StepMetrics]:
+    """The steps after warm-up, if there are any."""
+    return list(metrics[WARM_UP_STEPS:] or metrics)
+
+
+def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
+    """The run in ``run``; ``result`` is what its last attempt left."""
+    job, metrics = run.read_job(), run.read_metrics()
+    plan = run.read_plan() if run.plan.exists() else None
+    prediction = plan.prediction if plan else None
+    measured = settled(metrics)
+    return Summary(
+        job=job.metadata.name,
+        phase=phase,
+        attempt=attempt,
+        steps=metrics[-1].step + 1 if metrics else 0,
+        first_loss=metrics[0].loss if metrics else None,
+        last_loss=metrics[-1].loss if metrics else None,
+        validation_loss=_number(result, "validation_loss"),
+        unigram_loss=_number(result, "unigram_loss"),
+        predicted_step_seconds=prediction.step_seconds if prediction else None,
+        measured_step_seconds=statistics.median(m.step_seconds for m in measured) if measured else None,
+        predicted_peak_bytes=max(prediction.peak_bytes, default=None) if prediction else None,
+        measured_peak_bytes=max((m.peak_bytes for m in metrics), default=None),
+        tokens_per_second=statistics.median(m.tokens_per_second for m in measured) if measured else None,
+        plan=plan_line(plan) if plan else "",
+        reasons=plan.reasons if plan else (),
+        sample=str(result.get("sample", "")),
+        report=str(run.report) if run.report.exists() else "",
+    )
+
+
+def _number(result: dict[str, Any], name: str) -> float | None:
+    value = result.get(name)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def rendered(summary: Summary) -> list[RenderableType]:
+    """The summary for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = ["", Text("Plan", style="bold"), f"  {summary.plan}"]
+    parts += [f"  {reason}" for reason in summary.reasons]
+    table = Table("", "predicted", "measured", "error", box=None, padding=(0, 2), header_style="bold")
+    for name, predicted, measured, form in (
+        ("step time", summary.predicted_step_seconds, summary.measured_step_seconds, format_seconds),
+        ("peak memory", summary.predicted_peak_bytes, summary.measured_peak_bytes, format_bytes),
+    ):
+        table.add_row(*_compared(name, predicted, measured, form))
+    parts += ["", table, "", Text("Result", style="bold"), *(f"  {line}" for line in _results(summary))]
+    if summary.sample:
+        lines = summary.sample.splitlines()[:SAMPLE_LINES]
+        parts += ["", Text("Sample", style="bold"), *(Text(f"  {line}", style="italic") for line in lines)]
+    if summary.report:
+        parts += ["", Text.assemble(("Report ", "bold"), summary.report)]
+    return parts
+
+
+def _compared(name: str, predicted: float | None, measured: float | None, form: Callable[[float], str]) -> list[str]:
+    """A row of the table; a dash where there is nothing."""
+    texts = ["–" if value is None else form(value) for value in (predicted, measured)]
+    error = f"{100 * (predicted / measured - 1):+.1f} %" if predicted and measured else "–"
+    return [name, *texts, error]
+
+
+def _results(summary: Summary) -> list[str]:
+    """Speed and learning, a line each."""
+    lines = [f"{summary.steps} steps, attempt {summary.attempt}"]
+    if summary.tokens_per_second is not None:
+        lines[0] += f", {summary.tokens_per_second:,.0f} tokens/s"
+    if summary.first_loss is not None and summary.last_loss is not None:
+        lines.append(f"loss {summary.first_loss:.3f} at first, {summary.last_loss:.3f} at last")
+    if summary.validation_loss is not None:
+        text = f"validation loss {summary.validation_loss:.3f}"
+        unigram = summary.unigram_loss
+        lines.append(text if unigram is None else f"{text}; guessing by token frequency gives {unigram:.3f}")
+    return lines

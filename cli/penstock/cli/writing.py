@@ -1,0 +1,51 @@
+"""Text from a run's newest checkpoint: `penstock generate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.errors import UserError
+from penstock.core.manifest import Manifest
+from penstock.core.model import Family
+from penstock.trainer.checkpoint import Checkpoint, find_checkpoints, read_weights
+from penstock.trainer.generate import Generator
+from penstock.trainer.prepare import open_data
+from penstock.trainer.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written(Manifest):
+    """``text`` begins with ``prompt``; the model had taken ``step`` steps."""
+
+    prompt: str
+    text: str
+    step: int
+
+
+def newest(run: RunDir) -> Checkpoint:
+    """The newest complete checkpoint; raises `UserError` if there is none."""
+    found = find_checkpoints(run.checkpoints)
+    if not found:
+        raise UserError(
+            what="has no checkpoint yet", where=f"run directory {run.root}", remedy="train it first: penstock run JOB"
+        )
+    return found[0]
+
+
+def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed: int) -> Written:
+    """``prompt`` and up to ``tokens`` more; raises `UserError` where there is nothing to write with."""
+    spec, checkpoint = run.read_job().spec.model, newest(run)
+    tokenizer = open_data(run).tokenizer
+    if tokenizer is None:
+        raise UserError(
+            what="the data came as tokens without a tokenizer",
+            where="spec.data.tokenizer",
+            remedy="name the tokenizer.json that the tokens were made with, and run again",
+        )
+    ids = [int(each) for each in next(tokenizer.encode([prompt]))] or [tokenizer.separator]
+    length = len(ids) + tokens
+    if spec.family is Family.GPT2:
+        length = min(length, spec.positions)
+    generator = Generator(spec, read_weights(checkpoint.folder), length)
+    added = list(generator.continue_from(ids, temperature=temperature, seed=seed))
+    return Written(prompt=prompt, text=prompt + tokenizer.decode(added), step=checkpoint.step)
