@@ -202,7 +202,7 @@ def stage_slot_buffers(
     ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv``. The slots that carry a hidden
     state between stages (x, y, g_in, g_out, h) hold one [t, h] tensor, filed under the unit next to it.
     """
-    if slot in _HIDDEN_STATE_SLOTS:
+    if slot in HIDDEN_STATE_SLOTS:
         owner = stop - 1 if slot in (SlotKind.OUTPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT) else first
         return ((owner, Buffer(name=slot.value, shape=(batch * tokens, spec.hidden))),)
     return tuple(
@@ -213,7 +213,7 @@ def stage_slot_buffers(
     )
 
 
-_HIDDEN_STATE_SLOTS = frozenset(
+HIDDEN_STATE_SLOTS = frozenset(
     {
         SlotKind.INPUT,
         SlotKind.OUTPUT,

@@ -15,7 +15,7 @@ from penstock.planner.realise import program_of
 from penstock.planner.search import Budget, Evaluation, Reporter, Result, search
 from penstock.planner.tables import static_bytes
 
-MOST_PROVED_ACTIONS = 60_000
+MOST_PROVED_ACTIONS = 6_000
 """Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind."""
 
 

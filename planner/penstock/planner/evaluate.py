@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 import numpy as np
-from penstock.planner.simulate.memory import high_water_bytes
 
 from penstock.core.program import Reduction, SlotSizes
 from penstock.core.schedule import Group, ScheduleSpec
@@ -15,14 +14,16 @@ from penstock.planner.order import Order
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.realise import tied_ranks
 from penstock.planner.schedules.inputs import ScheduleInputs
-from penstock.planner.schedules.registry import find, order_from_spec, to_spec
+from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, to_spec
 from penstock.planner.search import Evaluation
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS, Costs
+from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.stagecost import StageCosts, stage_costs
 from penstock.planner.tables import (
     Placement,
     devices_in_order,
+    least_bytes,
     optimizer_ns,
     rows,
     simulation_costs,
@@ -75,6 +76,12 @@ class Simulated:
         before = np.cumsum(fill) - fill + np.cumsum(drain) - drain
         ranks = tuple(range(candidate.mesh.pp))
         return int((work + before).max()) + min(optimizer_ns(self.problem, candidate, ranks))
+
+    def least_bytes(self, candidate: Candidate) -> int:
+        """What the fullest rank needs at least; schedules that are not built in only tell when simulated."""
+        if candidate.schedule not in BUILT_IN:
+            return 0
+        return least_bytes(self.problem, candidate, str(candidate.schedule))
 
     def num_actions(self, candidate: Candidate) -> int:
         """F, I and W of every slice on every stage."""

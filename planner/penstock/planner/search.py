@@ -58,6 +58,10 @@ class Judge(Protocol):
         """The candidate's step is no shorter."""
         ...
 
+    def least_bytes(self, candidate: Candidate) -> int:
+        """What the fullest rank needs at least, without simulating."""
+        ...
+
     def num_actions(self, candidate: Candidate) -> int:
         """What simulating it counts against the budget."""
         ...
@@ -171,12 +175,22 @@ class _Search:
     def _open(self, proposer: Proposer, mesh: Mesh) -> list[Candidate]:
         proposed = proposer.candidates(mesh)
         if isinstance(proposed, Shortage):
-            self.shortages.append(proposed)
-            self.reporter.no_room(proposed)
+            self._turn_down(proposed)
+            return []
+        limit = self.problem.memory_limit_bytes
+        least = [(candidate, self.judge.least_bytes(candidate)) for candidate in proposed]
+        kept = [candidate for candidate, num_bytes in least if num_bytes <= limit]
+        if not kept:
+            missing = min(num_bytes for _, num_bytes in least) - limit
+            self._turn_down(Shortage(mesh=mesh, stage=0, missing_bytes=missing))
             return []
         self.num_meshes += 1
-        self.reporter.opened(mesh, len(proposed))
-        return proposed
+        self.reporter.opened(mesh, len(kept))
+        return kept
+
+    def _turn_down(self, shortage: Shortage) -> None:
+        self.shortages.append(shortage)
+        self.reporter.no_room(shortage)
 
     def _affordable(self, candidate: Candidate) -> bool:
         cost = self.judge.num_actions(candidate)

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Group
 from penstock.core.units import to_nanoseconds
-from penstock.planner.candidates import Candidate
+from penstock.planner.candidates import Candidate, in_flight_slices
 from penstock.planner.memory import StageMemory
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
 from penstock.planner.problem import Mesh, Problem
@@ -158,6 +158,41 @@ def unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Inte
         ],
         dtype=np.int64,
     )
+
+
+def least_bytes(problem: Problem, candidate: Candidate, schedule: str) -> int:
+    """Bytes that the fullest rank needs at least: what is always there and the activations that ``schedule`` keeps.
+
+    Whole micro-batches count in full, the slices beyond them as the smallest one. One stage per rank.
+    """
+    num_slices = len(candidate.slices)
+    always = np.array(static_bytes(problem, candidate, tuple(range(candidate.mesh.pp))))
+    held = np.array(in_flight_slices(candidate.mesh, num_slices, schedule))
+    counts = unit_counts(problem.model, candidate.stages)
+    per_slice = counts @ _held_bytes(problem, candidate.mesh, candidate.slices)
+    needed = always + held // num_slices * per_slice.sum(axis=1) + held % num_slices * per_slice.min(axis=1)
+    return int(needed.max())
+
+
+def _held_bytes(problem: Problem, mesh: Mesh, slices: tuple[int, ...]) -> Integers:
+    """[unit kinds, slices]: what one unit keeps from F on. The output that a stage sends is left out everywhere."""
+    units = {unit.kind: unit.index for unit in problem.model.units}
+    table = np.zeros((len(UNIT_KINDS), len(slices)), dtype=np.int64)
+    for row, kind in enumerate(UNIT_KINDS):
+        memory = StageMemory(
+            model=problem.model,
+            precision=problem.precision,
+            first=units[kind],
+            stop=units[kind] + 1,
+            batch=mesh.microbatch,
+            tp=mesh.tp,
+        )
+        sizes = {n: sum(memory.slot_bytes(slot, n) for slot in _HELD) for n in set(slices)}
+        table[row] = [sizes[n] for n in slices]
+    return table
+
+
+_HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
 
 
 def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, StageTable, StageTable]:
