@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core.errors import UserError
 from penstock.core.layout import Parameter, Precision, parameters
 from penstock.core.model import ModelSpec
-from penstock.trainer.units.views import accumulate_dtype, compute_dtype
+from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
 
 _STD = 0.02
 _POSITION_STD = 0.01

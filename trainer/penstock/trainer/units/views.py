@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from penstock.core.layout import Buffer, Precision, SlotKind, aligned, stage_slot_buffers, unit_buffers
 from penstock.core.model import ModelSpec, UnitKind
+from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
 
 UnitViews = Mapping[int, Mapping[str, Tensor]]
 """The tensors of one slot: unit index, then buffer name."""
 
 SlotViews = Mapping[SlotKind, UnitViews]
 """The tensors one action may touch, by slot."""
-
-_COMPUTE = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP64: torch.float64}
-
-
-def compute_dtype(precision: Precision) -> torch.dtype:
-    """The type of activations and of the weights in products."""
-    return _COMPUTE[precision]
-
-
-def accumulate_dtype(precision: Precision) -> torch.dtype:
-    """The type of gradients, statistics, accumulators and master weights."""
-    return torch.float64 if precision is Precision.FP64 else torch.float32
 
 
 def slot_views(

@@ -1,0 +1,220 @@
+"""One rank of `benchmarks.torch_pipelining`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.torch_model import Part, token_loss
+from torch import Tensor
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from penstock.core.job import (
+    DataSpec,
+    JobSpec,
+    ParallelismSpec,
+    ResourcesSpec,
+    TrainingSpec,
+)
+from penstock.core.layout import parameters
+from penstock.core.model import Family, ModelSpec
+from penstock.core.profile import Profile
+from penstock.planner.decide import decide
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.realise import program_of
+from penstock.trainer.comm import Mesh, open_transport
+from penstock.trainer.parameters import initial_value
+from penstock.trainer.profiling.profile import measure
+from penstock.trainer.runtime import Batch, Runtime
+from penstock.trainer.stages import build_stages
+from penstock.trainer.worker import Worker, run_worker
+
+SPEC = ModelSpec(family=Family.GPT2, layers=8, hidden=512, heads=8, vocab=4096, positions=1024)
+LENGTH = 1024
+SEQUENCES = (1, 2, 4)
+ROUNDS = 7
+CPU = torch.device("cpu")
+
+Step = Callable[[], float]
+"""Forward and backward of the whole batch; the loss on the last rank, anything elsewhere."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Clears gradients and keeps the weights: neither side steps an optimizer."""
+
+    gradient: Tensor
+
+    def step(self, step: int, squared_norm: float) -> float:
+        """See `penstock.trainer.closing.Optimizer`."""
+        self.gradient.zero_()
+        return math.sqrt(squared_norm)
+
+
+def job(sequences: int, pinned: ParallelismSpec) -> JobSpec:
+    """The job that both sides run."""
+    return JobSpec(
+        model=SPEC,
+        data=DataSpec(source="python-stdlib", sequence_length=LENGTH),
+        training=TrainingSpec(global_batch=sequences, steps=1),
+        resources=ResourcesSpec(ranks=2, memory_per_rank=8 * 2**30),
+        parallelism=pinned,
+    )
+
+
+def compare(result: Path, worker: Worker) -> None:
+    """All cases; the first rank writes the result."""
+    torch.set_grad_enabled(False)
+    profile = _shared(measure(job(max(SEQUENCES), ParallelismSpec()), worker, time.time()))
+    cases = [_case(count, profile, worker) for count in SEQUENCES]
+    if worker.rank == 0:
+        model = f"gpt2, {SPEC.layers} layers of width {SPEC.hidden}, {LENGTH} tokens, vocabulary {SPEC.vocab}, fp32"
+        result.write_text(json.dumps({"model": model, "rounds": ROUNDS, "cases": cases}))
+
+
+def _shared(profile: Profile | None) -> Profile:
+    box: list[Any] = [profile]
+    dist.broadcast_object_list(box, src=0)
+    found: Profile = box[0]
+    return found
+
+
+def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(sequences)
+    ids = torch.randint(SPEC.vocab, (sequences, LENGTH + 1), generator=generator)
+    weights = {p.name: initial_value(SPEC, p, 0) for unit in SPEC.units for p in parameters(SPEC, unit)}
+    decision = decide(problem_from_profile(job(sequences, ParallelismSpec(pp=2)), profile))
+    plain = ParallelismSpec(pp=2, slices=1, schedule="1f1b", stages=(4.0, 4.0), micro_batch=1)
+    baseline = decide(problem_from_profile(job(sequences, plain), profile))
+    assert decision.plan.prediction is not None
+    assert baseline.plan.prediction is not None
+    contenders = {
+        "penstock": _penstock(decision.plan, ids, worker),
+        **_torch_contenders(sequences, ids, weights, worker),
+    }
+    measured: dict[str, dict[str, Any]] = {name: {"seconds": [], "loss": 0.0} for name in contenders}
+    for round_number in range(ROUNDS + 1):
+        for name, step in contenders.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            loss = step()
+            dist.barrier()
+            if round_number:
+                measured[name]["seconds"].append(time.perf_counter() - begin)
+            measured[name]["loss"] = _from_last_rank(loss)
+    return {
+        "sequences": sequences,
+        "plan": decision.plan.reasons[0],
+        "predicted_seconds": decision.plan.prediction.step_seconds,
+        "predicted_ratio": baseline.plan.prediction.step_seconds / decision.plan.prediction.step_seconds,
+        "contenders": measured,
+    }
+
+
+def _from_last_rank(loss: float) -> float:
+    box = torch.tensor([loss], dtype=torch.float64)
+    dist.broadcast(box, src=1)
+    return float(box)
+
+
+def _penstock(plan: Any, ids: Tensor, worker: Worker) -> Step:
+    program = program_of(plan)
+    stages = build_stages(plan, program.ranks[worker.rank], device=CPU, seed=0)
+    runtime = Runtime(
+        plan,
+        program,
+        worker.rank,
+        stages=stages,
+        optimizers={number: Kept(stage.parameters.gradient_flat) for number, stage in stages.items()},
+        transport=open_transport(program, Mesh(dp=plan.dp, pp=plan.pp), worker.rank, worker.groups),
+        device=CPU,
+    )
+    batch = Batch(
+        token_ids=ids[:, :-1].contiguous(), labels=ids[:, 1:].contiguous(), num_valid_tokens=ids[:, 1:].numel()
+    )
+    return lambda: runtime.train_step(0, batch).loss_sum / batch.num_valid_tokens
+
+
+def _torch_contenders(sequences: int, ids: Tensor, weights: dict[str, Tensor], worker: Worker) -> dict[str, Step]:
+    """Every schedule that torch has and that takes this many micro-batches."""
+    singles: dict[str, Any] = {"torch GPipe": ScheduleGPipe, "torch 1F1B": Schedule1F1B}
+    steps: dict[str, Step] = {}
+    for name, kind in singles.items():
+        (stage,) = _stages(worker.rank, [(0, 4), (4, 8)], [0, 1], weights)
+        schedule = kind(stage, sequences, loss_fn=token_loss)
+        steps[name] = _torch_step(schedule, [stage], ids, worker.rank, last=1)
+    quarters = [(0, 2), (2, 4), (4, 6), (6, 8)]
+    looped: dict[str, tuple[Any, list[int]]] = {
+        "torch interleaved 1F1B": (ScheduleInterleaved1F1B, [0, 1, 0, 1]),
+        "torch interleaved zero-bubble": (ScheduleInterleavedZeroBubble, [0, 1, 0, 1]),
+        "torch ZBV": (ScheduleZBVZeroBubble, [0, 1, 1, 0]),
+    }
+    for name, (kind, owners) in looped.items():
+        stages = _stages(worker.rank, quarters, owners, weights)
+        try:
+            schedule = kind(stages, sequences, loss_fn=token_loss)
+        except ValueError:
+            continue  # it refuses so few micro-batches
+        steps[name] = _torch_step(schedule, stages, ids, worker.rank, last=owners[-1])
+    return steps
+
+
+def _stages(
+    rank: int, ranges: list[tuple[int, int]], owners: list[int], weights: dict[str, Tensor]
+) -> list[PipelineStage]:
+    found = []
+    for number, (first, stop) in enumerate(ranges):
+        if owners[number] == rank:
+            part = Part(SPEC, first, stop)
+            part.load(weights)
+            part.requires_grad_(True)
+            found.append(PipelineStage(part, number, len(ranges), CPU))
+    return found
+
+
+def _torch_step(schedule: Any, stages: list[PipelineStage], ids: Tensor, rank: int, last: int) -> Step:
+    inputs, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    modules = [stage.submod for stage in stages]
+    has_first = any(stage.is_first for stage in stages)
+
+    def step() -> float:
+        losses: list[Tensor] = []
+        with torch.enable_grad():
+            arguments = (inputs,) if has_first else ()
+            if rank == last:
+                schedule.step(*arguments, target=labels, losses=losses)
+            else:
+                schedule.step(*arguments)
+        for module in modules:
+            module.zero_grad(set_to_none=False)
+        loss = float(torch.stack(losses).mean()) if losses else 0.0
+        return _to_rank_one(loss, last)
+
+    return step
+
+
+def _to_rank_one(loss: float, last: int) -> float:
+    """The loss where the reporter looks for it."""
+    box = torch.tensor([loss], dtype=torch.float64)
+    dist.broadcast(box, src=last)
+    return float(box)
+
+
+if __name__ == "__main__":
+    target, status = Path(sys.argv[1]), Path(sys.argv[2])
+    sys.exit(run_worker(lambda worker: compare(target, worker), device="cpu", status_folder=status))

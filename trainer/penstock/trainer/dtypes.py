@@ -1,0 +1,19 @@
+"""Precisions as torch types."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.core.layout import Precision
+
+_COMPUTE = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP64: torch.float64}
+
+
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """The type of activations and of the weights in products."""
+    return _COMPUTE[precision]
+
+
+def accumulate_dtype(precision: Precision) -> torch.dtype:
+    """The type of gradients, statistics, accumulators and master weights."""
+    return torch.float64 if precision is Precision.FP64 else torch.float32
