@@ -85,7 +85,7 @@ class Attempt:
             raise refusal(failure)
         if self.message:
             return
-        self.message = failure.message
+        self.message = _named(failure)
         log = ranks.log_path(failure.rank or 0)
         if log is not None:
             self.last_words = tuple(log.read_text(errors="replace").rstrip().splitlines()[-MOST_LAST_WORDS:])
@@ -101,6 +101,14 @@ class Attempt:
         for ranks in (self._measuring, self._training):
             if ranks is not None:
                 end(ranks)
+
+
+def _named(failure: Failure) -> str:
+    """The failure with its rank, step and action, which errors that nobody expected do not name."""
+    if failure.rank is None or failure.message.startswith(f"rank {failure.rank}"):
+        return failure.message
+    place = f" in step {failure.step} at {failure.action}" if failure.action else ""
+    return f"rank {failure.rank} failed{place}: {failure.message}"
 
 
 def _wordless(outcome: Outcome) -> Failure:

@@ -192,6 +192,7 @@ class Executor:
                 self._bind()
             case Stop():
                 self._current.stop()
+                self._show.note("stopping after this step, with a checkpoint; asked again, at once and without")
             case Delete():
                 self._kill()
             case Expire() | Wait():

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
+PIPED_COLUMNS = 120
+"""How wide tables and pictures are where no terminal says."""
+
+
 class Format(enum.StrEnum):
     """How data is printed."""
 
@@ -46,6 +50,8 @@ def show(*renderables: RenderableType) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_COLUMNS
     for each in renderables:
         console.print(each, markup=False, soft_wrap=isinstance(each, str))
 
@@ -80,7 +86,14 @@ def working(text: str) -> Iterator[None]:
 
 def terminal_width() -> int:
     """Columns for pictures on stdout."""
-    return shutil.get_terminal_size((120, 24)).columns
+    return shutil.get_terminal_size((PIPED_COLUMNS, 24)).columns
+
+
+def printable(text: str) -> str:
+    """``text`` without what would command a terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
 
 
 def say_error(error: UserError) -> None:

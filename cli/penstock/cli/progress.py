@@ -22,6 +22,8 @@ from penstock.planner.search import Reporter as SearchReporter
 from penstock.trainer.data.reporter import Reporter as DataReporter
 
 PLAIN_SECONDS = 5.0
+SHORTEST_SECONDS = 0.2
+"""Phases that found everything done are not worth a line."""
 RECENT_STEPS = 20
 
 NAMES = {
@@ -129,7 +131,9 @@ class People(Show):
 
     def _end_phase(self, now: float) -> None:
         phase = self._phase
-        if phase is not None and phase.phase in NAMES and phase.phase is not Phase.RECOVERING:
+        if phase is None or phase.phase not in NAMES or phase.phase is Phase.RECOVERING:
+            return
+        if self._detail or now - phase.at >= SHORTEST_SECONDS:
             output.say(f"  {NAMES[phase.phase]:<9}{self._detail:<48} {format_seconds(now - phase.at):>10}")
 
     def lost(self, last_words: Sequence[str]) -> None:

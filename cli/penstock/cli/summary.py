@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.output import printable
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
@@ -103,7 +104,7 @@ def rendered(summary: Summary) -> list[RenderableType]:
         table.add_row(*_compared(name, predicted, measured, form))
     parts += ["", table, "", Text("Result", style="bold"), *(f"  {line}" for line in _results(summary))]
     if summary.sample:
-        lines = summary.sample.splitlines()[:SAMPLE_LINES]
+        lines = printable(summary.sample).splitlines()[:SAMPLE_LINES]
         parts += ["", Text("Sample", style="bold"), *(Text(f"  {line}", style="italic") for line in lines)]
     if summary.report:
         parts += ["", Text.assemble(("Report ", "bold"), summary.report)]

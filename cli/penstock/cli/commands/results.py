@@ -51,7 +51,7 @@ def generate(
 
     written = continued(RunDir(run_dir), prompt, tokens=tokens, temperature=temperature, seed=seed)
     if form is Format.TEXT:
-        output.write(written.text)
+        output.write(output.printable(written.text))
     else:
         output.write_data(written.to_manifest(), form)
 
