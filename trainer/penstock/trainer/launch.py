@@ -40,7 +40,7 @@ is the same every time and freed temporaries cost no page faults. 32 MiB is the 
 class LaunchSpec:
     """What to start: ``python -m module arguments...`` in ``num_ranks`` processes.
 
-    Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (the module must be told,
+    Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting a free one is taken.
     """
 

@@ -1,0 +1,120 @@
+"""Process groups over gloo: one per channel, made in one order, and what they carry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.core.model import Family
+from penstock.core.plan import Plan
+from penstock.core.program import Channel, Program
+from penstock.core.schedule import Group
+from penstock.planner.realise import program_of
+from penstock.trainer.comm import GroupName, Mesh, ProcessGroupTransport, group_names
+from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.worker_pool import PoolRank, WorkerPool
+
+POOLED = pytest.mark.xdist_group("worker-pool")
+
+
+def test_mesh_is_replica_major() -> None:
+    mesh = Mesh(dp=2, pp=3)
+    assert mesh.num_ranks == 6
+    assert [(mesh.replica(rank), mesh.pipeline_rank(rank)) for rank in range(6)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
+    assert mesh.peers(2) == (2, 5)
+    assert mesh.ranks(1, (0, 2)) == (3, 5)
+
+
+def test_every_channel_has_a_group_in_every_replica() -> None:
+    program = program_of(small_plan(family=Family.GPT2, dp=2, pp=3))
+    names = list(group_names(program, Mesh(dp=2, pp=3)))
+    assert names == [
+        *(GroupName("F" if a < b else "B", (a, b)) for a, b in [(0, 1), (1, 0), (1, 2), (2, 1)]),
+        *(GroupName("F" if a < b else "B", (a, b)) for a, b in [(3, 4), (4, 3), (4, 5), (5, 4)]),
+        GroupName("tie", (0, 2)),
+        GroupName("tie", (3, 5)),
+        *(GroupName("dp", (rank, rank + 3)) for rank in range(3)),
+        GroupName("norm", (0, 1, 2, 3, 4, 5)),
+    ]
+
+
+def test_both_kinds_of_message_between_two_ranks_have_groups_of_their_own() -> None:
+    schedule = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=1, num_slices=3)
+    program = program_of(small_plan(pp=2, num_stages=4, schedule=schedule))
+    names = [name for name in group_names(program, Mesh(dp=1, pp=2)) if name.purpose in ("F", "B")]
+    assert {(name.purpose, name.ranks) for name in names} == {
+        ("F", (0, 1)),
+        ("F", (1, 0)),
+        ("B", (0, 1)),
+        ("B", (1, 0)),
+    }
+
+
+def exchange(me: PoolRank, plan: Plan, program: Program) -> list[list[float]]:
+    """Rank 0 sends three messages of different sizes to rank 1, which answers with one."""
+    transport = ProcessGroupTransport(me.groups, program, Mesh(dp=plan.dp, pp=plan.pp), me.rank)
+    there, back = Channel(0, 1, "F"), Channel(1, 0, "B")
+    sizes, answer = (1, 100_000, 3), torch.zeros(2)
+    if me.rank == 0:
+        receive = transport.post_recv(back, answer)
+        works = [transport.send(there, torch.full((size,), float(size))) for size in sizes]
+        for work in (*works, receive):
+            work.wait()
+        return [answer.tolist()]
+    received = [torch.zeros(size) for size in sizes]
+    works = [transport.post_recv(there, tensor) for tensor in received]
+    transport.send(back, torch.tensor([7.0, 8.0])).wait()
+    for work in works:
+        work.wait()
+    return [[tensor.min().item(), tensor.max().item()] for tensor in received]
+
+
+@POOLED
+def test_messages_over_gloo(worker_pool: WorkerPool) -> None:
+    plan = small_plan(pp=2)
+    program = program_of(plan)
+    worker_pool.connect(plan, program)
+    first, second = worker_pool.run(exchange, plan, program, num_ranks=2)
+    assert first == [[7.0, 8.0]]
+    assert second == [[1.0, 1.0], [100_000.0, 100_000.0], [3.0, 3.0]]
+
+
+def sum_over(me: PoolRank, plan: Plan, program: Program, group: Group) -> float:
+    transport = ProcessGroupTransport(me.groups, program, Mesh(dp=plan.dp, pp=plan.pp), me.rank)
+    value = torch.tensor([10.0**me.rank])
+    transport.all_reduce(group, value)
+    return value.item()
+
+
+@POOLED
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        (Group.DP, [101.0, 1010.0, 101.0, 1010.0]),
+        (Group.TIE, [11.0, 11.0, 1100.0, 1100.0]),
+        (Group.NORM, [1111.0] * 4),
+    ],
+)
+def test_sums_over_gloo(worker_pool: WorkerPool, group: Group, expected: list[float]) -> None:
+    plan = small_plan(family=Family.GPT2, dp=2, pp=2)
+    program = program_of(plan)
+    worker_pool.connect(plan, program)
+    assert worker_pool.run(sum_over, plan, program, group, num_ranks=4) == expected
+
+
+@POOLED
+def test_groups_are_made_once(worker_pool: WorkerPool) -> None:
+    """Other plans, with other ranks, between two uses of the same groups."""
+    for pp in (2, 3, 2):
+        plan = small_plan(pp=pp)
+        program = program_of(plan)
+        worker_pool.connect(plan, program)
+        sums = worker_pool.run(sum_over, plan, program, Group.NORM, num_ranks=pp)
+        assert sums == [float("1" * pp)] * pp

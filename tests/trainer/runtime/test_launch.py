@@ -1,0 +1,238 @@
+"""Ranks started by torchrun: how they stop, how they fail, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import UserError
+from penstock.core.schedule import parse_action
+from penstock.planner.realise import program_of
+from penstock.trainer.launch import MALLOC, Failure, LaunchSpec, Outcome, Ranks, launch
+from penstock.trainer.status import State, StatusFile, status_path
+from tests.support.launched_rank import FATAL_STEP, plan_for
+from tests.support.repository import ROOT
+
+PATIENCE_SECONDS = 120.0
+
+
+def spec_for(folder: Path, behaviour: str, *, num_ranks: int = 2, port: int | None = None) -> LaunchSpec:
+    return LaunchSpec(
+        module="tests.support.launched_rank",
+        arguments=(str(folder), behaviour),
+        num_ranks=num_ranks,
+        threads_per_rank=1,
+        log_folder=folder / "logs",
+        status_folder=folder,
+        port=port,
+        environment={"PYTHONPATH": str(ROOT)},
+    )
+
+
+def wait_for(condition: Callable[[], bool], ranks: Ranks) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        outcome = ranks.poll()
+        assert outcome is None, outcome
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def training(ranks: Ranks) -> bool:
+    return all(s is not None and s.state is State.RUNNING and s.step >= 2 for s in ranks.statuses())
+
+
+def pids(ranks: Ranks) -> list[int]:
+    return [status.pid for status in ranks.statuses() if status is not None]
+
+
+def test_sigterm_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    ranks = launch(spec_for(tmp_path, "train"))
+    wait_for(lambda: training(ranks), ranks)
+    os.kill(pids(ranks)[1], signal.SIGTERM)
+    outcome = ranks.wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.failure) == (0, None)
+    assert len({(tmp_path / f"last-{rank}").read_text() for rank in range(2)}) == 1
+    assert [status.state for status in ranks.statuses() if status] == [State.DONE] * 2
+
+
+def test_a_killed_rank_is_named_with_its_action(tmp_path: Path) -> None:
+    ranks = launch(spec_for(tmp_path, "train", num_ranks=3))
+    wait_for(lambda: training(ranks), ranks)
+    victim = pids(ranks)[1]
+    os.kill(victim, signal.SIGKILL)
+    outcome = ranks.wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    failure = outcome.failure
+    assert failure is not None
+    assert outcome.exit_code != 0
+    assert (failure.rank, failure.refused) == (1, False)
+    assert f"rank 1 (process {victim}) was killed" in failure.message
+    if failure.action:
+        program = program_of(plan_for(3)).ranks[1]
+        assert parse_action(failure.action) in [instruction.action for instruction in program.instructions]
+        assert f"in step {failure.step} at {failure.action}" in failure.message
+    survivors = [status for rank, status in enumerate(ranks.statuses()) if rank != 1 and status]
+    assert [status.state for status in survivors] == [State.FAILED] * 2
+    for status in survivors:
+        assert re.search(r"rank [02], step \d+: \S+( on channel \S+)? failed: ", status.error)
+
+
+def test_a_failing_rank_says_why_and_its_peers_name_the_channel(tmp_path: Path) -> None:
+    """Also: the environment of the ranks is fixed."""
+    ranks = launch(spec_for(tmp_path, "fail"))
+    wait_for(lambda: len(pids(ranks)) == 2, ranks)
+    environment = Path(f"/proc/{pids(ranks)[0]}/environ").read_text().split("\0")
+    assert {f"{name}={value}" for name, value in MALLOC.items()} <= set(environment)
+    assert {"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"} <= set(environment)
+    outcome = ranks.wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    failure = outcome.failure
+    assert failure is not None
+    assert (failure.rank, failure.step, failure.action) == (1, FATAL_STEP, "1STEP")
+    assert failure.message == f"rank 1, step {FATAL_STEP}: 1STEP failed: the disk is full"
+    log = ranks.log_path(1)
+    assert log is not None
+    assert failure.message in log.read_text()
+    peer = ranks.statuses()[0]
+    assert peer is not None
+    assert peer.state is State.FAILED
+    assert re.search(r"rank 0, step \d+: 0(WAIT|SEND|POST)_\S+ on channel (0->1F|1->0B) failed: ", peer.error)
+
+
+def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", _LAUNCHER, str(tmp_path)], cwd=ROOT)
+    ranks = Ranks(spec_for(tmp_path, "train"), launcher)
+    wait_for(lambda: training(ranks), ranks)
+    started = pids(ranks)
+    launcher.kill()
+    launcher.wait()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(_is_alive(pid) for pid in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+_LAUNCHER = """
+import sys
+from pathlib import Path
+from penstock.trainer.launch import LaunchSpec, launch
+folder = Path(sys.argv[1])
+launch(LaunchSpec(
+    module="tests.support.launched_rank", arguments=(str(folder), "train"), num_ranks=2, threads_per_rank=1,
+    log_folder=folder / "logs", status_folder=folder,
+)).wait()
+"""
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_taken_port_is_refused_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port: {port} cannot be used: Address already in use"):
+            launch(spec_for(tmp_path, "train", port=port))
+
+
+# What is said of ranks, by their status files alone; a process that only ends or sleeps stands for torchrun.
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Ranks:
+    process = subprocess.Popen(["false"])
+    process.wait()
+    return Ranks(spec_for(tmp_path, "train", num_ranks=3), process)
+
+
+def file_of(folder: Path, rank: int, pid: int) -> StatusFile:
+    status = StatusFile(status_path(folder, rank), pid)
+    status.start(["0F0.0", "0STEP"])
+    status.cursor[0] = rank
+    status.cursor[1] = 1
+    return status
+
+
+def test_the_first_to_give_up_explains_the_others(tmp_path: Path, ended: Ranks) -> None:
+    for rank, ended_ns in ((0, 30), (1, 10), (2, 20)):
+        file_of(tmp_path, rank, os.getpid()).fail(f"reason {rank}", ended_ns)
+    assert ended.poll() == Outcome(
+        exit_code=1, failure=Failure(rank=1, step=1, action="0STEP", message="reason 1", refused=False)
+    )
+
+
+def test_a_mistake_of_the_users_is_told_apart(tmp_path: Path, ended: Ranks) -> None:
+    file_of(tmp_path, 0, os.getpid()).fail("lost rank 2", 30)
+    file_of(tmp_path, 2, os.getpid()).fail("spec.data: is too short", 20, refused=True)
+    outcome = ended.poll()
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.failure.refused) == (2, True)
+
+
+def test_a_rank_that_vanished_explains_even_those_that_gave_up_before_it_was_noticed(
+    tmp_path: Path, ended: Ranks
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    file_of(tmp_path, 0, os.getpid()).fail("lost rank 1", 10)
+    file_of(tmp_path, 1, gone.pid)
+    file_of(tmp_path, 2, os.getpid()).finish(5)
+    outcome = ended.poll()
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.message == f"rank 1 (process {gone.pid}) was killed in step 1 at 0STEP"
+
+
+def test_ranks_that_do_not_start_leave_their_last_words(tmp_path: Path, ended: Ranks) -> None:
+    log = tmp_path / "logs" / "none_abc" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("Traceback\nModuleNotFoundError: No module named 'torch'\n")
+    outcome = ended.poll()
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.rank is None
+    assert outcome.failure.message == (
+        "the ranks did not start (exit code 1): ModuleNotFoundError: No module named 'torch'"
+    )
+
+
+def test_running_ranks_have_no_outcome_and_can_be_waited_for_in_vain(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    ranks = Ranks(spec_for(tmp_path, "train", num_ranks=1), process)
+    assert ranks.statuses() == [None]
+    file_of(tmp_path, 0, process.pid)
+    assert ranks.wait(0.1) is None
+    ranks.stop()
+    outcome = ranks.wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    assert outcome.exit_code == -signal.SIGTERM
+
+
+def test_ranks_that_outlast_a_failure_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.trainer.launch.GRACE_SECONDS", 0.1)
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    ranks = Ranks(spec_for(tmp_path, "train"), process)
+    file_of(tmp_path, 0, process.pid)
+    file_of(tmp_path, 1, os.getpid()).fail("it rained", 1)
+    outcome = ranks.wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    assert outcome.exit_code == -signal.SIGKILL
+    assert outcome.failure is not None
+    assert outcome.failure.message == "it rained"

@@ -1,0 +1,120 @@
+"""Rehearsals: real messages between many ranks, and waiting instead of computing."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from array import array
+
+import pytest
+import torch
+
+from penstock.core.model import Family
+from penstock.core.plan import Plan
+from penstock.core.program import Program
+from penstock.core.timeline import Activity, Event, Source, Timeline
+from penstock.planner.realise import program_of
+from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
+from penstock.trainer.interpreter import Interpreter
+from penstock.trainer.local_transport import Fabric
+from penstock.trainer.rehearse import SPIN_NS, WaitingExecutor, predicted_ns, rehearse, wait
+from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.worker_pool import PoolRank, WorkerPool
+
+POOLED = pytest.mark.xdist_group("worker-pool")
+ACTION_NS = 100_000
+
+
+def prediction(program: Program) -> Timeline:
+    """A simulated step in which every action takes as long, one after another."""
+    events = [
+        Event(own.rank, Activity.COMPUTE, str(instruction.action), ACTION_NS * index, ACTION_NS * (index + 1))
+        for own in program.ranks
+        for index, instruction in enumerate(own.instructions)
+        if instruction.action.is_compute
+    ]
+    return Timeline(source=Source.SIMULATED, num_ranks=len(program.ranks), step_ns=0, events=tuple(events))
+
+
+def test_what_is_predicted_of_a_rank() -> None:
+    events = (
+        Event(0, Activity.COMPUTE, "0F0.0", 0, 5),
+        Event(1, Activity.WAIT, "1WAIT_RECV_F0.0", 0, 6),
+        Event(1, Activity.TRANSFER, "1SEND_B0.0", 0, 7),
+        Event(1, Activity.COMPUTE, "1F0.0", 10, 30),
+        Event(1, Activity.REDUCE, "1REDUCE(norm)", 30, 33),
+        Event(1, Activity.STEP, "1STEP", 33, 37),
+    )
+    timeline = Timeline(source=Source.SIMULATED, num_ranks=2, step_ns=37, events=events)
+    assert predicted_ns(timeline, 1) == {"1F0.0": 20, "1REDUCE(norm)": 3, "1STEP": 4}
+
+
+@pytest.mark.parametrize("duration_ns", [0, SPIN_NS // 2, 3 * SPIN_NS])
+def test_a_wait_is_never_short(duration_ns: int) -> None:
+    """The one thing a busy machine cannot break."""
+    start = time.perf_counter_ns()
+    wait(duration_ns)
+    assert time.perf_counter_ns() - start >= duration_ns
+
+
+def test_every_action_waits_for_its_own_time_and_messages_have_their_size() -> None:
+    program = program_of(small_plan(pp=1, slices=(3, 1, 2)))
+    (own,) = program.ranks
+    waited: list[int] = []
+    transport = Fabric(program, Mesh(dp=1, pp=1)).transport(0)
+    durations = {"0F0.0": 5, "0B0.2": 9, "0REDUCE(norm)": 3, "0STEP": 1}
+    executor = WaitingExecutor(own, durations, transport, wait=waited.append)
+    Interpreter(
+        enumerate(own.instructions), rank=0, executor=executor, transport=transport, cursor=array("q", (0, 0))
+    ).run(0)
+    assert [duration for duration in waited if duration] == [5, 9, 3, 1]
+    for index, slot in enumerate(own.slots):
+        message = executor.message(index)
+        assert (message.numel(), message.dtype) == (slot.num_bytes, torch.uint8)
+
+
+def rehearse_rank(me: PoolRank, plan: Plan, program: Program, num_steps: int) -> Timeline:
+    mesh = Mesh(dp=plan.dp, pp=plan.pp)
+    return rehearse(
+        program,
+        mesh,
+        me.rank,
+        prediction(program),
+        num_steps=num_steps,
+        transport=ProcessGroupTransport(me.groups, program, mesh, me.rank),
+        group=me.groups[everyone(mesh)],
+    )
+
+
+@POOLED
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb"])
+def test_every_schedule_finishes_on_sixteen_ranks(worker_pool: WorkerPool, schedule: str) -> None:
+    check(
+        worker_pool,
+        small_plan(family=Family.GPT2, schedule=schedule, pp=16, layers=16, num_microbatches=3, slices=(5, 1, 6)),
+    )
+
+
+@POOLED
+def test_replicas_and_stages_that_share_ranks_finish(worker_pool: WorkerPool) -> None:
+    schedule = looped_schedule(num_ranks=4, num_stages=8, num_microbatches=2, num_slices=3, recompute=True)
+    check(
+        worker_pool,
+        small_plan(schedule=schedule, dp=4, pp=4, num_stages=8, layers=8, num_microbatches=2, slices=(4, 4, 4)),
+    )
+
+
+def check(pool: WorkerPool, plan: Plan) -> None:
+    program = program_of(plan)
+    mesh = pool.connect(plan, program)
+    first, *others = pool.run(rehearse_rank, plan, program, 2, num_ranks=plan.num_ranks)
+    assert all(other == first for other in others)
+    assert (first.source, first.num_ranks) == (Source.REHEARSED, plan.num_ranks)
+    for rank in range(plan.num_ranks):
+        events = [event for event in first.events if event.rank == rank]
+        own = program.ranks[mesh.pipeline_rank(rank)]
+        texts = [str(instruction.action) for instruction in own.instructions]
+        assert [event.action for event in events] == [text for text in texts if "FREE" not in text]
+        assert all(before.stop_ns <= after.start_ns for before, after in itertools.pairwise(events))
+        compute = [event for event in events if event.activity is Activity.COMPUTE]
+        assert min(event.duration_ns for event in compute) >= ACTION_NS

@@ -1,0 +1,180 @@
+"""Steps and evaluations of whole plans, ranks as threads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.core.errors import RunError
+from penstock.core.job import TrainingSpec
+from penstock.core.layout import Precision
+from penstock.core.model import Family
+from penstock.core.plan import Plan
+from penstock.trainer.closing import Totals, loss_of
+from penstock.trainer.optimizer import AdamW
+from penstock.trainer.runtime import Batch, Runtime
+from penstock.trainer.stage import Stage
+from tests.support.pipeline_ranks import GradientKeeper, expected, sample
+from tests.support.reference_model import reference_loss
+from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.threaded_run import ThreadedRun
+
+
+def batch_of(plan: Plan, rank: int, ids: Tensor, labels: Tensor) -> Batch:
+    share = plan.global_batch // plan.dp
+    first = rank // plan.pp * share
+    own = slice(first, first + share)
+    return Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=int((labels >= 0).sum()))
+
+
+def train(run: ThreadedRun, *, num_steps: int) -> list[list[Totals]]:
+    """The totals of every step, of every rank."""
+    ids, labels = sample(run.plan.model.vocab, run.plan.global_batch, run.plan.sequence_length)
+
+    def steps(rank: int, runtime: Runtime) -> list[Totals]:
+        return [runtime.train_step(step, batch_of(run.plan, rank, ids, labels)) for step in range(num_steps)]
+
+    return [list(each) for each in zip(*run.on_every_rank(steps), strict=True)]
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("dp", [1, 2])
+def test_every_rank_learns_the_same_totals(family: Family, dp: int) -> None:
+    run = ThreadedRun(small_plan(family=family, dp=dp, pp=3, num_microbatches=2))
+    wanted = expected(run.plan.model, run.plan.global_batch, run.plan.sequence_length)
+    (totals,) = train(run, num_steps=1)
+    assert len({each.loss_sum for each in totals}) == 1
+    assert totals[0].loss_sum == pytest.approx(wanted.loss, rel=1e-12)
+    assert [each.gradient_norm for each in totals] == pytest.approx([wanted.norm] * len(totals), rel=1e-12)
+    assert all(each.peak_bytes == totals[0].peak_bytes for each in totals)
+    assert len(totals[0].peak_bytes) == run.mesh.num_ranks
+    assert min(totals[0].peak_bytes) > 2**20
+    assert not totals[0].stop
+
+
+def test_steps_do_not_leak_into_each_other() -> None:
+    """Poisoned slots and cleared gradients: the same batch gives the same gradients, bit for bit."""
+    run = ThreadedRun(small_plan(schedule="zb", pp=2, num_microbatches=3, slices=(5, 1, 6)))
+    first, second = train(run, num_steps=2)
+    assert first[0].loss_sum == second[0].loss_sum
+    assert first[0].gradient_norm == second[0].gradient_norm
+
+
+def test_one_request_stops_all_ranks_after_the_same_step() -> None:
+    run = ThreadedRun(small_plan(dp=2, pp=2), stop_requests={3})
+    (totals,) = train(run, num_steps=1)
+    assert all(each.stop for each in totals)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_training_is_the_same_however_the_model_is_divided(family: Family) -> None:
+    """Six steps of AdamW with clipping at work: pipelines, replicas and stages that share a rank agree."""
+    training = TrainingSpec(steps=6, clip=0.1, global_batch=4)
+
+    def losses(plan: Plan) -> list[float]:
+        run = ThreadedRun(plan, make_optimizer=lambda stage: AdamW(stage.parameters, training))
+        return [totals[0].loss_sum for totals in train(run, num_steps=6)]
+
+    looped = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3)
+    alone = losses(small_plan(family=family, pp=1, num_microbatches=2))
+    assert alone[-1] < alone[0]
+    for plan in (
+        small_plan(family=family, pp=3, num_microbatches=2),
+        small_plan(family=family, pp=2, dp=2, num_microbatches=1, slices=(7, 5)),
+        small_plan(family=family, pp=2, num_stages=4, num_microbatches=2, schedule=looped),
+    ):
+        assert losses(plan) == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 5])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb"])
+def test_evaluation_takes_any_number_of_sequences(num_sequences: int, schedule: str) -> None:
+    """Micro-batches hold two; what is missing counts for nothing."""
+    run = ThreadedRun(small_plan(pp=3, schedule=schedule, num_microbatches=3, slices=(5, 1, 6)))
+    ids, labels = sample(run.plan.model.vocab, num_sequences, run.plan.sequence_length)
+    losses = run.on_every_rank(lambda rank, runtime: runtime.evaluate(0, ids, labels))
+    weights = {name: w for own in run.stages for stage in own.values() for name, w in stage.parameters.master.items()}
+    assert losses == pytest.approx([float(reference_loss(run.plan.model, weights, ids, labels))] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_evaluation_between_steps_changes_nothing(recompute: bool) -> None:
+    schedule = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=recompute)
+    plan = small_plan(pp=2, num_stages=4, num_microbatches=2, schedule=schedule)
+    run = ThreadedRun(plan)
+    ids, labels = sample(plan.model.vocab, plan.global_batch, plan.sequence_length)
+    (before,) = train(run, num_steps=1)
+    evaluated = run.on_every_rank(lambda rank, runtime: runtime.evaluate(0, ids, labels))
+    (after,) = train(run, num_steps=1)
+    assert evaluated == pytest.approx([before[0].loss_sum] * 2, rel=1e-12)
+    assert before[0].loss_sum == after[0].loss_sum
+    assert before[0].gradient_norm == after[0].gradient_norm
+
+
+def test_replicas_evaluate_their_own_shares() -> None:
+    run = ThreadedRun(small_plan(dp=2, pp=2))
+    ids, labels = sample(run.plan.model.vocab, 4, run.plan.sequence_length)
+
+    def evaluate(rank: int, runtime: Runtime) -> float:
+        share = slice(0, 2) if rank < 2 else slice(2, 4)
+        return runtime.evaluate(0, ids[share], labels[share])
+
+    wanted = expected(run.plan.model, 4, run.plan.sequence_length).loss
+    assert run.on_every_rank(evaluate) == pytest.approx([wanted] * 4, rel=1e-12)
+
+
+def test_a_rank_that_fails_is_named_and_its_peers_do_not_hang() -> None:
+    """Rank 1's optimizer fails; in the next step nobody takes what rank 0 sends."""
+    run = ThreadedRun(small_plan(pp=2), make_optimizer=FullDisk, timeout_seconds=0.2)
+    ids, labels = sample(run.plan.model.vocab, run.plan.global_batch, run.plan.sequence_length)
+
+    def step(rank: int, runtime: Runtime) -> str:
+        try:
+            for number in (5, 6):
+                runtime.train_step(number, batch_of(run.plan, rank, ids, labels))
+        except RunError as error:
+            return str(error)
+        return ""
+
+    assert run.on_every_rank(step) == [
+        "rank 0, step 6: 0WAIT_SEND_F0.0 on channel 0->1F failed: 0->1F carried nothing for 0.2 s",
+        "rank 1, step 5: 1STEP failed: no room",
+    ]
+
+
+class FullDisk(GradientKeeper):
+    """An optimizer that fails on the last stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage.parameters)
+        self._fails = stage.stop == stage.spec.num_units
+
+    def step(self, step: int, squared_norm: float) -> float:
+        if self._fails:
+            raise OSError("no room")
+        return super().step(step, squared_norm)
+
+
+def test_loss_is_per_token() -> None:
+    totals = Totals(loss_sum=10.0, gradient_norm=1.0, stop=False, peak_bytes=())
+    assert loss_of(totals, 4) == 2.5
+    assert math.isnan(loss_of(totals, 0))
+
+
+def test_bf16_gradients_are_near_those_of_fp64() -> None:
+    """The same weights rounded to bf16: the whole gradient points the same way."""
+    run = ThreadedRun(small_plan(precision=Precision.BF16, pp=2, num_microbatches=2))
+    train(run, num_steps=1)
+    wanted = expected(run.plan.model, run.plan.global_batch, run.plan.sequence_length)
+    dot = found = 0.0
+    for keepers in run.optimizers:
+        for keeper in keepers.values():
+            assert isinstance(keeper, GradientKeeper)
+            for name, gradient in keeper.kept.items():
+                assert gradient.dtype == torch.float32
+                dot += float((gradient.double() * wanted.gradients[name]).sum())
+                found += float(gradient.double().square().sum())
+    assert dot / (math.sqrt(found) * wanted.norm) > 0.999
