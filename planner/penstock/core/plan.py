@@ -73,7 +73,9 @@ class Plan(Manifest):
             raise UserError(what="every slice needs at least one token", where="slices")
         for name in ("dp", "tp", "pp", "microbatch", "num_microbatches", "receive_ahead"):
             if getattr(self, name) < 1:
-                raise UserError(what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1")
+                raise UserError(
+                    what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1"
+                )
 
     def _check_stages(self) -> None:
         reached = 0

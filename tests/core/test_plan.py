@@ -1,0 +1,182 @@
+"""Plans, profiles, clusters, records and timelines survive their text form, and refuse what cannot be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision
+from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Alternative, Plan, Prediction
+from penstock.core.profile import digest
+from penstock.core.records import LogLine, Progress, Record, RecordKind, StepMetrics
+from penstock.core.schedule import ScheduleSpec
+from penstock.core.timeline import Activity, Event, Source, Timeline
+from penstock.core.units import format_bytes, format_seconds, to_nanoseconds, to_seconds
+from penstock.planner import yamltext
+
+MODEL = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=16)
+LINK = LinkSpec(latency_seconds=1e-5, bytes_per_second=1e9)
+
+
+def sound_plan(**changes: Any) -> Plan:
+    """A plan for two ranks with everything set."""
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "precision": Precision.FP32,
+        "pp": 2,
+        "microbatch": 1,
+        "num_microbatches": 2,
+        "slices": (5, 3),
+        "stages": ((0, 3), (3, 6)),
+        "schedule": ScheduleSpec(generator="zb", inputs={"caps": (3, 4)}),
+        "placement": (0, 1),
+        "prediction": Prediction(
+            step_seconds=1.0,
+            compute_seconds=0.5,
+            bubble_seconds=0.25,
+            communication_seconds=0.125,
+            reduction_seconds=0.0625,
+            optimizer_seconds=0.0625,
+            peak_bytes=(7, 8),
+            slot_bytes=(1, 2),
+        ),
+        "reasons": ("because",),
+        "alternatives": (Alternative(label="other", step_seconds=None, peak_bytes=None, reason="no room"),),
+    }
+    return Plan(**(fields | changes))
+
+
+@pytest.mark.parametrize("text", [json.dumps, yamltext.dump], ids=["json", "yaml"])
+def test_a_plan_survives_its_text_form(text: Any) -> None:
+    plan = sound_plan()
+    read = Plan.from_manifest(yamltext.load(text(plan.to_manifest())))
+    assert read == plan
+    assert read.digest == plan.digest
+
+
+def test_what_follows_from_a_plan() -> None:
+    plan = sound_plan(dp=3)
+    assert (plan.num_ranks, plan.sequence_length, plan.global_batch) == (6, 8, 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"stages": ((0, 3), (4, 6))}, "stages[1]"),
+        ({"stages": ((0, 3), (3, 5))}, "stages"),
+        ({"stages": ((0, 6),)}, "stages"),
+        ({"slices": (8, 0)}, "slices"),
+        ({"num_microbatches": 0}, "numMicrobatches"),
+    ],
+)
+def test_an_impossible_plan_is_refused(changes: dict[str, Any], where: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sound_plan(**changes)
+    assert caught.value.where == where
+
+
+def test_digests_do_not_depend_on_the_order_of_fields() -> None:
+    assert digest({"a": 1, "b": [2.5]}) == digest({"b": [2.5], "a": 1}) != digest({"a": 1, "b": [2.25]})
+
+
+def sound_cluster(**changes: Any) -> ClusterSpec:
+    """Two nodes of four devices with one slow link."""
+    fields: dict[str, Any] = {
+        "name": "lab",
+        "device": DeviceSpec(name="box", peak_flops=1e12, memory_bytes=3 * 2**30),
+        "num_nodes": 2,
+        "devices_per_node": 4,
+        "intra_node": LINK,
+        "inter_node": LINK,
+        "links": (LinkOverride(source=0, target=1, link=LINK),),
+    }
+    return ClusterSpec(**(fields | changes))
+
+
+def test_a_cluster_survives_its_text_form_and_numbers_devices_by_node() -> None:
+    cluster = sound_cluster()
+    assert ClusterSpec.from_manifest(yamltext.load(yamltext.dump(cluster.to_manifest()))) == cluster
+    assert [cluster.node_of(device) for device in range(cluster.num_devices)] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: sound_cluster(num_nodes=0),
+        lambda: sound_cluster(links=(LinkOverride(source=0, target=2, link=LINK),)),
+        lambda: LinkSpec(latency_seconds=0.0, bytes_per_second=0.0),
+        lambda: DeviceSpec(name="x", peak_flops=1.0, memory_bytes=1, efficiency=((4, 0.5), (2, 0.6))),
+        lambda: DeviceSpec(name="x", peak_flops=1.0, memory_bytes=1, efficiency=((4, 1.5),)),
+        lambda: DeviceSpec(name="x", peak_flops=0.0, memory_bytes=1),
+    ],
+)
+def test_impossible_hardware_is_refused(wrong: Any) -> None:
+    with pytest.raises(UserError):
+        wrong()
+
+
+def test_a_timeline_sums_up_its_events() -> None:
+    events = (
+        Event(0, Activity.COMPUTE, "0F0.0", 0, 6),
+        Event(1, Activity.WAIT, "1WAIT_RECV_F0.0", 0, 7),
+        Event(1, Activity.COMPUTE, "1F0.0", 7, 10),
+    )
+    timeline = Timeline(source=Source.MEASURED, num_ranks=2, step_ns=10, events=events, peak_bytes=(1, 2), step=3)
+    assert Timeline.from_manifest(json.loads(json.dumps(timeline.to_manifest()))) == timeline
+    assert (timeline.busy_ns(0), timeline.busy_ns(1)) == (6, 3)
+    assert timeline.bubble_share == pytest.approx(1 - 9 / 20)
+
+
+def test_an_event_cannot_end_before_it_begins() -> None:
+    with pytest.raises(UserError, match="stops before it starts"):
+        Event(0, Activity.COMPUTE, "0F0.0", 5, 4)
+
+
+METRICS = StepMetrics(
+    step=1,
+    loss=2.5,
+    step_seconds=0.5,
+    tokens_per_second=8.0,
+    learning_rate=1e-3,
+    gradient_norm=1.5,
+    peak_bytes=9,
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"kind": RecordKind.METRICS, "metrics": METRICS},
+        {"kind": RecordKind.PROGRESS, "progress": Progress(step=1, num_steps=2, phase="Running", last_checkpoint=1)},
+        {"kind": RecordKind.LOG, "log": LogLine(rank=0, level="warning", message="slow")},
+        {"kind": RecordKind.PROFILE, "profile_digest": "abc"},
+    ],
+)
+def test_a_record_survives_its_text_form(content: dict[str, Any]) -> None:
+    record = Record(uid="u", attempt=1, source="rank-0", sequence=4, recorded_at=1.5, **content)
+    assert Record.from_manifest(json.loads(json.dumps(record.to_manifest()))) == record
+
+
+@given(st.integers(0, 10**15))
+def test_nanoseconds_round_trip_through_seconds(nanoseconds: int) -> None:
+    assert to_nanoseconds(to_seconds(nanoseconds)) == nanoseconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 s"), (3.4, "3.4 s"), (0.00125, "1.25 ms"), (8.12e-7, "812 ns"), (125, "2 min 5 s"), (7260, "2 h 1 min")],
+)
+def test_seconds_are_shown_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (4 * 2**30, "4 GiB")])
+def test_bytes_are_shown_for_people(count: int, text: str) -> None:
+    assert format_bytes(count) == text
