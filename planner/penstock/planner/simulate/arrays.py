@@ -33,8 +33,8 @@ class StepTimes:
 
     Per rank, compute + bubble (waiting for other ranks) + communication (waiting for transfers that are under way, and
     transport instructions) + reduction + optimizer = ``makespan_ns``. ``finish_ns`` is when the rank begins its
-    reductions, ``step_ns`` its optimizer. ``trace`` [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not
-    happen) where it was asked for.
+    reductions, ``step_ns`` its optimizer. ``trace`` [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every
+    action's times (-1: did not happen) where it was asked for.
     """
 
     makespan_ns: int
@@ -80,15 +80,20 @@ def simulate_arrays(
     traced: bool = False,
 ) -> StepTimes:
     """The times of one step; raises `UserError` if the order cannot run."""
+    linked = link_order(order, receive_ahead, width=kernel.ARRIVED + 1 if traced else kernel.REACHED)
+    return simulate_linked(order, linked, costs, receive_ahead=receive_ahead, reductions=reductions)
+
+
+def simulate_linked(
+    order: Order, linked: Linked, costs: Costs, *, receive_ahead: int, reductions: Sequence[Reduction] = ()
+) -> StepTimes:
+    """The times of one step of a linked order; the trace goes into ``linked.actions`` if that has columns for it."""
     if costs.num_stages != order.num_stages or costs.num_ranks != order.num_ranks:
         raise ValueError(f"costs of {costs.num_stages} stages on {costs.num_ranks} ranks for {order.num_stages} stages")
-    width = kernel.ARRIVED + 1 if traced else kernel.REACHED
-    linked = link_order(order, receive_ahead, width)
     _fill_costs(linked.actions, order, costs)
     cells = _cells(order, linked, costs)
-    kernel.run(
-        linked.actions, cells, linked.messages, _clock(cells, order), _settings(linked, costs, receive_ahead, traced)
-    )
+    settings = _settings(linked, costs, receive_ahead)
+    kernel.run(linked.actions, cells, linked.messages, _clock(cells, order), settings)
     return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, reductions)
 
 
@@ -169,11 +174,12 @@ def _clock(cells: Ints, order: Order) -> Clock:
     return new_clock(len(cells), np.arange(len(cells)) < order.num_ranks)
 
 
-def _settings(linked: Linked, costs: Costs, receive_ahead: int, traced: bool) -> Ints:
+def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
     hosts = costs.hosts
     shared = hosts.replicas > 1 or len(set(hosts.host_of)) < len(hosts.host_of)
     contended = shared and bool((costs.together_ppm != MILLION).any())
     counts = [costs.num_ranks, len(linked.channels.sources)]
+    traced = linked.actions.shape[1] > kernel.REACHED
     constants = [*costs.instructions.as_tuple, receive_ahead, hosts.replicas, contended, traced, *counts]
     return np.array(constants + [0] * (2 + counts[1]), dtype=np.int64)
 
@@ -209,11 +215,21 @@ def _close(ranks: Ints, trace: Ints, costs: Costs, reductions: Sequence[Reductio
     )
 
 
+def close_step(finish_ns: Nanoseconds, costs: Costs, reductions: Sequence[Reduction]) -> int:
+    """The step's length if ranks begin their reductions at these times."""
+    clock = finish_ns.copy()
+    for barrier in reductions:
+        members = list(barrier.ranks)
+        begin, duration = _join(barrier, clock[members], costs)
+        clock[members] = begin + duration
+    return int((clock + np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)).max())
+
+
 def _join(barrier: Reduction, reached: Ints, costs: Costs) -> tuple[Ints, Ints]:
     """When each of the reduction's ranks begins it, and how long it takes there.
 
-    Its ranks begin and end together, but for dp and tp: each rank joins those with its own peers in other pipelines, who
-    are as far as it is.
+    Its ranks begin and end together, but for dp and tp: each rank joins those with its own peers in other pipelines,
+    who are as far as it is.
     """
     every_rank = costs.reduce_ns.get(barrier.group, (0,) * costs.num_ranks)
     durations = np.array([every_rank[rank] for rank in barrier.ranks], dtype=np.int64)

@@ -9,8 +9,7 @@ from penstock.core.program import Program, RankProgram
 from penstock.core.schedule import Action, Kind, Schedule
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.order import Order, actions_of, from_schedule
-from penstock.planner.simulate import kernel
-from penstock.planner.simulate.arrays import Ended, StepTimes, simulate_arrays
+from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
 from penstock.planner.simulate.costs import Costs
 
 

@@ -1,0 +1,76 @@
+"""A bound that no order of a pipeline beats: fill, busiest rank, drain.
+
+For every rank, three chains that any legal order contains:
+
+    the first slice comes down to it, then it does all its work;
+    the first slice comes down, it does all its F and I, then slice 0's gradient goes back up to stage 0, and its W;
+    one micro-batch's slices all come down to the last stage, its last slice's gradient comes back, then the rank does
+    all its I and W.
+
+(Slice 0 is always the first forward and the last gradient of a micro-batch.) Contention, cards, posted receives and
+transport instructions only add to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.program import Reduction
+from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT
+from penstock.planner.simulate.arrays import close_step
+from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Nanoseconds
+
+
+def lower_bound_ns(
+    costs: Costs,
+    num_microbatches: int,
+    *,
+    stage_ranks: Sequence[int],
+    split: bool,
+    recompute: bool = False,
+    reductions: Sequence[Reduction] = (),
+) -> int:
+    """Nanoseconds that a step takes at least.
+
+    ``split`` says that I and W run in place of B, ``recompute`` that R runs before them.
+    """
+    alone = costs.compute_ns * np.minimum(costs.together_ppm, MILLION) // MILLION
+    forward, again = alone[FORWARD], alone[RECOMPUTE] if recompute else np.zeros_like(alone[RECOMPUTE])
+    gradient = alone[INPUT_GRADIENT if split else BACKWARD]
+    weight = alone[WEIGHT_GRADIENT] if split else np.zeros_like(gradient)
+    owners = np.asarray(stage_ranks)
+    crosses = (owners[1:] != owners[:-1])[:, None]
+    down, up = costs.transfer_ns[TO_NEXT, :-1] * crosses, costs.transfer_ns[TO_PREVIOUS, 1:] * crosses
+    fill = _before(forward[:-1, 0] + down[:, 0])
+    drain = _before(gradient[:-1, 0] + up[:, 0]) + weight[0, 0]
+    turn = _turned(forward, gradient, down, up, fill)
+    before_gradient, after_gradient = forward + again, gradient + weight
+    finish = np.zeros(costs.num_ranks, dtype=np.int64)
+    for rank in set(stage_ranks):
+        mine = owners == rank
+        first = int(fill[mine].min())
+        busy = num_microbatches * int((before_gradient + after_gradient)[mine].sum())
+        exposed = num_microbatches * int((before_gradient + gradient)[mine].sum())
+        returned = int(turn[mine].min()) + num_microbatches * int(after_gradient[mine].sum())
+        finish[rank] = max(finish[rank], first + busy, returned)
+        finish[owners[0]] = max(finish[owners[0]], first + exposed + int(drain[mine].min()))
+    return int(close_step(finish, costs, reductions))
+
+
+def _before(steps: Nanoseconds) -> Nanoseconds:
+    """[stages]: the sum of the steps between stage 0 and each stage."""
+    sums: Nanoseconds = np.concatenate([[0], np.cumsum(steps)])
+    return sums
+
+
+def _turned(
+    forward: Nanoseconds, gradient: Nanoseconds, down: Nanoseconds, up: Nanoseconds, fill: Nanoseconds
+) -> Nanoseconds:
+    """[stages]: the earliest gradient at each stage, of the last slice, after all slices of its micro-batch."""
+    last_down = _before(forward[1:, -1] + down[:, -1])
+    turned = (fill + forward.sum(axis=1) + last_down[-1] - last_down).max()
+    last_up = _before(gradient[1:, -1] + up[:, -1])
+    arrivals: Nanoseconds = turned + last_up[-1] - last_up
+    return arrivals

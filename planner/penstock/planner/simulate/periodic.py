@@ -1,0 +1,217 @@
+"""Long runs of equal micro-batches: simulate until the pipeline repeats itself, then add whole periods.
+
+The pipeline is a machine without choice: its state (where every rank is in its order, what is under way and for how
+long) decides all that follows. If its state at one time equals that at a later one but for P micro-batches and L
+nanoseconds, while every rank still has forwards to begin, then a step with P more micro-batches is the same step with
+that period once more, and its totals grow by what a period holds. So the result is exact, not an estimate.
+
+States are compared through what ranks did: all that happened between the oldest thing which still matters and the first
+time has to have happened again P micro-batches and L nanoseconds later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.program import Reduction
+from penstock.planner.order import FORWARD, Integers, Order
+from penstock.planner.simulate import kernel, link
+from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_arrays, simulate_linked
+from penstock.planner.simulate.costs import Costs
+
+Ints = npt.NDArray[np.int64]
+
+MOST_MICROBATCHES_PER_PERIOD = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Extrapolation:
+    """The times of a step (without trace) and the micro-batches of the longest one that was simulated to know them.
+
+    ``is_exact`` if that was the step itself or its repetition was proved; otherwise the times of two shorter steps were
+    continued in a straight line.
+    """
+
+    times: StepTimes
+    num_simulated: int
+    is_exact: bool
+
+
+def extrapolate(
+    generate: Callable[[int], Order],
+    num_microbatches: int,
+    costs: Costs,
+    *,
+    receive_ahead: int = 2,
+    reductions: Sequence[Reduction] = (),
+) -> Extrapolation:
+    """The times of ``generate(num_microbatches)``, where ``generate`` gives the order for any number of micro-batches.
+
+    Its orders have one stage per rank, and with more micro-batches they repeat the same part more often. That is so for
+    1f1b and zb-h1 by their formulas; a variant of zb may change its mind after what was looked at, so the step of a
+    plan is simulated in full in the end.
+    """
+
+    def times_of(count: int) -> StepTimes:
+        return simulate_arrays(generate(count), costs, receive_ahead=receive_ahead, reductions=reductions)
+
+    first = _first_count(costs)
+    if 2 * first >= num_microbatches:
+        return Extrapolation(times=times_of(num_microbatches), num_simulated=num_microbatches, is_exact=True)
+    for count in (first, 2 * first):
+        cut = _find_cut(generate, count, costs, receive_ahead) if 2 * count < num_microbatches else None
+        if cut is not None:
+            base = count + (num_microbatches - count) % cut.period
+            times = _continued(times_of(base), times_of(base + cut.period), (num_microbatches - base) // cut.period, 1)
+            return Extrapolation(times=times, num_simulated=base + cut.period, is_exact=True)
+    times = _continued(times_of(first), times_of(2 * first), num_microbatches - first, first)
+    return Extrapolation(times=times, num_simulated=2 * first, is_exact=False)
+
+
+def _first_count(costs: Costs) -> int:
+    """Three times the depth of 1F1B's warm-up, and a few more."""
+    num_slices = len(costs.compute_ns[0, 0])
+    return 3 * (costs.num_ranks // num_slices + 1) + 6
+
+
+def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator: int) -> StepTimes:
+    """``times`` with ``numerator / denominator`` times what ``longer`` has more."""
+    names = [field.name for field in dataclasses.fields(StepTimes) if field.name.endswith("_ns")]
+    pairs = {name: (getattr(times, name), getattr(longer, name)) for name in names}
+    totals = {name: a + (b - a) * numerator // denominator for name, (a, b) in pairs.items()}
+    return dataclasses.replace(times, **totals, reductions=())
+
+
+def _find_cut(generate: Callable[[int], Order], count: int, costs: Costs, receive_ahead: int) -> Cut | None:
+    """Two times between which a step of ``count`` micro-batches repeats itself, if there are such."""
+    order = generate(count)
+    linked = link_order(order, receive_ahead, width=kernel.ARRIVED + 1)
+    simulate_linked(order, linked, costs, receive_ahead=receive_ahead)
+    for period in range(1, MOST_MICROBATCHES_PER_PERIOD + 1):
+        cut = _cut(order, linked, period)
+        if (
+            cut is not None
+            and _repeats(order, linked, receive_ahead, cut)
+            and _is_stretched(order, generate(count + period), cut)
+        ):
+            return cut
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cut:
+    """Two times of a step, ``length_ns`` and ``period`` micro-batches apart.
+
+    Per rank, ``at`` is the last action begun at the first time, ``places`` how many were begun by then, and ``shift``
+    how many more by the second time.
+    """
+
+    period: int
+    time_ns: int
+    length_ns: int
+    at: Ints
+    places: Ints
+    shift: Ints
+
+
+def _cut(order: Order, linked: Linked, period: int) -> Cut | None:
+    """The second time is when the first rank begins its last forward."""
+    start = linked.actions[:, kernel.START]
+    shift = np.diff(order.offsets) // order.num_microbatches * period
+    last_forwards = np.array([lo + np.flatnonzero(order.kinds[lo:hi] == FORWARD)[-1] for lo, hi in _spans(order)])
+    rank = int(start[last_forwards].argmin())
+    first = int(last_forwards[rank] - shift[rank])
+    time, length = int(start[first]), int(start[last_forwards[rank]] - start[first])
+    at, later = _begun(order, start, time), _begun(order, start, time + length)
+    if (at < order.offsets[:-1]).any() or (later != at + shift).any():
+        return None
+    places = at + 1 - order.offsets[:-1]
+    return Cut(period=period, time_ns=time, length_ns=length, at=at, places=places, shift=shift)
+
+
+def _spans(order: Order) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(order.offsets.tolist()))
+
+
+def _begun(order: Order, start: Ints, time: int) -> Ints:
+    """The last action that each rank has begun at ``time``."""
+    return np.array([lo + np.searchsorted(start[lo:hi], time, side="right") - 1 for lo, hi in _spans(order)])
+
+
+def _repeats(order: Order, linked: Linked, receive_ahead: int, cut: Cut) -> bool:
+    """Whether all that still matters at the first time, and a period at least, happened again before the second."""
+    actions = linked.actions
+    oldest = _begun(order, actions[:, kernel.START], _look_back(linked, receive_ahead, cut))
+    first = np.maximum(np.minimum(oldest, cut.at - cut.shift), order.offsets[:-1])
+    lengths = cut.at + 1 - first
+    once = np.concatenate([np.arange(lo, hi + 1) for lo, hi in zip(first, cut.at, strict=True)])
+    again = once + np.repeat(cut.shift, lengths)
+    rounds = actions[again, link.ROUND] - actions[once, link.ROUND]
+    waits = actions[again, link.STOP_WAIT] - actions[once, link.STOP_WAIT]
+    num_sent = np.bincount(linked.channels.sources, minlength=order.num_ranks) * cut.period * order.num_slices
+    return (
+        np.array_equal(order.kinds[once], order.kinds[again])
+        and np.array_equal(order.slices[once], order.slices[again])
+        and np.array_equal(order.microbatches[once] + cut.period, order.microbatches[again])
+        and bool((rounds == rounds[0]).all())
+        and np.array_equal(waits, np.repeat(num_sent, lengths))
+        and np.array_equal(*_known_times(actions, once, again, cut))
+    )
+
+
+def _known_times(actions: Ints, once: Ints, again: Ints, cut: Cut) -> tuple[Ints, Ints]:
+    """Both traces up to their time, the second brought back by the length between them."""
+    before, after = actions[once, kernel.REACHED :], actions[again, kernel.REACHED :]
+    after = np.where(after < 0, after, np.minimum(after - cut.length_ns, cut.time_ns))
+    return np.minimum(before, cut.time_ns), after
+
+
+def _look_back(linked: Linked, receive_ahead: int, cut: Cut) -> int:
+    """When the oldest action began that still matters at the first time: one under way, one whose message is not
+    consumed, or one that posts a receive for which a WAIT_SEND is still to come.
+    """
+    actions, start = linked.actions, linked.actions[:, kernel.START]
+    is_begun = start <= cut.time_ns
+    needing = np.flatnonzero(actions[:, link.NEEDS_CHANNEL] >= 0)
+    numbers = linked.first_messages[actions[needing, link.NEEDS_CHANNEL]] + actions[needing, link.NEEDS_NUMBER]
+    consumers = np.empty(len(linked.messages), dtype=np.int64)
+    consumers[numbers] = needing
+    senders = linked.messages[:, link.SENDER]
+    unconsumed = senders[is_begun[senders] & ~is_begun[consumers]]
+    posts = consumers[_oldest_posts(linked, receive_ahead, cut)]
+    return int(start[np.concatenate([cut.at, unconsumed, posts])].min())
+
+
+def _oldest_posts(linked: Linked, receive_ahead: int, cut: Cut) -> Ints:
+    """Per channel with a WAIT_SEND to come, the message whose WAIT_RECV is followed by the POST_RECV it waits for."""
+    num_channels = len(linked.channels.sources)
+    first_waits, stop_waits = linked.first_waits, linked.actions[cut.at, link.STOP_WAIT]
+    done = [linked.messages[lo:hi, link.AWAITED] for lo, hi in zip(first_waits, stop_waits, strict=True)]
+    awaited = np.bincount(np.concatenate(done), minlength=num_channels)
+    oldest: Ints = np.minimum(np.maximum(awaited - receive_ahead, 0), np.diff(linked.first_messages) - 1)
+    return oldest + linked.first_messages[:-1]
+
+
+def _is_stretched(order: Order, longer: Order, cut: Cut) -> bool:
+    """Whether ``longer`` is ``order`` with what lies between the two times once more."""
+    return all(
+        _is_row_stretched(_row(order, rank), _row(longer, rank), place, place + shift, cut.period)
+        for rank, (place, shift) in enumerate(zip(cut.places.tolist(), cut.shift.tolist(), strict=True))
+    )
+
+
+def _row(order: Order, rank: int) -> Integers:
+    mine = slice(order.offsets[rank], order.offsets[rank + 1])
+    return np.stack([order.kinds[mine], order.slices[mine], order.microbatches[mine]])
+
+
+def _is_row_stretched(row: Integers, longer: Integers, first: int, stop: int, period: int) -> bool:
+    """The same for one rank, as (kind, slice, micro-batch) rows: actions [first, stop) come again."""
+    later = np.array([[0], [0], [period]], dtype=np.int32)
+    return np.array_equal(longer, np.concatenate([row[:, :stop], row[:, first:] + later], axis=1))
