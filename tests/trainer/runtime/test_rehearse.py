@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from array import array
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +15,14 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.timeline import Activity, Event, Source, Timeline
+from penstock.planner import yamltext
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.interpreter import Interpreter
+from penstock.trainer.launch import LaunchSpec, Outcome, launch
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.rehearse import SPIN_NS, WaitingExecutor, predicted_ns, rehearse, wait
+from penstock.trainer.rundir import RunDir, write_json
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.worker_pool import PoolRank, WorkerPool
 
@@ -118,3 +123,42 @@ def check(pool: WorkerPool, plan: Plan) -> None:
         assert all(before.stop_ns <= after.start_ns for before, after in itertools.pairwise(events))
         compute = [event for event in events if event.activity is Activity.COMPUTE]
         assert min(event.duration_ns for event in compute) >= ACTION_NS
+
+
+def test_a_run_directory_is_rehearsed_by_launched_ranks(tmp_path: Path) -> None:
+    plan = small_plan(pp=2, num_microbatches=2)
+    predicted = prediction(program_of(plan))
+    run = RunDir(tmp_path)
+    run.create()
+    run.job.write_text(yamltext.dump(JOB))
+    write_json(run.plan, plan.to_manifest())
+    write_json(tmp_path / "timeline-predicted.json", predicted.to_manifest())
+    ranks = launch(
+        LaunchSpec(
+            module="penstock.trainer",
+            arguments=("rehearse", "--run-dir", str(tmp_path)),
+            num_ranks=2,
+            threads_per_rank=1,
+            log_folder=run.logs,
+            status_folder=run.status,
+        )
+    )
+    assert ranks.wait(120.0) == Outcome(exit_code=0, failure=None)
+    rehearsed = Timeline.from_manifest(json.loads((tmp_path / "timeline-rehearsed.json").read_text()))
+    assert (rehearsed.source, rehearsed.num_ranks) == (Source.REHEARSED, 2)
+    compute = {event.action for event in rehearsed.events if event.activity is Activity.COMPUTE}
+    assert compute == {event.action for event in predicted.events}
+    assert rehearsed.step_ns >= ACTION_NS * len(compute) // 2
+
+
+JOB = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "PipelineJob",
+    "metadata": {"name": "rehearsal"},
+    "spec": {
+        "model": {"family": "llama", "layers": 3, "hidden": 16, "heads": 4, "vocab": 40},
+        "data": {"source": "python-stdlib", "sequenceLength": 12},
+        "training": {"globalBatch": 4, "steps": 1},
+        "resources": {"ranks": 2},
+    },
+}

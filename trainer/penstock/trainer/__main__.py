@@ -25,6 +25,7 @@ from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.session import Session
 from penstock.trainer.teller import Announcer, Silent
 from penstock.trainer.worker import Worker, run_worker
+from penstock.trainer.worker_rehearse import rehearse_run
 
 SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 120
@@ -49,7 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     training = commands.add_parser("train")
     training.add_argument("--attempt", type=int, required=True)
     training.add_argument("--metrics-port", type=int)
-    for command, function in ((commands.add_parser("profile"), _profile), (training, _train)):
+    for command, function in (
+        (commands.add_parser("profile"), _profile),
+        (training, _train),
+        (commands.add_parser("rehearse"), _rehearse),
+    ):
         command.add_argument("--run-dir", required=True)
         command.set_defaults(command=function)
     return parser
@@ -59,6 +64,10 @@ def _profile(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
     profile = measure(run.read_job().spec, worker, time.time())
     if profile is not None:
         write_json(run.profile, profile.to_manifest())
+
+
+def _rehearse(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
+    rehearse_run(run, worker)
 
 
 def _train(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
