@@ -14,7 +14,7 @@ def draw(rows: Sequence[Mapping[int, str]], rank: int, step: int) -> str:
     first_rank, stop_rank = max(0, rank - RANKS_AROUND), min(len(rows), rank + RANKS_AROUND + 1)
     shown = rows[first_rank:stop_rank]
     last = min(step + STEPS_AFTER, max((max(row, default=0) for row in shown), default=0))
-    steps = range(max(0, step - STEPS_BEFORE), max(step, last) + 1)
+    steps = range(max(1, step - STEPS_BEFORE), max(step, last) + 1)
     table = [["step", *map(str, steps)]]
     for number, row in enumerate(shown, start=first_rank):
         texts = [row.get(at, ".") for at in steps]

@@ -49,18 +49,20 @@ class Lifetimes:
         """Let the instruction acquire, touch and free; raises `ViolationError`."""
         kind = instruction.action.kind
         for index in instruction.acquires:
-            self._acquire(index)
+            self._begin(index)
         self._require_live(instruction.reads, "reads")
         self._require_live(instruction.writes, "writes")
         if kind in _STARTS:
             self._take_off(instruction, _STARTS[kind])
         elif kind in _WAITS:
             self._land(instruction, _WAITS[kind])
+        for index in instruction.acquires:
+            self._arena.insert(self._slots[index])
         self._count(instruction.transient_bytes)
         if instruction.frees:
             self._free(instruction.frees, kind)
 
-    def _acquire(self, index: int) -> None:
+    def _begin(self, index: int) -> None:
         slot = self._known(index)
         needed = self._table.get((slot.kind, slot.stage, slot.slice), 0)
         if slot.num_bytes != needed:
@@ -68,7 +70,6 @@ class Lifetimes:
         if self._states[index] != _UNBORN:
             raise ViolationError(f"acquires {slot}, which was acquired before")
         self._states[index] = _LIVE
-        self._arena.insert(slot)
         self._live_bytes += slot.num_bytes
 
     def _require_live(self, indices: tuple[int, ...], verb: str) -> None:

@@ -55,6 +55,8 @@ def lower(
     """
     if len(slices) != schedule.num_slices:
         raise UserError(what=f"has {schedule.num_slices} slices, but {len(slices)} lengths are given", where="schedule")
+    if receive_ahead < 1:
+        raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
     ordered = find_rounds(schedule)
     reductions = _reductions(len(ordered.rows), dp, tie)
     table = slot_table(sizes, schedule.num_stages, slices)

@@ -65,7 +65,7 @@ def _check_complete(schedule: Schedule, rows: Sequence[Sequence[Action]], counts
             count = counts[kind, *cell]
             if count > 1 or (count == 0 and kind is not Kind.R):
                 raise UserError(
-                    what=f"{_name((kind, *cell))} is there {count} times, as such or within a B",
+                    what=f"{_name((kind, *cell))} is " + (f"there {count} times" if count else "missing"),
                     where=f"schedule, rank {schedule.stage_ranks[cell[0]]}",
                     remedy="give every stage, micro-batch and slice one F and either one B or one I and one W",
                 )

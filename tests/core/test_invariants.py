@@ -1,0 +1,299 @@
+"""The proof: accepts what is right, refuses what is wrong with the place and the reason, and knows the memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import ProgramError
+from penstock.core.invariants import prove
+from penstock.core.layout import SlotKind
+from penstock.core.program import Channel, Instruction, Program, RankProgram, Reduction
+from penstock.core.schedule import Action, Group, Kind
+from penstock.planner.lowering import lower
+from tests.support.corruption import corrupt
+from tests.support.interpreter import expected_answer, interpret
+from tests.support.small_programs import (
+    SPLIT_BACKWARD,
+    TWO_MICROBATCHES,
+    lowered,
+    moved,
+    one_line_each,
+    replaced,
+    schedule_of,
+    without,
+)
+from tests.support.strategies import Case, cases
+from tests.support.toy_model import toy_model
+
+SEEDS = st.integers(0, 2**32)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), SEEDS)
+def test_every_legal_schedule_is_proved_and_gives_the_right_result(case: Case, seed: int) -> None:
+    program = case.lower()
+    prove(program, sizes=case.sizes)
+    model = toy_model(case, seed)
+    expected = expected_answer(case, model)
+    for interleaving in range(2):
+        assert interpret(program, case, model, seed + interleaving) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), SEEDS)
+def test_a_corrupt_program_is_refused_or_harmless(case: Case, seed: int) -> None:
+    rng = random.Random(seed)
+    program = case.lower()
+    model = toy_model(case, seed)
+    for _ in range(20):
+        broken = corrupt(rng, program)
+        try:
+            prove(broken, sizes=case.sizes)
+        except ProgramError:
+            continue
+        for interleaving in range(4):
+            assert interpret(broken, case, model, seed + interleaving) == expected_answer(case, model)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases())
+def test_live_bytes_are_the_most_that_live_at_one_instruction(case: Case) -> None:
+    program = case.lower()
+    proof = prove(program, sizes=case.sizes)
+    assert proof.live_bytes == tuple(_most_live_bytes(rank) for rank in program.ranks)
+    assert proof.arena_bytes == tuple(rank.arena_bytes for rank in program.ranks)
+    assert all(live <= arena for live, arena in zip(proof.live_bytes, proof.arena_bytes, strict=True))
+
+
+def _most_live_bytes(rank: RankProgram) -> int:
+    live: set[int] = set()
+    most = 0
+    for instruction in rank.instructions:
+        live |= set(instruction.acquires)
+        most = max(most, sum(rank.slots[index].num_bytes for index in live))
+        live -= set(instruction.frees)
+    return most
+
+
+def test_the_proof_counts_instructions_transfers_and_steps() -> None:
+    proof = prove(lowered(SPLIT_BACKWARD))
+    assert proof.num_instructions == 44
+    assert proof.num_transfers == 4
+    assert proof.num_steps == 8  # 6 actions of rank 0 and its wait of two for the first gradient to come back
+
+
+def test_transient_bytes_count_beside_the_slots_of_their_moment() -> None:
+    plain = prove(lowered(SPLIT_BACKWARD))
+    program = lowered(SPLIT_BACKWARD, transients={(Kind.I, 0, 1): 1000, (Kind.W, 1, 0): 10})
+    proof = prove(program)
+    assert proof.transient_bytes == (1000, 10)
+    assert proof.arena_bytes == plain.arena_bytes
+    assert proof.live_bytes[0] > 1000
+    assert proof.live_bytes[1] == plain.live_bytes[1]  # rank 1 holds much more than its last W needs before that
+    assert proof.peak_bytes == (plain.arena_bytes[0] + 1000, plain.arena_bytes[1] + 10)
+
+
+def test_a_program_beyond_its_memory_is_refused() -> None:
+    program = lowered(SPLIT_BACKWARD, transients={(Kind.I, 1, 1): 1000})
+    peaks = prove(program).peak_bytes
+    assert prove(program, memory_limit_bytes=peaks).peak_bytes == peaks
+    with pytest.raises(ProgramError, match=r"^rank 1, .*1000 transient bytes exceed the limit"):
+        prove(program, memory_limit_bytes=(peaks[0], peaks[1] - 1))
+
+
+def test_a_deadlock_names_who_waits_for_whom_and_marks_the_cell() -> None:
+    program = moved(lowered(TWO_MICROBATCHES), 0, "0WAIT_RECV_B0.0", before="0SEND_F0.0")
+    with pytest.raises(ProgramError) as caught:
+        prove(program)
+    assert str(caught.value) == (
+        "rank 0, 0WAIT_RECV_B0.0: deadlock: "
+        "rank 0 waits in 0WAIT_RECV_B0.0 for rank 1 to send message 0 of 1->0B; "
+        "rank 1 waits in 1WAIT_RECV_F0.0 for rank 0 to send message 0 of 0->1F\n"
+        "\n"
+        "step    1                2\n"
+        "rank 0  0F0.0            >0WAIT_RECV_B0.0<\n"
+        "rank 1  1WAIT_RECV_F0.0  ."
+    )
+
+
+def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
+    program = without(lowered("0F0,0B0\n1F0,1B0\n"), 1, "1REDUCE(norm)")
+    with pytest.raises(ProgramError, match=r"1STEP: runs before REDUCE\(norm\)"):
+        prove(program)
+    program = replaced(program, 1, "1STEP", lambda step: replace(step, action=Action(Kind.FREE, 1, 0, 0)))
+    with pytest.raises(ProgramError, match=r"for rank 1 to reach REDUCE\(norm\); rank 1 has ended"):
+        prove(program)
+
+
+def _with_slots(program: Program, kind: SlotKind, change: Callable[[int], int]) -> Program:
+    """Every slot of a kind on rank 0 with another number of bytes."""
+    rank = program.ranks[0]
+    slots = tuple(replace(slot, num_bytes=change(slot.num_bytes)) if slot.kind is kind else slot for slot in rank.slots)
+    return replace(program, ranks=(replace(rank, slots=slots), *program.ranks[1:]))
+
+
+def _freed_by(instruction: Instruction) -> Instruction:
+    return replace(instruction, frees=instruction.reads)
+
+
+def _sequence(number: int) -> Callable[[Instruction], Instruction]:
+    return lambda instruction: replace(instruction, sequence=number)
+
+
+def _channel(source: int, target: int, direction: str) -> Callable[[Instruction], Instruction]:
+    return lambda instruction: replace(instruction, channel=Channel(source, target, direction))
+
+
+REFUSALS: list[tuple[str, Callable[[Program], Program]]] = [
+    (
+        r"rank 0, 0SEND_F0.0: reads y@0:0.0, which was never acquired",
+        lambda p: without(p, 0, "0F0.0"),
+    ),
+    (
+        r"rank 1, 1I0.0: reads dkv@1:0, which was never acquired",
+        lambda p: moved(p, 1, "1I0.0", before="1I0.1"),
+    ),
+    (
+        r"rank 1, 1F0.1: reads kv@1:0, which was never acquired",
+        lambda p: moved(moved(p, 1, "1F0.1", before="1F0.0"), 1, "1WAIT_RECV_F0.1", before="1F0.1"),
+    ),
+    (
+        r"rank 1, 1F0.0: reads x@1:0.0, which is under transfer",
+        lambda p: moved(p, 1, "1F0.0", before="1WAIT_RECV_F0.0"),
+    ),
+    (
+        r"rank 1, 1WAIT_RECV_F0.1: waits for message 1 of 0->1F, which is not being received",
+        lambda p: without(p, 1, "1POST_RECV_F0.1"),
+    ),
+    (
+        r"rank 0, 0SEND_F0.1: is number 1 of 0->1F, where 0 is next",
+        lambda p: moved(p, 0, "0SEND_F0.0", before="0WAIT_RECV_B0.1"),
+    ),
+    (
+        r"rank 0, 0SEND_F0.0: is number 1 of 0->1F, where 0 is next",
+        lambda p: replaced(p, 0, "0SEND_F0.0", _sequence(1)),
+    ),
+    (
+        r"rank 0, 0SEND_F0.0: uses channel 1->0B instead of 0->1F",
+        lambda p: replaced(p, 0, "0SEND_F0.0", _channel(1, 0, "B")),
+    ),
+    (
+        r"rank 0, 0FREE0.0: frees y@0:0.0, which is under transfer",
+        lambda p: moved(p, 0, "0WAIT_SEND_F0.0", before="0REDUCE(norm)"),
+    ),
+    (
+        r"rank 0, 0W0.1: frees slots, which only FREE may",
+        lambda p: replaced(p, 0, "0W0.1", _freed_by),
+    ),
+    (
+        r"rank 0, 0STEP: runs before REDUCE\(norm\)",
+        lambda p: moved(p, 0, "0STEP", before="0REDUCE(norm)"),
+    ),
+    (
+        r"rank 0, 0REDUCE\(norm\): finds 1 of 2 weight gradients",
+        lambda p: moved(p, 0, "0REDUCE(norm)", before="0W0.0"),
+    ),
+    (
+        r"rank 0, end of the Program: ends without STEP",
+        lambda p: without(p, 0, "0STEP"),
+    ),
+    (
+        r"rank 0, 0F0.0: acquires a@0:0.0 of 128 bytes, where 64 are needed",
+        lambda p: _with_slots(p, SlotKind.ACTIVATIONS, lambda num_bytes: 2 * num_bytes),
+    ),
+    (
+        r"the reductions are none; they have to be",
+        lambda p: replace(p, reductions=()),
+    ),
+    (
+        r"REDUCE\(norm\) must not join the ranks",
+        lambda p: replace(p, reductions=(Reduction(Group.NORM, (0,)),)),
+    ),
+    (
+        r"has work for stages \[0, 1\], not for all of 3",
+        lambda p: replace(p, num_stages=3),
+    ),
+    (
+        r"the ranks are not numbered from 0",
+        lambda p: replace(p, ranks=p.ranks[::-1]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "corruption"), REFUSALS, ids=[reason for reason, _ in REFUSALS])
+def test_a_refusal_says_where_and_why(reason: str, corruption: Callable[[Program], Program]) -> None:
+    with pytest.raises(ProgramError, match=reason):
+        prove(corruption(lowered(SPLIT_BACKWARD)), sizes=one_line_each)
+
+
+NO_SLOTS_REFUSALS = [
+    ("0F0,0B0", "0B0.0", "0F0.0", "0B0.0: runs before the F of its slice"),
+    ("0F0,0R0,0B0", "0B0.0", "0R0.0", "0B0.0: runs before the R of its slice"),
+    ("0F0,0I0,0W0", "0W0.0", "0I0.0", "0W0.0: runs before the I of its slice"),
+]
+
+
+@pytest.mark.parametrize(("text", "action", "before", "reason"), NO_SLOTS_REFUSALS)
+def test_order_is_held_even_where_no_slot_shows_it(text: str, action: str, before: str, reason: str) -> None:
+    program = lower(schedule_of(text), lambda *_: 0, slices=(1,), receive_ahead=1, dp=False)
+    assert prove(program).arena_bytes == (0,)
+    with pytest.raises(ProgramError, match=reason):
+        prove(moved(program, 0, action, before=before))
+    with pytest.raises(ProgramError, match="does work that was done before"):
+        prove(
+            replaced(program, 0, action, lambda found: replace(found, action=program.ranks[0].instructions[0].action))
+        )
+
+
+def test_a_tie_joins_the_first_and_the_last_rank_before_dp_and_norm() -> None:
+    text = "0F0,0B0\n1F0,1B0\n2F0,2B0\n"
+    assert prove(lowered(text, dp=True, tie=(0, 2))).num_transfers == 4
+    with pytest.raises(ProgramError, match=r"REDUCE\(tie\) must not join the ranks \(0, 1\)"):
+        prove(lowered(text, tie=(0, 1)))
+    late = moved(lowered(text, dp=True, tie=(0, 2)), 2, "2REDUCE(tie)", before="2REDUCE(norm)")
+    with pytest.raises(ProgramError, match=r"rank 2, 2REDUCE\(dp\): comes where REDUCE\(tie\) is expected"):
+        prove(late)
+
+
+def test_slots_at_their_word_must_not_differ_between_microbatches() -> None:
+    program = lowered(TWO_MICROBATCHES)
+    slots = program.ranks[0].slots
+    odd = tuple(
+        replace(slot, num_bytes=128) if (slot.kind, slot.microbatch) == (SlotKind.LINEAR_INPUTS, 1) else slot
+        for slot in slots
+    )
+    prove(program)
+    with pytest.raises(ProgramError, match=r"acquires l@0:1.0 of 128 bytes, where 64 are needed"):
+        prove(replace(program, ranks=(replace(program.ranks[0], slots=odd), program.ranks[1])))
+
+
+def test_messages_of_unequal_size_are_refused_even_at_their_word() -> None:
+    program = _with_slots(lowered("0F0,0B0\n1F0,1B0\n"), SlotKind.OUTPUT, lambda num_bytes: num_bytes // 2)
+    with pytest.raises(ProgramError, match=r"1WAIT_RECV_F0.0: receives 32 bytes into 64 bytes of x@1:0.0"):
+        prove(program)
+
+
+def test_overlapping_lives_are_refused_with_both_names() -> None:
+    program = lowered("0F0,0B0\n")
+    slots = tuple(replace(slot, offset=0) for slot in program.ranks[0].slots)
+    with pytest.raises(ProgramError, match=r"0F0.0: acquires a@0:0.0, which overlaps kv@0:0 in the arena"):
+        prove(replace(program, ranks=(replace(program.ranks[0], slots=slots),)))
+
+
+def test_the_grid_shows_a_window_around_the_bad_cell() -> None:
+    num_ranks, num_microbatches = 20, 12
+    rows = [[f"{rank}{kind}{m}" for kind in "FB" for m in range(num_microbatches)] for rank in range(num_ranks)]
+    program = lowered("\n".join(",".join(row) for row in rows))
+    with pytest.raises(ProgramError) as caught:
+        prove(without(program, 10, "10F11.0"))
+    lines = caught.value.grid.splitlines()
+    assert lines[0].split() == ["step", *(str(step) for step in range(17, 25))]
+    assert [line.split()[1] for line in lines[1:]] == [str(rank) for rank in range(4, 17)]
+    marked = [cell for line in lines for cell in line.split() if cell.startswith(">")]
+    assert marked == [">10SEND_F11.0<"]

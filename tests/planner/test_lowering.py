@@ -1,0 +1,334 @@
+"""Lowering: where transfers stand, which slots live from where to where, and which schedules are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from penstock.core.errors import ProgramError, UserError
+from penstock.core.invariants import prove
+from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.model import Family, ModelSpec
+from penstock.core.program import Program, RankProgram
+from penstock.core.schedule import Kind
+from penstock.planner.lowering import lower, slot_sizes
+from tests.support.small_programs import (
+    SPLIT_BACKWARD,
+    TWO_MICROBATCHES,
+    actions,
+    lowered,
+    moved,
+    one_line_each,
+    schedule_of,
+)
+from tests.support.strategies import Case, cases
+
+DESIGN_EXAMPLE_RANK_1 = """\
+1POST_RECV_F0.0      +x@1:0.0 >x@1:0.0 [0->1F #0]
+1POST_RECV_F0.1      +x@1:0.1 >x@1:0.1 [0->1F #1]
+1WAIT_RECV_F0.0      [0->1F #0]
+1F0.0                +kv@1:0 +a@1:0.0 +l@1:0.0 +h@1:0.0 <x@1:0.0 >kv@1:0 >a@1:0.0 >l@1:0.0 >h@1:0.0
+1WAIT_RECV_F0.1      [0->1F #1]
+1F0.1                +a@1:0.1 +l@1:0.1 +h@1:0.1 <x@1:0.1 <kv@1:0 >kv@1:0 >a@1:0.1 >l@1:0.1 >h@1:0.1
+1I0.1                +dkv@1:0 +w@1:0.1 +g_out@1:0.1 \
+<x@1:0.1 <a@1:0.1 <l@1:0.1 <kv@1:0 <h@1:0.1 >dkv@1:0 >w@1:0.1 >g_out@1:0.1
+1FREE0.1             -x@1:0.1 -a@1:0.1 -h@1:0.1
+1SEND_B0.1           <g_out@1:0.1 [1->0B #0]
+1I0.0                +w@1:0.0 +g_out@1:0.0 \
+<x@1:0.0 <a@1:0.0 <l@1:0.0 <kv@1:0 <dkv@1:0 <h@1:0.0 >dkv@1:0 >w@1:0.0 >g_out@1:0.0
+1FREE0.0             -x@1:0.0 -a@1:0.0 -kv@1:0 -dkv@1:0 -h@1:0.0
+1SEND_B0.0           <g_out@1:0.0 [1->0B #1]
+1W0.1                <l@1:0.1 <w@1:0.1
+1FREE0.1             -l@1:0.1 -w@1:0.1
+1W0.0                <l@1:0.0 <w@1:0.0
+1FREE0.0             -l@1:0.0 -w@1:0.0
+1WAIT_SEND_B0.1      [1->0B #0]
+1FREE0.1             -g_out@1:0.1
+1WAIT_SEND_B0.0      [1->0B #1]
+1FREE0.0             -g_out@1:0.0
+1REDUCE(norm)
+1STEP
+"""
+
+
+def test_the_example_of_two_ranks_and_two_slices() -> None:
+    program = lowered(SPLIT_BACKWARD)
+    assert "\n".join(program.ranks[1].lines()) + "\n" == DESIGN_EXAMPLE_RANK_1
+    assert actions(program, 0) == [
+        *("0POST_RECV_B0.1", "0POST_RECV_B0.0"),
+        *("0F0.0", "0SEND_F0.0", "0F0.1", "0SEND_F0.1"),
+        *("0WAIT_RECV_B0.1", "0I0.1", "0WAIT_RECV_B0.0", "0I0.0", "0W0.1", "0W0.0"),
+        *("0WAIT_SEND_F0.0", "0WAIT_SEND_F0.1", "0REDUCE(norm)", "0STEP"),
+    ]
+
+
+# Transfers.
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_receives_are_posted_ahead_in_the_senders_order(case: Case) -> None:
+    program = case.lower()
+    for channel in program.channels:
+        sent = _on(program.ranks[channel.source], channel, "SEND_")
+        for kind in ("WAIT_SEND", "POST_RECV", "WAIT_RECV"):
+            rank = program.ranks[channel.source if kind == "WAIT_SEND" else channel.target]
+            assert [cell for cell, _ in _on(rank, channel, kind)] == [cell for cell, _ in sent]
+        posts = [at for _, at in _on(program.ranks[channel.target], channel, "POST_RECV")]
+        waits = [at for _, at in _on(program.ranks[channel.target], channel, "WAIT_RECV")]
+        first_work = _first(program.ranks[channel.target])
+        assert all(at < first_work for at in posts[: case.receive_ahead])
+        num_late = max(0, len(posts) - case.receive_ahead)
+        assert posts[case.receive_ahead :] == [at + 1 for at in waits[:num_late]]
+
+
+def _on(rank: RankProgram, channel: object, kind: str) -> list[tuple[tuple[int | None, int | None], int]]:
+    """Micro-batch, slice and position of a rank's transfers of one kind on a channel."""
+    return [
+        ((instruction.action.microbatch, instruction.action.slice), at)
+        for at, instruction in enumerate(rank.instructions)
+        if instruction.channel == channel and instruction.action.kind.startswith(kind)
+    ]
+
+
+def _first(rank: RankProgram) -> int:
+    return next(at for at, instruction in enumerate(rank.instructions) if instruction.action.is_compute)
+
+
+def test_a_send_waits_for_the_one_receive_ahead_before_it() -> None:
+    program = lowered(_one_forward_one_backward(6), receive_ahead=2)
+    sends = [text for text in actions(program, 0) if "SEND" in text]
+    assert sends == [
+        *("0SEND_F0.0", "0SEND_F1.0", "0WAIT_SEND_F0.0", "0SEND_F2.0", "0WAIT_SEND_F1.0", "0SEND_F3.0"),
+        *("0WAIT_SEND_F2.0", "0SEND_F4.0", "0WAIT_SEND_F3.0", "0SEND_F5.0", "0WAIT_SEND_F4.0", "0WAIT_SEND_F5.0"),
+    ]
+
+
+def _one_forward_one_backward(num_microbatches: int) -> str:
+    """1F1B on two ranks."""
+    middle = [action for m in range(1, num_microbatches) for action in (f"0F{m}", f"0B{m - 1}")]
+    first = ["0F0", *middle, f"0B{num_microbatches - 1}"]
+    last = [action for m in range(num_microbatches) for action in (f"1F{m}", f"1B{m}")]
+    return ",".join(first) + "\n" + ",".join(last)
+
+
+def test_a_rank_that_runs_ahead_of_its_neighbour_does_not_deadlock() -> None:
+    """All forwards first on rank 0, alternating on rank 1: waiting for sends by number alone blocks both."""
+    microbatches = range(16)
+    first = [f"0{kind}{m}" for kind in "FB" for m in microbatches]
+    last = [f"1{kind}{m}" for m in microbatches for kind in "FB"]
+    program = lowered(",".join(first) + "\n" + ",".join(last), receive_ahead=1)
+    prove(program, sizes=one_line_each)
+    sends = [text for text in actions(program, 1) if "SEND" in text]
+    assert sends[:5] == ["1SEND_B0.0", "1WAIT_SEND_B0.0", "1SEND_B1.0", "1SEND_B2.0", "1SEND_B3.0"]
+    with pytest.raises(ProgramError, match="deadlock"):
+        prove(moved(program, 1, "1WAIT_SEND_B1.0", before="1SEND_B2.0"))
+
+
+def test_messages_taken_in_another_order_are_waited_for_in_the_order_of_sending() -> None:
+    program = lowered("0F0,0F1,0B0,0B1\n1F1,1F0,1B0,1B1\n")
+    prove(program, sizes=one_line_each)
+    assert [text for text in actions(program, 1) if "WAIT_RECV" in text or "1F" in text] == [
+        *("1WAIT_RECV_F0.0", "1WAIT_RECV_F1.0", "1F1.0", "1F0.0")
+    ]
+
+
+def test_stages_of_one_rank_hand_over_without_a_message() -> None:
+    program = lowered("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n")
+    assert prove(program, sizes=one_line_each).num_transfers == 4
+    lines = {line.split()[0]: line for line in program.ranks[1].lines()}
+    assert ">x@2:0.0" in lines["1F0.0"]
+    assert "<x@2:0.0" in lines["2F0.0"]
+    assert ">g_in@1:0.0" in lines["2B0.0"]
+    assert "<g_in@1:0.0" in lines["1B0.0"]
+    kinds = {(slot.kind, slot.stage) for slot in program.ranks[1].slots}
+    assert not kinds & {(SlotKind.OUTPUT, 1), (SlotKind.SENT_GRADIENT, 2)}
+
+
+def test_one_channel_serves_all_stages_between_two_ranks() -> None:
+    program = lowered("0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n")
+    assert [str(channel) for channel in program.channels] == ["0->1B", "0->1F", "1->0B", "1->0F"]
+    numbers = [i.sequence for i in program.ranks[0].instructions if i.action.kind is Kind.SEND_F]
+    assert numbers == [0, 1]
+
+
+# Slots.
+
+
+def _lives(program: Program, rank: int) -> dict[str, tuple[str, str]]:
+    """Every slot's first and last instruction, by name."""
+    found = {}
+    instructions = program.ranks[rank].instructions
+    for index, slot in enumerate(program.ranks[rank].slots):
+        touching = [i for i in instructions if index in i.acquires + i.reads + i.writes]
+        ended = next(at for at, i in enumerate(instructions) if index in i.frees)
+        before = [i for i in instructions[:ended] if i.action.kind is not Kind.FREE]
+        found[str(slot)] = (str(touching[0].action), str(before[-1].action))
+    return found
+
+
+def test_every_slot_lives_as_its_table_says() -> None:
+    lives = _lives(lowered("0F0.0,0F0.1,0I0.1,0I0.0,0W0.1,0W0.0\n1F0.0,1F0.1,1I0.1,1I0.0,1W0.1,1W0.0\n"), 1)
+    assert lives == {
+        "x@1:0.0": ("1POST_RECV_F0.0", "1I0.0"),
+        "x@1:0.1": ("1POST_RECV_F0.1", "1I0.1"),
+        "kv@1:0": ("1F0.0", "1I0.0"),
+        "a@1:0.0": ("1F0.0", "1I0.0"),
+        "l@1:0.0": ("1F0.0", "1W0.0"),
+        "h@1:0.0": ("1F0.0", "1I0.0"),
+        "a@1:0.1": ("1F0.1", "1I0.1"),
+        "l@1:0.1": ("1F0.1", "1W0.1"),
+        "h@1:0.1": ("1F0.1", "1I0.1"),
+        "dkv@1:0": ("1I0.1", "1I0.0"),
+        "w@1:0.1": ("1I0.1", "1W0.1"),
+        "g_out@1:0.1": ("1I0.1", "1WAIT_SEND_B0.1"),
+        "w@1:0.0": ("1I0.0", "1W0.0"),
+        "g_out@1:0.0": ("1I0.0", "1WAIT_SEND_B0.0"),
+    }
+
+
+def test_recompute_takes_over_the_activations_and_leaves_the_keys() -> None:
+    lives = _lives(lowered("0F0.0,0F0.1,0B0.1,0R0.0,0B0.0\n"), 0)
+    assert lives["a@0:0.0"] == lives["l@0:0.0"] == ("0R0.0", "0B0.0")
+    assert lives["a@0:0.1"] == ("0F0.1", "0B0.1")
+    assert lives["kv@0:0"] == ("0F0.0", "0B0.0")
+
+
+def test_the_stash_of_a_full_backward_lives_only_during_it() -> None:
+    assert _lives(lowered("0F0,0B0\n"), 0)["w@0:0.0"] == ("0B0.0", "0B0.0")
+
+
+def test_slots_without_bytes_are_left_out() -> None:
+    def sizes(kind: SlotKind, stage: int, tokens: int) -> int:
+        return 0 if kind in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS) and stage else 64 * tokens
+
+    schedule = schedule_of(TWO_MICROBATCHES)
+    program = lower(schedule, sizes, slices=(3,), receive_ahead=1, dp=False)
+    prove(program, sizes=sizes)
+    assert {slot.kind.value for slot in program.ranks[1].slots} == {"x", "a", "l", "w", "g_out", "h"}
+    assert {slot.kind.value for slot in program.ranks[0].slots} == {"kv", "dkv", "a", "l", "w", "y", "g_in"}
+
+
+def test_sizes_follow_the_layout() -> None:
+    spec = ModelSpec(family=Family.LLAMA, layers=2, hidden=64, heads=4, kv_heads=2, vocab=128)
+    stages = ((0, 2), (2, 6))
+    sizes = slot_sizes(spec, Precision.BF16, stages, 3)
+    program = lower(schedule_of(SPLIT_BACKWARD), sizes, slices=(16, 8), receive_ahead=2, dp=False)
+    prove(program, sizes=sizes)
+    for rank in program.ranks:
+        for slot in rank.slots:
+            tokens = 24 if slot.slice is None else (16, 8)[slot.slice]
+            first, stop = stages[slot.stage]
+            assert slot.num_bytes == stage_slot_bytes(spec, Precision.BF16, first, stop, slot.kind, 3, tokens)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_a_free_stands_directly_after_the_last_use(case: Case) -> None:
+    for rank in case.lower().ranks:
+        for before, instruction in zip(rank.instructions, rank.instructions[1:], strict=False):
+            if instruction.action.kind is Kind.FREE:
+                names = {before.action.kind.value[:9]}
+                touched = {*before.reads, *before.writes}
+                assert names & {"WAIT_SEND"} or touched >= set(instruction.frees)
+
+
+# The end, and the whole.
+
+
+def test_the_step_ends_with_tie_dp_norm_and_step() -> None:
+    program = lowered("0F0,0B0\n1F0,1B0\n2F0,2B0\n", dp=True, tie=(0, 2))
+    assert [actions(program, rank)[-4:] for rank in (0, 2)] == [
+        [f"{rank}REDUCE(tie)", f"{rank}REDUCE(dp)", f"{rank}REDUCE(norm)", f"{rank}STEP"] for rank in (0, 2)
+    ]
+    assert actions(program, 1)[-3:] == ["1REDUCE(dp)", "1REDUCE(norm)", "1STEP"]
+    assert "REDUCE(tie)" not in "".join(actions(lowered("0F0,0B0\n", tie=(0, 0)), 0))
+
+
+def test_overlaps_run_serially() -> None:
+    overlapped = lowered("0F0,0F1,0B0,0B1\n1F0,(1B0;1F1)OVERLAP_F_B,1B1\n")
+    assert overlapped == lowered(TWO_MICROBATCHES)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_compute_keeps_the_order_of_the_schedule(case: Case) -> None:
+    program = case.lower()
+    work = Counter(str(i.action) for rank in program.ranks for i in rank.instructions if i.action.is_compute)
+    assert set(work.values()) == {1}
+    for rank, row in zip(program.ranks, case.schedule.ranks, strict=True):
+        texts = [str(i.action) for i in rank.instructions if i.action.is_compute]
+        assert texts == [str(child) for action in row for child in (action.children or (action,))]
+
+
+def test_every_process_makes_the_same_program() -> None:
+    code = (
+        "from tests.support.small_programs import *\n"
+        "print(lowered(SPLIT_BACKWARD, slices=(5, 3)).digest, lowered(TWO_MICROBATCHES).digest)"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    here = lowered(SPLIT_BACKWARD, slices=(5, 3)).digest, lowered(TWO_MICROBATCHES).digest
+    assert printed == {" ".join(here) + "\n"}
+
+
+# What is refused.
+
+REFUSALS = [
+    ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1", "0I1.0 is missing"),
+    ("0F0,0B0,0W0", "0W0.0 is there 2 times"),
+    ("0F0,0F0,0B0", "0F0.0 is there 2 times"),
+    ("0F0.1,0F0.0,0B0.1,0B0.0", "rank 0 has 0F0.1 before 0F0.0 is done, which comes later on the same rank"),
+    ("0F0.0,0F0.1,0B0.0,0B0.1", "rank 0 has 0B0.0 before 0I0.1 is done, which comes later on the same rank"),
+    ("0F0,0W0,0I0", "rank 0 has 0W0.0 before 0I0.0 is done, which comes later on the same rank"),
+    ("0F0,0B0,0R0", "rank 0 has 0B0.0 before 0R0.0 is done, which comes later on the same rank"),
+    ("0R0,0F0,0B0", "rank 0 has 0R0.0 before 0F0.0 is done, which comes later on the same rank"),
+    ("1F0,0F0,1B0,0B0", "rank 0 has 1F0.0 before 0F0.0 is done, which comes later on the same rank"),
+    (
+        "0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0",
+        "rank 0 has 0B0.0 before 1I0.0 is done; rank 1 has 1F1.0 before 0F1.0 is done",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSALS)
+def test_an_impossible_schedule_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(UserError) as caught:
+        lowered(text)
+    assert reason in caught.value.what
+    assert caught.value.where.startswith("schedule, rank ")
+    assert caught.value.remedy
+
+
+def test_a_deadlock_of_the_schedule_shows_the_grid() -> None:
+    with pytest.raises(UserError) as caught:
+        lowered("0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0")
+    assert caught.value.what.split("\n\n")[1] == (
+        "step    1      2        3\nrank 0  0F0.0  >0B0.0<  .\nrank 1  .      1F0.0    1F1.0"
+    )
+
+
+def test_sizes_of_the_pipeline_must_agree() -> None:
+    schedule = schedule_of(SPLIT_BACKWARD)
+    with pytest.raises(UserError, match="has 2 slices, but 1 lengths are given"):
+        lower(schedule, one_line_each, slices=(4,), receive_ahead=2, dp=False)
+    with pytest.raises(UserError, match="0 is not positive"):
+        lower(schedule, one_line_each, slices=(4, 4), receive_ahead=0, dp=False)
+
+
+def test_a_rank_without_work_is_refused() -> None:
+    with pytest.raises(UserError, match="schedule, rank 1: has no actions"):
+        lowered("0F0,0B0\n,\n1F0,1B0\n")

@@ -1,0 +1,389 @@
+"""Runs a Program in one process, on numbers that live in real bytes at the slots' offsets.
+
+It does what a runtime does and checks nothing else: ranks go through their instructions in any interleaving, a message
+is copied piece by piece at any time after both ends were posted, the n-th send of a channel meets its n-th receive, and
+the contents of a slot are undefined once it is acquired. A wrong Program crashes, hangs or gives a wrong answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from penstock.core.layout import SlotKind
+from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
+from penstock.core.roles import DKV, G_IN, G_OUT, KV, A, H, L, W, X, Y
+from penstock.core.schedule import Action, Group, Kind
+from tests.support.strategies import Case
+from tests.support.toy_model import PRIME, ToyModel, position_weight
+
+NUM_REPLICAS = 2
+"""Replicas of a case with dp; all of them see the same batch."""
+
+WORD = 8
+
+
+class Crash(Exception):  # noqa: N818  it is what a process does
+    """The Program did what no runtime survives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a step gives: gradients after all reductions, and the weights after STEP."""
+
+    gradients: dict[str, int]
+    weights: dict[str, int]
+
+
+def expected_answer(case: Case, model: ToyModel) -> Answer:
+    """The answer from the model's exact gradients."""
+    replicas = NUM_REPLICAS if case.dp else 1
+    gradients = {name: replicas * slope % PRIME for name, slope in model.gradients(case).items()}
+    if case.tie:
+        gradients["e"] = gradients["head"] = (gradients["e"] + gradients["head"]) % PRIME
+    norm = sum(gradients.values()) % PRIME
+    weights = {name: (model.weights[name] - norm * slope) % PRIME for name, slope in gradients.items()}
+    return Answer(gradients, weights)
+
+
+def interpret(program: Program, case: Case, model: ToyModel, seed: int) -> Answer:
+    """Run one step of every rank; raises `Crash` when a rank does, or when none can go on."""
+    return _Interpreter(program, case, model, random.Random(seed)).run()
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One message: where it comes from and goes to, and how many of its bytes have been copied."""
+
+    source: memoryview | None = None
+    target: memoryview | None = None
+    num_copied: int = 0
+
+    @property
+    def arrived(self) -> bool:
+        return self.target is not None and self.num_copied == len(self.target)
+
+    @property
+    def can_move(self) -> bool:
+        return self.source is not None and self.target is not None and not self.arrived
+
+    def move(self, num_bytes: int) -> None:
+        if self.source is None or self.target is None or len(self.source) != len(self.target):
+            raise Crash("a message and its receive differ in size")
+        stop = min(len(self.target), self.num_copied + num_bytes)
+        self.target[self.num_copied : stop] = self.source[self.num_copied : stop]
+        self.num_copied = stop
+
+
+class _Rank:
+    """One process: its arena, its position, its gradients and weights."""
+
+    def __init__(self, program: RankProgram, rng: random.Random) -> None:
+        self.program = program
+        self.memory = memoryview(bytearray(rng.randbytes(program.arena_bytes)))
+        self.position = 0
+        self.flights: dict[tuple[Channel | None, int, bool], _Flight] = {}
+        self.gradients: defaultdict[str, int] = defaultdict(int)
+        self.weights: dict[str, int] = {}
+        self.norm: int | None = None
+        self.at: Group | None = None
+
+    @property
+    def next(self) -> Instruction | None:
+        instructions = self.program.instructions
+        return instructions[self.position] if self.position < len(instructions) else None
+
+    def view(self, slot: Slot, num_bytes: int) -> memoryview:
+        """The slot's bytes, as many as the model needs there."""
+        found = self.memory[slot.offset : slot.offset + num_bytes]
+        if slot.offset < 0 or len(found) < num_bytes:
+            raise Crash("a slot lies outside the arena")
+        return found
+
+    def slots(self, indices: Sequence[int]) -> dict[SlotKind, Slot]:
+        try:
+            return {slot.kind: slot for slot in (self.program.slots[index] for index in indices)}
+        except IndexError:
+            raise Crash("no such slot") from None
+
+
+class _Interpreter:
+    def __init__(self, program: Program, case: Case, model: ToyModel, rng: random.Random) -> None:
+        self.case = case
+        self.model = model
+        self.rng = rng
+        self.ranks = [_Rank(rank, rng) for rank in program.ranks]
+        self.channels: defaultdict[tuple[Channel | None, bool], list[_Flight]] = defaultdict(list)
+        self.hurry = rng.choice([0.05, 0.5, 0.95])
+        for stage, rank in enumerate(case.schedule.stage_ranks):
+            names = [f"{name}{stage}" for name in "vu"] if case.stages[stage].linear else []
+            names += ["e"] if stage == 0 else []
+            names += ["head"] if stage == len(case.stages) - 1 else []
+            self.ranks[rank].weights.update({name: model.weights[name] for name in names})
+
+    def run(self) -> Answer:
+        while any(rank.next for rank in self.ranks):
+            ready = [rank for rank in self.ranks if rank.next and not self._blocked(rank, rank.next)]
+            moving = [flight for flights in self.channels.values() for flight in flights if flight.can_move]
+            if moving and (not ready or self.rng.random() < self.hurry):
+                self.rng.choice(moving).move(self.rng.choice([WORD, 64, 1 << 20]))
+            elif ready:
+                self._advance(self.rng.choice(ready))
+            else:
+                raise Crash("no rank can go on")
+        gradients: dict[str, int] = {}
+        weights: dict[str, int] = {}
+        for rank in self.ranks:
+            gradients.update({name: rank.gradients[name] for name in rank.weights})
+            weights.update(rank.weights)
+        return Answer(gradients, weights)
+
+    def _blocked(self, rank: _Rank, instruction: Instruction) -> bool:
+        kind = instruction.action.kind
+        if kind in _WAITS:
+            flight = rank.flights.get((instruction.channel, instruction.sequence, kind in _SEND_WAITS))
+            if flight is None:
+                raise Crash("waits for a message that it did not start")
+            return not flight.arrived
+        return kind is Kind.REDUCE and rank.at is not None
+
+    def _advance(self, rank: _Rank) -> None:
+        instruction = rank.next
+        assert instruction is not None, "only ranks with work are ready"
+        for index in instruction.acquires:
+            (slot,) = rank.slots([index]).values()
+            rank.view(slot, slot.num_bytes)[:] = self.rng.randbytes(slot.num_bytes)
+        action = instruction.action
+        run = _TABLE.get(action.kind)
+        if run is None:
+            raise Crash("no such instruction")
+        if action.kind is Kind.REDUCE:
+            self._join(rank, action)
+            return
+        run(self, rank, instruction)
+        rank.position += 1
+
+    # Transfers.
+
+    def start(self, rank: _Rank, instruction: Instruction) -> None:
+        sending = instruction.action.kind in (Kind.SEND_F, Kind.SEND_B)
+        indices = instruction.reads if sending else instruction.writes
+        slots = [rank.program.slots[index] for index in indices if 0 <= index < len(rank.program.slots)]
+        if len(slots) != 1:
+            raise Crash("a message needs one slot")
+        view = rank.view(slots[0], slots[0].num_bytes)
+        flights, others = self.channels[instruction.channel, sending], self.channels[instruction.channel, not sending]
+        flight = others[len(flights)] if len(flights) < len(others) else _Flight()
+        flights.append(flight)
+        if sending:
+            flight.source = view
+        else:
+            flight.target = view
+        rank.flights[instruction.channel, instruction.sequence, sending] = flight
+
+    def nothing(self, rank: _Rank, instruction: Instruction) -> None:
+        pass
+
+    # Compute.
+
+    def forward(self, rank: _Rank, instruction: Instruction) -> None:
+        stage, microbatch, part = _cell(instruction.action)
+        written = rank.slots(instruction.writes)
+        v, u, b = (self.model.weights[f"{name}{stage}"] for name in "vub")
+        x = self._input(rank, instruction)
+        y = (v * x * x + b * x) % PRIME
+        if self.case.stages[stage].attention:
+            keys = self._regions(rank, written, KV, stage)
+            _store(keys[part], [u * x % PRIME])
+            y = (y + u * x * self._prefix(keys, part)) % PRIME
+        self._save(rank, instruction, x)
+        if stage < len(self.case.stages) - 1:
+            self._write(rank, written, Y if Y in written else X, stage, part, [y])
+        else:
+            target = self.model.targets[microbatch, part]
+            rank.gradients["head"] = (rank.gradients["head"] + target * y * y) % PRIME
+            self._write(rank, written, H, stage, part, [2 * target * self.model.weights["head"] * y % PRIME])
+
+    def recompute(self, rank: _Rank, instruction: Instruction) -> None:
+        self._save(rank, instruction, self._input(rank, instruction))
+
+    def input_gradient(self, rank: _Rank, instruction: Instruction) -> None:
+        stage, microbatch, part = _cell(instruction.action)
+        read, written = rank.slots(instruction.reads), rank.slots(instruction.writes)
+        widths, last_stage = self.case.stages[stage], len(self.case.stages) - 1
+        (dy,) = self._read(rank, read, H if stage == last_stage else G_IN, stage, part, 1)
+        if widths.activations:
+            (factor,) = self._read(rank, read, A, stage, part, 1)
+        else:
+            factor = self._factor(stage, self._input(rank, instruction))
+        dk = self._key_gradient(rank, read, written, stage, part, dy) if widths.attention else 0
+        dx = (factor * dy + self.model.weights[f"u{stage}"] * dk) % PRIME
+        if widths.linear:
+            self._write(rank, written, W, stage, part, [dy, dk, dx])
+        elif stage == 0:
+            self._embedding_gradient(rank, microbatch, part, dx)
+        if stage > 0:
+            self._write(rank, written, G_OUT if G_OUT in written else G_IN, stage, part, [dx])
+
+    def weight_gradient(self, rank: _Rank, instruction: Instruction) -> None:
+        self._weight_gradient(rank, instruction, rank.slots(instruction.reads))
+
+    def backward(self, rank: _Rank, instruction: Instruction) -> None:
+        self.input_gradient(rank, instruction)
+        both = {**rank.slots(instruction.writes), **rank.slots(instruction.reads)}
+        self._weight_gradient(rank, instruction, both)
+
+    def _weight_gradient(self, rank: _Rank, instruction: Instruction, slots: dict[SlotKind, Slot]) -> None:
+        stage, microbatch, part = _cell(instruction.action)
+        if not self.case.stages[stage].linear:
+            return
+        square, x = self._read(rank, slots, L, stage, part, 2)
+        dy, dk, dx = self._read(rank, slots, W, stage, part, 3)
+        rank.gradients[f"v{stage}"] = (rank.gradients[f"v{stage}"] + square * dy) % PRIME
+        rank.gradients[f"u{stage}"] = (rank.gradients[f"u{stage}"] + x * dk) % PRIME
+        if stage == 0:
+            self._embedding_gradient(rank, microbatch, part, dx)
+
+    def _embedding_gradient(self, rank: _Rank, microbatch: int, part: int, dx: int) -> None:
+        rank.gradients["e"] = (rank.gradients["e"] + self.model.tokens[microbatch, part] * dx) % PRIME
+
+    def _input(self, rank: _Rank, instruction: Instruction) -> int:
+        stage, microbatch, part = _cell(instruction.action)
+        if stage == 0:
+            return self.model.weights["e"] * self.model.tokens[microbatch, part] % PRIME
+        (x,) = self._read(rank, rank.slots(instruction.reads), X, stage, part, 1)
+        return x
+
+    def _save(self, rank: _Rank, instruction: Instruction, x: int) -> None:
+        """Keep what backward needs, where the Program gives a place for it."""
+        stage, _, part = _cell(instruction.action)
+        written = rank.slots(instruction.writes)
+        if A in written:
+            self._write(rank, written, A, stage, part, [self._factor(stage, x)])
+        if L in written:
+            self._write(rank, written, L, stage, part, [x * x % PRIME, x])
+
+    def _factor(self, stage: int, x: int) -> int:
+        return (2 * self.model.weights[f"v{stage}"] * x + self.model.weights[f"b{stage}"]) % PRIME
+
+    def _key_gradient(
+        self, rank: _Rank, read: dict[SlotKind, Slot], written: dict[SlotKind, Slot], stage: int, part: int, dy: int
+    ) -> int:
+        keys, sums = self._regions(rank, read, KV, stage), self._regions(rank, written, DKV, stage)
+        if part == len(keys) - 1:
+            for region in sums:
+                _store(region, [0])
+        ((key,), prefix) = _load(keys[part], 1), self._prefix(keys, part)
+        for before in range(part + 1):
+            (total,) = _load(sums[before], 1)
+            own = dy * prefix if before == part else 0
+            _store(sums[before], [(total + position_weight(before) * dy * key + own) % PRIME])
+        (dk,) = _load(sums[part], 1)
+        return dk
+
+    @staticmethod
+    def _prefix(keys: Sequence[memoryview], part: int) -> int:
+        return sum(position_weight(before) * _load(keys[before], 1)[0] for before in range(part + 1)) % PRIME
+
+    def _regions(self, rank: _Rank, slots: dict[SlotKind, Slot], kind: SlotKind, stage: int) -> list[memoryview]:
+        """One view per slice of a slot that holds a whole micro-batch."""
+        num_bytes = self.case.sizes(kind, stage, sum(self.case.slices))
+        view = rank.view(_slot(slots, kind), num_bytes)
+        width = num_bytes // sum(self.case.slices)
+        bounds = [width * tokens for tokens in accumulate(self.case.slices, initial=0)]
+        return [view[first:stop] for first, stop in pairwise(bounds)]
+
+    def _read(
+        self, rank: _Rank, slots: dict[SlotKind, Slot], kind: SlotKind, stage: int, part: int, count: int
+    ) -> list[int]:
+        return _load(rank.view(_slot(slots, kind), self.case.sizes(kind, stage, self.case.slices[part])), count)
+
+    def _write(
+        self, rank: _Rank, slots: dict[SlotKind, Slot], kind: SlotKind, stage: int, part: int, numbers: list[int]
+    ) -> None:
+        _store(rank.view(_slot(slots, kind), self.case.sizes(kind, stage, self.case.slices[part])), numbers)
+
+    # The end of the step.
+
+    def _join(self, rank: _Rank, action: Action) -> None:
+        group = action.group
+        members = self.ranks
+        if group is Group.TIE:
+            members = [self.ranks[member] for member in self.case.tie or ()]
+        if rank not in members or group not in (Group.TIE, Group.DP, Group.NORM):
+            raise Crash("joins a group that it is not in")
+        rank.at = group
+        if all(member.at is group for member in members):
+            self._reduce(group, members)
+            for member in members:
+                member.at = None
+                member.position += 1
+
+    def _reduce(self, group: Group, members: Sequence[_Rank]) -> None:
+        if group is Group.TIE:
+            total = sum(member.gradients["e"] + member.gradients["head"] for member in members) % PRIME
+            for member in members:
+                member.gradients.update({name: total for name in ("e", "head") if name in member.weights})
+        elif group is Group.DP:
+            for member in members:
+                for name in member.weights:
+                    member.gradients[name] = NUM_REPLICAS * member.gradients[name] % PRIME
+        else:
+            norm = sum(member.gradients[name] for member in members for name in member.weights) % PRIME
+            for member in members:
+                member.norm = norm
+
+    def optimize(self, rank: _Rank, instruction: Instruction) -> None:
+        if rank.norm is None:
+            raise Crash("steps without the norm")
+        for name, value in rank.weights.items():
+            rank.weights[name] = (value - rank.norm * rank.gradients[name]) % PRIME
+
+
+_SEND_WAITS = frozenset({Kind.WAIT_SEND_F, Kind.WAIT_SEND_B})
+_WAITS = _SEND_WAITS | {Kind.WAIT_RECV_F, Kind.WAIT_RECV_B}
+
+_TABLE: dict[Kind, Callable[[_Interpreter, _Rank, Instruction], None]] = {
+    Kind.F: _Interpreter.forward,
+    Kind.R: _Interpreter.recompute,
+    Kind.I: _Interpreter.input_gradient,
+    Kind.W: _Interpreter.weight_gradient,
+    Kind.B: _Interpreter.backward,
+    Kind.SEND_F: _Interpreter.start,
+    Kind.SEND_B: _Interpreter.start,
+    Kind.POST_RECV_F: _Interpreter.start,
+    Kind.POST_RECV_B: _Interpreter.start,
+    **dict.fromkeys(_WAITS, _Interpreter.nothing),
+    Kind.FREE: _Interpreter.nothing,
+    Kind.REDUCE: _Interpreter.nothing,
+    Kind.STEP: _Interpreter.optimize,
+}
+
+
+def _cell(action: Action) -> tuple[int, int, int]:
+    if action.microbatch is None or action.slice is None:
+        raise Crash("an action without micro-batch or slice")
+    return action.stage, action.microbatch, action.slice
+
+
+def _slot(slots: dict[SlotKind, Slot], kind: SlotKind) -> Slot:
+    if kind not in slots:
+        raise Crash(f"no slot {kind}")
+    return slots[kind]
+
+
+def _store(view: memoryview, numbers: Sequence[int]) -> None:
+    """Fill the whole view with the numbers, again and again."""
+    words = b"".join(number.to_bytes(WORD, "little") for number in numbers)
+    view[:] = (words * (len(view) // len(words) + 1))[: len(view)]
+
+
+def _load(view: memoryview, count: int) -> list[int]:
+    """The numbers that fill the view; nothing else may be in it."""
+    words = [int.from_bytes(view[at : at + WORD], "little") for at in range(0, len(view), WORD)]
+    if any(word != words[at % count] for at, word in enumerate(words)):
+        raise Crash("the contents of a slot are torn")
+    return words[:count]

@@ -1,0 +1,95 @@
+"""Programs from a line or two of text, and small edits of them, for tests that say exactly what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.core.layout import SlotKind
+from penstock.core.program import Instruction, Program, RankProgram
+from penstock.core.schedule import Schedule, parse_schedule
+from penstock.planner.lowering import NO_TRANSIENTS, Transients, lower
+
+SPLIT_BACKWARD = """\
+0F0.0,0F0.1,0I0.1,0I0.0,0W0.1,0W0.0
+1F0.0,1F0.1,1I0.1,1I0.0,1W0.1,1W0.0
+"""
+"""Two ranks, one micro-batch, two slices."""
+
+TWO_MICROBATCHES = """\
+0F0,0F1,0B0,0B1
+1F0,1B0,1F1,1B1
+"""
+
+
+def one_line_each(kind: SlotKind, stage: int, tokens: int) -> int:
+    """64 bytes per token for every slot."""
+    return 64 * tokens
+
+
+def schedule_of(text: str) -> Schedule:
+    """The schedule written as CSV."""
+    schedule, _ = parse_schedule(text)
+    return schedule
+
+
+def lowered(
+    text: str,
+    *,
+    slices: tuple[int, ...] = (),
+    receive_ahead: int = 2,
+    dp: bool = False,
+    tie: tuple[int, int] | None = None,
+    transients: Transients = NO_TRANSIENTS,
+) -> Program:
+    """The Program of a schedule written as CSV; slices of one token unless given."""
+    schedule = schedule_of(text)
+    return lower(
+        schedule,
+        one_line_each,
+        slices=slices or (1,) * schedule.num_slices,
+        receive_ahead=receive_ahead,
+        dp=dp,
+        tie=tie,
+        transients=transients,
+    )
+
+
+def actions(program: Program, rank: int) -> list[str]:
+    """The text of a rank's actions, without FREE."""
+    texts = [str(instruction.action) for instruction in program.ranks[rank].instructions]
+    return [text for text in texts if "FREE" not in text]
+
+
+def position(rank: RankProgram, text: str) -> int:
+    """Where the instruction with this action stands."""
+    return [str(instruction.action) for instruction in rank.instructions].index(text)
+
+
+def without(program: Program, rank: int, text: str) -> Program:
+    """The Program with one instruction left out."""
+    at = position(program.ranks[rank], text)
+    return _edited(program, rank, lambda instructions: instructions[:at] + instructions[at + 1 :])
+
+
+def moved(program: Program, rank: int, text: str, before: str) -> Program:
+    """The Program with one instruction taken to just before another one of its rank."""
+    at = position(program.ranks[rank], text)
+
+    def change(instructions: list[Instruction]) -> list[Instruction]:
+        instruction = instructions.pop(at)
+        to = [str(other.action) for other in instructions].index(before)
+        return [*instructions[:to], instruction, *instructions[to:]]
+
+    return _edited(program, rank, change)
+
+
+def replaced(program: Program, rank: int, text: str, instruction: Callable[[Instruction], Instruction]) -> Program:
+    """The Program with one instruction changed."""
+    at = position(program.ranks[rank], text)
+    return _edited(program, rank, lambda found: [*found[:at], instruction(found[at]), *found[at + 1 :]])
+
+
+def _edited(program: Program, rank: int, change: Callable[[list[Instruction]], list[Instruction]]) -> Program:
+    changed = replace(program.ranks[rank], instructions=tuple(change(list(program.ranks[rank].instructions))))
+    return replace(program, ranks=(*program.ranks[:rank], changed, *program.ranks[rank + 1 :]))

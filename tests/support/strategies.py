@@ -1,0 +1,196 @@
+"""Random pipelines for Hypothesis: schedules in any legal order, and everything that lowering asks for besides."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from hypothesis import strategies as st
+
+from penstock.core.layout import SlotKind
+from penstock.core.program import Program
+from penstock.core.schedule import Action, Kind, Schedule
+from penstock.planner.lowering import lower
+
+Cell = tuple[int, int, int]
+
+_MESSAGE_SLOTS = (
+    SlotKind.INPUT,
+    SlotKind.OUTPUT,
+    SlotKind.SENT_GRADIENT,
+    SlotKind.RECEIVED_GRADIENT,
+    SlotKind.HEAD_GRADIENT,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageWidths:
+    """Bytes per token of what a stage keeps; 0 where it has no such slot."""
+
+    activations: int
+    linear: int
+    attention: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A schedule with all that makes a Program of it."""
+
+    schedule: Schedule
+    slices: tuple[int, ...]
+    message_width: int
+    stages: tuple[StageWidths, ...]
+    receive_ahead: int
+    dp: bool
+    tie: tuple[int, int] | None
+
+    def sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
+        """Bytes of a slot: proportional to its tokens, gradients of attention twice as wide."""
+        widths = self.stages[stage]
+        if kind in _MESSAGE_SLOTS:
+            return tokens * self.message_width
+        per_token = {
+            SlotKind.ACTIVATIONS: widths.activations,
+            SlotKind.LINEAR_INPUTS: widths.linear,
+            SlotKind.OUTPUT_GRADIENTS: 2 * widths.linear,
+            SlotKind.KEYS_VALUES: widths.attention,
+            SlotKind.KEYS_VALUES_GRADIENTS: 2 * widths.attention,
+        }
+        return tokens * per_token[kind]
+
+    def lower(self) -> Program:
+        """Its Program."""
+        return lower(
+            self.schedule,
+            self.sizes,
+            slices=self.slices,
+            receive_ahead=self.receive_ahead,
+            dp=self.dp,
+            tie=self.tie,
+        )
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Any legal schedule of up to 4 ranks, 6 stages, 4 micro-batches and 4 slices."""
+    num_ranks = draw(st.integers(1, 4))
+    extra = draw(st.lists(st.integers(0, num_ranks - 1), max_size=2))
+    stage_ranks = draw(st.permutations([*range(num_ranks), *extra]))
+    num_microbatches, num_slices = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    splitting = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    recomputing = draw(st.sampled_from([0.0, 0.3, 1.0]))
+    seed = draw(st.integers(0, 2**32))
+    maker = _Maker(random.Random(seed), stage_ranks, num_microbatches, num_slices)
+    return maker.make(splitting, recomputing)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A legal schedule with random slices, slots, and ends of the step."""
+    schedule = draw(schedules())
+    lengths = st.integers(1, 5)
+    ends = (schedule.stage_ranks[0], schedule.stage_ranks[-1])
+    return Case(
+        schedule=schedule,
+        slices=tuple(draw(st.lists(lengths, min_size=schedule.num_slices, max_size=schedule.num_slices))),
+        message_width=draw(st.sampled_from([8, 24, 64])),
+        stages=tuple(draw(_stage_widths()) for _ in range(schedule.num_stages)),
+        receive_ahead=draw(st.integers(1, 3)),
+        dp=draw(st.booleans()),
+        tie=ends if ends[0] != ends[1] and draw(st.booleans()) else None,
+    )
+
+
+@st.composite
+def _stage_widths(draw: st.DrawFn) -> StageWidths:
+    return StageWidths(
+        activations=draw(st.sampled_from([0, 8, 56, 72])),
+        linear=draw(st.sampled_from([0, 16, 80])),
+        attention=draw(st.sampled_from([0, 8, 32])),
+    )
+
+
+class _Maker:
+    """Puts actions in a random order in which each comes after what it needs.
+
+    Uniform choices rarely let one rank run far ahead of another, so every kind on every rank also gets a random liking,
+    and often the best liked goes first; that yields orders like GPipe's on one rank and 1F1B's on the next.
+    """
+
+    def __init__(self, rng: random.Random, stage_ranks: Sequence[int], num_microbatches: int, num_slices: int) -> None:
+        self.rng = rng
+        self.stage_ranks = tuple(stage_ranks)
+        self.num_microbatches = num_microbatches
+        self.num_slices = num_slices
+        self.liking = {(rank, kind): rng.random() for rank in stage_ranks for kind in Kind}
+        self.eagerness = rng.choice([0.0, 0.8])
+
+    def make(self, splitting: float, recomputing: float) -> Schedule:
+        needs = dict(self._needs(splitting, recomputing))
+        followers: defaultdict[Action, list[Action]] = defaultdict(list)
+        for action, before in needs.items():
+            for other in before:
+                followers[other].append(action)
+        missing = {action: len(before) for action, before in needs.items()}
+        ready = [action for action, count in missing.items() if not count]
+        ranks: list[list[Action]] = [[] for _ in range(max(self.stage_ranks) + 1)]
+        while ready:
+            action = self._choose(ready)
+            ranks[self.stage_ranks[action.stage]].append(action)
+            for follower in followers[action]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
+        return Schedule(
+            ranks=tuple(tuple(self._overlapped(actions)) for actions in ranks),
+            num_stages=len(self.stage_ranks),
+            num_microbatches=self.num_microbatches,
+            num_slices=self.num_slices,
+        )
+
+    def _choose(self, ready: list[Action]) -> Action:
+        if self.rng.random() < self.eagerness:
+            at = max(range(len(ready)), key=lambda at: self.liking[self.stage_ranks[ready[at].stage], ready[at].kind])
+        else:
+            at = self.rng.randrange(len(ready))
+        ready[at], ready[-1] = ready[-1], ready[at]
+        return ready.pop()
+
+    def _needs(self, splitting: float, recomputing: float) -> Iterator[tuple[Action, list[Action]]]:
+        """Every action with those that it has to come after."""
+        shape = (len(self.stage_ranks), self.num_microbatches, self.num_slices)
+        backward = {cell: self._backward_kind(splitting) for cell in product(*map(range, shape))}
+        for (stage, microbatch, part), kind in backward.items():
+            forward, cell = Action(Kind.F, stage, microbatch, part), (stage, microbatch, part)
+            before = self._existing(shape, (stage - 1, microbatch, part), (stage, microbatch, part - 1))
+            yield forward, [Action(Kind.F, *other) for other in before]
+            after = self._existing(shape, (stage + 1, microbatch, part), (stage, microbatch, part + 1))
+            needs = [forward, *(Action(backward[other], *other) for other in after)]
+            if self.rng.random() < recomputing:
+                yield Action(Kind.R, *cell), [forward]
+                needs.append(Action(Kind.R, *cell))
+            yield Action(kind, *cell), needs
+            if kind is Kind.I:
+                yield Action(Kind.W, *cell), [Action(Kind.I, *cell)]
+
+    def _backward_kind(self, splitting: float) -> Kind:
+        return Kind.I if self.rng.random() < splitting else Kind.B
+
+    @staticmethod
+    def _existing(shape: Cell, *cells: Cell) -> list[Cell]:
+        return [cell for cell in cells if all(0 <= at < limit for at, limit in zip(cell, shape, strict=True))]
+
+    def _overlapped(self, actions: Sequence[Action]) -> Iterator[Action]:
+        """The actions, some neighbours of two kinds as an overlap."""
+        left = list(actions)
+        while left:
+            first = left.pop(0)
+            pair = {first.kind, left[0].kind} if left else set()
+            if pair in ({Kind.F, Kind.B}, {Kind.F, Kind.I}) and self.rng.random() < 0.2:
+                children = (first, left.pop(0))
+                yield Action(Kind.OVERLAP, first.stage, children=children)
+            else:
+                yield first
