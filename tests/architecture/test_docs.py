@@ -1,0 +1,275 @@
+"""The documentation against the code: links, commands, diagrams and tables of fields, and quoted errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.core
+import typer.main
+
+from penstock.cli.main import app
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from penstock.core.job import JobSpec, Metadata, PipelineJob
+from penstock.core.layout import SlotKind
+from penstock.core.lifecycle import TRANSITIONS, Phase
+from penstock.core.manifest import camel, write_dataclass
+from penstock.planner import yamltext
+from penstock.planner.schedules.registry import BUILT_IN
+from tests.support.repository import ROOT, load_dev, packages, source_files
+
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+GUIDES = ROOT / "docs" / "guides"
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+# Links
+
+
+def anchor(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+
+
+def prose(text: str) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """Relative links of a page that lead nowhere."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if "://" in target:
+            continue
+        name, _, fragment = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (fragment and fragment not in anchors(file)):
+            yield target
+
+
+@by_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "nowhere.md"
+    assert anchor("spec.data.tokenizer") == "specdatatokenizer"
+    assert prose("a\n```\n[x](y)\n```\nb") == "a\n\nb"
+    assert not page.exists()
+    (tmp_path / "page.md").write_text("[gone](gone.md) [web](https://example.org) [no](#no)\n# Yes\n[yes](#yes)")
+    assert list(broken_links(tmp_path / "page.md")) == ["gone.md", "#no"]
+
+
+PATHS = re.compile(r"`((?:planner|view|trainer|cli|tests|core|docs|benchmarks)/[\w./-]+\.(?:py|md|toml))`")
+
+
+@by_page
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    """`core/job.py` is short for the file below `penstock/`."""
+    names = PATHS.findall(page.read_text())
+    tails = {path.as_posix() for path in (file.relative_to(ROOT) for file in source_files())}
+    missing = [
+        name for name in names if not (ROOT / name).exists() and not any(tail.endswith(f"/{name}") for tail in tails)
+    ]
+    assert missing == []
+
+
+def test_the_readme_s_tree_is_there() -> None:
+    (tree,) = re.findall(r"## The tree\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names = {line.split()[0] for line in tree.splitlines()}
+    assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
+    assert {f"{path.relative_to(ROOT)}/" for path in packages().values()} <= names
+
+
+# Commands
+
+
+def spoken(page: Path) -> Iterator[list[str]]:
+    """Every `penstock` and `./dev` command line that a page shows, as words."""
+    text = page.read_text()
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    shown = [line.strip() for language, block in blocks if language in ("", "console") for line in block.splitlines()]
+    lines = [line.removeprefix("$ ") for line in shown if line.startswith(("$ ", "./dev"))]
+    lines += re.findall(r"`([^`\n]+)`", prose(text))
+    for line in lines:
+        if re.match(r"(penstock|\./dev)( |$)", line):
+            yield shlex.split(line, comments=True)
+
+
+def misspoken(words: list[str]) -> str:
+    """What does not exist in a command line; nothing if all does."""
+    program, *rest = words
+    if program == "./dev":
+        return "" if not rest or rest[0] in load_dev().VERBS else f"verb {rest[0]}"
+    command = typer.main.get_command(app)
+    while isinstance(command, typer.core.TyperGroup) and rest:
+        if rest[0].startswith("-"):
+            rest = rest[1:]
+        elif rest[0].isupper():
+            return ""
+        elif rest[0] not in command.commands:
+            return f"command {rest[0]}"
+        else:
+            command, rest = command.commands[rest[0]], rest[1:]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    unknown = [word for word in rest if word.startswith("-") and word not in known]
+    return f"option {unknown[0]}" if unknown else ""
+
+
+@by_page
+def test_every_command_exists(page: Path) -> None:
+    wrong = {shlex.join(words): found for words in spoken(page) if (found := misspoken(words))}
+    assert wrong == {}
+
+
+def test_commands_are_seen() -> None:
+    assert ["./dev", "demo"] in list(spoken(ROOT / "README.md"))
+    assert any(words[:3] == ["penstock", "schedule", "show"] for words in spoken(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize(
+    "line", ["penstock plant", "penstock plan --clutser x", "./dev tset", "penstock schedule sow x"]
+)
+def test_wrong_commands_are_found(line: str) -> None:
+    assert misspoken(line.split())
+
+
+def test_every_command_is_explained() -> None:
+    text = (GUIDES / "running-a-job.md").read_text() + (GUIDES / "schedules.md").read_text()
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    assert [name for name in group.commands if f"penstock {name}" not in text] == []
+
+
+def test_every_built_in_schedule_is_explained() -> None:
+    text = (GUIDES / "schedules.md").read_text()
+    assert [name for name in BUILT_IN if f"| `{name}` |" not in text] == []
+
+
+# Diagrams and tables
+
+
+def state_diagram(text: str) -> set[tuple[str, str]]:
+    (diagram,) = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text, re.DOTALL)
+    return {(source, target) for source, target in re.findall(r"^\s*(\S+) --> (\S+)$", diagram, re.MULTILINE)}
+
+
+def test_the_state_diagram_is_the_table() -> None:
+    edges = {(phase.value, following.value) for phase, ends in TRANSITIONS.items() for following in ends}
+    edges |= {("[*]", Phase.PENDING.value)} | {(phase.value, "[*]") for phase in Phase if phase.terminal}
+    assert state_diagram(ARCHITECTURE.read_text()) == edges
+
+
+def test_every_slot_is_explained() -> None:
+    (table,) = re.findall(r"^\| slot \| holds .*?\n\n", ARCHITECTURE.read_text(), re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [kind.value for kind in SlotKind]
+
+
+def field_tables(page: Path) -> dict[str, dict[str, str]]:
+    """Heading -> field -> default, of every table of fields."""
+    found = {}
+    for section in re.split(r"^#+ ", page.read_text(), flags=re.MULTILINE)[1:]:
+        rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", section, re.MULTILINE)
+        if "| field | default | meaning |" in section:
+            found[section.partition("\n")[0]] = dict(rows)
+    return found
+
+
+def written_default(field: dataclasses.Field[Any]) -> str:
+    """A field's default as the tables write it."""
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    elif field.default is dataclasses.MISSING:
+        return "required"
+    else:
+        value = field.default
+    if value is None:
+        return "none"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _flow(write_dataclass(value))
+    if "write" in field.metadata:
+        value = field.metadata["write"](value)
+    if isinstance(value, tuple):
+        value = [list(item) if isinstance(item, tuple) else item for item in value]
+    return f"`{value}`" if value != "" else '`""`'
+
+
+def _flow(value: Mapping[str, Any]) -> str:
+    """A mapping in YAML's flow form."""
+    return f"`{{{', '.join(f'{name}: {item}' for name, item in value.items())}}}`" if value else "all defaults"
+
+
+def documented(cls: type[Any], heading: str) -> Iterator[tuple[str, type[Any]]]:
+    """Headings below ``heading`` and the types they describe."""
+    yield heading, cls
+    for name, hint in typing.get_type_hints(cls).items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from documented(hint, f"{heading}.{camel(name)}")
+
+
+JOB_TYPES = [*documented(Metadata, "metadata"), *documented(JobSpec, "spec")]
+CLUSTER_TYPES = [
+    ("Fields of the cluster", ClusterSpec),
+    ("Fields of the device", DeviceSpec),
+    ("Fields of a link", LinkSpec),
+]
+TABLES = [
+    *((GUIDES / "running-a-job.md", heading, cls) for heading, cls in JOB_TYPES),
+    *((GUIDES / "described-hardware.md", heading, cls) for heading, cls in CLUSTER_TYPES),
+]
+
+
+@pytest.mark.parametrize(("page", "heading", "cls"), TABLES, ids=[heading for _, heading, _ in TABLES])
+def test_every_field_and_its_default_is_documented(page: Path, heading: str, cls: type[Any]) -> None:
+    expected = {camel(field.name): written_default(field) for field in dataclasses.fields(cls)}
+    assert field_tables(page).get(heading) == expected
+
+
+def test_no_table_of_fields_is_left_over() -> None:
+    for page in sorted({page for page, _, _ in TABLES}):
+        assert set(field_tables(page)) == {heading for other, heading, _ in TABLES if other == page}
+
+
+def yaml_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@by_page
+def test_every_manifest_can_be_read(page: Path) -> None:
+    """Whole jobs and clusters; a block that is a part of one is only parsed."""
+    for block in yaml_blocks(page):
+        manifest = yamltext.load(block, page.name)
+        if "apiVersion" in manifest:
+            PipelineJob.from_manifest(manifest)
+        elif "device" in manifest:
+            ClusterSpec.from_manifest(manifest)
+
+
+# Errors
+
+ERRORS = re.findall(r"^### (.*)$", (GUIDES / "troubleshooting.md").read_text(), re.MULTILINE)
+
+
+def literal_parts(message: str) -> list[str]:
+    """What a quoted message says apart from values."""
+    return [part for part in message.split("…") if len(part.strip(" '(),;:.")) > 2]
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_every_quoted_error_is_in_the_code(message: str) -> None:
+    sources = "\n".join(path.read_text() for path in [*source_files(), ROOT / "dev"])
+    joined = re.sub(r'"\s*\n\s*f?"', "", sources)
+    assert [part for part in literal_parts(message) if part.strip() not in joined] == []
