@@ -68,8 +68,12 @@ class WorkerPool:
     def connect(self, plan: Plan, program: Program) -> Mesh:
         """Open the plan's process groups; every rank of the pool takes part."""
         mesh = Mesh(dp=plan.dp, pp=plan.pp)
-        self.run(_open, list(group_names(program, mesh)))
+        self.open(program, mesh)
         return mesh
+
+    def open(self, program: Program, mesh: Mesh) -> None:
+        """Open the groups that the program needs on this mesh."""
+        self.run(_open, list(group_names(program, mesh)))
 
     def close(self) -> None:
         """End the processes."""

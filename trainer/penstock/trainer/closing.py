@@ -35,7 +35,9 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """A step over all ranks. ``peak_bytes`` per global rank, from the previous step's reduction to this one's."""
+    """A step over all ranks. ``peak_bytes`` per global rank: the most held in this step up to its reduction, or in the
+    whole of the step before; what happens between steps does not count.
+    """
 
     loss_sum: float
     gradient_norm: float
@@ -71,7 +73,13 @@ class Closing:
         self._sums = torch.zeros(_NUM_SUMS + mesh.num_ranks, dtype=torch.float64, device=device)
         self._values = self._sums.tolist()
         self._gradient_norm = 0.0
-        self.step_number = 0
+        self._peak_bytes = 0
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self._step = step
+        memory.reset_peak(self._device)
 
     @property
     def totals(self) -> Totals:
@@ -96,9 +104,10 @@ class Closing:
         raise ValueError(f"a plan that is run has no reduction over {group}")
 
     def step(self) -> None:
-        """The optimizers' step."""
+        """The optimizers' step, which ends the step."""
         for optimizer in self._optimizers:
-            self._gradient_norm = optimizer.step(self.step_number, self._values[_SQUARED_NORM])
+            self._gradient_norm = optimizer.step(self._step, self._values[_SQUARED_NORM])
+        self._peak_bytes = memory.peak_bytes(self._device)
 
     def _reduce_replicas(self) -> None:
         for gradient in self._flat_gradients:
@@ -111,8 +120,7 @@ class Closing:
             sums[_SQUARED_NORM] = self._squared_norm()
         sums[_LOSS] = losses.sum()
         sums[_STOP] = float(self._stop_requested())
-        sums[_NUM_SUMS + self._rank] = float(memory.peak_bytes(self._device))
-        memory.reset_peak(self._device)
+        sums[_NUM_SUMS + self._rank] = float(max(self._peak_bytes, memory.peak_bytes(self._device)))
         self._transport.all_reduce(Group.NORM, sums)
         self._values = sums.tolist()
 

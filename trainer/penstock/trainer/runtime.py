@@ -99,7 +99,7 @@ class Runtime:
         self._executor.token_ids_MBS.copy_(batch.token_ids.view(shape))
         self._executor.labels_MBS.copy_(batch.labels.view(shape))
         self._executor.gradient_scale = 1.0 / batch.num_valid_tokens
-        self._closing.step_number = step
+        self._closing.begin(step)
         self._training.run(step, recorder)
         return self._closing.totals
 
