@@ -7,19 +7,20 @@ tokens after c tokens of prefix, alone and with the other ranks of its host comp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import ClusterSpec
+from penstock.core.cluster import ClusterSpec, LinkSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
 from penstock.core.schedule import Kind
 
 Floats = npt.NDArray[np.float64]
 Lengths = npt.ArrayLike
+Devices = npt.ArrayLike
 
 
 class CostModel(Protocol):
@@ -47,8 +48,8 @@ class CostModel(Protocol):
         """Bytes the unit's action takes beyond its slots."""
         ...
 
-    def transfer(self, source: int, target: int) -> tuple[float, float]:
-        """(latency seconds, seconds per byte) of a message between two devices."""
+    def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
+        """(latency seconds, seconds per byte) of messages between devices, elementwise."""
         ...
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
@@ -73,6 +74,10 @@ class DescribedCost:
     cluster: ClusterSpec
     precision: Precision
     tp: int = 1
+    _links: Floats = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_links", _link_table(self.cluster))
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -126,32 +131,39 @@ class DescribedCost:
         width = self.precision.compute_bytes + self.precision.accumulate_bytes
         return min(batch * length, 1024) * self.model.vocab * width // self.tp
 
-    def transfer(self, source: int, target: int) -> tuple[float, float]:
+    def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
         """The link between the devices' nodes, an override if there is one."""
-        link = self._link(self.cluster.node_of(source), self.cluster.node_of(target))
-        return link.latency_seconds, 1.0 / link.bytes_per_second
-
-    def _link(self, source: int, target: int) -> Any:
-        if source == target:
-            return self.cluster.intra_node
-        for override in self.cluster.links:
-            if {override.source, override.target} == {source, target}:
-                return override.link
-        return self.cluster.inter_node
+        per_node = self.cluster.devices_per_node
+        latency, per_byte = self._links[:, np.asarray(source) // per_node, np.asarray(target) // per_node]
+        return latency, per_byte
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
         """A ring over ``devices``: 2 (n-1)/n of the bytes over its slowest link (Patarasuk and Yuan, 2009)."""
         n = len(devices)
         if n < 2:
             return 0.0
-        links = [self.transfer(a, b) for a, b in zip(devices, [*devices[1:], devices[0]], strict=True)]
-        latency, per_byte = max(link[0] for link in links), max(link[1] for link in links)
-        return 2 * (n - 1) * (latency + num_bytes / n * per_byte)
+        latency, per_byte = self.transfer(devices, np.roll(devices, -1))
+        return 2 * (n - 1) * float(latency.max() + num_bytes / n * per_byte.max())
 
     def optimizer_seconds(self, num_parameters: int) -> float:
         """Master weight, gradient and two moments read, three of them and the compute copy written."""
         traffic = num_parameters * (4 * 4 + 3 * 4 + self.precision.compute_bytes)
         return traffic / self.cluster.device.memory_bandwidth
+
+
+def _link_table(cluster: ClusterSpec) -> Floats:
+    """[latency seconds or seconds per byte, source node, target node]; of several overrides the first counts."""
+    table = np.empty((2, cluster.num_nodes, cluster.num_nodes))
+    table[:] = _link(cluster.inter_node)[:, None, None]
+    for each in reversed(cluster.links):
+        table[:, each.source, each.target] = table[:, each.target, each.source] = _link(each.link)
+    nodes = np.arange(cluster.num_nodes)
+    table[:, nodes, nodes] = _link(cluster.intra_node)[:, None]
+    return table
+
+
+def _link(link: LinkSpec) -> Floats:
+    return np.array([link.latency_seconds, 1.0 / link.bytes_per_second])
 
 
 def _passes(unit: UnitKind, kind: Kind) -> int:

@@ -2,11 +2,12 @@
 
 The model of one (unit, kind), for B sequences of n tokens after c of prefix, t = B n:
 
-    seconds = sum_i u_i hat_i(log2 t)  +  B n c sum_j s_j hat_j(log2 n)  +  q B n^2
+    seconds = sum_i u_i hat_i(t)  +  B (n c + n (n + 1) / 2) sum_j s_j hat_j(n)  +  q B n^2
 
-The first sum interpolates between the measured token counts, the second is the prefix slope (attention only), the last
-separates attention inside the slice from the matrices when several batches were measured. All coefficients are
-non-negative and minimise the *relative* squared error (scipy's nnls), since a plan is as wrong as its percentages.
+The first sum interpolates between the measured token counts, the second is the cost of an attended pair (attention
+only, known from how time grows with the prefix), the last separates what else attention does inside the slice from the
+matrices when several batches were measured. All coefficients are non-negative and minimise the *relative* squared
+error (scipy's nnls), since a plan is as wrong as its percentages.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import scipy.optimize
 
 from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
-from penstock.core.profile import Profile, UnitRecord
+from penstock.core.profile import LinkRecord, Profile, UnitRecord
 from penstock.core.schedule import Kind
-from penstock.planner.cost import Floats, Lengths
+from penstock.planner.cost import Devices, Floats, Lengths
 
 Key = tuple[UnitKind, Kind]
 
@@ -37,14 +38,18 @@ class Fit:
     quadratic: float
 
     def seconds(self, batch: int, length: Lengths, prefix: Lengths) -> Floats:
-        """Seconds at (B, n, c); beyond the last node the token part goes on in proportion to t."""
+        """Seconds at (B, n, c); below the first node as there, beyond the last in proportion to t."""
         n, c = np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64)
-        t = np.log2(np.maximum(batch * n, 1))
-        tokens = np.interp(t, self.token_nodes, self.token_seconds)
-        beyond = np.maximum(batch * n / 2 ** self.token_nodes[-1], 1.0)
-        slope = np.interp(np.log2(np.maximum(n, 1)), self.slope_nodes, self.slopes)
-        seconds: Floats = tokens * beyond + batch * n * c * slope + self.quadratic * batch * n * n
+        t = batch * n
+        tokens = np.interp(t, self.token_nodes, self.token_seconds) * np.maximum(t / self.token_nodes[-1], 1.0)
+        slope = np.interp(n, self.slope_nodes, self.slopes)
+        seconds: Floats = tokens + _pairs(batch, n, c) * slope + self.quadratic * batch * n * n
         return seconds
+
+
+def _pairs(batch: int | Floats, n: Floats, c: Floats) -> Floats:
+    pairs: Floats = batch * (n * c + n * (n + 1) / 2)
+    return pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +65,15 @@ class FitReport:
 
 def fit_records(records: Sequence[UnitRecord], together: bool) -> Fit:
     """The least-squares fit to ``records`` (all of one unit and kind); needs at least one record."""
-    tokens = np.log2([r.batch * r.length for r in records])
-    nodes = np.unique(tokens)
-    prefixed = [r for r in records if r.prefix]
-    slope_nodes = np.unique(np.log2([r.length for r in prefixed])) if prefixed else np.zeros(1)
-    lengths = np.log2([r.length for r in records])
-    pairs = np.array([float(r.batch * r.length * r.prefix) for r in records])
-    squares = np.array([float(r.batch * r.length**2) for r in records])
-    columns = [*_hats(tokens, nodes), *(hat * pairs for hat in _hats(lengths, slope_nodes))]
-    columns.append(squares if len({r.batch for r in records}) > 1 and prefixed else 0.0 * squares)
+    batches, lengths, prefixes = (
+        np.array([getattr(r, name) for r in records], dtype=np.float64) for name in ("batch", "length", "prefix")
+    )
+    nodes = np.unique(batches * lengths)
+    attends = records[0].unit is UnitKind.ATTENTION and records[0].kind is not Kind.W and bool(prefixes.any())
+    slope_nodes = np.unique(lengths[prefixes > 0]) if attends else np.zeros(1)
+    pairs = attends * _pairs(batches, lengths, prefixes)
+    squares = (attends and len(set(batches.tolist())) > 1) * batches * lengths**2
+    columns = [*_hats(batches * lengths, nodes), *(hat * pairs for hat in _hats(lengths, slope_nodes)), squares]
     seconds = np.array([r.together_seconds if together else r.alone_seconds for r in records])
     design = np.stack(columns, axis=1) / seconds[:, None]
     scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
@@ -95,6 +100,8 @@ class MeasuredCost:
     profile: Profile
     alone: dict[Key, Fit]
     slowdowns: dict[Key, float]
+    links: Floats
+    """[latency seconds or seconds per byte, source, target], the last of each for devices beyond those measured."""
     reports: tuple[FitReport, ...]
 
     @property
@@ -119,36 +126,30 @@ class MeasuredCost:
         return self.slowdowns.get((unit, kind), 1.0)
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
-        """The measured transient of the nearest point that is at least as large, scaled down by tokens."""
+        """That of the nearest measured point at least as large; beyond all of them in proportion to tokens."""
         found = [r for r in self.profile.memory.transients if (r.unit, r.kind) == (unit, kind)]
         if not found:
             return 0
         tokens = batch * length
         enough = [r for r in found if r.batch * r.length >= tokens and r.prefix >= prefix] or found
         nearest = min(enough, key=lambda r: (abs(r.batch * r.length - tokens), abs(r.prefix - prefix)))
-        return nearest.num_bytes
+        return -(-nearest.num_bytes * max(tokens, nearest.batch * nearest.length) // (nearest.batch * nearest.length))
 
-    def transfer(self, source: int, target: int) -> tuple[float, float]:
+    def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
         """The measured channel; a pair that was not measured takes the slowest that was."""
-        links = self.profile.links
-        own = [link for link in links if (link.source, link.target) == (source, target)]
-        if not links:
-            return 0.0, 0.0
-        chosen = own or [min(links, key=lambda link: link.bytes_per_second)]
-        return chosen[0].latency_seconds, 1.0 / chosen[0].bytes_per_second
+        most = len(self.links[0]) - 1
+        latency, per_byte = self.links[:, np.minimum(source, most), np.minimum(target, most)]
+        return latency, per_byte
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """Interpolated over the measured sizes for that many ranks, in proportion beyond the largest."""
-        if len(devices) < 2:
-            return 0.0
+        """Interpolated over the sizes measured for the nearest number of ranks, in proportion beyond the largest."""
         records = self.profile.collectives
-        most = max((r.num_ranks for r in records if r.num_ranks <= len(devices)), default=0)
-        points = sorted((r.num_bytes, r.seconds) for r in records if r.num_ranks == most)
-        if not points:
+        if len(devices) < 2 or not records:
             return 0.0
-        largest = points[-1][0]
+        nearest = min({r.num_ranks for r in records}, key=lambda n: (abs(n - len(devices)), -n))
+        points = sorted((r.num_bytes, r.seconds) for r in records if r.num_ranks == nearest)
         seconds = float(np.interp(num_bytes, [p[0] for p in points], [p[1] for p in points]))
-        return seconds * max(num_bytes / largest, 1.0)
+        return seconds * max(num_bytes / points[-1][0], 1.0)
 
     def optimizer_seconds(self, num_parameters: int) -> float:
         """Interpolated over the measured sizes from zero, in proportion beyond the largest."""
@@ -159,22 +160,47 @@ class MeasuredCost:
         return float(np.interp(num_parameters, sizes, seconds)) * max(num_parameters / sizes[-1], 1.0)
 
 
+REQUIRED = (
+    (UnitKind.EMBEDDING, Kind.F),
+    (UnitKind.EMBEDDING, Kind.W),
+    *((unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I, Kind.W)),
+    (UnitKind.HEAD, Kind.F),
+)
+"""Every pass that takes time."""
+
+
 def measured_cost(profile: Profile) -> MeasuredCost:
-    """The Profile fitted; raises `UserError` when a unit has no measurement."""
+    """The Profile fitted; raises `UserError` when a pass has no measurement or one that took no time."""
     groups: dict[Key, list[UnitRecord]] = {}
     for record in profile.units:
+        if min(record.alone_seconds, record.together_seconds, record.batch, record.length) <= 0 or record.prefix < 0:
+            raise _useless(f"{record.unit} {record.kind} of {record.length} tokens has no positive time")
         groups.setdefault((record.unit, record.kind), []).append(record)
-    missing = {UnitKind.ATTENTION, UnitKind.MLP, UnitKind.HEAD, UnitKind.EMBEDDING} - {unit for unit, _ in groups}
+    missing = [f"{unit} {kind}" for unit, kind in REQUIRED if not _used(groups.get((unit, kind), ()))]
     if missing:
-        raise UserError(
-            what=f"holds no measurement of {', '.join(sorted(missing))}",
-            where="profile",
-            remedy="run penstock profile again",
-        )
+        raise _useless(f"holds no measurement of {', '.join(missing)}")
     alone = {key: fit_records(_used(records), together=False) for key, records in groups.items()}
     slowdowns = {key: _slowdown(records) for key, records in groups.items()}
     reports = tuple(_report(key, records, alone[key]) for key, records in groups.items())
-    return MeasuredCost(profile=profile, alone=alone, slowdowns=slowdowns, reports=reports)
+    return MeasuredCost(
+        profile=profile, alone=alone, slowdowns=slowdowns, links=_link_table(profile.links), reports=reports
+    )
+
+
+def _useless(what: str) -> UserError:
+    return UserError(what=what, where="profile", remedy="run penstock profile again")
+
+
+def _link_table(links: Sequence[LinkRecord]) -> Floats:
+    """[latency seconds or seconds per byte, source, target], with one more row and column for devices beyond."""
+    size = 2 + max((max(link.source, link.target) for link in links), default=-1)
+    table = np.zeros((2, size, size))
+    if links:
+        slowest = min(links, key=lambda link: link.bytes_per_second)
+        table[:] = np.array([slowest.latency_seconds, 1.0 / slowest.bytes_per_second])[:, None, None]
+    for link in links:
+        table[:, link.source, link.target] = link.latency_seconds, 1.0 / link.bytes_per_second
+    return table
 
 
 def _used(records: Iterable[UnitRecord]) -> list[UnitRecord]:

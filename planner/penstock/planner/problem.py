@@ -42,7 +42,7 @@ class Problem:
     @property
     def quantum(self) -> int:
         """Tokens between possible slice boundaries."""
-        return max(1, self.sequence_length // MOST_QUANTA)
+        return -(-self.sequence_length // MOST_QUANTA)
 
 
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
@@ -131,5 +131,7 @@ def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]
             yield Mesh(dp=dp, tp=tp, pp=pp, microbatch=microbatch, num_microbatches=share // microbatch)
 
 
+@functools.lru_cache(maxsize=1024)
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return small + [number // divisor for divisor in reversed(small) if divisor * divisor < number]

@@ -85,12 +85,8 @@ def transfer_table(
             if not 0 <= stage + shift < num_stages:
                 continue
             source, target = stage_ranks[stage], stage_ranks[stage + shift]
-            links = [
-                cost.transfer(devices[replica * mesh.pp + source], devices[replica * mesh.pp + target])
-                for replica in range(mesh.dp)
-            ]
-            seconds = max(latency for latency, _ in links) + sizes * max(per_byte for _, per_byte in links)
-            table[direction, stage] = np.rint(seconds * 1e9)
+            latency, per_byte = cost.transfer(devices[source :: mesh.pp], devices[target :: mesh.pp])
+            table[direction, stage] = np.rint((latency.max() + sizes * per_byte.max()) * 1e9)
     return table
 
 

@@ -1,0 +1,116 @@
+"""Costs of described hardware against sums by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.layout import Precision
+from penstock.core.model import UnitKind
+from penstock.core.schedule import Kind
+from penstock.planner.cost import DescribedCost
+from tests.support.planning import BETWEEN, DEVICE, INSIDE, TINY_GPT2, TINY_LLAMA, cluster, slow_link
+
+PASSES = (Kind.F, Kind.I, Kind.W)
+
+
+def described(tp: int = 1, **changes: object) -> DescribedCost:
+    return DescribedCost(model=TINY_LLAMA, cluster=cluster(**changes), precision=Precision.FP32, tp=tp)  # type: ignore[arg-type]
+
+
+def traffic(tokens: int, width: int) -> float:
+    return tokens * width * TINY_LLAMA.hidden * 4 / DEVICE.memory_bandwidth
+
+
+def test_an_mlp_is_its_three_matrices_at_the_efficiency_of_its_tokens() -> None:
+    flops = 2 * 3 * TINY_LLAMA.hidden * TINY_LLAMA.ffn_hidden * 16
+    expected = flops / (0.5 * DEVICE.peak_flops) + traffic(16, 6)
+    for kind in PASSES:
+        assert described().unit_seconds(UnitKind.MLP, kind, 1, 16, 0) == pytest.approx(expected)
+        assert described().unit_seconds(UnitKind.MLP, kind, 2, 8, 5) == pytest.approx(expected)
+
+
+def test_efficiency_is_interpolated_in_the_logarithm_of_tokens() -> None:
+    flops = 2 * 3 * TINY_LLAMA.hidden * TINY_LLAMA.ffn_hidden
+    for tokens, share in ((1, 0.1), (2, 0.2), (4, 0.3), (16, 0.5), (4096, 0.5)):
+        expected = tokens * flops / (share * DEVICE.peak_flops) + traffic(tokens, 6)
+        assert described().unit_seconds(UnitKind.MLP, Kind.W, 1, tokens, 0) == pytest.approx(expected)
+
+
+def test_attention_attends_to_the_prefix_and_to_itself() -> None:
+    hidden, n, c = TINY_LLAMA.hidden, 3, 5
+    pairs = sum(c + i + 1 for i in range(n))
+    matrices = 2 * 4 * hidden * hidden * n
+    share = 0.1 + 0.1 * math.log2(n)
+    base = matrices / (share * DEVICE.peak_flops) + traffic(n, 6)
+    scores = 4 * hidden * pairs / (0.5 * DEVICE.peak_flops)
+    cost = described()
+    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.F, 1, n, c) == pytest.approx(base + scores)
+    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.I, 1, n, c) == pytest.approx(base + 2.5 * scores)
+    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.W, 1, n, c) == pytest.approx(base)
+
+
+def test_the_ends_do_their_work_once() -> None:
+    cost, logits = described(), 2 * TINY_LLAMA.hidden * TINY_LLAMA.vocab * 16 / (0.5 * DEVICE.peak_flops)
+    assert cost.unit_seconds(UnitKind.HEAD, Kind.F, 1, 16, 0) == pytest.approx(3 * logits + traffic(16, 6))
+    for unit, kind in ((UnitKind.HEAD, Kind.I), (UnitKind.HEAD, Kind.W), (UnitKind.EMBEDDING, Kind.I)):
+        assert cost.unit_seconds(unit, kind, 1, [16, 8], [0, 16]).tolist() == [0.0, 0.0]
+
+
+def test_tensor_parallelism_divides_the_work_and_adds_a_ring() -> None:
+    one, two = described(), described(tp=2)
+    work = one.unit_seconds(UnitKind.MLP, Kind.F, 1, 16, 0) - traffic(16, 6)
+    ring = 2 * INSIDE.latency_seconds + 2 * (1 / 2) * 16 * TINY_LLAMA.hidden * 4 / INSIDE.bytes_per_second
+    assert two.unit_seconds(UnitKind.MLP, Kind.F, 1, 16, 0) == pytest.approx(work / 2 + traffic(16, 6) + ring)
+    assert two.unit_seconds(UnitKind.MLP, Kind.W, 1, 16, 0) == pytest.approx(work / 2 + traffic(16, 6))
+
+
+def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
+    cost = described(links=(slow_link(0, 1, 4),))
+    assert cost.all_reduce_seconds(1000, [0]) == 0.0
+    assert cost.all_reduce_seconds(1000, [0, 1]) == pytest.approx(2 * (1e-6 + 500 / 1e9))
+    assert cost.all_reduce_seconds(1000, [0, 1, 2, 3]) == pytest.approx(6 * (1e-5 + 250 * 4 / 1e8))
+
+
+def test_a_message_takes_the_link_between_its_nodes() -> None:
+    cost = described(num_nodes=3, links=(slow_link(2, 0, 4), slow_link(0, 2, 9)))
+    expected = {(0, 1): 1e-9, (0, 2): 1e-8, (0, 4): 4e-8, (5, 1): 4e-8, (2, 5): 1e-8, (3, 3): 1e-9}
+    for (source, target), per_byte in expected.items():
+        latency = INSIDE.latency_seconds if source // 2 == target // 2 else BETWEEN.latency_seconds
+        assert cost.transfer(source, target) == pytest.approx((latency, per_byte))
+    sources, targets = zip(*expected, strict=True)
+    assert cost.transfer(sources, targets)[1] == pytest.approx(list(expected.values()))
+
+
+def test_the_optimizer_moves_every_state_once() -> None:
+    assert described().optimizer_seconds(1000) == pytest.approx(1000 * (16 + 12 + 4) / DEVICE.memory_bandwidth)
+    narrow = dataclasses.replace(described(), precision=Precision.BF16)
+    assert narrow.optimizer_seconds(1000) == pytest.approx(1000 * (16 + 12 + 2) / DEVICE.memory_bandwidth)
+
+
+def test_only_the_head_needs_room_beyond_its_slots() -> None:
+    cost = described(tp=2)
+    assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 2, 8, 0) == 16 * 64 * 8 // 2
+    assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 8, 1024, 0) == 1024 * 64 * 8 // 2
+    assert cost.transient_bytes(UnitKind.MLP, Kind.F, 2, 8, 0) == 0
+    assert cost.slowdown(UnitKind.MLP, Kind.F) == 1.0
+
+
+@given(
+    st.sampled_from(UnitKind),
+    st.sampled_from(PASSES),
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(1, 64), st.integers(0, 64)), min_size=1, max_size=5),
+)
+def test_arrays_are_points_side_by_side(unit: UnitKind, kind: Kind, batch: int, points: list[tuple[int, int]]) -> None:
+    cost = DescribedCost(model=TINY_GPT2, cluster=cluster(), precision=Precision.FP32)
+    lengths, prefixes = np.array(points).T
+    together = cost.unit_seconds(unit, kind, batch, lengths, prefixes)
+    each = [float(cost.unit_seconds(unit, kind, batch, length, prefix)) for length, prefix in points]
+    assert together.tolist() == pytest.approx(each)
+    assert min(each) >= 0.0

@@ -1,0 +1,168 @@
+"""The fit against cost functions that are known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.model import UnitKind
+from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
+from penstock.core.schedule import Kind
+from penstock.planner.fit import MeasuredCost, fit_records, measured_cost
+from tests.support.planning import measured, profile
+
+Truth = Callable[[int, int, int], float]
+
+GRID = [(b, n, c) for b in (1, 2) for n in (8, 16, 32, 64) for c in (0, 64 - n // 2, 128 - n)]
+BETWEEN = [(1, 12, 40), (1, 24, 100), (2, 48, 30), (1, 33, 0)]
+
+
+def records(unit: UnitKind, kind: Kind, truth: Truth, points: list[tuple[int, int, int]], held_out: bool = False):  # type: ignore[no-untyped-def]
+    return [
+        measured(unit, kind, batch=b, length=n, prefix=c, seconds=truth(b, n, c), held_out=held_out)
+        for b, n, c in points
+    ]
+
+
+@settings(max_examples=60)
+@given(st.floats(0, 1e-3), st.floats(1e-7, 1e-4), st.floats(1e-10, 1e-7), st.floats(0, 1e-8))
+def test_affine_attention_is_recovered_between_and_beyond_the_measured_points(
+    fixed: float, per_token: float, per_pair: float, per_square: float
+) -> None:
+    def truth(b: int, n: int, c: int) -> float:
+        return fixed + per_token * b * n + per_pair * b * (n * c + n * (n + 1) / 2) + per_square * b * n * n
+
+    fit = fit_records(records(UnitKind.ATTENTION, Kind.F, truth, GRID), together=False)
+    for b, n, c in BETWEEN:
+        assert float(fit.seconds(b, n, c)) == pytest.approx(truth(b, n, c), rel=2e-3)
+    growth = float(fit.seconds(1, 32, 4096) - fit.seconds(1, 32, 2048))
+    assert growth == pytest.approx(per_pair * 32 * 2048, rel=2e-2)
+
+
+def test_matrices_cost_the_same_after_any_prefix() -> None:
+    fit = fit_records(records(UnitKind.ATTENTION, Kind.W, lambda b, n, c: 1e-6 * b * n + 1e-9 * c, GRID), False)
+    assert float(fit.seconds(1, 16, 0)) == float(fit.seconds(1, 16, 100))
+
+
+def test_tokens_below_the_grid_cost_its_least_and_beyond_it_go_on_in_proportion() -> None:
+    points = [(1, n, 0) for n in (8, 16, 64)]
+    fit = fit_records(records(UnitKind.MLP, Kind.F, lambda b, n, c: 1e-5 + 1e-6 * n, points), together=False)
+    assert float(fit.seconds(1, 2, 0)) == pytest.approx(18e-6)
+    assert float(fit.seconds(4, 64, 0)) == pytest.approx(4 * 74e-6)
+
+
+def test_together_is_fitted_apart_from_alone() -> None:
+    found = [measured(UnitKind.MLP, Kind.F, length=n, slowdown=1.5) for n in (8, 16)]
+    assert float(fit_records(found, together=True).seconds(1, 12, 0)) == pytest.approx(18e-6)
+    assert float(fit_records(found, together=False).seconds(1, 12, 0)) == pytest.approx(12e-6)
+
+
+def whole(attention: Truth, held_out: Truth | None = None, **changes: object) -> MeasuredCost:
+    units = [measured(u, k) for u in UnitKind for k in (Kind.F, Kind.I, Kind.W) if (u, k) != ("attention", Kind.F)]
+    units += records(UnitKind.ATTENTION, Kind.F, attention, GRID)
+    if held_out is not None:
+        units += records(UnitKind.ATTENTION, Kind.F, held_out, BETWEEN, held_out=True)
+    return measured_cost(profile(tuple(units), **changes))
+
+
+def affine(b: int, n: int, c: int) -> float:
+    return 1e-5 + 1e-6 * b * n + 1e-8 * b * (n * c + n * (n + 1) / 2)
+
+
+def test_the_report_tells_the_error_on_points_that_took_no_part() -> None:
+    cost = whole(affine, lambda b, n, c: 1.25 * affine(b, n, c))
+    reports = {(report.unit, report.kind): report for report in cost.reports}
+    attention, other = reports[UnitKind.ATTENTION, Kind.F], reports[UnitKind.MLP, Kind.F]
+    assert attention.fitted_error < 0.01
+    assert attention.held_out_error == pytest.approx(0.2, abs=0.01)
+    assert attention.num_records == len(GRID) + len(BETWEEN)
+    assert math.isnan(other.held_out_error)
+
+
+def test_held_out_points_leave_the_fit_alone() -> None:
+    kept, disturbed = whole(affine), whole(affine, lambda b, n, c: 99.0)
+    for b, n, c in itertools.product((1, 2), (8, 50), (0, 60)):
+        expected = kept.unit_seconds(UnitKind.ATTENTION, Kind.F, b, n, c)
+        assert disturbed.unit_seconds(UnitKind.ATTENTION, Kind.F, b, n, c) == expected
+
+
+def test_the_slowdown_is_the_median_and_never_a_gain() -> None:
+    ratios = {UnitKind.MLP: (1.2, 1.3, 9.0), UnitKind.HEAD: (0.8, 0.9, 1.0)}
+    units = [measured(u, k) for u in UnitKind for k in (Kind.F, Kind.I, Kind.W) if u not in ratios]
+    units += [measured(u, k, slowdown=r) for u in ratios for k in (Kind.F, Kind.I, Kind.W) for r in ratios[u]]
+    cost = measured_cost(profile(tuple(units)))
+    assert cost.slowdown(UnitKind.MLP, Kind.F) == pytest.approx(1.3)
+    assert cost.slowdown(UnitKind.HEAD, Kind.F) == 1.0
+
+
+@pytest.mark.parametrize("lost", [(UnitKind.ATTENTION, Kind.I), (UnitKind.HEAD, Kind.F), (UnitKind.EMBEDDING, Kind.W)])
+def test_a_pass_without_measurement_is_refused_by_name(lost: tuple[UnitKind, Kind]) -> None:
+    units = tuple(r for r in profile().units if (r.unit, r.kind) != lost)
+    with pytest.raises(UserError, match=f"{lost[0]} {lost[1]}"):
+        measured_cost(profile(units))
+    held_out = measured(*lost, held_out=True)
+    with pytest.raises(UserError, match=f"{lost[0]} {lost[1]}"):
+        measured_cost(profile((*units, held_out)))
+
+
+def test_a_time_of_zero_is_refused() -> None:
+    with pytest.raises(UserError, match="no positive time"):
+        measured_cost(profile((*profile().units, measured(UnitKind.MLP, Kind.F, seconds=0.0))))
+
+
+def test_passes_without_work_take_no_time() -> None:
+    units = tuple(r for r in profile().units if (r.unit, r.kind) != (UnitKind.HEAD, Kind.W))
+    assert measured_cost(profile(units)).unit_seconds(UnitKind.HEAD, Kind.W, 1, [4, 8], 0).tolist() == [0.0, 0.0]
+
+
+def test_links_are_as_measured_and_others_as_the_slowest() -> None:
+    links = tuple(
+        LinkRecord(source=s, target=t, latency_seconds=s + 1.0, bytes_per_second=speed, error=0.0)
+        for s, t, speed in ((0, 1, 8.0), (1, 0, 2.0), (1, 2, 4.0))
+    )
+    cost = measured_cost(profile(links=links))
+    assert cost.transfer(0, 1) == pytest.approx((1.0, 1 / 8))
+    for unmeasured_or_slowest in ((2, 1), (1, 0), (7, 0)):
+        assert cost.transfer(*unmeasured_or_slowest) == pytest.approx((2.0, 1 / 2))
+    latency, per_byte = cost.transfer([0, 1], [1, 2])
+    assert (latency.tolist(), per_byte.tolist()) == ([1.0, 2.0], [1 / 8, 1 / 4])
+    assert measured_cost(profile(links=())).transfer(0, 1) == pytest.approx((0.0, 0.0))
+
+
+def test_sums_are_those_of_the_nearest_number_of_ranks() -> None:
+    points = [(2, 100, 1.0), (2, 200, 2.0), (4, 100, 3.0)]
+    found = tuple(CollectiveRecord(num_ranks=n, num_bytes=b, seconds=s, spread=0.0) for n, b, s in points)
+    cost = measured_cost(profile(collectives=found))
+    assert cost.all_reduce_seconds(150, [0, 1]) == pytest.approx(1.5)
+    assert cost.all_reduce_seconds(400, [0, 1]) == pytest.approx(4.0)
+    assert cost.all_reduce_seconds(1, [0, 1]) == pytest.approx(1.0)
+    assert cost.all_reduce_seconds(100, range(8)) == cost.all_reduce_seconds(100, range(3)) == pytest.approx(3.0)
+    assert cost.all_reduce_seconds(100, [0]) == 0.0
+    assert measured_cost(profile()).all_reduce_seconds(100, [0, 1]) == 0.0
+
+
+def test_the_optimizer_grows_from_nothing() -> None:
+    found = tuple(OptimizerRecord(num_parameters=n, seconds=s, spread=0.0) for n, s in ((100, 1.0), (300, 2.0)))
+    cost = measured_cost(profile(optimizer=found))
+    for count, seconds in ((0, 0.0), (50, 0.5), (200, 1.5), (600, 4.0)):
+        assert cost.optimizer_seconds(count) == pytest.approx(seconds)
+    assert measured_cost(profile()).optimizer_seconds(100) == 0.0
+
+
+def test_transients_are_never_less_than_measured() -> None:
+    points = [(1, 8, 0, 100), (1, 16, 0, 150), (1, 16, 16, 400)]
+    found = tuple(
+        TransientRecord(unit=UnitKind.MLP, kind=Kind.F, batch=b, length=n, prefix=c, num_bytes=size)
+        for b, n, c, size in points
+    )
+    cost = measured_cost(profile(memory=MemoryRecord(constant_bytes=7, transients=found)))
+    for (b, n, c), size in {(1, 4, 0): 100, (1, 8, 0): 100, (1, 9, 0): 150, (1, 8, 8): 400, (2, 16, 0): 300}.items():
+        assert cost.transient_bytes(UnitKind.MLP, Kind.F, b, n, c) == size
+    assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 1, 8, 0) == 0
+    assert (cost.constant_bytes, cost.action_overhead_seconds) == (7, 1e-5)

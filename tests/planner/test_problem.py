@@ -1,0 +1,99 @@
+"""Meshes: every division of the devices that obeys what is pinned, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.job import Objective
+from penstock.core.layout import Precision
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.problem import MOST_QUANTA, Mesh, meshes
+from tests.support.planning import TINY_LLAMA, cluster, job, problem, profile
+
+Numbers = tuple[int, int, int, int, int]
+
+
+def numbers(mesh: Mesh) -> Numbers:
+    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, mesh.num_microbatches)
+
+
+def by_force(ranks: int, batch: int, num_units: int, most_tp: int, fewest: int) -> set[Numbers]:
+    found = set()
+    for dp, tp, pp in itertools.product(range(1, ranks + 1), repeat=3):
+        size = dp * tp * pp
+        if size < fewest or ranks % size or most_tp % tp or TINY_LLAMA.kv_heads % tp or pp > num_units:
+            continue
+        for microbatch in range(1, batch + 1):
+            if batch % (dp * microbatch) == 0:
+                found.add((dp, tp, pp, microbatch, batch // (dp * microbatch)))
+    return found
+
+
+@given(st.integers(1, 16), st.integers(1, 12), st.sampled_from([1, 2, 4, 6]), st.sampled_from(Objective))
+def test_meshes_are_all_divisors(ranks: int, batch: int, per_node: int, objective: Objective) -> None:
+    described = cluster(num_nodes=16, devices_per_node=per_node)
+    found = list(meshes(problem(described, ranks=ranks, global_batch=batch, objective=objective)))
+    fewest = ranks if objective is Objective.TIME else 1
+    most_tp = {1: 1, 2: 2, 4: 4, 6: 2}[per_node]
+    assert len(found) == len(set(found))
+    assert set(map(numbers, found)) == by_force(ranks, batch, TINY_LLAMA.num_units, most_tp, fewest)
+
+
+@given(st.data())
+def test_meshes_obey_every_pin(data: st.DataObject) -> None:
+    described = cluster(num_nodes=4, devices_per_node=4)
+    everything = list(meshes(problem(described, ranks=8, global_batch=8)))
+    chosen = data.draw(st.sampled_from(everything))
+    names = data.draw(st.sets(st.sampled_from(["dp", "tp", "pp", "micro_batch"])))
+    values = {"dp": chosen.dp, "tp": chosen.tp, "pp": chosen.pp, "micro_batch": chosen.microbatch}
+    pinned = {name: values[name] for name in names}
+    found = list(meshes(problem(described, ranks=8, global_batch=8, **pinned)))
+    assert found == [m for m in everything if all(_value(m, name) == value for name, value in pinned.items())]
+
+
+def _value(mesh: Mesh, name: str) -> int:
+    value: int = getattr(mesh, "microbatch" if name == "micro_batch" else name)
+    return value
+
+
+def test_pinned_stages_say_how_long_the_pipeline_is() -> None:
+    assert {mesh.pp for mesh in meshes(problem(ranks=4, global_batch=4, stages=(1.5, 2.5)))} == {2}
+
+
+def test_a_mesh_says_what_it_is() -> None:
+    mesh = Mesh(dp=2, tp=1, pp=4, microbatch=3, num_microbatches=5)
+    assert mesh.num_devices == 8
+    assert mesh.label == "dp 2 x tp 1 x pp 4, 5 micro-batches of 3"
+
+
+@given(st.integers(1, 10_000))
+def test_boundaries_lie_on_a_bounded_grid(length: int) -> None:
+    quantum = problem(sequence_length=length).quantum
+    assert length // quantum <= MOST_QUANTA
+    assert quantum == 1 or length / (quantum - 1) > MOST_QUANTA
+
+
+def test_a_job_larger_than_its_cluster_is_refused() -> None:
+    with pytest.raises(UserError, match="asks for 8 ranks, the cluster has 4"):
+        problem(ranks=8, global_batch=8)
+
+
+def test_the_memory_limit_is_the_smaller_of_job_and_device() -> None:
+    assert problem(memory=1000).memory_limit_bytes == 1000
+    assert problem(memory=2**40).memory_limit_bytes == 2**30
+
+
+def test_a_profile_of_another_precision_is_refused() -> None:
+    with pytest.raises(UserError, match="measured in bf16, the job trains in fp32"):
+        problem_from_profile(job(), profile(precision=Precision.BF16))
+
+
+def test_a_measured_problem_has_no_tensor_parallelism() -> None:
+    measured = problem_from_profile(job(ranks=2, global_batch=2), profile())
+    assert {mesh.tp for mesh in meshes(measured)} == {1}
+    assert measured.profile_digest == profile().digest

@@ -1,0 +1,96 @@
+"""A stage costs what its units cost, summed one by one."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.model import ModelSpec
+from penstock.core.schedule import Kind
+from penstock.planner.cost import CostModel
+from penstock.planner.fit import measured_cost
+from penstock.planner.stagecost import (
+    PASSES,
+    UNIT_KINDS,
+    SliceCost,
+    Stages,
+    prefixes,
+    stage_costs,
+    unit_counts,
+    unit_totals,
+)
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured, problem, profile
+
+MODELS = st.sampled_from([TINY_LLAMA, TINY_GPT2])
+SLICES = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(tuple)
+
+
+@st.composite
+def partitions(draw: st.DrawFn, model: ModelSpec) -> Stages:
+    cuts = draw(st.sets(st.integers(1, model.num_units - 1), max_size=model.num_units - 1))
+    return tuple(itertools.pairwise((0, *sorted(cuts), model.num_units)))
+
+
+def contended() -> CostModel:
+    units = tuple(measured(u, k, slowdown=1.0 + i / 4) for i, u in enumerate(UNIT_KINDS) for k in PASSES)
+    return measured_cost(profile(units))
+
+
+COSTS = st.sampled_from([contended(), problem().cost_of(1), problem().cost_of(2)])
+
+
+def summed(cost: CostModel, model: ModelSpec, stage: tuple[int, int], kind: Kind, slowed: bool, *at: int) -> float:
+    units = model.units[stage[0] : stage[1]]
+    factors = [cost.slowdown(unit.kind, kind) if slowed else 1.0 for unit in units]
+    seconds = [float(cost.unit_seconds(unit.kind, kind, *at)) for unit in units]
+    return sum(f * s for f, s in zip(factors, seconds, strict=True)) + cost.action_overhead_seconds
+
+
+@given(MODELS, COSTS, SLICES, st.integers(1, 3), st.data())
+def test_stage_costs_are_sums_over_units(
+    model: ModelSpec, cost: CostModel, slices: tuple[int, ...], batch: int, data: st.DataObject
+) -> None:
+    stages = data.draw(partitions(model))
+    costs = stage_costs(cost, model, stages, slices, batch)
+    for (p, kind), (s, stage), (i, length) in itertools.product(
+        enumerate(PASSES), enumerate(stages), enumerate(slices)
+    ):
+        at = (batch, length, sum(slices[:i]))
+        assert costs.alone_ns[p, s, i] == pytest.approx(1e9 * summed(cost, model, stage, kind, False, *at), abs=1)
+        together = 1e9 * summed(cost, model, stage, kind, True, *at)
+        assert costs.together_ns[p, s, i] == pytest.approx(together, rel=2e-6, abs=2)
+    assert costs.slice_ns.tolist() == costs.together_ns.sum(axis=0).tolist()
+
+
+@given(MODELS, st.data())
+def test_counts_are_of_the_units_in_the_range(model: ModelSpec, data: st.DataObject) -> None:
+    stages = data.draw(partitions(model))
+    counts = unit_counts(model, stages)
+    for row, (first, stop) in zip(counts.tolist(), stages, strict=True):
+        assert row == [sum(unit.kind is kind for unit in model.units[first:stop]) for kind in UNIT_KINDS]
+
+
+@given(MODELS, COSTS, SLICES, st.integers(1, 3))
+def test_totals_of_units_add_up_to_the_whole_model(
+    model: ModelSpec, cost: CostModel, slices: tuple[int, ...], batch: int
+) -> None:
+    totals = unit_totals(cost, model, slices, batch)
+    whole = stage_costs(cost, model, ((0, model.num_units),), slices, batch).slice_ns.sum()
+    overhead = 3e9 * cost.action_overhead_seconds * len(slices)
+    assert totals.shape == (model.num_units,)
+    assert totals.sum() + overhead == pytest.approx(whole, rel=1e-4, abs=model.num_units)
+
+
+@given(MODELS, COSTS, SLICES, st.integers(1, 3), st.data())
+def test_a_slice_costs_its_three_passes(
+    model: ModelSpec, cost: CostModel, slices: tuple[int, ...], batch: int, data: st.DataObject
+) -> None:
+    stages = data.draw(partitions(model))
+    expected = stage_costs(cost, model, stages, slices, batch).slice_ns
+    for counts, row in zip(unit_counts(model, stages), expected.tolist(), strict=True):
+        of_slice = SliceCost(cost=cost, counts=counts, batch=batch)
+        assert of_slice(np.array(slices), prefixes(slices)).tolist() == pytest.approx(row, rel=1e-5, abs=6)
