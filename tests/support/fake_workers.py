@@ -83,7 +83,7 @@ class FakeRanks:
 
 @dataclass
 class FakeWorkers:
-    """The seam's other side. ``scripts`` are followed by one training attempt after the other, the last one for ever."""
+    """The seam's other side. Training attempts follow ``scripts`` in turn, the last one again and again."""
 
     scripts: list[Script] = field(default_factory=lambda: [Script()])
     profile_ends: list[Outcome] = field(default_factory=lambda: [FINE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,10 +123,9 @@ def plan_lines(plan: Plan) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    stages = ", ".join(f"{stop - first} units" for first, stop in plan.stages[:16])
     lines: list[RenderableType] = [
         Text(plan_line(plan), style="bold"),
-        f"stages: {stages}{', ...' if len(plan.stages) > 16 else ''}",
+        f"units per stage: {stages_text(plan)}",
         "",
         *plan.reasons,
     ]
@@ -139,6 +139,12 @@ def plan_lines(plan: Plan) -> list[RenderableType]:
             table.add_row(each.label, step, peak, each.reason)
         lines += ["", table]
     return lines
+
+
+def stages_text(plan: Plan) -> str:
+    """Units of every stage, equal neighbours counted: ``11, 3 x 12, 10``."""
+    runs = [(units, len(list(run))) for units, run in itertools.groupby(stop - first for first, stop in plan.stages)]
+    return ", ".join(f"{count} x {units}" if count > 1 else str(units) for units, count in runs)
 
 
 def _prediction_lines(prediction: Prediction) -> list[str]:

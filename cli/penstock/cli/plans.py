@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cached_property
 
 from penstock.cli.manifests import read_plan, read_profile
-from penstock.cli.probe import Identity, identify
+from penstock.cli.probe import Identity
 from penstock.cli.profiles import Profiles
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.plan import Plan
@@ -61,8 +60,8 @@ class LocalDecider:
         run: RunDir,
         profiles: Profiles,
         *,
-        identify: Callable[[JobSpec], Identity] = identify,
-        clock: Callable[[], float] = time.time,
+        identify: Callable[[JobSpec], Identity],
+        clock: Callable[[], float],
     ) -> None:
         self._job, self._run, self._profiles = job, run, profiles
         self._identify, self._clock = identify, clock

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.cli.executor import Executor, newest_checkpoint_step
 from penstock.cli.plans import LocalDecider
+from penstock.cli.probe import Identity, identify
 from penstock.cli.profiles import Profiles, profiles_folder
 from penstock.cli.progress import People, line
 from penstock.cli.state import RunState, locked, read_state
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, Workers
 from penstock.core.errors import UserError
-from penstock.core.job import PipelineJob
+from penstock.core.job import JobSpec, PipelineJob
 from penstock.planner import yamltext
 from penstock.trainer.launch import LOOPBACK
 from penstock.trainer.rundir import RunDir, write_atomically
@@ -31,7 +34,16 @@ class Ended:
     signal: int | None
 
 
-def start(job: PipelineJob, root: Path | None, metrics_port: int | None, workers: Workers | None = None) -> Ended:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Here:
+    """The machine as a run uses it: processes, what PyTorch says of it, seconds since the epoch."""
+
+    workers: Workers = field(default_factory=LocalWorkers)
+    identify: Callable[[JobSpec], Identity] = identify
+    clock: Callable[[], float] = time.time
+
+
+def start(job: PipelineJob, root: Path | None, metrics_port: int | None, here: Here = Here()) -> Ended:
     """Run ``job`` in the directory ``root``, or in the next free one below ``runs/``.
 
     Raises:
@@ -43,10 +55,10 @@ def start(job: PipelineJob, root: Path | None, metrics_port: int | None, workers
     with locked(run.root):
         require_unused(run)
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
-        return _execute(job, run, RunState(), metrics_port, workers or LocalWorkers())
+        return _execute(job, run, RunState(), metrics_port, here)
 
 
-def resume(root: Path, metrics_port: int | None, workers: Workers | None = None) -> Ended:
+def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
     """Go on with the run in ``root`` as a new attempt, by the same plan, from its newest checkpoint.
 
     Raises:
@@ -58,18 +70,19 @@ def resume(root: Path, metrics_port: int | None, workers: Workers | None = None)
     run.create()
     with locked(run.root):
         _require_unfinished(job, run)
-        return _execute(job, run, read_state(run.root).restarted(), metrics_port, workers or LocalWorkers())
+        return _execute(job, run, read_state(run.root).restarted(), metrics_port, here)
 
 
-def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, workers: Workers) -> Ended:
+def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, here: Here) -> Ended:
     check_port(metrics_port)
+    profiles = Profiles(profiles_folder())
     with listening() as requests:
         executor = Executor(
             job,
             run,
             state,
-            workers=workers,
-            decider=LocalDecider(job, run, Profiles(profiles_folder())),
+            workers=here.workers,
+            decider=LocalDecider(job, run, profiles, identify=here.identify, clock=here.clock),
             show=People(job.spec.training.steps, line()),
             requests=requests,
             metrics_port=metrics_port,

@@ -1,0 +1,323 @@
+"""The command itself, in this process: what is printed where, and the exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.core.job import PipelineJob
+from penstock.core.plan import Plan
+from penstock.core.schedule import parse_schedule
+from penstock.core.timeline import Source, Timeline
+from penstock.planner import yamltext
+from penstock.trainer.rundir import RunDir, write_json
+from tests.support.local_run import finished_run, local_plan, local_profile
+from tests.support.manifests import example
+from tests.support.repository import ROOT
+
+CLUSTER = """
+name: four
+device: {name: d, peakFlops: 1.0e13, memoryBytes: 8Gi}
+numNodes: 2
+devicesPerNode: 2
+intraNode: {latencySeconds: 1.0e-6, bytesPerSecond: 1.0e10}
+interNode: {latencySeconds: 1.0e-5, bytesPerSecond: 1.0e9}
+"""
+PINNED = {"pp": 2, "dp": 1, "microBatch": 1, "slices": 2, "schedule": "1f1b", "stages": [4, 4]}
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def write_job(path: Path, **changes: Any) -> str:
+    path.write_text(yamltext.dump(example(**changes)))
+    return str(path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    return str(path)
+
+
+# Help and mistakes in the command line itself
+
+
+def test_help_lists_every_command(capsys: Captured) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    commands = "init doctor profile plan simulate rehearse run resume report generate export schedule"
+    assert all(f" {command} " in shown for command in commands.split())
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["run"], ["plan", "job.yaml", "--no-such"], ["schedule", "x"]])
+def test_a_wrong_command_line_is_the_users_mistake(arguments: list[str], capsys: Captured) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_an_error_names_place_and_remedy_on_stderr(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["plan", write_job(tmp_path / "job.yaml", model__heads=7)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "spec.model.heads" in captured.err
+    assert "remedy" in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["--debug", "plan", str(tmp_path / "missing.yaml")]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_error_nobody_expected_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr("penstock.cli.manifests.read_job", fail)
+    assert main(["plan", "job.yaml"]) == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError: of all things" in error
+    assert "--debug" in error
+    assert "Traceback" not in error
+
+
+def test_a_missing_trainer_is_explained(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def fail(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("penstock.cli.manifests.read_job", fail)
+    assert main(["plan", "job.yaml"]) == 2
+    assert "penstock[trainer" in capsys.readouterr().err
+
+
+# init and doctor
+
+
+def test_init_writes_a_job_that_is_one(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["init", "--name", "first"]) == 0
+    job = PipelineJob.from_manifest(yamltext.load((tmp_path / "job.yaml").read_text()))
+    assert job.metadata.name == "first"
+    assert "penstock run job.yaml" in capsys.readouterr().err
+
+
+def test_init_overwrites_only_when_told(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["init"]) == 0
+    assert main(["init"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["init", "--force", "--name", "second"]) == 0
+    assert "name: second" in (tmp_path / "job.yaml").read_text()
+
+
+@pytest.mark.parametrize("arguments", [["--name", "No Name"], ["missing/job.yaml"]])
+def test_init_refuses_what_cannot_be(arguments: list[str], capsys: Captured) -> None:
+    assert main(["init", *arguments]) == 2
+    assert "remedy" in capsys.readouterr().err
+
+
+# plan
+
+
+def test_planning_for_described_hardware(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    job = write_job(tmp_path / "job.yaml", resources__ranks=4)
+    assert main(["plan", job, "--cluster", cluster, "--output", "json"]) == 0
+    plan = Plan.from_manifest(json.loads(capsys.readouterr().out))
+    assert plan.num_ranks == 4
+    assert plan.prediction is not None
+
+
+def test_equal_inputs_give_equal_plans(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    job = write_job(tmp_path / "job.yaml", parallelism=PINNED)
+    outputs = []
+    for _ in range(2):
+        assert main(["plan", job, "--cluster", cluster, "--output", "yaml"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert Plan.from_manifest(yamltext.load(outputs[0])).schedule.generator == "1f1b"
+
+
+def test_a_plan_for_people_says_why(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    assert main(["plan", write_job(tmp_path / "job.yaml", parallelism=PINNED), "--cluster", cluster]) == 0
+    shown = capsys.readouterr().out
+    assert "units per stage: 2 x 9" in shown
+    assert "predicted step" in shown
+    assert "compute" in shown
+
+
+def test_a_plan_can_be_laid_out_for_a_run(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    job = write_job(tmp_path / "job.yaml", parallelism=PINNED)
+    arguments = ["plan", job, "--cluster", cluster, "--run-dir", str(tmp_path / "r"), "--output", "json"]
+    assert main(arguments) == 0
+    run = RunDir(tmp_path / "r")
+    assert run.read_plan().to_manifest() == json.loads(capsys.readouterr().out)
+    assert run.read_job().metadata.name == "stdlib-llama"
+    assert not run.profile.exists()
+
+
+def test_a_plan_does_not_replace_that_of_a_run(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    run = finished_run(tmp_path / "r")
+    before = run.plan.read_text()
+    job = write_job(tmp_path / "job.yaml", parallelism=PINNED)
+    assert main(["plan", job, "--cluster", cluster, "--run-dir", str(run.root)]) == 2
+    assert run.plan.read_text() == before
+    assert "penstock resume" in capsys.readouterr().err
+
+
+def test_hardware_is_named_once(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    job = write_job(tmp_path / "job.yaml")
+    assert main(["plan", job, "--cluster", cluster, "--profile", "p.json"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+# simulate
+
+
+def test_simulating_a_run_a_plan_and_a_job(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    run = finished_run(tmp_path / "r")
+    job = write_job(tmp_path / "job.yaml", parallelism=PINNED)
+    targets: list[list[str]] = [[str(run.root)], [str(run.plan)], [job, "--cluster", cluster]]
+    for target in targets:
+        assert main(["simulate", *target, "--output", "json"]) == 0
+        timeline = Timeline.from_manifest(json.loads(capsys.readouterr().out))
+        assert timeline.source is Source.SIMULATED
+        assert timeline.num_ranks == 2
+
+
+def test_a_simulated_plan_takes_the_time_it_was_predicted(tmp_path: Path, capsys: Captured) -> None:
+    run = finished_run(tmp_path / "r")
+    assert main(["simulate", str(run.plan), "--output", "json"]) == 0
+    timeline = Timeline.from_manifest(json.loads(capsys.readouterr().out))
+    prediction = local_plan().prediction
+    assert prediction is not None
+    assert timeline.step_ns == round(prediction.step_seconds * 1e9)
+
+
+def test_a_simulation_for_people_is_a_picture(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["simulate", str(finished_run(tmp_path / "r").root)]) == 0
+    shown = capsys.readouterr().out
+    assert "rank 0│" in shown
+    assert "rank 1│" in shown
+    assert "forward" in shown
+
+
+def test_a_plan_without_hardware_cannot_be_simulated(tmp_path: Path, capsys: Captured) -> None:
+    write_json(tmp_path / "plan.json", local_plan().to_manifest())
+    assert main(["simulate", str(tmp_path / "plan.json")]) == 2
+    assert "--cluster" in capsys.readouterr().err
+
+
+def test_a_plan_too_large_to_draw_says_so(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    write_json(tmp_path / "plan.json", {**local_plan().to_manifest(), "numMicrobatches": 40_000})
+    assert main(["simulate", str(tmp_path / "plan.json"), "--cluster", cluster]) == 2
+    assert "too many" in capsys.readouterr().err
+
+
+# schedule show
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb"])
+def test_schedules_come_as_grid_csv_and_data(name: str, capsys: Captured) -> None:
+    size = ["--ranks", "3", "--microbatches", "4", "--slices", "2"]
+    assert main(["schedule", "show", name, *size]) == 0
+    assert "rank 2" in capsys.readouterr().out
+    assert main(["schedule", "show", name, *size, "--output", "csv"]) == 0
+    text = capsys.readouterr().out
+    schedule, _ = parse_schedule(text)
+    assert (len(schedule.ranks), schedule.num_microbatches, schedule.num_slices) == (3, 4, 2)
+    assert main(["schedule", "show", name, *size, "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == list(csv.reader(io.StringIO(text)))
+
+
+def test_a_schedule_file_is_shown_too(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["schedule", "show", "1f1b", "--ranks", "2", "--output", "csv"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "mine.csv").write_text(text)
+    assert main(["schedule", "show", "mine.csv", "--output", "csv"]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(("name", "content"), [("1f2b", ""), ("mine.csv", "0B0,0F0\n"), ("mine.csv", "nonsense\n")])
+def test_a_schedule_that_cannot_run_is_refused(tmp_path: Path, name: str, content: str, capsys: Captured) -> None:
+    (tmp_path / "mine.csv").write_text(content)
+    assert main(["schedule", "show", name]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# report
+
+
+def test_a_report_is_written_and_summed_up(tmp_path: Path, capsys: Captured) -> None:
+    run = finished_run(tmp_path / "r")
+    assert main(["report", str(run.root)]) == 0
+    shown = capsys.readouterr().out
+    assert "report.html" in shown
+    assert "validation loss 2.500; guessing by token frequency gives 6.000" in shown
+    assert "def f(x):" in shown
+    assert "\x1b" not in shown
+    assert run.report.read_text().startswith("<!doctype html>")
+    assert json.loads((run.root / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_report_as_data(tmp_path: Path, capsys: Captured) -> None:
+    run = finished_run(tmp_path / "r")
+    assert main(["report", str(run.root), "--output", "json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["phase"], summary["attempt"], summary["steps"]) == ("Succeeded", 2, 30)
+    assert summary["measuredStepSeconds"] == 0.25
+    assert summary["report"] == str(run.report)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    for command in (["report"], ["resume"], ["generate", "--prompt", "x"], ["export", "--to", "y"], ["simulate"]):
+        assert main([command[0], str(tmp_path), *command[1:]]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_profiles_of_another_machine_are_refused(tmp_path: Path, capsys: Captured) -> None:
+    write_json(tmp_path / "p.json", local_profile().to_manifest())
+    assert main(["plan", write_job(tmp_path / "job.yaml"), "--profile", "p.json"]) == 2
+    error = capsys.readouterr().err
+    assert "another machine" in error
+    assert "penstock profile" in error
+
+
+def test_an_unmeasured_machine_says_how_to_measure(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["plan", write_job(tmp_path / "job.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert "penstock profile" in error
+    assert "--cluster" in error
+
+
+def test_the_examples_plan_for_the_example_cluster(capsys: Captured) -> None:
+    folder = ROOT / "deploy" / "examples"
+    arguments = [str(folder / "gpt3-175b.yaml"), "--cluster", str(folder / "gpt3-175b-cluster.yaml")]
+    assert main(["plan", *arguments, "--output", "json"]) == 0
+    plan = Plan.from_manifest(json.loads(capsys.readouterr().out))
+    assert plan.num_ranks == 384
+    assert plan.prediction is not None
+    assert max(plan.prediction.peak_bytes) <= 80 * 10**9
+
+
+def test_data_on_stdout_is_only_data(tmp_path: Path, capsys: Captured) -> None:
+    """Also where people are told something meanwhile."""
+    (tmp_path / "mine.csv").write_text("0UNSHARD,0F0,0B0\n")
+    assert main(["schedule", "show", "mine.csv", "--output", "json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == [["0F0.0", "0B0.0"]]
+    assert "UNSHARD" in captured.err

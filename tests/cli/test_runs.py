@@ -1,0 +1,191 @@
+"""Starting and resuming: what is checked before anything starts, and where runs lie."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import runs
+from penstock.cli.profiles import Profiles
+from penstock.cli.state import locked, read_state
+from penstock.core.errors import UserError
+from penstock.core.lifecycle import Phase
+from penstock.trainer.rundir import RunDir
+from tests.support.fake_workers import FakeWorkers, Script, killed, refused
+from tests.support.local_run import finished_run, local_identity, local_job, local_plan, local_profile
+
+PINNED = {"pp": 2, "microBatch": 1, "slices": 4}
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache and a working directory of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def here(workers: FakeWorkers | None = None) -> runs.Here:
+    """The machine that was measured, with scripted workers."""
+    return runs.Here(
+        workers=workers or FakeWorkers(),
+        identify=lambda spec: local_identity(local_job()),
+        clock=lambda: local_profile().measured_at,
+    )
+
+
+def job(**changes: Any) -> Any:
+    return local_job(**{"training__steps": 12, "checkpoint": {"everySteps": 5}, "parallelism": PINNED, **changes})
+
+
+def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
+    ended = runs.start(job(), tmp_path / "r", None, here())
+    assert ended.state.phase is Phase.SUCCEEDED
+    assert ended.signal is None
+    run = RunDir(tmp_path / "r")
+    assert run.read_job() == job()
+    assert len(run.read_plan().slices) == 4
+    assert [entry.step for entry in run.read_metrics()] == list(range(12))
+    assert read_state(run.root) == ended.state
+
+
+def test_runs_without_a_directory_are_numbered(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        ended = runs.start(job(), None, None, here())
+        assert ended.run.root == tmp_path / "runs" / "stdlib-llama" / number
+    (tmp_path / "runs" / "stdlib-llama" / "notes").mkdir()
+    (tmp_path / "runs" / "stdlib-llama" / "17").mkdir()
+    assert runs.next_folder("stdlib-llama").name == "18"
+
+
+def test_a_plan_laid_out_beforehand_is_obeyed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    run.create()
+    finished = finished_run(tmp_path / "other")
+    run.plan.write_text(finished.plan.read_text())
+    workers = FakeWorkers()
+    runs.start(job(parallelism={}), run.root, None, here(workers))
+    assert run.read_plan() == local_plan()
+    assert workers.started == ["prepare", "train 1 on 2"]
+
+
+def test_a_second_run_needs_no_measurement(tmp_path: Path) -> None:
+    first, second = FakeWorkers(), FakeWorkers()
+    runs.start(job(), tmp_path / "a", None, here(first))
+    _keep_measurements(tmp_path)
+    runs.start(job(), tmp_path / "b", None, here(second))
+    assert "profile 1" in first.started
+    assert "profile 1" not in second.started
+
+
+def _keep_measurements(root: Path) -> None:
+    """The scripted workers leave a profile that lacks micro-batches; keep one that has them all."""
+    identity = local_identity(local_job())
+    Profiles(root / "cache" / "penstock" / "profiles").keep(local_profile(), identity)
+
+
+def test_a_failed_run_is_resumed_as_a_new_attempt(tmp_path: Path) -> None:
+    failing = FakeWorkers(scripts=[Script(until=7, end=killed(step=7))])
+    ended = runs.start(job(runPolicy__backoffLimit=0), tmp_path / "r", None, here(failing))
+    assert ended.state.phase is Phase.FAILED
+    workers = FakeWorkers()
+    ended = runs.resume(tmp_path / "r", None, here(workers))
+    assert (ended.state.phase, ended.state.attempt) == (Phase.SUCCEEDED, 2)
+    assert workers.started == ["prepare", "train 2 on 2"]
+
+
+def test_a_signal_is_reported(tmp_path: Path) -> None:
+    script = Script(end=None, before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ended = runs.start(job(), tmp_path / "r", None, here(FakeWorkers(scripts=[script])))
+    assert ended.state.phase is Phase.SUSPENDED
+    assert ended.signal == signal.SIGTERM
+
+
+# Mistakes
+
+
+def mistake_of(call: Any) -> UserError:
+    with pytest.raises(UserError) as found:
+        call()
+    assert found.value.remedy
+    return found.value
+
+
+def test_a_directory_with_a_run_is_not_begun_again(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "r")
+    mistake = mistake_of(lambda: runs.start(job(), run.root, None, here()))
+    assert f"penstock resume {run.root}" in mistake.remedy
+
+
+def test_a_run_that_never_trained_may_be_begun_again(tmp_path: Path) -> None:
+    script = Script(until=0, end=refused("no", "yes"))
+    with pytest.raises(UserError):
+        runs.start(job(), tmp_path / "r", None, here(FakeWorkers(scripts=[script])))
+    assert runs.start(job(), tmp_path / "r", None, here()).state.phase is Phase.SUCCEEDED
+
+
+def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "r")
+    mistake = mistake_of(lambda: runs.resume(run.root, None, here()))
+    assert "finished" in mistake.what
+    assert "training.steps" in mistake.remedy
+
+
+def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    run.create()
+    with locked(run.root):
+        assert "in use" in mistake_of(lambda: runs.start(job(), run.root, None, here())).what
+        run.job.write_text((finished_run(tmp_path / "o").job).read_text())
+        assert "in use" in mistake_of(lambda: runs.resume(run.root, None, here())).what
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    mistake = mistake_of(lambda: runs.start(job(), tmp_path / "file" / "r", None, here()))
+    assert str(tmp_path / "file" / "r") in mistake.where
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        workers = FakeWorkers()
+        mistake = mistake_of(lambda: runs.start(job(), tmp_path / "r", port, here(workers)))
+    assert str(port) in mistake.what
+    assert mistake.where == "--metrics-port"
+    assert workers.started == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"data__source": "data://corpus"}, "spec.data.source"),
+        ({"data__tokenizer": {"file": "models://t"}, "model__vocab": 300}, "spec.data.tokenizer.file"),
+        ({"checkpoint": {"resumeFrom": "out://c"}}, "spec.checkpoint.resumeFrom"),
+        ({"checkpoint": {"resumeFrom": "/nowhere/step-5"}}, "spec.checkpoint.resumeFrom"),
+    ],
+)
+def test_what_is_not_here_is_named_before_anything_starts(tmp_path: Path, changes: dict[str, Any], place: str) -> None:
+    workers = FakeWorkers()
+    assert mistake_of(lambda: runs.start(job(**changes), tmp_path / "r", None, here(workers))).where == place
+    assert workers.started == []
+    assert not (tmp_path / "r").exists()
+
+
+def test_memory_that_never_suffices_says_what_would(tmp_path: Path) -> None:
+    mistake = mistake_of(lambda: runs.start(job(resources__memoryPerRank="100Mi"), tmp_path / "r", None, here()))
+    assert mistake.where == "spec.resources.memoryPerRank"
+    assert "allow" in mistake.remedy
+    assert read_state(tmp_path / "r").phase is Phase.FAILED
+
+
+def test_a_pinned_plan_that_cannot_be_says_so(tmp_path: Path) -> None:
+    pinned = {**PINNED, "stages": [1, 2, 5]}
+    mistake = mistake_of(lambda: runs.start(job(parallelism=pinned), tmp_path / "r", None, here()))
+    assert mistake.where == "spec.parallelism"
