@@ -22,7 +22,9 @@ from penstock.core.lifecycle import TRANSITIONS, Phase
 from penstock.core.manifest import camel, write_dataclass
 from penstock.planner import yamltext
 from penstock.planner.schedules.registry import BUILT_IN
+from penstock.view.report import report
 from tests.support.repository import ROOT, load_dev, packages, source_files
+from tests.support.sample_run import sample_report
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -157,6 +159,13 @@ def test_every_command_is_explained() -> None:
 def test_every_built_in_schedule_is_explained() -> None:
     text = (GUIDES / "schedules.md").read_text()
     assert [name for name in BUILT_IN if f"| `{name}` |" not in text] == []
+
+
+def test_every_section_of_a_report_is_explained() -> None:
+    """In the report's own order, by the titles it prints."""
+    explained = re.findall(r"^\d+\. \*\*(.*?)\*\*", (GUIDES / "reading-a-report.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"<h2[^>]*>(.*?)</h2>", report(sample_report()))
+    assert explained == shown
 
 
 # Diagrams and tables
