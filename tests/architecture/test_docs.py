@@ -14,13 +14,16 @@ import pytest
 import typer.core
 import typer.main
 
-from penstock.cli.main import app
+from penstock.cli.main import app, main
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from penstock.core.invariants import prove
 from penstock.core.job import JobSpec, Metadata, PipelineJob
 from penstock.core.layout import SlotKind
 from penstock.core.lifecycle import TRANSITIONS, Phase
 from penstock.core.manifest import camel, write_dataclass
 from penstock.planner import yamltext
+from penstock.planner.lowering import lower
+from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.view.report import report
 from tests.support.repository import ROOT, load_dev, packages, source_files
@@ -159,6 +162,28 @@ def test_every_command_is_explained() -> None:
 def test_every_built_in_schedule_is_explained() -> None:
     text = (GUIDES / "schedules.md").read_text()
     assert [name for name in BUILT_IN if f"| `{name}` |" not in text] == []
+
+
+def test_the_example_of_a_schedule_runs() -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", (GUIDES / "schedules.md").read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    schedule = names["backwards_first"](ScheduleInputs(num_ranks=3, num_microbatches=2, num_slices=2))
+    program = lower(schedule, lambda kind, stage, tokens: tokens, slices=(3, 2), receive_ahead=2, dp=False)
+    assert prove(program).num_transfers == 2 * 2 * 2 * 2
+
+
+def test_the_grid_that_is_shown_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every `schedule show` whose output a page prints."""
+    for page in PAGES:
+        for block in re.findall(
+            r"^```console\n\$ penstock (schedule show .*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+        ):
+            command, _, shown = block.partition("\n")
+            if "$" in shown:
+                continue
+            assert main(shlex.split(command)) == 0
+            assert capsys.readouterr().out.strip() == shown.strip()
 
 
 def test_every_section_of_a_report_is_explained() -> None:
