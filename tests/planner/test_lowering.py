@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.core.errors import ProgramError, UserError
 from penstock.core.invariants import prove
@@ -17,6 +21,7 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.program import Program, RankProgram
 from penstock.core.schedule import Kind
 from penstock.planner.lowering import lower, slot_sizes
+from tests.support.interpreter import expected_answer, interpret
 from tests.support.small_programs import (
     SPLIT_BACKWARD,
     TWO_MICROBATCHES,
@@ -27,6 +32,7 @@ from tests.support.small_programs import (
     schedule_of,
 )
 from tests.support.strategies import Case, cases
+from tests.support.toy_model import toy_model
 
 DESIGN_EXAMPLE_RANK_1 = """\
 1POST_RECV_F0.0      +x@1:0.0 >x@1:0.0 [0->1F #0]
@@ -231,11 +237,9 @@ def test_sizes_follow_the_layout() -> None:
 @given(cases())
 def test_a_free_stands_directly_after_the_last_use(case: Case) -> None:
     for rank in case.lower().ranks:
-        for before, instruction in zip(rank.instructions, rank.instructions[1:], strict=False):
-            if instruction.action.kind is Kind.FREE:
-                names = {before.action.kind.value[:9]}
-                touched = {*before.reads, *before.writes}
-                assert names & {"WAIT_SEND"} or touched >= set(instruction.frees)
+        for before, instruction in pairwise(rank.instructions):
+            if instruction.action.kind is Kind.FREE and not before.action.kind.startswith("WAIT_SEND"):
+                assert {*before.reads, *before.writes} >= set(instruction.frees)
 
 
 # The end, and the whole.
@@ -319,6 +323,30 @@ def test_a_deadlock_of_the_schedule_shows_the_grid() -> None:
     assert caught.value.what.split("\n\n")[1] == (
         "step    1      2        3\nrank 0  0F0.0  >0B0.0<  .\nrank 1  .      1F0.0    1F1.0"
     )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.integers(0, 2**32))
+def test_a_reordered_schedule_is_refused_or_right(case: Case, seed: int) -> None:
+    rng = random.Random(seed)
+    model = toy_model(case, seed)
+    for _ in range(5):
+        rows = [list(row) for row in case.schedule.ranks]
+        row = rng.choice(rows)
+        action = row.pop(rng.randrange(len(row)))
+        row.insert(rng.randrange(len(row) + 1), action)
+        reordered = replace(case, schedule=replace(case.schedule, ranks=tuple(map(tuple, rows))))
+        program = _lowered_or_refused(reordered)
+        if program is not None:
+            prove(program, sizes=case.sizes)
+            assert interpret(program, case, model, seed) == expected_answer(case, model)
+
+
+def _lowered_or_refused(case: Case) -> Program | None:
+    try:
+        return case.lower()
+    except UserError:
+        return None
 
 
 def test_sizes_of_the_pipeline_must_agree() -> None:

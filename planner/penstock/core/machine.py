@@ -21,11 +21,12 @@ from penstock.core.program import Channel, Instruction, Program, RankProgram
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
 from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind
 
-DOES = {Kind.F: 1, Kind.R: 2, Kind.I: 4, Kind.W: 8, Kind.B: 12}
-"""The parts of a cell's work, as bits."""
+_FORWARD, _RECOMPUTE, _INPUT, _WEIGHT = 1, 2, 4, 8
 
-_NEEDS = {Kind.F: 0, Kind.R: 1, Kind.I: 1, Kind.B: 1, Kind.W: 4}
-_ALL = 1 | 4 | 8
+_DOES = {Kind.F: _FORWARD, Kind.R: _RECOMPUTE, Kind.I: _INPUT, Kind.W: _WEIGHT, Kind.B: _INPUT | _WEIGHT}
+"""The parts of its cell's work that an action does, and below, those that have to be done before."""
+
+_NEEDS = {Kind.F: 0, Kind.R: _FORWARD, Kind.I: _FORWARD, Kind.B: _FORWARD, Kind.W: _INPUT}
 
 _MESSAGE_SLOTS = {
     Kind.SEND_F: Y,
@@ -188,14 +189,15 @@ class Machine:
         return cast(Cell, cell)
 
     def _take_turn(self, rank: RankState, kind: Kind, cell: Cell, recomputed: bool) -> None:
-        done, does = self._done.get(cell, 0), DOES[kind]
-        needs = _NEEDS[kind] | (DOES[Kind.R] if recomputed and does & DOES[Kind.I] else 0)
+        done, does, needs = self._done.get(cell, 0), _DOES[kind], _NEEDS[kind]
+        if recomputed and does & _INPUT:
+            needs |= _RECOMPUTE
         if done & does:
             raise ViolationError("does work that was done before")
         if done & needs != needs:
             raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
         self._done[cell] = done | does
-        rank.num_weight_gradients += bool(does & DOES[Kind.W])
+        rank.num_weight_gradients += bool(does & _WEIGHT)
 
     def _check_content(self, rank: RankState, index: int, kind: Kind, part: int) -> None:
         slot, held = rank.names[index][0], rank.contents[index]
@@ -335,7 +337,7 @@ def _nothing(rank: RankState, instruction: Instruction) -> None:
 
 
 def _names_of(bits: int) -> str:
-    return " and ".join(kind.value for kind in (Kind.F, Kind.R, Kind.I, Kind.W) if DOES[kind] & bits)
+    return " and ".join(kind.value for kind in (Kind.F, Kind.R, Kind.I, Kind.W) if _DOES[kind] & bits)
 
 
 def _text(name: SlotName) -> str:

@@ -12,7 +12,7 @@ from penstock.core.errors import UserError
 from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
 from penstock.core.program import Program, RankProgram, Reduction, Slot, SlotSizes
-from penstock.core.roles import Place, Roles, slot_table
+from penstock.core.roles import Place, Roles, SlotName, slot_table
 from penstock.core.schedule import Action, Group, Kind, Schedule
 from penstock.planner.passes.arena import place
 from penstock.planner.passes.draft import Draft
@@ -64,9 +64,9 @@ def lower(
     drafts = add_transfers(ordered, receive_ahead)
     for rank, row in enumerate(drafts):
         row.extend(_closing(rank, ordered, reductions))
-        add_slots(row, roles, ordered.recomputed)
+    names = [add_slots(row, roles, ordered.recomputed) for row in drafts]
     return Program(
-        ranks=tuple(_rank_program(rank, row, table, transients) for rank, row in enumerate(drafts)),
+        ranks=tuple(_rank_program(rank, row, names[rank], table, transients) for rank, row in enumerate(drafts)),
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
         slice_capacities=slices,
@@ -93,12 +93,14 @@ def _closing(rank: int, ordered: Ordered, reductions: Sequence[Reduction]) -> li
     return [*reduces, Draft(Action(Kind.STEP, stage))]
 
 
-def _rank_program(rank: int, drafts: list[Draft], table: Mapping[Place, int], transients: Transients) -> RankProgram:
-    lived = add_frees(drafts, transients)
-    sizes = [table.get((kind, stage, part), 0) for kind, stage, _, part in lived.names]
-    offsets, arena_bytes = place(lived.names, lived.lives, sizes)
+def _rank_program(
+    rank: int, drafts: list[Draft], names: Sequence[SlotName], table: Mapping[Place, int], transients: Transients
+) -> RankProgram:
+    instructions, lives = add_frees(drafts, len(names), transients)
+    sizes = [table.get((kind, stage, part), 0) for kind, stage, _, part in names]
+    offsets, arena_bytes = place(names, lives, sizes)
     slots = [
         Slot(*name, num_bytes=num_bytes, offset=offset)
-        for name, num_bytes, offset in zip(lived.names, sizes, offsets, strict=True)
+        for name, num_bytes, offset in zip(names, sizes, offsets, strict=True)
     ]
-    return RankProgram(rank=rank, instructions=lived.instructions, slots=tuple(slots), arena_bytes=arena_bytes)
+    return RankProgram(rank=rank, instructions=instructions, slots=tuple(slots), arena_bytes=arena_bytes)

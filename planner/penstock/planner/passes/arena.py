@@ -14,7 +14,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from penstock.core.layout import aligned
 from penstock.core.roles import SlotName
@@ -59,7 +59,7 @@ class Packing:
 
 
 def place(names: Sequence[SlotName], lives: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Offsets of the slots with these names, lives and bytes, and the bytes of the arena."""
+    """Offsets of the slots with these names, lives and bytes, in the order of their starts; and the arena's bytes."""
     tenants = [
         Tenant(index, name, *life, aligned(num_bytes))
         for index, (name, life, num_bytes) in enumerate(zip(names, lives, sizes, strict=True))
@@ -108,8 +108,7 @@ def _ways(family: Sequence[Tenant]) -> Iterator[tuple[Lane, ...]]:
     yield _lanes_by_size(family)
     num_microbatches = 1 + max(tenant.name[2] for tenant in family)
     ways = (_lanes_by_period(family, period) for period in range(1, num_microbatches + 1))
-    for lanes, _ in zip(filter(None, ways), range(NUM_PERIODS), strict=False):
-        yield lanes
+    yield from islice(filter(None, ways), NUM_PERIODS)
 
 
 def _lanes_by_size(family: Sequence[Tenant]) -> tuple[Lane, ...]:

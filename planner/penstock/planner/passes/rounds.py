@@ -90,20 +90,20 @@ class _Rounds:
 
     def find(self) -> tuple[tuple[int, ...], ...]:
         ranks = range(len(self.rows))
-        while sum([self._advance(rank) for rank in ranks]):
+        while sum(self._advance(rank) for rank in ranks):
             pass
         for rank in ranks:
             if self._pending(rank) is not None:
                 raise self._deadlock(rank)
         return tuple(map(tuple, self.rounds))
 
-    def _advance(self, rank: int) -> int:
-        """Run the rank as far as it goes; the number of actions it ran."""
+    def _advance(self, rank: int) -> bool:
+        """Run the rank as far as it goes; whether it moved."""
         rounds, row = self.rounds[rank], self.rows[rank]
         start = len(rounds)
         while len(rounds) < len(row) and self._run(row[len(rounds)], rounds):
             pass
-        return len(rounds) - start
+        return len(rounds) > start
 
     def _run(self, action: Action, rounds: list[int]) -> bool:
         ready = rounds[-1] if rounds else 0

@@ -1,8 +1,8 @@
-"""Pass 4, slots: what every instruction reads and writes, by name."""
+"""Pass 4, slots: what every instruction of a rank reads and writes, slots numbered in the order of their first use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 from penstock.core.layout import SlotKind
 from penstock.core.roles import G_IN, G_OUT, Cell, Place, Roles, SlotName, X, Y
@@ -15,34 +15,36 @@ _AWAITED = {Kind.WAIT_SEND_F: Y, Kind.WAIT_SEND_B: G_OUT}
 _POSTED = {Kind.POST_RECV_F: X, Kind.POST_RECV_B: G_IN}
 
 
-def add_slots(drafts: Iterable[Draft], roles: Roles, recomputed: Set[Cell]) -> None:
-    """Fill in the slots that every draft of one rank touches.
+def add_slots(drafts: Iterable[Draft], roles: Roles, recomputed: Set[Cell]) -> tuple[SlotName, ...]:
+    """Fill in the slots that every draft of one rank touches; the slots' names.
 
     A SEND reads its slot and the WAIT_SEND releases it; a POST_RECV writes its slot, which the consumer then reads.
     """
+    slots = _Slots()
     for draft in drafts:
         action = draft.action
         if action.kind in COMPUTE_KINDS:
-            _touch(draft, roles, recomputed)
+            stage, microbatch, part = cell = cell_of(action)
+            touched = roles.touched(action.kind, stage, part, cell in recomputed)
+            draft.reads = slots.numbers_of(touched.reads, microbatch)
+            draft.writes = slots.numbers_of(touched.writes, microbatch)
         elif action.kind in _SENT:
-            draft.reads = (_own(_SENT[action.kind], action),)
+            draft.reads = slots.own(_SENT[action.kind], action)
         elif action.kind in _AWAITED:
-            draft.releases = (_own(_AWAITED[action.kind], action),)
+            draft.releases = slots.own(_AWAITED[action.kind], action)
         elif action.kind in _POSTED:
-            draft.writes = (_own(_POSTED[action.kind], action),)
+            draft.writes = slots.own(_POSTED[action.kind], action)
+    return tuple(slots.numbers)
 
 
-def _touch(draft: Draft, roles: Roles, recomputed: Set[Cell]) -> None:
-    action = draft.action
-    stage, microbatch, part = cell = cell_of(action)
-    touched = roles.touched(action.kind, stage, part, cell in recomputed)
-    draft.reads = _named(touched.reads, microbatch)
-    draft.writes = _named(touched.writes, microbatch)
+class _Slots:
+    def __init__(self) -> None:
+        self.numbers: dict[SlotName, int] = {}
 
+    def numbers_of(self, places: Sequence[Place], microbatch: int) -> tuple[int, ...]:
+        names = [(kind, stage, microbatch, part) for kind, stage, part in places]
+        return tuple([self.numbers.setdefault(name, len(self.numbers)) for name in names])
 
-def _named(places: tuple[Place, ...], microbatch: int) -> tuple[SlotName, ...]:
-    return tuple([(kind, stage, microbatch, part) for kind, stage, part in places])
-
-
-def _own(kind: SlotKind, action: Action) -> SlotName:
-    return kind, *cell_of(action)
+    def own(self, kind: SlotKind, action: Action) -> tuple[int, ...]:
+        """The slot of a message."""
+        return (self.numbers.setdefault((kind, *cell_of(action)), len(self.numbers)),)
