@@ -29,8 +29,9 @@ def zb_h1(inputs: ScheduleInputs) -> Order:
     """Slice-level ZB-H1: split backward, the weight gradients of rank r run r rounds late.
 
     Every rank then holds at most K + S - 1 slices (from F to W), as rank 0 does under 1F1B. With equal slices and
-    stages, free messages, W <= B, M >= 2 and M S >= 2 K a rank idles (K - 1)(F + B - W) / S per step. One
-    micro-batch alone has no weight gradient to fill its first wait: there it is (K - 1)(F + B) / S.
+    stages, free messages, M >= 2 and M S >= 2 K a rank idles (K - 1)(F + B - W) / S per step if W <= F, B, and
+    (K - 1) B / S if F < W <= B. One micro-batch alone has no weight gradient to fill its first wait: there it is
+    (K - 1)(F + B) / S.
     """
     return keyed_order(
         inputs,

@@ -1,0 +1,185 @@
+"""zb: the published figures, never behind H1 where H1 fits, within its caps, and never stuck."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.planner.order import to_schedule
+from penstock.planner.passes.rounds import find_rounds
+from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.one_f_one_b import zb_h1
+from penstock.planner.schedules.zero_bubble import (
+    H1,
+    VARIANTS,
+    cost_table,
+    makespan_ns,
+    peak_stash,
+    with_best_variant,
+    zb,
+    zb_order,
+)
+from tests.support.step_costs import rows, zb_inputs
+
+EVERY_VARIANT = range(1 + len(VARIANTS))
+
+
+def equal_inputs(
+    num_ranks: int, num_microbatches: int, num_slices: int, times: tuple[int, int, int], caps: tuple[int, ...] = ()
+) -> ScheduleInputs:
+    forward, gradient, weight = (((time,) * num_slices,) * num_ranks for time in times)
+    return ScheduleInputs(
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        num_slices=num_slices,
+        forward_ns=forward,
+        input_ns=gradient,
+        weight_ns=weight,
+        caps=caps,
+    )
+
+
+def test_four_ranks_with_free_memory_beat_h1() -> None:
+    """F, I, W of 10, 20, 5 on 4 ranks, 8 micro-batches: H1 takes 355, a greedy order without a cap 340 or less."""
+    free = equal_inputs(4, 8, 1, (10, 20, 5), caps=(100,) * 4)
+    assert makespan_ns(free, zb_h1(free)) == 355
+    assert makespan_ns(free, zb(free)) <= 340
+
+
+def test_one_micro_batch_has_no_w_for_its_first_wait() -> None:
+    """Unit costs, K = 2, S = 8, M = 1: 26, not 25, for the gradients of slices come in reverse."""
+    inputs = equal_inputs(2, 1, 8, (1, 1, 1))
+    assert makespan_ns(inputs, zb(inputs)) == 26
+    assert makespan_ns(inputs, zb_h1(inputs)) == 26
+
+
+def test_equal_costs_reach_the_floor_of_a_synchronous_step() -> None:
+    """F = I = W: no step is shorter than M (F + I + W) + (K - 1) F / S, and H1 already takes no more."""
+    for num_ranks, num_slices in ((4, 1), (4, 4), (8, 2)):
+        inputs = equal_inputs(num_ranks, 16, num_slices, (7, 7, 7))
+        assert makespan_ns(inputs, zb(inputs)) == 16 * num_slices * 21 + (num_ranks - 1) * 7
+
+
+@settings(max_examples=250, deadline=None)
+@given(zb_inputs())
+def test_never_behind_h1_at_equal_memory(inputs: ScheduleInputs) -> None:
+    order, h1 = zb(inputs), zb_h1(inputs)
+    assert makespan_ns(inputs, order) <= makespan_ns(inputs, h1)
+    assert (peak_stash(inputs, order) <= peak_stash(inputs, h1)).all()
+
+
+@settings(max_examples=120, deadline=None)
+@given(zb_inputs(), st.integers(0, 20), st.integers(0, 2**32))
+def test_every_variant_can_run_within_its_caps(inputs: ScheduleInputs, spare: int, seed: int) -> None:
+    """Whatever F, I and W take and give, down to the least cap that can hold one micro-batch."""
+    rng = np.random.default_rng(seed)
+    shape = (inputs.num_ranks, inputs.num_slices)
+    taken, exchanged = rng.integers(0, 9, shape), rng.integers(-4, 9, shape)
+    stashed = dataclasses.replace(
+        inputs,
+        forward_stash=tuple(map(tuple, taken.tolist())),
+        input_stash=tuple(map(tuple, np.maximum(exchanged, -taken).tolist())),
+        weight_stash=tuple(map(tuple, (-taken - np.maximum(exchanged, -taken)).tolist())),
+    )
+    least = least_caps(stashed)
+    tight = dataclasses.replace(stashed, caps=tuple(cap + spare for cap in least))
+    for variant in EVERY_VARIANT[1:]:
+        order = zb_order(dataclasses.replace(tight, variant=variant))
+        assert (peak_stash(tight, order) <= np.array(tight.caps)).all()
+        find_rounds(to_schedule(order))
+
+
+def least_caps(inputs: ScheduleInputs) -> tuple[int, ...]:
+    """By running one micro-batch alone: what its forwards take, and the most that I and W add from any point on."""
+    caps = []
+    for rank in range(inputs.num_ranks):
+        taken, exchanged, given_back = (
+            cost_table(inputs, name)[rank].tolist() for name in ("forward_stash", "input_stash", "weight_stash")
+        )
+        steps = [step for part in reversed(range(inputs.num_slices)) for step in (exchanged[part], given_back[part])]
+        rises = [sum(steps[first:stop]) for first in range(len(steps) + 1) for stop in range(first, len(steps) + 1)]
+        caps.append(sum(taken) + max(rises))
+    return tuple(caps)
+
+
+def test_a_cap_below_one_micro_batch_is_refused() -> None:
+    inputs = equal_inputs(3, 4, 4, (1, 1, 1), caps=(6, 6, 3))
+    with pytest.raises(UserError, match="rank 2: a stash of 3 cannot hold one micro-batch, which needs 4"):
+        zb(inputs)
+
+
+def test_more_memory_never_makes_the_choice_slower_than_h1() -> None:
+    for extra in range(0, 12, 3):
+        inputs = equal_inputs(4, 6, 2, (5, 9, 4), caps=(5 + extra,) * 4)
+        assert makespan_ns(inputs, zb(inputs)) <= makespan_ns(inputs, zb_h1(inputs))
+
+
+def test_without_room_for_h1_a_greedy_order_is_taken() -> None:
+    inputs = equal_inputs(4, 6, 2, (5, 9, 4), caps=(2,) * 4)
+    assert with_best_variant(inputs).variant != H1
+    assert (peak_stash(inputs, zb(inputs)) == 2).all()
+
+
+@settings(deadline=None)
+@given(zb_inputs())
+def test_the_named_variant_is_the_best_and_is_kept(inputs: ScheduleInputs) -> None:
+    best = with_best_variant(inputs)
+    assert best.variant is not None
+    assert with_best_variant(best) is best
+    assert zb_order(best).same_as(zb(inputs))
+    every = [makespan_ns(inputs, zb_order(dataclasses.replace(inputs, variant=each))) for each in EVERY_VARIANT]
+    assert makespan_ns(inputs, zb(inputs)) == min(every)
+
+
+def test_each_variant_is_the_best_somewhere() -> None:
+    """None of them is there in vain."""
+    winners = {with_best_variant(long_context(16, 8, 8, cap=34)).variant}
+    rng = np.random.default_rng(5)
+    for num_ranks, num_slices in product((3, 5, 8), (1, 2, 4)):
+        for _ in range(8):
+            forward, gradient, weight = (rows(rng.integers(5, 30, (num_ranks, num_slices))) for _ in range(3))
+            inputs = ScheduleInputs(
+                num_ranks=num_ranks,
+                num_microbatches=8,
+                num_slices=num_slices,
+                forward_ns=forward,
+                input_ns=gradient,
+                weight_ns=weight,
+                caps=(int(num_ranks + num_slices + rng.integers(0, 6)),) * num_ranks,
+            )
+            winners.add(with_best_variant(inputs).variant)
+    assert winners == set(EVERY_VARIANT)
+
+
+def long_context(num_ranks: int, num_microbatches: int, num_slices: int, cap: int) -> ScheduleInputs:
+    """Equal stages whose F and I grow with the prefix and whose W does not, over links that take a little."""
+    prefix = np.arange(num_slices) / num_slices
+    forward, gradient, weight, message = (
+        rows(np.tile(times.astype(np.int64), (num_ranks, 1)))
+        for times in (1000 + 300 * prefix, 1100 + 660 * prefix, 900 + 0 * prefix, 40 + 0 * prefix)
+    )
+    return ScheduleInputs(
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        num_slices=num_slices,
+        forward_ns=forward,
+        input_ns=gradient,
+        weight_ns=weight,
+        send_forward_ns=message,
+        send_backward_ns=message,
+        caps=(cap,) * num_ranks,
+    )
+
+
+def test_half_as_much_memory_again_is_worth_a_third_of_h1s_bubble() -> None:
+    """16 ranks, 8 micro-batches, 8 slices: the share over the busiest rank's work falls from 19 % to 11 %."""
+    inputs = long_context(16, 8, 8, cap=34)
+    work = 8 * int(sum(cost_table(inputs, name)[0].sum() for name in ("forward_ns", "input_ns", "weight_ns")))
+    assert makespan_ns(inputs, zb_h1(inputs)) > 1.19 * work
+    assert makespan_ns(inputs, zb(inputs)) < 1.12 * work

@@ -1,0 +1,99 @@
+"""The compiled simulator equals the plain one on any Program: every time and every byte, to the last integer."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.schedule import Kind
+from penstock.core.timeline import Activity
+from penstock.planner.lowering import lower
+from penstock.planner.order import from_schedule
+from penstock.planner.simulate.arrays import simulate_arrays
+from penstock.planner.simulate.memory import high_water_bytes
+from penstock.planner.simulate.simulation import simulate
+from tests.support.reference_simulator import ReferenceSimulator
+from tests.support.step_costs import random_costs
+from tests.support.strategies import Case, cases
+
+seeds = st.integers(0, 2**32)
+
+
+@settings(max_examples=250, deadline=None)
+@given(cases(), seeds)
+def test_times_are_equal(case: Case, seed: int) -> None:
+    program = case.lower()
+    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    reference = ReferenceSimulator(program, costs)
+    found = simulate(program, costs)
+    assert found.makespan_ns == reference.makespan
+    for name in ("compute", "bubble", "communication", "reduction", "optimizer"):
+        accounts = [getattr(worker, name) for worker in reference.workers]
+        assert getattr(found.times, f"{name}_ns").tolist() == accounts, name
+    spans = {
+        (event.rank, event.action): (event.start_ns, event.stop_ns)
+        for event in found.timeline.events
+        if event.activity is Activity.COMPUTE
+    }
+    assert spans == {
+        (rank, action): span for rank, worker in enumerate(reference.workers) for action, span in worker.spans.items()
+    }
+
+
+@settings(max_examples=250, deadline=None)
+@given(cases(), seeds)
+def test_bytes_are_equal(case: Case, seed: int) -> None:
+    rng = random.Random(seed)
+    shape = (case.schedule.num_stages, case.schedule.num_slices)
+    transients = {
+        (kind, stage, part): rng.choice([0, 1, 50, 400])
+        for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+        for stage in range(shape[0])
+        for part in range(shape[1])
+    }
+    program = lower(
+        case.schedule,
+        case.sizes,
+        slices=case.slices,
+        receive_ahead=case.receive_ahead,
+        dp=case.dp,
+        tie=case.tie,
+        transients=transients,
+    )
+    costs = random_costs(rng, len(program.ranks), *shape)
+    reference = ReferenceSimulator(program, costs)
+    peaks = [worker.peak for worker in reference.workers]
+    order = from_schedule(case.schedule)
+    assert high_water_bytes(order, case.sizes, case.slices, case.receive_ahead, transients).tolist() == peaks
+    always = [1000 * rank for rank in range(len(peaks))]
+    found = simulate(program, costs, static_bytes=always)
+    assert list(found.peak_bytes) == [a + peak for a, peak in zip(always, peaks, strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), seeds)
+def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
+    program = case.lower()
+    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    times = simulate(program, costs).times
+    total = times.compute_ns + times.bubble_ns + times.communication_ns + times.reduction_ns + times.optimizer_ns
+    assert (total == times.makespan_ns).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), seeds)
+def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> None:
+    program = case.lower()
+    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    found = simulate(program, costs)
+    fast = simulate_arrays(
+        from_schedule(case.schedule), costs, receive_ahead=case.receive_ahead, reductions=program.reductions
+    )
+    assert fast.makespan_ns == found.makespan_ns == found.timeline.step_ns
+    assert (fast.compute_ns == found.times.compute_ns).all()
+    assert fast.trace.size == 0
+    for rank in range(len(program.ranks)):
+        assert found.timeline.busy_ns(rank) == fast.compute_ns[rank]
+    assert found.timeline.bubble_share == fast.bubble_share

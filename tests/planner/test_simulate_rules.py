@@ -1,0 +1,236 @@
+"""The simulator's rules one by one, on steps small enough to follow by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.program import Reduction
+from penstock.core.schedule import Group, parse_schedule
+from penstock.core.timeline import Activity, Event, Source, Timeline
+from penstock.planner.lowering import lower
+from penstock.planner.order import Order, from_schedule
+from penstock.planner.schedules.registry import find
+from penstock.planner.simulate.arrays import simulate_arrays
+from penstock.planner.simulate.costs import MILLION, Costs, Hosts, InstructionCosts, hosts, uncontended
+from penstock.planner.simulate.simulation import simulate
+from tests.support.step_costs import equal_costs, random_costs, shape
+
+
+def parse(text: str) -> Order:
+    schedule, _ = parse_schedule(text)
+    return from_schedule(schedule)
+
+
+def on_one_host(costs: Costs, factor_ppm: int, replicas: int = 1) -> Costs:
+    num_ranks = costs.num_ranks
+    nothing = (-1,) * num_ranks
+    return dataclasses.replace(
+        costs,
+        together_ppm=np.full_like(costs.compute_ns, factor_ppm),
+        hosts=Hosts(host_of=(0,) * num_ranks, local_cards=nothing, network_cards=nothing, replicas=replicas),
+    )
+
+
+# Contention
+
+
+def test_neighbours_slow_each_other_only_while_both_compute() -> None:
+    """Ranks with actions of 30 and of 10; together each takes twice as long.
+
+    Rank 0: F0 alone to 30; F1 beside rank 1 to 70, then alone to 80; B0 beside rank 1 to 120, alone to 130; B1 to 160.
+    """
+    compute = np.full((5, 2, 1), 30, dtype=np.int64)
+    compute[:, 1] = 10
+    alone = uncontended(compute, np.zeros((2, 2, 1), dtype=np.int64))
+    order = parse("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert simulate_arrays(order, alone).makespan_ns == 120
+    found = simulate_arrays(order, on_one_host(alone, 2 * MILLION))
+    assert found.compute_ns.tolist() == [160, 80]
+    assert found.makespan_ns == 160
+    one_at_a_time = parse("0F0,0B0\n1F0,1B0\n")
+    assert simulate_arrays(one_at_a_time, on_one_host(alone, 2 * MILLION)).makespan_ns == 80
+
+
+def test_replicas_in_lockstep_count_as_neighbours() -> None:
+    """A pipeline of one rank whose replica runs on the same host always computes together with it."""
+    order = find("1f1b").generate(shape(1, 4, 1))
+    costs = on_one_host(equal_costs(1, 1, 10, 10, 10), 2 * MILLION, replicas=2)
+    assert simulate_arrays(order, costs).makespan_ns == 4 * (20 + 40)
+
+
+def test_in_between_the_slowdown_is_linear_in_the_number_of_ranks() -> None:
+    """Three ranks on a host, a factor of 3 with all of them: 2 with two."""
+    order = find("gpipe").generate(shape(3, 2, 1))
+    compute = np.zeros((5, 3, 1), dtype=np.int64)
+    compute[0, :2, 0] = 60
+    costs = on_one_host(uncontended(compute, np.zeros((2, 3, 1), dtype=np.int64)), 3 * MILLION)
+    assert simulate_arrays(order, costs).makespan_ns == 60 + 120 + 60
+
+
+# Transfers
+
+
+def test_compute_goes_on_while_a_message_travels() -> None:
+    costs = equal_costs(2, 1, 10, 10, 0, transfer=10)
+    found = simulate_arrays(parse("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"), costs)
+    assert found.makespan_ns == 10 + 10 + 10 + 10 + 10 + 10 + 10 + 10
+    assert found.communication_ns.tolist() == [10, 20]
+
+
+def test_messages_of_one_channel_follow_each_other() -> None:
+    compute = np.zeros((5, 2, 1), dtype=np.int64)
+    compute[0, :, 0] = 1
+    transfer = np.array([[[10], [0]], [[0], [0]]], dtype=np.int64)
+    found = simulate_arrays(find("gpipe").generate(shape(2, 5, 1)), uncontended(compute, transfer), receive_ahead=5)
+    assert found.makespan_ns == 1 + 5 * 10 + 1
+
+
+def shared_card_step(host_of: tuple[int, ...]) -> int:
+    """Ranks 0 to 3 with a message of 10 from every one to the next, all forwards at no cost."""
+    compute = np.zeros((5, 4, 1), dtype=np.int64)
+    transfer = np.zeros((2, 4, 1), dtype=np.int64)
+    transfer[0, :3, 0] = 10
+    costs = dataclasses.replace(uncontended(compute, transfer), hosts=hosts(host_of))
+    return simulate_arrays(find("gpipe").generate(shape(4, 3, 1)), costs, receive_ahead=3).makespan_ns
+
+
+def test_ranks_of_a_host_share_its_card_only_between_hosts() -> None:
+    """Three messages over three hops: a pipeline of hops, unless two hops leave the same host by one card."""
+    assert shared_card_step((0, 1, 2, 3)) == 10 * (3 + 2)
+    assert shared_card_step((0, 0, 1, 1)) == 10 * (3 + 2)
+    assert shared_card_step((0, 1, 0, 1)) > 10 * (3 + 2)
+
+
+def test_a_sender_waits_for_room_at_its_receiver() -> None:
+    """receive_ahead 1: the second message may only leave when the first is being consumed."""
+    compute = np.zeros((5, 2, 1), dtype=np.int64)
+    compute[0, :, 0] = (1, 10)
+    costs = uncontended(compute, np.zeros((2, 2, 1), dtype=np.int64))
+    order = find("gpipe").generate(shape(2, 3, 1))
+    near = simulate_arrays(order, costs, receive_ahead=1, traced=True)
+    far = simulate_arrays(order, costs, receive_ahead=3, traced=True)
+    assert near.makespan_ns == far.makespan_ns == 31
+    assert near.finish_ns.tolist() == [31, 31]
+    assert near.trace[2, 2] == 2
+    assert near.trace[2, 6] == 11
+    assert far.trace[2, 6] == 3
+
+
+def test_transport_instructions_take_their_time() -> None:
+    """Two POST_RECVs at the start of rank 1, then WAIT_RECV and compute; rank 0 pays for SEND and for both waits."""
+    instructions = InstructionCosts(post_ns=1, wait_receive_ns=2, send_ns=4, wait_send_ns=8)
+    costs = dataclasses.replace(equal_costs(2, 1, 100, 100, 0), instructions=instructions)
+    found = simulate_arrays(parse("0F0,0B0\n1F0,1B0\n"), costs)
+    assert found.makespan_ns == (1 + 100 + 4) + (2 + 100) + (100 + 4) + (2 + 100 + 8)
+    assert found.communication_ns.tolist() == [1 + 4 + 2 + 8, 1 + 2 + 4 + 8]
+
+
+def test_waiting_is_bubble_until_the_message_leaves_and_communication_from_then_on() -> None:
+    found = simulate_arrays(parse("0F0,0B0\n1F0,1B0\n"), equal_costs(2, 1, 10, 20, 0, transfer=3))
+    assert found.compute_ns.tolist() == [30, 30]
+    assert found.communication_ns.tolist() == [3, 3 + 3]
+    assert found.bubble_ns.tolist() == [3 + 30, 10 + 20]
+
+
+# The end of the step
+
+
+def test_reductions_are_barriers_but_for_dp() -> None:
+    """With dp each rank joins its own peers elsewhere; the norm joins all; then everyone steps."""
+    costs = dataclasses.replace(
+        equal_costs(2, 1, 10, 10, 0),
+        reduce_ns={Group.DP: (100, 1), Group.TIE: (5, 7), Group.NORM: (2, 3)},
+        optimizer_ns=(4, 9),
+    )
+    order = parse("0F0,0B0\n1F0,1B0\n")
+    everyone = (0, 1)
+    found = simulate_arrays(order, costs, reductions=[Reduction(Group.DP, everyone), Reduction(Group.NORM, everyone)])
+    assert found.finish_ns.tolist() == [40, 30]
+    assert found.makespan_ns == 40 + 100 + 3 + 9
+    assert found.reduction_ns.tolist() == [103, 4]
+    tied = simulate_arrays(order, costs, reductions=[Reduction(Group.TIE, everyone)])
+    assert tied.makespan_ns == 40 + 7 + 9
+    assert tied.step_ns.tolist() == [47, 47]
+
+
+def test_the_timeline_shows_every_kind_of_event() -> None:
+    schedule, _ = parse_schedule("0F0,0B0\n1F0,1B0\n")
+    program = lower(schedule, lambda kind, stage, tokens: 64, slices=(1,), receive_ahead=1, dp=False)
+    costs = dataclasses.replace(
+        equal_costs(2, 1, 10, 20, 0, transfer=3), reduce_ns={Group.NORM: (2, 2)}, optimizer_ns=(4, 4)
+    )
+    found = simulate(program, costs, static_bytes=(1000, 2000))
+    assert isinstance(found.timeline, Timeline)
+    assert found.timeline.source is Source.SIMULATED
+    assert [event for event in found.timeline.events if event.rank == 0] == [
+        Event(0, Activity.COMPUTE, "0F0.0", 0, 10),
+        Event(0, Activity.TRANSFER, "0SEND_F0.0", 10, 13),
+        Event(0, Activity.WAIT, "0WAIT_RECV_B0.0", 10, 46),
+        Event(0, Activity.COMPUTE, "0B0.0", 46, 66),
+        Event(0, Activity.REDUCE, "0REDUCE(norm)", 66, 68),
+        Event(0, Activity.STEP, "0STEP", 68, 72),
+    ]
+    assert found.makespan_ns == found.timeline.step_ns == 72
+    reduce_of_1 = next(e for e in found.timeline.events if e.rank == 1 and e.activity is Activity.REDUCE)
+    assert (reduce_of_1.start_ns, reduce_of_1.stop_ns) == (46, 68)
+    assert Timeline.from_manifest(found.timeline.to_manifest()) == found.timeline
+    slots_of_0 = ["a", "l", "kv", "y", "g_in", "dkv", "w"]
+    slots_of_1 = ["x", "a", "l", "kv", "h", "dkv", "w", "g_out"]
+    assert found.peak_bytes == (1000 + 64 * len(slots_of_0), 2000 + 64 * len(slots_of_1))
+
+
+# What holds whatever the costs
+
+
+def test_an_order_that_cannot_run_is_refused_with_its_place() -> None:
+    with pytest.raises(UserError, match=r"rank 0: 0B0\.0 never gets what it needs") as refused:
+        simulate_arrays(parse("0B0,0F0\n1F0,1B0\n"), equal_costs(2, 1, 1, 1, 1))
+    assert "order the actions" in refused.value.remedy
+
+
+def test_costs_of_another_pipeline_are_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="costs of 3 stages on 3 ranks for 2 stages"):
+        simulate_arrays(find("gpipe").generate(shape(2, 1, 1)), equal_costs(3, 1, 1, 1, 1))
+    with pytest.raises(ValueError, match="disagree about their shape"):
+        uncontended(np.ones((5, 2, 1), dtype=np.int64), np.ones((2, 3, 1), dtype=np.int64))
+
+
+def test_negative_times_are_refused() -> None:
+    with pytest.raises(UserError, match="negative time"):
+        uncontended(-np.ones((5, 2, 1), dtype=np.int64), np.ones((2, 2, 1), dtype=np.int64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_equal_inputs_give_equal_times(seed: int) -> None:
+    rng = random.Random(seed)
+    order = find(rng.choice(["gpipe", "1f1b", "zb-h1"])).generate(shape(rng.randint(1, 5), 3, 2))
+    costs = random_costs(rng, order.num_ranks, order.num_stages, 2)
+    first, second = (simulate_arrays(order, costs, traced=True) for _ in range(2))
+    assert np.array_equal(first.trace, second.trace)
+    assert first.makespan_ns == second.makespan_ns
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["gpipe", "1f1b", "zb-h1"]), st.integers(0, 2**32))
+def test_without_shared_parts_nothing_gets_faster_by_being_slower(name: str, seed: int) -> None:
+    """A fixed order without contention and cards is a longest path: longer work and slower links never shorten it."""
+    rng = np.random.default_rng(seed)
+    num_ranks, num_slices = int(rng.integers(1, 6)), int(rng.integers(1, 5))
+    order = find(name).generate(shape(num_ranks, 4, num_slices))
+    compute = rng.integers(0, 20, (5, num_ranks, num_slices))
+    transfer = rng.integers(0, 20, (2, num_ranks, num_slices))
+    slower = uncontended(
+        compute + rng.integers(0, 2, compute.shape) * 5, transfer + rng.integers(0, 2, transfer.shape) * 5
+    )
+    ahead = int(rng.integers(1, 4))
+    before = simulate_arrays(order, uncontended(compute, transfer), receive_ahead=ahead).makespan_ns
+    assert before <= simulate_arrays(order, slower, receive_ahead=ahead).makespan_ns
+    assert before >= simulate_arrays(order, uncontended(compute, transfer), receive_ahead=ahead + 1).makespan_ns

@@ -1,0 +1,108 @@
+"""Costs for simulated steps: uniform ones for closed forms, random ones for everything else."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from penstock.core.schedule import Group
+from penstock.planner.order import KINDS
+from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
+from penstock.planner.simulate.costs import (
+    MILLION,
+    Costs,
+    Hosts,
+    InstructionCosts,
+    compute_table,
+    hosts,
+    uncontended,
+)
+
+Table = npt.NDArray[np.int64]
+
+
+def equal_costs(
+    num_ranks: int, num_slices: int, forward: int, input_gradient: int, weight_gradient: int, transfer: int = 0
+) -> Costs:
+    """Every stage and slice costs the same."""
+    shape = (num_ranks, num_slices)
+    compute = compute_table(*(np.full(shape, cost) for cost in (forward, input_gradient, weight_gradient)))
+    return uncontended(compute, np.full((2, *shape), transfer))
+
+
+def slice_costs(num_ranks: int, forward: list[int], input_gradient: list[int], weight_gradient: list[int]) -> Costs:
+    """Every stage costs the same, slices differ, messages are free."""
+    tables = (np.tile(costs, (num_ranks, 1)) for costs in (forward, input_gradient, weight_gradient))
+    return uncontended(compute_table(*tables), np.zeros((2, num_ranks, len(forward)), dtype=np.int64))
+
+
+def shape(num_ranks: int, num_microbatches: int, num_slices: int) -> ScheduleInputs:
+    """Inputs without costs."""
+    return ScheduleInputs(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
+
+
+def rows(table: Table) -> StageTable:
+    """A table as the tuples of `ScheduleInputs`."""
+    return tuple(tuple(row) for row in table.tolist())
+
+
+def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices: int) -> Costs:
+    """Any costs: zero and large, shared hosts and cards, contention, transport instructions that take time."""
+    draw = np.random.default_rng(rng.getrandbits(32))
+    tables = (len(KINDS), num_stages, num_slices)
+    together = draw.integers(900_000, 2_000_000, tables) if rng.random() < 0.5 else np.full(tables, MILLION)
+    return Costs(
+        compute_ns=draw.integers(0, rng.choice([2, 4, 20, 1000]), tables),
+        together_ppm=together,
+        transfer_ns=draw.integers(0, rng.choice([1, 2, 8, 400]), (2, num_stages, num_slices)),
+        hosts=_random_hosts(rng, num_ranks),
+        instructions=_random_instructions(rng),
+        reduce_ns={group: tuple(draw.integers(0, 30, num_ranks).tolist()) for group in Group},
+        optimizer_ns=tuple(draw.integers(0, 9, num_ranks).tolist()),
+    )
+
+
+def _random_hosts(rng: random.Random, num_ranks: int) -> Hosts:
+    num_hosts = rng.randint(1, num_ranks)
+    host_of = tuple(rng.randrange(num_hosts) for _ in range(num_ranks))
+    if rng.random() < 0.4:
+        return hosts(host_of, replicas=rng.randint(1, 2))
+    nothing = (-1,) * num_ranks
+    own = tuple(range(num_ranks))
+    local, network = rng.choice([(nothing, nothing), (nothing, own), (own, tuple(range(num_ranks, 2 * num_ranks)))])
+    return Hosts(host_of=host_of, local_cards=local, network_cards=network, replicas=rng.randint(1, 2))
+
+
+def _random_instructions(rng: random.Random) -> InstructionCosts:
+    if rng.random() < 0.5:
+        return InstructionCosts()
+    post, wait_receive, send, wait_send = (rng.randrange(4) for _ in range(4))
+    return InstructionCosts(post_ns=post, wait_receive_ns=wait_receive, send_ns=send, wait_send_ns=wait_send)
+
+
+@st.composite
+def zb_inputs(draw: st.DrawFn) -> ScheduleInputs:
+    """Random pipelines for schedules that are made from costs: equal or unequal stages, slices and messages."""
+    num_ranks, num_slices = draw(st.integers(1, 6)), draw(st.sampled_from([1, 1, 2, 3, 4, 8]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    table = (num_ranks, num_slices)
+    if draw(st.booleans()):
+        forward, gradient, weight = (np.full(table, rng.integers(1, 30)) for _ in range(3))
+        forward[-1] += rng.integers(0, 20)
+    else:
+        forward, gradient, weight = (rng.integers(0, 30, table) for _ in range(3))
+    down, up = rng.integers(0, draw(st.sampled_from([1, 5, 40])), (2, *table))
+    return ScheduleInputs(
+        num_ranks=num_ranks,
+        num_microbatches=draw(st.integers(1, 10)),
+        num_slices=num_slices,
+        forward_ns=rows(forward),
+        input_ns=rows(gradient),
+        weight_ns=rows(weight),
+        send_forward_ns=rows(down),
+        send_backward_ns=rows(up),
+        receive_ahead=draw(st.integers(1, 4)),
+    )
