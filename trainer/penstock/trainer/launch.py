@@ -25,6 +25,7 @@ GRACE_SECONDS = 5.0
 """What the other ranks get to notice a failure; they end by themselves, at the next message, in all but odd cases."""
 
 _POLL_SECONDS = 0.05
+_TORCHRUN_LOG = "torchrun.log"
 
 MALLOC = {
     "MALLOC_ARENA_MAX": "1",
@@ -150,8 +151,9 @@ class Ranks:
         return _failure(rank, status, status.error)
 
     def _last_words(self, exit_code: int) -> str:
-        logs = [self.log_path(rank) for rank in range(self._spec.num_ranks)]
-        lines = [line for log in logs if log is not None for line in log.read_text(errors="replace").splitlines()]
+        logs = [self._spec.log_folder / _TORCHRUN_LOG, *(self.log_path(rank) for rank in range(self._spec.num_ranks))]
+        found = [log for log in logs if log is not None and log.exists()]
+        lines = [line for log in found for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return f"the ranks did not start (exit code {exit_code}): {lines[-1] if lines else 'nothing was logged'}"
 
 
@@ -180,10 +182,11 @@ def launch(spec: LaunchSpec) -> Ranks:
     They end with this process, however it ends: the watcher is asked to stop them, and each dies with the watcher.
     """
     port = _free_port() if spec.port is None else _checked(spec.port)
+    spec.status_folder.mkdir(parents=True, exist_ok=True)
     for rank in range(spec.num_ranks):
         status_path(spec.status_folder, rank).unlink(missing_ok=True)
     spec.log_folder.mkdir(parents=True, exist_ok=True)
-    with (spec.log_folder / "torchrun.log").open("ab") as log:
+    with (spec.log_folder / _TORCHRUN_LOG).open("ab") as log:
         process = subprocess.Popen(
             _command(spec, port),
             env={**os.environ, **_environment(spec), **spec.environment},

@@ -35,7 +35,7 @@ _FORWARD = frozenset({Kind.F, Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, K
 class Batch:
     """One replica's share of a step: token ids and shifted labels, int64 [num_microbatches x microbatch, S].
 
-    A label below 0 counts for nothing. ``num_valid_tokens`` counts the others over *all* replicas.
+    A label below 0 counts for nothing. ``num_valid_tokens``, at least one, counts the others over *all* replicas.
     """
 
     token_ids: Tensor

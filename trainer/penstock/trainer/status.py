@@ -1,8 +1,8 @@
 """Where a rank is, in a small memory-mapped file: it survives the rank, so that a supervisor can say what died where.
 
-Writing is a store to memory, cheap enough for every action. The file holds five native 64-bit integers (process id,
-state, step, instruction, when it ended), then from byte 64 on the rank's actions as text, one a line; what a rank says
-when it fails lies beside it in ``<name>.error``.
+Writing is a store to memory, cheap enough for every action; reading takes two small reads. The file holds six native
+64-bit integers (process id, state, step, instruction, when it ended, width), then from byte 64 on the rank's actions as
+text, each padded to the width. What a rank says when it fails lies beside it in ``<name>.error``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import mmap
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-_HEADER = struct.Struct("=5q")
-_PID, _STATE, _STEP, _INSTRUCTION, _ENDED = range(5)
-_SIZE = 64
+_HEADER = struct.Struct("=6q")
+_PID, _STATE, _STEP, _INSTRUCTION, _ENDED, _WIDTH = range(6)
+_HEADER_BYTES = 64
 BETWEEN_STEPS = -1
 
 
@@ -55,9 +56,10 @@ class StatusFile:
     def __init__(self, path: Path, pid: int) -> None:
         self._path = path
         _error_path(path).unlink(missing_ok=True)
-        path.write_bytes(_HEADER.pack(pid, State.STARTING, BETWEEN_STEPS, BETWEEN_STEPS, 0).ljust(_SIZE, b"\0"))
+        header = _HEADER.pack(pid, State.STARTING, BETWEEN_STEPS, BETWEEN_STEPS, 0, 0)
+        path.write_bytes(header.ljust(_HEADER_BYTES, b"\0"))
         with path.open("r+b") as file:
-            self._cells = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+            self._cells = memoryview(mmap.mmap(file.fileno(), _HEADER_BYTES)).cast("q")
 
     @property
     def cursor(self) -> Cursor:
@@ -66,10 +68,11 @@ class StatusFile:
 
     def start(self, actions: Iterable[str]) -> None:
         """The rank runs; ``actions`` names its instructions, in order."""
-        with self._path.open("r+b") as file:
-            file.seek(_SIZE)
-            file.write("\n".join(actions).encode())
-            file.truncate()
+        texts = [action.encode() for action in actions]
+        width = max(map(len, texts), default=0)
+        with self._path.open("ab") as file:
+            file.write(b"".join(text.ljust(width) for text in texts))
+        self._cells[_WIDTH] = width
         self._cells[_STATE] = State.RUNNING
 
     def finish(self, now_ns: int) -> None:
@@ -89,20 +92,18 @@ class StatusFile:
 def read_status(path: Path) -> RankStatus | None:
     """What the file says; none if there is no such file yet."""
     try:
-        content = path.read_bytes()
-        pid, state, step, instruction, ended_ns = _HEADER.unpack_from(content)
+        with path.open("rb", buffering=0) as file:
+            pid, state, step, instruction, ended_ns, width = _HEADER.unpack(file.read(_HEADER.size))
+            action = _read_action(file, instruction, width) if instruction >= 0 else ""
     except (FileNotFoundError, struct.error):
         return None
-    actions = content[_SIZE:].decode().splitlines()
-    error = _error_path(path)
-    return RankStatus(
-        pid=pid,
-        state=State(state),
-        step=step,
-        action=actions[instruction] if 0 <= instruction < len(actions) else "",
-        ended_ns=ended_ns,
-        error=error.read_text() if error.exists() else "",
-    )
+    error = _error_path(path).read_text() if state > State.DONE else ""
+    return RankStatus(pid=pid, state=State(state), step=step, action=action, ended_ns=ended_ns, error=error)
+
+
+def _read_action(file: FileIO, instruction: int, width: int) -> str:
+    file.seek(_HEADER_BYTES + instruction * width)
+    return file.read(width).decode().rstrip()
 
 
 def status_path(folder: Path, rank: int) -> Path:
