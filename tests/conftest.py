@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.worker_pool import WorkerPool
+if TYPE_CHECKING:
+    from tests.support.worker_pool import WorkerPool
 
 POOL_RANKS = 16
 
@@ -20,6 +22,9 @@ class _Pools:
     def get(self) -> WorkerPool:
         if self._pool is None or self._pool.broken:
             self.close()
+            # Needs torch, which core's and planner's tests do without.
+            from tests.support.worker_pool import WorkerPool
+
             self._pool = WorkerPool(POOL_RANKS)
         return self._pool
 
