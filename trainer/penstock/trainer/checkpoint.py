@@ -9,14 +9,16 @@ number of stages or replicas reads any checkpoint: what is stored are tensors by
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,13 +30,15 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest
-from penstock.core.model import ModelSpec
-
-T = TypeVar("T")
+from penstock.core.manifest import Manifest, camel
+from penstock.core.model import Family, ModelSpec
+from penstock.core.profile import digest
+from penstock.core.units import format_bytes
+from penstock.trainer.together import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"^a(\d+)/step-(\d+)$")
+_PARTIAL = ".partial-"
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Part (``weights``, ``exp_avg``, ``exp_avg_sq``) -> global name -> this rank's tensor."""
@@ -51,7 +55,7 @@ class StoredFile(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointManifest(Manifest):
-    """What a checkpoint holds: the model after ``step`` steps."""
+    """What a checkpoint holds: the model after ``step`` steps. Its file also has a digest of itself, ``sha256``."""
 
     step: int
     model: ModelSpec
@@ -79,35 +83,112 @@ def find_checkpoints(root: Path) -> list[Checkpoint]:
     return sorted(found, reverse=True)
 
 
+# Reading
+
+
 def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of the checkpoint in ``folder``; raises `UserError` if it is missing or not one."""
+    """The manifest of the checkpoint in ``folder``; raises `UserError` if it is missing or not what was written."""
     try:
-        return CheckpointManifest.from_manifest(json.loads((folder / MANIFEST).read_text()))
+        content = json.loads((folder / MANIFEST).read_bytes())
     except OSError as error:
-        raise _corrupt(folder, f"has no readable {MANIFEST} ({error.strerror})") from None
-    except (ValueError, UserError) as error:
-        raise _corrupt(folder, f"has a broken {MANIFEST}: {error}") from None
+        raise _unusable(folder, f"has no readable {MANIFEST} ({error.strerror})") from None
+    except ValueError as error:
+        raise _unusable(folder, f"is corrupt: {MANIFEST} is no JSON ({error})") from None
+    if not isinstance(content, dict) or content.pop("sha256", None) != digest(content):
+        raise _unusable(folder, f"is corrupt: {MANIFEST} is not what was written")
+    try:
+        return CheckpointManifest.from_manifest(content)
+    except UserError as error:
+        raise _unusable(folder, f"was written by another version of penstock: {error.where} {error.what}") from None
 
 
-def _corrupt(folder: Path, what: str) -> UserError:
+def _unusable(folder: Path, what: str) -> UserError:
     return UserError(what=what, where=f"checkpoint {folder}", remedy="resume from another checkpoint, or start anew")
 
 
 def verify(folder: Path) -> CheckpointManifest:
     """The manifest, after every file was compared with it; raises `UserError` naming the first that differs."""
     manifest = read_manifest(folder)
-    for stored in manifest.files:
+    try:
+        _check_files(folder, manifest.files)
+    except FailedError as error:
+        raise _unusable(folder, str(error)) from None
+    return manifest
+
+
+def _check_files(folder: Path, files: Sequence[StoredFile]) -> None:
+    for stored in files:
         path = folder / stored.name
         if not path.is_file():
-            raise _corrupt(folder, f"lacks {stored.name}")
+            raise FailedError(f"is corrupt: {stored.name} is missing")
         if path.stat().st_size != stored.num_bytes or _sha256(path) != stored.sha256:
-            raise _corrupt(folder, f"is corrupt: {stored.name} is not what was written")
-    return manifest
+            raise FailedError(f"is corrupt: {stored.name} is not what was written")
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load(
+    folder: Path, tensors: Tensors, model: ModelSpec, *, group: dist.ProcessGroup | None = None
+) -> CheckpointManifest:
+    """Fill ``tensors`` in place; all ranks of ``group`` call it together.
+
+    Raises `UserError` if the checkpoint is corrupt, of another model than ``model``, or of another type of number.
+    """
+    manifest = read_manifest(folder)
+    _require_model(folder, manifest.model, model)
+    own_files, wanted = manifest.files[rank_in(group) :: size_of(group)], _flat(tensors)
+    try:
+        together(lambda: _check_files(folder, own_files), group)
+        together(lambda: _check_types(folder, wanted), group)
+        together(lambda: _fill(folder, wanted, group), group)
+    except FailedError as error:
+        raise _unusable(folder, str(error)) from None
+    return manifest
+
+
+def _require_model(folder: Path, stored: ModelSpec, wanted: ModelSpec) -> None:
+    """Rotary positions are no part of a llama's weights: it may go on with another bound."""
+    for field in dataclasses.fields(ModelSpec):
+        theirs, ours = getattr(stored, field.name), getattr(wanted, field.name)
+        if theirs != ours and not (field.name == "positions" and wanted.family is Family.LLAMA):
+            raise _unusable(folder, f"is of another model: its {camel(field.name)} is {theirs}, here it is {ours}")
+
+
+def _check_types(folder: Path, wanted: Mapping[str, Tensor]) -> None:
+    """By ourselves, since torch casts another type silently."""
+    metadata = FileSystemReader(folder).read_metadata()
+    for name, tensor in wanted.items():
+        stored = metadata.state_dict_metadata.get(name)
+        if not isinstance(stored, TensorStorageMetadata) or stored.size != tensor.size():
+            raise FailedError(f"holds no {name} of shape {list(tensor.shape)}")
+        if stored.properties.dtype != tensor.dtype:
+            raise FailedError(f"holds {name} as {stored.properties.dtype}, this run uses {tensor.dtype}")
+
+
+def _fill(folder: Path, wanted: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    try:
+        _quietly(state_dict_loader.load, wanted, checkpoint_id=folder, process_group=group)
+    except CheckpointException as error:
+        raise FailedError(f"cannot be read: {_reason(error)}") from None
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All weights of a checkpoint by global name, in one process; raises `UserError` if it is corrupt."""
+    verify(folder)
+    metadata = FileSystemReader(folder).read_metadata()
+    weights = {
+        name: torch.empty(stored.size, dtype=stored.properties.dtype)
+        for name, stored in metadata.state_dict_metadata.items()
+        if name.startswith("weights/") and isinstance(stored, TensorStorageMetadata)
+    }
+    _quietly(state_dict_loader.load, weights, checkpoint_id=folder, no_dist=True)
+    return {name.removeprefix("weights/"): tensor for name, tensor in weights.items()}
+
+
+# Writing
 
 
 def save(
@@ -126,130 +207,87 @@ def save(
     Raises `RunError` on every rank if any rank could not write; what was there before is untouched.
     """
     folder = root / f"a{attempt}" / f"step-{step}"
-    partial = folder.with_name(f".partial-{folder.name}")
-    if _first(group):
-        shutil.rmtree(partial, ignore_errors=True)
-    _barrier(group)
-    problem = _write(partial, tensors, group)
-    stored = _gather((problem, _own_files(partial, group)), group)
-    problems = [each for each, _ in stored if each]
-    if not problems and _first(group):
-        files = tuple(file for _, owned in stored for file in owned)
+    partial = folder.with_name(f"{_PARTIAL}{folder.name}")
+    first = rank_in(group) == 0
+    try:
+        together(lambda: _make_empty(partial) if first else None, group)
+        written = together(lambda: _write(partial, _flat(tensors), group), group)
+        files = tuple(file for owned in written for file in owned)
         manifest = CheckpointManifest(step=step, model=model, precision=precision, files=files)
-        problems = _commit(partial, folder, manifest)
-    (problems,) = _gather(problems, group)[:1]
-    if problems:
-        if _first(group):
+        together(lambda: _commit(partial, folder, manifest) if first else None, group)
+    except FailedError as error:
+        if first:
             shutil.rmtree(partial, ignore_errors=True)
-        raise RunError(f"checkpoint of step {step} was not written: {problems[0]}; earlier checkpoints are untouched")
-    if _first(group):
+        raise RunError(
+            f"the checkpoint of step {step} was not written to {root}: {error}; earlier checkpoints are untouched"
+        ) from None
+    if first:
         prune(root, attempt, keep)
     return Checkpoint(step=step, attempt=attempt, folder=folder)
 
 
-def _write(partial: Path, tensors: Tensors, group: dist.ProcessGroup | None) -> str:
+def _make_empty(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+
+
+def _write(partial: Path, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> list[StoredFile]:
+    """Write one rank's part and describe its files."""
     try:
-        partial.mkdir(parents=True, exist_ok=True)
-        state_dict_saver.save(
-            _flat(tensors), checkpoint_id=partial, process_group=group, no_dist=not dist.is_initialized()
-        )
+        _quietly(state_dict_saver.save, tensors, checkpoint_id=partial, process_group=group)
     except CheckpointException as error:
-        return _reason(error)
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def _reason(error: CheckpointException) -> str:
-    """The first rank's own exception in one line."""
-    for rank, (failure, _) in sorted(error.failures.items()):
-        return f"rank {rank}: {failure}".splitlines()[0]
-    return str(error).splitlines()[0]
+        free = format_bytes(shutil.disk_usage(partial).free)  # torch's reason may not say that the disk is full
+        raise FailedError(f"{_reason(error)} ({free} are free there)") from None
+    rank = rank_in(group)
+    paths = sorted(partial.glob(f"__{rank}_*.distcp"))
+    if rank == 0:
+        paths.append(partial / ".metadata")
+    return [StoredFile(name=path.name, num_bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths]
 
 
 def _flat(tensors: Tensors) -> dict[str, Tensor]:
     return {f"{part}/{name}": tensor for part, named in tensors.items() for name, tensor in named.items()}
 
 
-def _own_files(partial: Path, group: dist.ProcessGroup | None) -> tuple[StoredFile, ...]:
-    rank = dist.get_rank(group) if dist.is_initialized() else 0
-    names = sorted(partial.glob(f"__{rank}_*.distcp")) + ([partial / ".metadata"] if rank == 0 else [])
-    return tuple(
-        StoredFile(name=path.name, num_bytes=path.stat().st_size, sha256=_sha256(path))
-        for path in names
-        if path.is_file()
-    )
-
-
-def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> list[str]:
-    try:
-        (partial / MANIFEST).write_text(json.dumps(manifest.to_manifest(), indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except OSError as error:
-        return [str(error)]
-    return []
+def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:
+    content = manifest.to_manifest()
+    with (partial / MANIFEST).open("w") as file:
+        json.dump({**content, "sha256": digest(content)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    if folder.exists():
+        _remove(folder)
+    partial.rename(folder)
 
 
 def prune(root: Path, attempt: int, keep: int) -> None:
-    """Keep the newest ``keep`` checkpoints. ``attempt`` has committed one, so older attempts' count as well."""
+    """Keep the newest ``keep`` checkpoints, and nothing of what earlier attempts left unfinished.
+
+    ``attempt`` has committed one, so earlier attempts' count as well; later attempts' are not touched.
+    """
     for old in find_checkpoints(root)[keep:]:
         if old.attempt <= attempt:
-            shutil.rmtree(old.folder, ignore_errors=True)
+            _remove(old.folder)
+    for earlier in range(attempt):
+        for partial in root.glob(f"a{earlier}/{_PARTIAL}*"):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def load(folder: Path, tensors: Tensors, *, group: dist.ProcessGroup | None = None) -> CheckpointManifest:
-    """Fill ``tensors`` in place from the checkpoint; raises `UserError` if it is corrupt or of another model."""
-    manifest = verify(folder)
-    wanted = _flat(tensors)
-    _compare(folder, wanted)
-    try:
-        state_dict_loader.load(
-            dict(wanted), checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized()
-        )
-    except CheckpointException as error:
-        raise _corrupt(folder, f"cannot be read: {_reason(error)}") from None
-    return manifest
+def _remove(folder: Path) -> None:
+    """The manifest goes first: what is half removed must not look whole."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compare(folder: Path, wanted: Mapping[str, Tensor]) -> None:
-    """Names, shapes and types; torch itself would cast a wrong type silently."""
-    metadata = FileSystemReader(folder).read_metadata()
-    for name, tensor in wanted.items():
-        stored = metadata.state_dict_metadata.get(name)
-        if stored is None:
-            raise _corrupt(folder, f"holds no {name}")
-        if not isinstance(stored, TensorStorageMetadata) or stored.size != tensor.size():
-            raise _corrupt(folder, f"holds {name} in another shape: it is of another model")
-        if stored.properties.dtype != tensor.dtype:
-            raise _corrupt(folder, f"holds {name} as {stored.properties.dtype}, this run uses {tensor.dtype}")
+def _reason(error: CheckpointException) -> str:
+    """The first rank's own exception, in one line."""
+    rank, (failure, _) = min(error.failures.items(), key=lambda item: item[0])
+    return f"rank {rank}: {failure}".splitlines()[0]
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint by global name, on one process, for export and generation."""
-    verify(folder)
-    metadata = FileSystemReader(folder).read_metadata()
-    weights = {
-        name: torch.empty(stored.size, dtype=stored.properties.dtype)
-        for name, stored in metadata.state_dict_metadata.items()
-        if name.startswith("weights/") and isinstance(stored, TensorStorageMetadata)
-    }
-    state_dict_loader.load(dict(weights), checkpoint_id=folder, no_dist=True)
-    return {name.removeprefix("weights/"): tensor for name, tensor in weights.items()}
-
-
-def _first(group: dist.ProcessGroup | None) -> bool:
-    return not dist.is_initialized() or dist.get_rank(group) == 0
-
-
-def _barrier(group: dist.ProcessGroup | None) -> None:
-    if dist.is_initialized():
-        dist.barrier(group)
-
-
-def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    if not dist.is_initialized():
-        return [value]
-    gathered: list[T] = [value] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, value, group)
-    return gathered
+def _quietly(function: Callable[..., object], *arguments: object, **named: object) -> None:
+    """Without torch's warning that it is alone, which is no news to the caller."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        function(*arguments, **named)

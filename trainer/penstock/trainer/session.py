@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.errors import UserError
@@ -14,7 +15,7 @@ from penstock.planner.realise import program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
 from penstock.trainer.clock import device_clock
-from penstock.trainer.comm import Mesh, open_transport
+from penstock.trainer.comm import Mesh, everyone, open_transport
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
 from penstock.trainer.rundir import RunDir
@@ -33,7 +34,7 @@ class Session:
         self.clock = device_clock(worker.device)
         self.job: PipelineJob = run.read_job()
         self.plan: Plan = run.read_plan()
-        require_runnable(self.plan, worker.num_ranks)
+        require_runnable(self.plan, self.job, worker.num_ranks)
         self.program = program_of(self.plan)
         self.mesh = Mesh(dp=self.plan.dp, pp=self.plan.pp)
         prepared = open_data(run)
@@ -54,6 +55,11 @@ class Session:
             stop_requested=worker.stop_requested,
         )
         worker.status.start(str(instruction.action) for instruction in own.instructions)
+
+    @property
+    def everyone(self) -> dist.ProcessGroup:
+        """All ranks of the run."""
+        return self.worker.groups[everyone(self.mesh)]
 
     @property
     def num_tokens(self) -> int:
@@ -77,22 +83,34 @@ class Session:
         return total / (count * self.plan.sequence_length)
 
     def restore(self) -> int:
-        """Load the newest checkpoint, or the one that the job begins from; the number of steps it has taken."""
-        folder = self._resume_folder()
-        if folder is None:
+        """Load the newest checkpoint, or the one that the job begins from; the number of steps it has taken.
+
+        Raises `UserError` if it is of no use for this job.
+        """
+        found, named = checkpoint.find_checkpoints(self.run.checkpoints), self.job.spec.checkpoint.resume_from
+        if found:
+            return self._load(found[0].folder)
+        if named is None:
             return 0
-        manifest = checkpoint.load(folder, self._tensors())
+        step, num_steps = self._load(Path(named)), self.job.spec.training.steps
+        if step >= num_steps:
+            raise UserError(
+                what=f"{named} has taken {step} steps, and training.steps is {num_steps}: nothing is left to do",
+                where="spec.checkpoint.resumeFrom",
+                remedy="raise training.steps",
+            )
+        return step
+
+    def _load(self, folder: Path) -> int:
+        tensors = self._tensors()
+        manifest = checkpoint.load(folder, tensors, self.plan.model, group=self.everyone)
         for number, stage in self._stages.items():
+            for part, named in self._tensors_of(number).items():
+                for name, tensor in named.items():
+                    tensor.copy_(tensors[part][name])  # the same memory, but for a tied matrix that two stages hold
             stage.parameters.refresh_compute()
             self._optimizers[number].num_steps = manifest.step
         return manifest.step
-
-    def _resume_folder(self) -> Path | None:
-        found = checkpoint.find_checkpoints(self.run.checkpoints)
-        if found:
-            return found[0].folder
-        named = self.job.spec.checkpoint.resume_from
-        return Path(named) if named else None
 
     def save(self, step: int, attempt: int) -> Checkpoint:
         """A checkpoint after ``step`` steps; raises `RunError` if it could not be written."""
@@ -104,29 +122,41 @@ class Session:
             self.plan.model,
             self.plan.precision,
             keep=self.job.spec.checkpoint.keep,
+            group=self.everyone,
         )
 
-    def _tensors(self) -> Tensors:
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and moments of this rank by global name."""
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
-        for number, stage in self._stages.items():
-            parts["weights"] |= stage.parameters.master
-            for part, moment in zip(("exp_avg", "exp_avg_sq"), self._optimizers[number].moments, strict=True):
-                parts[part] |= stage.parameters.by_name(moment)
+        parts: dict[str, dict[str, Tensor]] = {}
+        for number in self._stages:
+            for part, named in self._tensors_of(number).items():
+                parts.setdefault(part, {}).update(named)
         return parts
 
+    def _tensors_of(self, number: int) -> Tensors:
+        parameters, optimizer = self._stages[number].parameters, self._optimizers[number]
+        return {"weights": parameters.master, **{n: parameters.by_name(t) for n, t in optimizer.moments.items()}}
 
-def require_runnable(plan: Plan, num_ranks: int) -> None:
-    """Raise `UserError` for a plan that this version, or this number of ranks, cannot run."""
+
+def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
+    """Raise `UserError` for a plan that is not of this job, or that this version or number of ranks cannot run."""
     if plan.tp != 1:
         raise UserError(
             what=f"tensor parallelism of {plan.tp} is planned and simulated, but not run yet",
             where="plan.tp",
             remedy="pin parallelism.tp to 1",
         )
-    if plan.num_ranks != num_ranks:
-        raise UserError(
-            what=f"is for {plan.num_ranks} ranks, but {num_ranks} were started",
-            where="plan",
-            remedy="plan again for these ranks",
-        )
+    training, length = job.spec.training, job.spec.data.sequence_length
+    for name, planned, wanted in (
+        ("model", plan.model, job.spec.model),
+        ("precision", plan.precision.value, training.precision.value),
+        ("global batch", plan.global_batch, training.global_batch),
+        ("sequence length", plan.sequence_length, length),
+        ("number of ranks", plan.num_ranks, num_ranks),
+    ):
+        if planned != wanted:
+            raise UserError(
+                what=f"is of another job: its {name} is {planned}, here it is {wanted}",
+                where="plan",
+                remedy="plan again for this job",
+            )

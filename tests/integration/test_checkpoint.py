@@ -1,0 +1,134 @@
+"""Checkpoints written and read by real ranks: any partition reads any other's, and all ranks fail alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.core.layout import num_parameters
+from penstock.core.model import Family
+from penstock.core.plan import Plan
+from penstock.planner.realise import program_of
+from penstock.trainer import checkpoint
+from tests.support.checkpoint_ranks import load_rank, refused_rank, save_rank, stored_value
+from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.worker_pool import WorkerPool
+
+pytestmark = pytest.mark.xdist_group("worker-pool")
+
+
+def on_ranks(pool: WorkerPool, function: Callable[..., Any], plan: Plan, *arguments: Any) -> list[Any]:
+    program = program_of(plan)
+    pool.connect(plan, program)
+    return pool.run(function, plan, program, *arguments, num_ranks=plan.num_ranks)
+
+
+def looped_plan(family: Family) -> Plan:
+    """Four stages on two ranks, so that a rank holds stages that are no neighbours."""
+    schedule = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=1, num_slices=3)
+    return small_plan(family=family, schedule=schedule, pp=2, num_stages=4)
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("saved_by", ["pp 2", "dp 2 x pp 2", "looped"])
+def test_any_partition_reads_any_other_s(
+    worker_pool: WorkerPool, tmp_path: Path, family: Family, saved_by: str
+) -> None:
+    plans = {
+        "pp 1": small_plan(family=family, pp=1),
+        "pp 2": small_plan(family=family, pp=2),
+        "pp 4": small_plan(family=family, pp=4),
+        "dp 2 x pp 2": small_plan(family=family, pp=2, dp=2),
+        "looped": looped_plan(family),
+    }
+    assert set(on_ranks(worker_pool, save_rank, plans[saved_by], tmp_path, 7)) == {""}
+    (found,) = checkpoint.find_checkpoints(tmp_path)
+    for name, plan in plans.items():
+        assert set(on_ranks(worker_pool, load_rank, plan, found.folder)) == {(7, True)}, name
+    weights = checkpoint.read_weights(found.folder)
+    assert all(
+        torch.equal(tensor, stored_value("weights", name, tuple(tensor.shape))) for name, tensor in weights.items()
+    )
+    assert sum(tensor.numel() for tensor in weights.values()) == num_parameters(plans["pp 1"].model)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_replicas_and_tied_copies_are_written_once(worker_pool: WorkerPool, tmp_path: Path, family: Family) -> None:
+    sizes = []
+    for step, plan in enumerate((small_plan(family=family, pp=1), small_plan(family=family, pp=2, dp=2))):
+        on_ranks(worker_pool, save_rank, plan, tmp_path, step)
+        manifest = checkpoint.verify(tmp_path / "a1" / f"step-{step}")
+        sizes.append(sum(file.num_bytes for file in manifest.files if file.name.endswith(".distcp")))
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
+
+
+def test_every_rank_hears_of_corruption_that_one_finds(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    plan = small_plan(pp=4)
+    on_ranks(worker_pool, save_rank, plan, tmp_path, 1)
+    folder = tmp_path / "a1" / "step-1"
+    damaged = checkpoint.read_manifest(folder).files[2].name
+    content = bytearray((folder / damaged).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / damaged).write_bytes(content)
+    (message,) = set(on_ranks(worker_pool, refused_rank, plan, folder))
+    assert f"{damaged} is not what was written" in message
+
+
+def test_every_rank_refuses_another_model(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    on_ranks(worker_pool, save_rank, small_plan(pp=2, layers=3), tmp_path, 1)
+    (message,) = set(on_ranks(worker_pool, refused_rank, small_plan(pp=2, layers=2), tmp_path / "a1" / "step-1"))
+    assert "its layers is 3, here it is 2" in message
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_that_cannot_write_fails_all(worker_pool: WorkerPool, tmp_path: Path, rank: int) -> None:
+    plan = small_plan(pp=2)
+    on_ranks(worker_pool, save_rank, plan, tmp_path, 1)
+    (message,) = set(on_ranks(worker_pool, save_rank, plan, tmp_path, 2, (rank, 2000)))
+    assert "step 2 was not written" in message
+    assert f"rank {rank}" in message
+    only_the_first_is_there(tmp_path)
+    assert set(on_ranks(worker_pool, save_rank, plan, tmp_path, 2)) == {""}
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many bytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mounted(num_bytes: int) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "penstock-test", str(place)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("NOT TESTED: a full disk, since mounting a small one needs root; a file limit stands in above")
+        return place
+
+    yield mounted
+    if place.is_mount():
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_loses_no_earlier_checkpoint(
+    worker_pool: WorkerPool, tmp_path: Path, mount: Callable[[int], Path]
+) -> None:
+    plan = small_plan(pp=2)
+    on_ranks(worker_pool, save_rank, plan, tmp_path, 1)
+    whole_pages = [-(-path.stat().st_size // 4096) * 4096 for path in (tmp_path / "a1" / "step-1").iterdir()]
+    disk = mount(sum(whole_pages) * 3 // 2)
+    assert set(on_ranks(worker_pool, save_rank, plan, disk, 1)) == {""}
+    (message,) = set(on_ranks(worker_pool, save_rank, plan, disk, 2))
+    assert "step 2 was not written" in message
+    only_the_first_is_there(disk)
+    assert set(on_ranks(worker_pool, load_rank, plan, disk / "a1" / "step-1")) == {(1, True)}
+
+
+def only_the_first_is_there(root: Path) -> None:
+    assert [found.step for found in checkpoint.find_checkpoints(root)] == [1]
+    checkpoint.verify(root / "a1" / "step-1")
+    assert [path.name for path in (root / "a1").iterdir()] == ["step-1"]

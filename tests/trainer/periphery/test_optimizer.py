@@ -1,0 +1,181 @@
+"""The learning rate against closed forms, and the flat AdamW against torch's on tensors of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.core.errors import RunError
+from penstock.core.job import Decay, OptimizerSpec, TrainingSpec
+from penstock.core.layout import Precision
+from penstock.core.model import Family
+from penstock.trainer.optimizer import AdamW, learning_rate
+from penstock.trainer.parameters import StageParameters
+from tests.support.small_plans import small_model
+
+CPU = torch.device("cpu")
+PEAK = 2e-3
+
+STEPS = st.integers(1, 400)
+WARM_UP = st.integers(0, 50)
+
+
+def training(**changes: object) -> TrainingSpec:
+    plain = TrainingSpec(global_batch=1, steps=100, optimizer=OptimizerSpec(learning_rate=PEAK), warmup_steps=10)
+    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(STEPS, WARM_UP, st.sampled_from(Decay))
+def test_warm_up_is_a_straight_line_to_the_peak(steps: int, warm_up: int, decay: Decay) -> None:
+    spec = training(steps=steps, warmup_steps=warm_up, schedule=decay)
+    rates = [learning_rate(spec, step) for step in range(min(warm_up, steps))]
+    assert rates == pytest.approx([PEAK * (step + 1) / warm_up for step in range(len(rates))])
+
+
+@settings(deadline=None)
+@given(STEPS, WARM_UP, st.sampled_from(Decay), st.floats(0, 1), st.floats(0, 1))
+def test_rates_lie_between_least_and_peak_and_never_rise_after_warm_up(
+    steps: int, warm_up: int, decay: Decay, least: float, share: float
+) -> None:
+    spec = training(steps=steps, warmup_steps=warm_up, schedule=decay, min_learning_rate=least, decay_share=share)
+    rates = [learning_rate(spec, step) for step in range(warm_up, steps)]
+    tiny = 1e-12
+    assert all(PEAK * least - tiny <= rate <= PEAK + tiny for rate in rates)
+    assert all(later <= earlier + tiny for earlier, later in pairwise(rates))
+    if len(rates) > 1 and decay is not Decay.CONSTANT:
+        assert rates[0] == pytest.approx(PEAK) or round(steps * (1 - share)) <= warm_up
+    if len(rates) > 1 and decay is Decay.COSINE:
+        assert rates[-1] == pytest.approx(PEAK * least)
+
+
+@pytest.mark.parametrize("step", [10, 11, 33, 54, 77, 98, 99])
+def test_cosine(step: int) -> None:
+    expected = 0.1 * PEAK + 0.9 * PEAK * math.cos(math.pi / 2 * (step - 10) / 89) ** 2
+    assert learning_rate(training(schedule=Decay.COSINE), step) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("step", "share"), [(10, 1.0), (50, 1.0), (80, 1.0), (81, 1 - 0.9 / 19), (99, 0.1)])
+def test_warm_up_stable_decay(step: int, share: float) -> None:
+    assert learning_rate(training(schedule=Decay.WSD), step) == pytest.approx(PEAK * share)
+
+
+def test_constant_stays() -> None:
+    assert {learning_rate(training(schedule=Decay.CONSTANT), step) for step in range(10, 100)} == {PEAK}
+
+
+def stage(
+    family: Family, first: int = 0, stop: int | None = None, *, precision: Precision = Precision.FP64
+) -> StageParameters:
+    spec = small_model(family)
+    stop = spec.num_units if stop is None else stop
+    return StageParameters(spec, first, stop, precision=precision, device=CPU, seed=0)
+
+
+def fill_gradients(parameters: StageParameters, seed: int, scale: float) -> float:
+    """Random gradients; their squared norm."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters.gradient_flat.copy_(scale * torch.randn(parameters.gradient_flat.shape, generator=generator))
+    return float(parameters.gradient_flat.double().square().sum())
+
+
+class Separate:
+    """torch's own AdamW and clipping, with every parameter a tensor of its own."""
+
+    def __init__(self, parameters: StageParameters, spec: TrainingSpec) -> None:
+        self.tensors = {name: tensor.clone().requires_grad_() for name, tensor in parameters.master.items()}
+        decayed = [self.tensors[name] for name, declared in parameters.declared.items() if declared.decay]
+        others = [self.tensors[name] for name, declared in parameters.declared.items() if not declared.decay]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        optimizer = spec.optimizer
+        self.adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=1.0,
+            betas=optimizer.betas,
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            foreach=False,
+        )
+        self.spec = spec
+
+    def step(self, step: int, gradients: dict[str, Tensor]) -> float:
+        for name, tensor in self.tensors.items():
+            tensor.grad = gradients[name].clone()
+        norm = torch.nn.utils.clip_grad_norm_(self.tensors.values(), self.spec.clip)
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate(self.spec, step)
+        self.adam.step()
+        return float(norm)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.sampled_from(Family),
+    st.sampled_from([(0, None), (0, 1), (1, 2), (7, None)]),
+    st.floats(0, 0.5),
+    st.floats(1e-3, 10),
+    st.sampled_from([(0.9, 0.95), (0.8, 0.999)]),
+)
+def test_equals_torch_s_on_separate_tensors(
+    family: Family, units: tuple[int, int | None], decay: float, clip: float, betas: tuple[float, float]
+) -> None:
+    optimizer = OptimizerSpec(learning_rate=PEAK, weight_decay=decay, betas=betas)
+    spec = training(optimizer=optimizer, clip=clip, warmup_steps=2)
+    parameters = stage(family, *units)
+    ours, theirs = AdamW(parameters, spec), Separate(parameters, spec)
+    for step in range(4):
+        squared_norm = fill_gradients(parameters, step, scale=10.0 ** (step - 2))
+        gradients = {name: gradient.clone() for name, gradient in parameters.gradients.items()}
+        norm = ours.step(step, squared_norm)
+        assert norm == pytest.approx(theirs.step(step, gradients))
+        assert not parameters.gradient_flat.any()
+    assert ours.num_steps == 4
+    for name, tensor in parameters.master.items():
+        torch.testing.assert_close(tensor, theirs.tensors[name].detach(), rtol=1e-12, atol=1e-12)
+        for moment, flat in ours.moments.items():
+            torch.testing.assert_close(parameters.by_name(flat)[name], theirs.adam.state[theirs.tensors[name]][moment])
+
+
+def test_another_process_goes_on_where_one_stopped() -> None:
+    spec = training(warmup_steps=0)
+    straight = stage(Family.LLAMA)
+    optimizer = AdamW(straight, spec)
+    for step in range(3):
+        optimizer.step(step, fill_gradients(straight, step, 1.0))
+
+    resumed = stage(Family.LLAMA)
+    first = AdamW(resumed, spec)
+    first.step(0, fill_gradients(resumed, 0, 1.0))
+    second = AdamW(resumed, spec)
+    second.num_steps = first.num_steps
+    for name, moment in second.moments.items():
+        moment.copy_(first.moments[name])
+    for step in (1, 2):
+        second.step(step, fill_gradients(resumed, step, 1.0))
+    assert torch.equal(straight.master_flat, resumed.master_flat)
+
+
+def test_compute_weights_follow_the_masters() -> None:
+    parameters = stage(Family.LLAMA, precision=Precision.BF16)
+    AdamW(parameters, training()).step(50, fill_gradients(parameters, 0, 1.0))
+    assert torch.equal(parameters.compute_flat, parameters.master_flat.bfloat16())
+    assert parameters.master_flat.dtype is torch.float32
+
+
+@pytest.mark.parametrize("squared_norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_spoils_nothing(squared_norm: float) -> None:
+    parameters = stage(Family.LLAMA)
+    before = parameters.master_flat.clone()
+    optimizer = AdamW(parameters, training())
+    with pytest.raises(RunError, match="training diverged"):
+        optimizer.step(0, squared_norm)
+    assert torch.equal(parameters.master_flat, before)
+    assert optimizer.num_steps == 0
