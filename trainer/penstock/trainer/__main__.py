@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.core.errors import UserError
 from penstock.trainer.checkpoint import find_checkpoints, read_weights
 from penstock.trainer.data.tokenizer import Tokenizer
 from penstock.trainer.data.unigram import unigram_cross_entropy
@@ -40,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = RunDir(Path(options.run_dir))
     torch.set_grad_enabled(False)
     command: Command = options.command
-    device = run.read_job().spec.resources.device.value
+    try:
+        device = run.read_job().spec.resources.device.value
+    except UserError as mistake:
+        sys.stderr.write(f"{mistake}\n")
+        return 2
     return run_worker(functools.partial(command, run, options), device=device, status_folder=run.status)
 
 
@@ -72,31 +77,36 @@ def _rehearse(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
 
 def _train(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
     session = Session(run, worker)
-    first = worker.rank == 0
-    announcer = Announcer(run, session.job, session.plan, options.attempt, options.metrics_port) if first else None
-    outcome = train(session, options.attempt, announcer or Silent())
-    if first:
-        _conclude(run, outcome)
+    if worker.rank != 0:
+        train(session, options.attempt, Silent())
+        return
+    with Announcer(run, session.job, session.plan, options.attempt, options.metrics_port) as announcer:
+        outcome = train(session, options.attempt, announcer)
+    write_json(run.result, _result(run, outcome))
 
 
-def _conclude(run: RunDir, outcome: Outcome) -> None:
-    """Write how it ended; a finished model also shows what it learned."""
-    result: dict[str, object] = {"outcome": "stopped" if outcome.stopped else "succeeded", "step": outcome.step}
-    if not outcome.stopped:
-        prepared = open_data(run)
-        result["validation_loss"] = outcome.validation_loss
-        result["unigram_loss"] = unigram_cross_entropy(prepared.train, prepared.validation)
-        if prepared.tokenizer is not None:
-            result["sample"] = _sample(run, prepared.tokenizer)
-    write_json(run.result, result)
+def _result(run: RunDir, outcome: Outcome) -> dict[str, object]:
+    """How it ended; a finished model also shows what it learned."""
+    if outcome.stopped:
+        return {"outcome": "stopped", "step": outcome.step}
+    prepared = open_data(run)
+    result: dict[str, object] = {
+        "outcome": "succeeded",
+        "step": outcome.step,
+        "validation_loss": outcome.validation_loss,
+        "unigram_loss": unigram_cross_entropy(prepared.train, prepared.validation),
+    }
+    if prepared.tokenizer is not None:
+        result |= {"prompt": SAMPLE_PROMPT, "sample": _sample(run, prepared.tokenizer)}
+    return result
 
 
 def _sample(run: RunDir, tokenizer: Tokenizer) -> str:
-    spec = run.read_job().spec.model
-    prompt = [int(each) for each in next(tokenizer.encode([SAMPLE_PROMPT]))]
+    spec = run.read_job().spec
+    prompt = [int(each) for each in next(tokenizer.encode([SAMPLE_PROMPT]))] or [tokenizer.separator]
     weights = read_weights(find_checkpoints(run.checkpoints)[0].folder)
-    length = min(len(prompt) + SAMPLE_TOKENS, spec.positions)
-    ids = Generator(spec, weights, length).continue_from(prompt, temperature=SAMPLE_TEMPERATURE, seed=0)
+    length = min(len(prompt) + SAMPLE_TOKENS, spec.data.sequence_length)
+    ids = Generator(spec.model, weights, length).continue_from(prompt, temperature=SAMPLE_TEMPERATURE, seed=0)
     return tokenizer.decode([*prompt, *ids])
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from penstock.core.errors import UserError
 from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
-from penstock.core.model import ModelSpec
+from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views, slot_views
@@ -18,9 +19,18 @@ CPU = torch.device("cpu")
 
 
 class Generator:
-    """A whole model on one process; ``length`` bounds prompt and continuation together, in tokens."""
+    """A whole model in fp32 in one process; ``length`` bounds prompt and continuation together, in tokens.
+
+    Raises `UserError` if the weights are not the model's, or if the model has fewer positions than ``length``.
+    """
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], length: int) -> None:
+        if spec.family is Family.GPT2 and length > spec.positions:
+            raise UserError(
+                what=f"{length} tokens exceed the model's {spec.positions} positions",
+                where="length",
+                remedy=f"ask for at most {spec.positions}, prompt included",
+            )
         self._spec, self._length = spec, length
         parameters = StageParameters(spec, 0, spec.num_units, precision=Precision.FP32, device=CPU, seed=0)
         parameters.load(weights, where="checkpoint")
@@ -36,12 +46,17 @@ class Generator:
         memory = torch.zeros(stage_slot_bytes(*shape), dtype=torch.uint8)
         return slot_views(memory, *shape)
 
-    def continue_from(self, prompt: list[int], *, temperature: float, seed: int) -> Iterator[int]:
-        """Token ids after ``prompt`` until the length is reached; temperature 0 takes the likeliest."""
+    def continue_from(self, prompt: Sequence[int], *, temperature: float, seed: int) -> Iterator[int]:
+        """Token ids after ``prompt`` until the length is reached; temperature 0 takes the likeliest.
+
+        Of a prompt that fills the length only the end is read, so that there is always room for one token. Raises
+        `UserError` for an empty prompt.
+        """
+        if not prompt:
+            raise UserError(what="is empty", where="prompt", remedy="give at least one token to begin with")
         chooser = torch.Generator().manual_seed(seed)
-        start, ids = 0, prompt[-(self._length - 1) :]
-        while start + len(ids) < self._length:
-            stop = start + len(ids)
+        start, ids = 0, list(prompt[max(len(prompt) - self._length + 1, 0) :])
+        while (stop := start + len(ids)) < self._length:
             logits = self._stage.next_logits(self._views(len(ids)), start, stop, token_ids=torch.tensor([ids]))
             assert logits is not None, "the stage holds the head"
             chosen = _choose(logits[0], temperature, chooser)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import torch.distributed as dist
 
 from penstock.core.records import StepMetrics
 from penstock.core.timeline import Source, Timeline
@@ -45,6 +42,8 @@ def train(session: Session, attempt: int, teller: Teller) -> Outcome:
         teller.stepped(_metrics(session, step - 1, totals, seconds, validation, attempt), timeline)
         if stopped or step == training.steps or step % every == 0:
             teller.saved(session.save(step, attempt).step)
+    if validation is None and not stopped:
+        validation = session.validation_loss(step)  # an earlier attempt took the last step, but did not get this far
     return Outcome(step=step, stopped=stopped, validation_loss=validation)
 
 
@@ -78,12 +77,8 @@ class Stopwatch:
 
     def _timeline(self, step: int, totals: Totals) -> Timeline:
         program, mesh = self._session.program, self._session.mesh
-        times = gather_times(self._recorder.times_ns(), program, mesh, _world())
+        times = gather_times(self._recorder.times_ns(), program, mesh, self._session.everyone)
         return merge(program, mesh, times, source=Source.MEASURED, step=step, peak_bytes=totals.peak_bytes)
-
-
-def _world() -> Any:
-    return dist.group.WORLD
 
 
 def _metrics(

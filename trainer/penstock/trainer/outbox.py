@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.records import Record, RecordKind
+from penstock.trainer.rundir import append_lines, complete_lines, write_atomically
 
 LARGEST_BYTES = 64 * 2**20
 
@@ -23,8 +24,8 @@ class Outbox:
         self._path = folder / f"a{attempt}-{source}.jsonl"
         self._identity: dict[str, Any] = {"uid": uid, "attempt": attempt, "source": source}
         self._clock = clock
-        self._sequence = _last_sequence(self._path) + 1
-        self._file = self._path.open("a")
+        self._file = append_lines(self._path)
+        self._sequence = 1 + max((record.sequence for record in read_records(self._path)), default=-1)
 
     def put(self, kind: RecordKind, **content: Any) -> None:
         """Append one record; ``content`` sets the field that belongs to ``kind``."""
@@ -32,14 +33,14 @@ class Outbox:
         self._file.write(json.dumps(record.to_manifest()) + "\n")
         self._file.flush()
         self._sequence += 1
-        if self._file.tell() > LARGEST_BYTES:
+        if self._path.stat().st_size > LARGEST_BYTES:
             self._halve()
 
     def _halve(self) -> None:
         self._file.close()
-        lines = self._path.read_text().splitlines(keepends=True)
-        self._path.write_text("".join(lines[len(lines) // 2 :]))
-        self._file = self._path.open("a")
+        lines = complete_lines(self._path)
+        write_atomically(self._path, "".join(f"{line}\n" for line in lines[len(lines) // 2 :]))
+        self._file = append_lines(self._path)
 
     def close(self) -> None:
         """Close the file."""
@@ -47,15 +48,5 @@ class Outbox:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of one outbox file; a last line that was cut short is passed over."""
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            records.append(Record.from_manifest(json.loads(line)))
-        except ValueError:
-            continue
-    return records
-
-
-def _last_sequence(path: Path) -> int:
-    return max((record.sequence for record in read_records(path)), default=-1)
+    """The records of one outbox file, oldest first; a last line that was cut short is passed over."""
+    return [Record.from_manifest(json.loads(line)) for line in complete_lines(path)]

@@ -24,6 +24,7 @@ def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT) -> 
     """Tokenise the job's data, or find it done; raises `UserError` if the data does not suit the job."""
     prepared = prepare(job.spec.data, cache_folder() / "data", reporter=reporter)
     training_batches(job, prepared)
+    validation_batches(job, prepared, limit=1)
     write_json(run.data, {"folder": str(prepared.folder)})
     return prepared
 
@@ -32,7 +33,7 @@ def open_data(run: RunDir) -> Prepared:
     """The data that `prepare_data` prepared for this run."""
     try:
         return open_prepared(Path(json.loads(run.data.read_text())["folder"]))
-    except OSError:
+    except (OSError, ValueError, LookupError, TypeError):
         raise UserError(what="has no prepared data", where=str(run.root), remedy="run the job again") from None
 
 

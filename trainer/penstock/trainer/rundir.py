@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, TypeVar
 
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
@@ -15,6 +16,8 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
 from penstock.planner import yamltext
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,34 +101,53 @@ class RunDir:
                 remedy="choose another with --run-dir, or mend its permissions",
             ) from None
 
+    @property
+    def profile_progress(self) -> Path:
+        """How far the measurements are: ``{"done": points, "total": points}``."""
+        return self.root / "profile-progress.json"
+
     def read_job(self) -> PipelineJob:
         """The job; raises `UserError` if this is no run directory."""
         return PipelineJob.from_manifest(yamltext.load(_read(self.job), str(self.job)))
 
     def read_plan(self) -> Plan:
         """The plan; raises `UserError` if it is missing or broken."""
-        return Plan.from_manifest(_read_json(self.plan))
+        return _read_manifest(self.plan, Plan.from_manifest)
 
     def read_profile(self) -> Profile:
         """The profile; raises `UserError` if it is missing or broken."""
-        return Profile.from_manifest(_read_json(self.profile))
+        return _read_manifest(self.profile, Profile.from_manifest)
 
     def read_metrics(self) -> list[StepMetrics]:
-        """The newest entry of every step, in order; a last line that was cut short is passed over."""
+        """The newest entry of every step, in order; raises `UserError` for a line that is no entry."""
         newest: dict[int, StepMetrics] = {}
-        for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
+        for number, line in enumerate(complete_lines(self.metrics), start=1):
             try:
                 entry = StepMetrics(**json.loads(line))
-            except (ValueError, TypeError):
-                continue
+            except (ValueError, TypeError) as error:
+                place = f"{self.metrics}:{number}"
+                raise UserError(what=f"is no entry: {error}", where=place, remedy="remove the line") from None
             newest[entry.step] = entry
         return [newest[step] for step in sorted(newest)]
 
 
 def metrics_line(metrics: StepMetrics) -> str:
-    """One line of metrics.jsonl, named as in Python."""
+    """One line of metrics.jsonl, named as in Python; ``validation_loss`` is there where it was taken."""
     entry = {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
     return json.dumps(entry) + "\n"
+
+
+def complete_lines(path: Path) -> list[str]:
+    """The lines of a file that is appended to, if it exists; a last one without its end is left out."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def append_lines(path: Path) -> TextIO:
+    """Open for appending; a last line that was cut short is removed, or it would spoil the one that follows it."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    return path.open("a")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -143,18 +165,21 @@ def write_json(path: Path, manifest: Any) -> None:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            what=f"cannot be read: {error.strerror}",
+            what=f"cannot be read: {getattr(error, 'strerror', None) or error}",
             where=str(path),
             remedy="name the directory of a run, or run the job first",
         ) from None
 
 
-def _read_json(path: Path) -> Any:
+def _read_manifest(path: Path, read: Callable[[Any], T]) -> T:
+    """Errors name the file before the field."""
+    text = _read(path)
     try:
-        return json.loads(_read(path))
+        return read(json.loads(text))
     except ValueError as error:
-        raise UserError(
-            what=f"is corrupt: {error}", where=str(path), remedy="delete it to have it made again"
-        ) from None
+        what, place = f"is corrupt: {error}", str(path)
+    except UserError as error:
+        what, place = error.what, f"{path}: {error.where}"
+    raise UserError(what=what, where=place, remedy="delete it to have it made again")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Protocol, Self
 
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.records import Progress, RecordKind, StepMetrics
 from penstock.core.timeline import Timeline
 from penstock.trainer.exporter import Exporter
+from penstock.trainer.launch import LOOPBACK
 from penstock.trainer.outbox import Outbox
-from penstock.trainer.rundir import RunDir, metrics_line, write_json
+from penstock.trainer.rundir import RunDir, append_lines, metrics_line, write_json
 
 
 class Teller(Protocol):
@@ -35,19 +36,25 @@ class Silent:
 
 
 class Announcer:
-    """The first rank."""
+    """The first rank; a context, since it holds files open."""
 
     def __init__(self, run: RunDir, job: PipelineJob, plan: Plan, attempt: int, metrics_port: int | None) -> None:
-        self._run, self._job = run, job
-        self._metrics = run.metrics.open("a")
-        uid = job.metadata.uid or job.metadata.name
-        self._outbox = Outbox(run.outbox, uid=uid, attempt=attempt, source="rank-0", clock=time.time)
+        self._run, self._num_steps = run, job.spec.training.steps
         self._exporter = Exporter(job.metadata.name)
-        self._last_checkpoint: int | None = None
         if plan.prediction is not None:
             self._exporter.predict(plan.prediction.step_seconds)
         if metrics_port is not None:
-            self._exporter.serve("127.0.0.1", metrics_port)
+            self._exporter.serve(LOOPBACK, metrics_port)
+        self._metrics = append_lines(run.metrics)
+        uid = job.metadata.uid or job.metadata.name
+        self._outbox = Outbox(run.outbox, uid=uid, attempt=attempt, source="rank-0", clock=time.time)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._metrics.close()
+        self._outbox.close()
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
         """See `Teller`."""
@@ -61,8 +68,5 @@ class Announcer:
 
     def saved(self, step: int) -> None:
         """See `Teller`."""
-        self._last_checkpoint = step
-        progress = Progress(
-            step=step, num_steps=self._job.spec.training.steps, phase="Running", last_checkpoint=self._last_checkpoint
-        )
+        progress = Progress(step=step, num_steps=self._num_steps, phase="Running", last_checkpoint=step)
         self._outbox.put(RecordKind.PROGRESS, progress=progress)

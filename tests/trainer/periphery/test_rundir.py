@@ -1,0 +1,165 @@
+"""The run directory: what is read back, what is passed over, and what is refused by its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.records import StepMetrics
+from penstock.planner import yamltext
+from penstock.trainer.rundir import RunDir, append_lines, complete_lines, metrics_line, write_atomically, write_json
+from tests.support.manifests import example
+from tests.support.sample_run import sample_plan, sample_profile
+from tests.support.small_plans import small_plan
+
+DOCUMENTED = {"step", "loss", "step_seconds", "tokens_per_second", "learning_rate", "gradient_norm", "peak_bytes"}
+
+
+def metrics(step: int, *, loss: float = 1.0, attempt: int = 1, validation_loss: float | None = None) -> StepMetrics:
+    return StepMetrics(
+        step=step,
+        loss=loss,
+        step_seconds=0.25,
+        tokens_per_second=4096.0,
+        learning_rate=1e-3,
+        gradient_norm=0.5,
+        peak_bytes=1 << 28,
+        validation_loss=validation_loss,
+        attempt=attempt,
+    )
+
+
+def written(run: RunDir, *entries: StepMetrics) -> None:
+    with append_lines(run.metrics) as file:
+        file.writelines(map(metrics_line, entries))
+
+
+def test_a_line_holds_exactly_the_documented_fields() -> None:
+    assert json.loads(metrics_line(metrics(3))).keys() == {*DOCUMENTED, "attempt"}
+    assert json.loads(metrics_line(metrics(3, validation_loss=2.0)))["validation_loss"] == 2.0
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 10)), max_size=30))
+def test_the_newest_entry_of_a_step_counts(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[int, float]]
+) -> None:
+    run = RunDir(tmp_path_factory.mktemp("run"))
+    for attempt, (step, loss) in enumerate(entries):
+        written(run, metrics(step, loss=loss, attempt=attempt))
+    newest = dict(entries)
+    assert [(each.step, each.loss) for each in run.read_metrics()] == sorted(newest.items())
+
+
+def test_no_metrics_yet(tmp_path: Path) -> None:
+    assert RunDir(tmp_path).read_metrics() == []
+
+
+@pytest.mark.parametrize("kept", range(1, 40))
+def test_a_line_cut_short_is_passed_over_and_spoils_none_that_follows(tmp_path: Path, kept: int) -> None:
+    run = RunDir(tmp_path)
+    written(run, metrics(0), metrics(1))
+    with run.metrics.open("a") as file:
+        file.write(metrics_line(metrics(2))[:kept])
+    assert [each.step for each in run.read_metrics()] == [0, 1]
+    written(run, metrics(2, attempt=2), metrics(3, attempt=2))
+    assert [(each.step, each.attempt) for each in run.read_metrics()] == [(0, 1), (1, 1), (2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "7", "nonsense", '{"step": 1, "colour": "red"}'])
+def test_a_line_that_is_no_entry_is_named(tmp_path: Path, line: str) -> None:
+    run = RunDir(tmp_path)
+    written(run, metrics(0))
+    with run.metrics.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl:2: is no entry"):
+        run.read_metrics()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\n\r")), max_size=5), st.text()
+)
+def test_complete_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[str], rest: str) -> None:
+    path = tmp_path_factory.mktemp("lines") / "file"
+    rest = rest.encode(errors="ignore").decode().replace("\n", "").replace("\r", "")
+    path.write_text("".join(f"{line}\n" for line in lines) + rest)
+    assert complete_lines(path) == lines
+    append_lines(path).close()
+    assert path.read_text() == "".join(f"{line}\n" for line in lines)
+
+
+def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.job.write_text(yamltext.dump(example()))
+    write_json(run.plan, sample_plan().to_manifest())
+    write_json(run.profile, sample_profile().to_manifest())
+    assert run.read_job() == PipelineJob.from_manifest(example())
+    assert run.read_plan() == sample_plan()
+    assert run.read_profile() == sample_profile()
+    assert not list(run.root.glob(".*"))
+
+
+def test_writing_again_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for text in ("long and old", "new"):
+        write_atomically(path, text)
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for read, path in ((run.read_job, run.job), (run.read_plan, run.plan), (run.read_profile, run.profile)):
+        with pytest.raises(UserError, match="No such file") as caught:
+            read()
+        assert caught.value.where == str(path)
+        path.write_bytes(b"\xff\xfe{")
+        with pytest.raises(UserError) as caught:
+            read()
+        assert caught.value.where.startswith(str(path))
+    run.plan.write_text("{")
+    with pytest.raises(UserError, match=r"plan.json: is corrupt"):
+        run.read_plan()
+
+
+def test_a_broken_field_is_named_with_its_file(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    manifest = small_plan().to_manifest()
+    write_json(run.plan, {**manifest, "slizes": []})
+    with pytest.raises(UserError, match=r"plan.json: slizes: ") as caught:
+        run.read_plan()
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("obstacle", ["file", "read-only"])
+def test_a_place_that_cannot_be_written(tmp_path: Path, obstacle: str) -> None:
+    blocked = tmp_path / "blocked"
+    if obstacle == "file":
+        blocked.touch()
+    root = blocked / "run" if obstacle == "file" else Path("/proc/run")
+    with pytest.raises(UserError, match="cannot be written") as caught:
+        RunDir(root).create()
+    assert str(root) in caught.value.where
+    assert "--run-dir" in caught.value.remedy
+
+
+def test_creating_twice_is_fine(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "deep" / "run")
+    run.create()
+    run.create()
+    assert all(path.is_dir() for path in (run.checkpoints, run.logs, run.outbox, run.status))
+
+
+def test_every_path_lies_in_the_directory(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    paths = [getattr(run, name) for name, value in vars(RunDir).items() if isinstance(value, property)]
+    assert len(set(paths)) == len(paths)
+    assert all(path.parent == tmp_path for path in paths)
