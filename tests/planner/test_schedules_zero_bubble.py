@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.planner.order import to_schedule
 from penstock.planner.passes.rounds import find_rounds
-from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
 from penstock.planner.schedules.one_f_one_b import zb_h1
 from penstock.planner.schedules.zero_bubble import (
     H1,
@@ -111,6 +111,28 @@ def least_caps(inputs: ScheduleInputs) -> tuple[int, ...]:
 def test_a_cap_below_one_micro_batch_is_refused() -> None:
     inputs = equal_inputs(3, 4, 4, (1, 1, 1), caps=(6, 6, 3))
     with pytest.raises(UserError, match="rank 2: a stash of 3 cannot hold one micro-batch, which needs 4"):
+        zb(inputs)
+
+
+@pytest.mark.parametrize(
+    ("taken", "exchanged", "returned"),
+    [
+        (((2, 2), (2, 2)), (), ()),
+        (((-1, 1), (1, 1)), (), ((1, -1), (-1, -1))),
+        ((), ((-2, 0), (0, 0)), ((1, -1), (-1, -1))),
+    ],
+)
+def test_a_stash_that_does_not_balance_is_refused(
+    taken: StageTable, exchanged: StageTable, returned: StageTable
+) -> None:
+    inputs = dataclasses.replace(
+        equal_inputs(2, 2, 2, (1, 1, 1)),
+        variant=1,
+        forward_stash=taken,
+        input_stash=exchanged,
+        weight_stash=returned,
+    )
+    with pytest.raises(UserError, match="gives back more or less than was taken"):
         zb(inputs)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from penstock.core.timeline import Activity
 from penstock.planner.lowering import lower
 from penstock.planner.order import from_schedule
 from penstock.planner.simulate.arrays import simulate_arrays
+from penstock.planner.simulate.costs import InstructionCosts
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.simulation import simulate
 from tests.support.reference_simulator import ReferenceSimulator
@@ -97,3 +100,22 @@ def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> Non
     for rank in range(len(program.ranks)):
         assert found.timeline.busy_ns(rank) == fast.compute_ns[rank]
     assert found.timeline.bubble_share == fast.bubble_share
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), seeds)
+def test_every_wait_is_shown_and_names_an_instruction(case: Case, seed: int) -> None:
+    """Without transport costs a rank computes or waits until its reductions, and its events say which."""
+    program = case.lower()
+    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    found = simulate(program, dataclasses.replace(costs, instructions=InstructionCosts()))
+    for rank in program.ranks:
+        events = [event for event in found.timeline.events if event.rank == rank.rank]
+        assert {event.action for event in events} <= {str(instruction.action) for instruction in rank.instructions}
+        spans = sorted(
+            (event.start_ns, event.stop_ns)
+            for event in events
+            if event.activity in (Activity.COMPUTE, Activity.WAIT) and event.duration_ns
+        )
+        assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(spans))
+        assert sum(stop - start for start, stop in spans) == found.times.finish_ns[rank.rank]

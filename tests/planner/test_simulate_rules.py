@@ -207,6 +207,11 @@ def test_negative_times_are_refused() -> None:
         uncontended(-np.ones((5, 2, 1), dtype=np.int64), np.ones((2, 2, 1), dtype=np.int64))
 
 
+def test_a_time_beyond_all_sense_is_refused() -> None:
+    with pytest.raises(UserError, match="over 1,000 seconds"):
+        uncontended(np.full((5, 2, 1), 10**13, dtype=np.int64), np.ones((2, 2, 1), dtype=np.int64))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_equal_inputs_give_equal_times(seed: int) -> None:

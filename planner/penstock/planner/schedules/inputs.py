@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from penstock.core.errors import UserError
 
 StageTable = tuple[tuple[int, ...], ...]
 """Integers [stage][slice]."""
+
+TABLES = (
+    "forward_ns",
+    "input_ns",
+    "weight_ns",
+    "send_forward_ns",
+    "send_backward_ns",
+    "forward_stash",
+    "input_stash",
+    "weight_stash",
+)
+"""The names of the [stage][slice] tables of `ScheduleInputs`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +68,3 @@ class ScheduleInputs:
     def num_units(self) -> int:
         """Slices of all micro-batches: the forwards, and the backwards, of one rank."""
         return self.num_microbatches * self.num_slices
-
-
-TABLES = tuple(field.name for field in fields(ScheduleInputs) if field.type == "StageTable")
-"""The names of the [stage][slice] tables."""

@@ -148,6 +148,7 @@ def _limits(inputs: ScheduleInputs) -> tuple[Ints, Ints]:
 
     With it every micro-batch that was begun can end, oldest first, so no rank is ever stuck for room.
     """
+    _check_balance(inputs)
     steps = np.stack([cost_table(inputs, "input_stash"), cost_table(inputs, "weight_stash")], axis=2)
     steps = steps[:, ::-1].reshape(inputs.num_ranks, -1)
     sums = np.concatenate([np.zeros((inputs.num_ranks, 1), dtype=np.int64), np.cumsum(steps, axis=1)], axis=1)
@@ -161,6 +162,16 @@ def _limits(inputs: ScheduleInputs) -> tuple[Ints, Ints]:
             remedy="give more memory per rank, smaller micro-batches or fewer layers per stage",
         )
     return caps, reserves
+
+
+def _check_balance(inputs: ScheduleInputs) -> None:
+    forward, gradient, weight = (cost_table(inputs, name) for name in _STASHES)
+    if (forward < 0).any() or (forward + gradient < 0).any() or (forward + gradient + weight != 0).any():
+        raise UserError(
+            what="gives back more or less than was taken",
+            where="stash tables",
+            remedy="F, I and W of a slice must sum to 0, and F alone, and F with I, be 0 or more",
+        )
 
 
 def _to_order(inputs: ScheduleInputs, choices: npt.NDArray[np.int8]) -> Order:

@@ -93,7 +93,7 @@ def simulate_linked(
     _fill_costs(linked.actions, order, costs)
     cells = _cells(order, linked, costs)
     settings = _settings(linked, costs, receive_ahead)
-    kernel.run(linked.actions, cells, linked.messages, _clock(cells, order), settings)
+    kernel.run(linked.actions, cells, linked.messages, _clock(order.num_ranks, len(linked.channels.sources)), settings)
     return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, reductions)
 
 
@@ -169,9 +169,9 @@ def _fill_channels(rows: Ints, linked: Linked, costs: Costs, first_card: int) ->
         rows[:, card] = first_card + np.where(inside, local[ranks], network[ranks])
 
 
-def _clock(cells: Ints, order: Order) -> Clock:
+def _clock(num_ranks: int, num_channels: int) -> Clock:
     """All ranks come now, channels never."""
-    return new_clock(len(cells), np.arange(len(cells)) < order.num_ranks)
+    return new_clock(num_ranks + num_channels, np.arange(num_ranks + num_channels) < num_ranks)
 
 
 def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:

@@ -16,6 +16,9 @@ Nanoseconds = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 
+MOST_NS = 10**12
+"""The longest action or message. The kernel counts work in millionths of a nanosecond, for which 64 bits have room."""
+
 TO_NEXT, TO_PREVIOUS = 0, 1
 """The directions of messages: a stage's output, and the gradient of its input."""
 
@@ -86,6 +89,8 @@ class Costs:
             raise ValueError("cost tables disagree about their shape")
         if min(self.compute_ns.min(), self.transfer_ns.min()) < 0 or self.together_ppm.min() < 1:
             raise UserError(what="holds a negative time or factor", where="costs", remedy="measure again")
+        if max(self.compute_ns.max(), self.transfer_ns.max()) > MOST_NS:
+            raise UserError(what="holds a time of over 1,000 seconds", where="costs", remedy="plan with more devices")
 
     @property
     def num_stages(self) -> int:

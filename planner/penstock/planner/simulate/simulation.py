@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.core.program import Program, RankProgram
 from penstock.core.schedule import Action, Kind, Schedule
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.order import Order, actions_of, from_schedule
-from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
+from penstock.planner.simulate import kernel, link
+from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_linked
 from penstock.planner.simulate.costs import Costs
 
 
@@ -40,15 +43,14 @@ def simulate(program: Program, costs: Costs, *, static_bytes: Sequence[int] = ()
     ``static_bytes`` per rank are there all the time: parameters, gradients, optimizer state, the process itself.
     """
     order = from_schedule(_schedule(program))
-    times = simulate_arrays(
-        order, costs, receive_ahead=program.receive_ahead, reductions=program.reductions, traced=True
-    )
+    linked = link_order(order, program.receive_ahead, width=kernel.ARRIVED + 1)
+    times = simulate_linked(order, linked, costs, receive_ahead=program.receive_ahead, reductions=program.reductions)
     always = static_bytes or (0,) * order.num_ranks
     timeline = Timeline(
         source=Source.SIMULATED,
         num_ranks=order.num_ranks,
         step_ns=times.makespan_ns,
-        events=tuple(_events(order, times)),
+        events=tuple(_events(order, linked, times)),
         peak_bytes=tuple(a + live_bytes(rank) for a, rank in zip(always, program.ranks, strict=True)),
     )
     return Simulation(timeline=timeline, times=times)
@@ -73,27 +75,50 @@ def live_bytes(program: RankProgram) -> int:
     return peak
 
 
-_FORWARD = (Kind.WAIT_RECV_F, Kind.SEND_F, Kind.WAIT_SEND_F)
-_BACKWARD = (Kind.WAIT_RECV_B, Kind.SEND_B, Kind.WAIT_SEND_B)
+_RECEIVE = {Kind.F: Kind.WAIT_RECV_F, Kind.B: Kind.WAIT_RECV_B, Kind.I: Kind.WAIT_RECV_B}
+_SEND = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}
+_RELEASE = {Kind.F: Kind.WAIT_SEND_F, Kind.B: Kind.WAIT_SEND_B, Kind.I: Kind.WAIT_SEND_B}
 
 
-def _events(order: Order, times: StepTimes) -> Iterator[Event]:
+def _events(order: Order, linked: Linked, times: StepTimes) -> Iterator[Event]:
     """Every rank's events; a wait and a transfer are shown where they took time."""
-    for rank, action, row in zip(order.ranks.tolist(), actions_of(order), times.trace.tolist(), strict=True):
+    actions, awaited = list(actions_of(order)), _awaited(linked)
+    ranks, stops = order.ranks.tolist(), linked.actions[:, link.STOP_WAIT].tolist()
+    for rank, action, stop_wait, row in zip(ranks, actions, stops, times.trace.tolist(), strict=True):
         reached, received, start, stop, released, departed, arrived = row
-        wait_receive, send, wait_send = _FORWARD if action.kind is Kind.F else _BACKWARD
         if received > reached >= 0:
-            yield Event(rank, Activity.WAIT, _text(wait_receive, action), reached, received)
+            yield _event(rank, Activity.WAIT, _RECEIVE, action, reached, received)
         yield Event(rank, Activity.COMPUTE, str(action), start, stop)
         if released > stop:
-            yield Event(rank, Activity.WAIT, _text(wait_send, action), stop, released)
+            yield _event(rank, Activity.WAIT, _RELEASE, actions[awaited[stop_wait - 1]], stop, released)
         if arrived > departed:
-            yield Event(rank, Activity.TRANSFER, _text(send, action), departed, arrived)
+            yield _event(rank, Activity.TRANSFER, _SEND, action, departed, arrived)
+    last_waits = [*linked.first_waits[1:].tolist(), len(awaited)]
+    for rank, (last_wait, finish) in enumerate(zip(last_waits, times.finish_ns.tolist(), strict=True)):
+        done = int(times.trace[order.offsets[rank + 1] - 1, [_STOP, _RELEASED]].max())
+        if finish > done:
+            yield _event(rank, Activity.WAIT, _RELEASE, actions[awaited[last_wait - 1]], done, finish)
     yield from _closing_events(order, times)
 
 
-def _text(kind: Kind, action: Action) -> str:
-    return str(Action(kind, action.stage, action.microbatch, action.slice))
+_STOP, _RELEASED = kernel.STOP - kernel.REACHED, kernel.RELEASED - kernel.REACHED
+
+
+def _awaited(linked: Linked) -> list[int]:
+    """The action that sent the message of every WAIT_SEND, in the order of `Linked.messages`' list of them.
+
+    Those of one channel are in the order of its messages, so sorted by channel they are the messages in order.
+    """
+    senders = np.empty(len(linked.messages), dtype=np.int64)
+    senders[np.argsort(linked.messages[:, link.AWAITED], kind="stable")] = linked.messages[:, link.SENDER]
+    numbers: list[int] = senders.tolist()
+    return numbers
+
+
+def _event(rank: int, activity: Activity, kinds: dict[Kind, Kind], action: Action, start: int, stop: int) -> Event:
+    """An event of the transport instruction that belongs to a compute action."""
+    name = str(Action(kinds[action.kind], action.stage, action.microbatch, action.slice))
+    return Event(rank, activity, name, start, stop)
 
 
 def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
