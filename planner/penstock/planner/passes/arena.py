@@ -145,7 +145,7 @@ def _lane(tenants: Sequence[Tenant]) -> Lane:
     life = 0
     for tenant in tenants:
         life |= ((1 << (tenant.stop - tenant.start)) - 1) << tenant.start
-    return Lane(tuple(tenants), tenants[0].num_bytes, life)
+    return Lane(tuple(tenants), max(tenant.num_bytes for tenant in tenants), life)
 
 
 def _side_by_side(lanes: Sequence[Lane]) -> Packing:
