@@ -61,7 +61,7 @@ def save_rank(
     tensors = _own(plan, program, me.rank)
     group = me.groups[everyone(Mesh(dp=plan.dp, pp=plan.pp))]
     largest = limit[1] if limit is not None and limit[0] == me.rank else resource.RLIM_INFINITY
-    with _file_size_limit(largest):
+    with file_size_limit(largest):
         try:
             checkpoint.save(root, 1, step, tensors, plan.model, plan.precision, keep=2, group=group)
         except RunError as error:
@@ -70,7 +70,8 @@ def save_rank(
 
 
 @contextlib.contextmanager
-def _file_size_limit(num_bytes: int) -> Iterator[None]:
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond; it stands in for a full disk."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
