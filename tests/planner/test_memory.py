@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
+from penstock.core.layout import Precision, SlotKind, stage_parameters, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
 from penstock.planner.memory import StageMemory, state_bytes_per_parameter
 
@@ -18,28 +20,33 @@ MODELS = (
 @given(
     st.sampled_from(MODELS),
     st.sampled_from(Precision),
-    st.sampled_from(SlotKind),
     st.integers(1, 3),
-    st.integers(1, 40),
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
     st.data(),
 )
-def test_a_slot_has_the_layouts_bytes(
-    model: ModelSpec, precision: Precision, slot: SlotKind, batch: int, tokens: int, data: st.DataObject
+def test_stages_have_the_layouts_bytes(
+    model: ModelSpec, precision: Precision, batch: int, tokens: list[int], data: st.DataObject
 ) -> None:
-    first = data.draw(st.integers(0, model.num_units - 1))
-    stop = data.draw(st.integers(first + 1, model.num_units))
-    memory = StageMemory(model=model, precision=precision, first=first, stop=stop, batch=batch)
-    assert memory.slot_bytes(slot, tokens) == stage_slot_bytes(model, precision, first, stop, slot, batch, tokens)
+    cuts = data.draw(st.sets(st.integers(1, model.num_units - 1)))
+    stages = tuple(itertools.pairwise((0, *sorted(cuts), model.num_units)))
+    memory = StageMemory(model=model, precision=precision, stages=stages, batch=batch)
+    assert memory.num_parameters.tolist() == [stage_parameters(model, *stage) for stage in stages]
+    for slot in SlotKind:
+        assert memory.slot_bytes(slot, tokens).tolist() == [
+            [stage_slot_bytes(model, precision, *stage, slot, batch, count) for count in tokens] for stage in stages
+        ]
 
 
 @given(st.sampled_from(MODELS), st.sampled_from([2, 4]))
 def test_tensor_parallelism_divides_what_it_splits(model: ModelSpec, tp: int) -> None:
-    whole = StageMemory(model=model, precision=Precision.BF16, first=1, stop=5, batch=1)
-    shared = StageMemory(model=model, precision=Precision.BF16, first=1, stop=5, batch=1, tp=tp)
+    whole = StageMemory(model=model, precision=Precision.BF16, stages=((1, 5),), batch=1)
+    shared = StageMemory(model=model, precision=Precision.BF16, stages=((1, 5),), batch=1, tp=tp)
     assert shared.state_bytes == whole.state_bytes // tp
+    assert shared.gradient_bytes == whole.gradient_bytes // tp
     for slot in (SlotKind.KEYS_VALUES, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
-        assert whole.slot_bytes(slot, 64) // tp <= shared.slot_bytes(slot, 64) < whole.slot_bytes(slot, 64)
-    assert shared.slot_bytes(SlotKind.INPUT, 64) == whole.slot_bytes(SlotKind.INPUT, 64)
+        alone, split = int(whole.slot_bytes(slot, [64])[0, 0]), int(shared.slot_bytes(slot, [64])[0, 0])
+        assert alone // tp <= split < alone
+    assert shared.slot_bytes(SlotKind.INPUT, [64]) == whole.slot_bytes(SlotKind.INPUT, [64])
 
 
 def test_state_is_eighteen_bytes_in_bf16_and_sixteen_in_fp32() -> None:

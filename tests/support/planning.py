@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
@@ -10,6 +11,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.profile import LinkRecord, MachineKey, MemoryRecord, Profile, UnitRecord
 from penstock.core.schedule import Kind
+from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Problem, problem_from_cluster
 
 TINY_LLAMA = ModelSpec(family=Family.LLAMA, layers=4, hidden=32, heads=4, kv_heads=4, vocab=64)
@@ -63,6 +65,13 @@ def job(
 def problem(described: ClusterSpec | None = None, **changes: Any) -> Problem:
     """The problem of `job` on `cluster`."""
     return problem_from_cluster(job(**changes), described or cluster())
+
+
+def measured_problem(*, slowdown: float = 1.0, **changes: Any) -> Problem:
+    """The problem of `job` on two measured ranks whose passes take a microsecond per token."""
+    passes = itertools.product(UnitKind, (Kind.F, Kind.I, Kind.W))
+    units = tuple(measured(unit, kind, slowdown=slowdown) for unit, kind in passes)
+    return problem_from_profile(job(**changes), profile(units))
 
 
 def machine() -> MachineKey:

@@ -32,6 +32,8 @@ class Candidate:
     stages: Stages
     slices: tuple[int, ...]
     schedule: str | ScheduleSpec
+    variant: int | None = None
+    """Which of its orders a generator of several makes; the best of them if none is named."""
 
     @property
     def label(self) -> str:
@@ -47,6 +49,9 @@ class Shortage:
     mesh: Mesh
     stage: int
     missing_bytes: int
+
+
+_HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES)
 
 
 def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:
@@ -78,6 +83,8 @@ class Proposer:
         if shortage is not None:
             return shortage
         slicings = self._slicings(mesh)
+        if isinstance(slicings, Shortage):
+            return slicings
         stages = self.partitions(mesh, slicings[0])
         if isinstance(stages, Shortage):
             return stages
@@ -121,24 +128,21 @@ class Proposer:
         )
 
     def _unit_sizes(self, mesh: Mesh) -> dict[UnitKind, tuple[int, int]]:
-        model = self.problem.model
-        return {unit.kind: self._unit_memory(mesh, unit.index) for unit in (*model.units[:3], model.units[-1])}
-
-    def _unit_memory(self, mesh: Mesh, index: int) -> tuple[int, int]:
-        """Bytes of one unit: its state with its keys' and values' gradients, and what it holds of one micro-batch."""
-        problem = self.problem
+        """Bytes of one unit of each kind: its state with its keys' and values' gradients, and what it holds of one
+        micro-batch.
+        """
+        problem, length = self.problem, [self.problem.sequence_length]
+        units = (*problem.model.units[:3], problem.model.units[-1])
         memory = StageMemory(
             model=problem.model,
             precision=problem.precision,
-            first=index,
-            stop=index + 1,
+            stages=tuple((unit.index, unit.index + 1) for unit in units),
             batch=mesh.microbatch,
             tp=mesh.tp,
         )
-        length = problem.sequence_length
-        held = [SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES]
-        gradients = memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)
-        return memory.state_bytes + gradients, sum(memory.slot_bytes(slot, length) for slot in held)
+        resident = memory.state_bytes + memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
+        held = memory.together_bytes(_HELD, length)[:, 0]
+        return {unit.kind: (int(a), int(b)) for unit, a, b in zip(units, resident, held, strict=True)}
 
     def _schedules(self, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
         pinned = self.problem.pinned.schedule
@@ -146,7 +150,7 @@ class Proposer:
             return (pinned,)
         return ("gpipe",) if mesh.pp == 1 else SCHEDULES
 
-    def _slicings(self, mesh: Mesh) -> list[tuple[int, ...]]:
+    def _slicings(self, mesh: Mesh) -> list[tuple[int, ...]] | Shortage:
         """Slicings worth trying: pinned lengths alone, else the best few of both objectives, and none at all.
 
         Partition and slicing depend on each other: the caller partitions again for the first of these.
@@ -158,8 +162,9 @@ class Proposer:
             return [equal_slices(length, pinned or 1)]
         seeds = [equal_slices(length, min(pinned or FIRST_GUESS_SLICES, length))]
         stages = self.partitions(mesh, seeds[0])
-        if isinstance(stages, list):
-            seeds = [seed.lengths for seed in self._seeds(mesh, stages[0], pinned)] or seeds
+        if isinstance(stages, Shortage):
+            return stages
+        seeds = [seed.lengths for seed in self._seeds(mesh, stages[0], pinned)] or seeds
         return list(dict.fromkeys([*seeds, *([] if pinned else [(length,)])]))
 
     def _seeds(self, mesh: Mesh, stages: Stages, count: int | None) -> list[Slicing]:

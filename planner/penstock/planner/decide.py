@@ -15,7 +15,7 @@ from penstock.planner.realise import program_of
 from penstock.planner.search import Budget, Evaluation, Reporter, Result, search
 from penstock.planner.tables import static_bytes
 
-MOST_PROVED_ACTIONS = 6_000
+MOST_PROVED_ACTIONS = 3_000
 """Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind."""
 
 
@@ -39,7 +39,7 @@ def realised(judge: Simulated, result: Result) -> Decision:
     """The result's best candidate as a Plan. A Program whose arena does not fit gives way to the next best."""
     for evaluation in (result.best, *result.others):
         draft = draft_plan(judge, evaluation)
-        if evaluation.num_actions > MOST_PROVED_ACTIONS:
+        if _num_actions(evaluation) > MOST_PROVED_ACTIONS:
             program, prediction = None, draft.prediction
         else:
             program = program_of(draft)
@@ -59,6 +59,12 @@ def realised(judge: Simulated, result: Result) -> Decision:
         where="spec.resources.memoryPerRank",
         remedy="allow a little more memory per rank",
     )
+
+
+def _num_actions(evaluation: Evaluation) -> int:
+    """F, I and W of every slice on every stage."""
+    candidate = evaluation.candidate
+    return 3 * len(candidate.stages) * candidate.mesh.num_microbatches * len(candidate.slices)
 
 
 def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:

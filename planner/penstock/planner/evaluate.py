@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-import numpy as np
-
+from penstock.core.errors import UserError
+from penstock.core.layout import SlotKind
 from penstock.core.program import Reduction, SlotSizes
 from penstock.core.schedule import Group, ScheduleSpec
-from penstock.planner.candidates import Candidate
+from penstock.core.units import to_nanoseconds
+from penstock.planner.candidates import Candidate, equal_slices
 from penstock.planner.order import Order
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.realise import tied_ranks
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, to_spec
+from penstock.planner.schedules.zero_bubble import H1, with_best_variant
 from penstock.planner.search import Evaluation
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
+from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS, Costs
 from penstock.planner.simulate.memory import high_water_bytes
+from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, stage_costs
 from penstock.planner.tables import (
     Placement,
     devices_in_order,
     least_bytes,
-    optimizer_ns,
     rows,
     simulation_costs,
-    stage_memories,
+    stage_memory,
     stash_caps,
     stash_tables,
     static_bytes,
-    transfer_table,
 )
 
 DEFAULT_RECEIVE_AHEAD = 4
+
+REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
+"""The built-in schedules that do the same again and again, and hold no more for it."""
+
+TRIED_COUNTS = (1, 2, 4, 8, 16, 32)
+"""Numbers of slices at which a mesh's bound is taken."""
+
+SPLIT = frozenset({"zb-h1", "zb"})
+"""The built-in schedules that run I and W in place of B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +57,8 @@ class Simulated:
     problem: Problem
     receive_ahead: int = DEFAULT_RECEIVE_AHEAD
     placement: Placement = devices_in_order
-    _costs: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
+    _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
+    _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _floor_table: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def mesh_bound_ns(self, mesh: Mesh) -> int:
@@ -56,26 +70,33 @@ class Simulated:
         return min(floors) // mesh.pp
 
     def _floors(self, mesh: Mesh) -> list[tuple[int, int]]:
-        """For a few equal slicings, the model's nanoseconds on one micro-batch and its F of the first slice."""
+        """For a few equal slicings, the model's nanoseconds on one micro-batch (two actions per slice) and its F of
+        the first slice.
+        """
         key = (mesh.tp, mesh.microbatch)
         if key not in self._floor_table:
             problem, whole = self.problem, ((0, self.problem.model.num_units),)
             cost, found = problem.cost_of(mesh.tp), []
-            for count in (1, 4, 16):
-                slices = (max(problem.sequence_length // count, 1),) * count
+            overhead = to_nanoseconds(cost.action_overhead_seconds)
+            for count in {min(count, problem.sequence_length) for count in TRIED_COUNTS}:
+                slices = equal_slices(problem.sequence_length, count)
                 alone = stage_costs(cost, problem.model, whole, slices, mesh.microbatch).alone_ns
-                found.append((int(alone.sum()), int(alone[0, 0, 0])))
+                found.append((int(alone.sum()) - count * overhead, int(alone[0, 0].min())))
             self._floor_table[key] = found
         return self._floor_table[key]
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """Fill, busiest rank, drain: the first slice comes down, the work is done, slice 0's gradient goes back up."""
-        alone = self.stage_costs(candidate).alone_ns
-        work = candidate.mesh.num_microbatches * alone.sum(axis=(0, 2))
-        fill, drain = alone[0, :, 0], alone[1, :, 0]
-        before = np.cumsum(fill) - fill + np.cumsum(drain) - drain
-        ranks = tuple(range(candidate.mesh.pp))
-        return int((work + before).max()) + min(optimizer_ns(self.problem, candidate, ranks))
+        """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in."""
+        if candidate.schedule not in BUILT_IN:
+            return 0
+        stage_ranks = tuple(range(candidate.mesh.pp))
+        return lower_bound_ns(
+            self.costs(candidate, stage_ranks),
+            candidate.mesh.num_microbatches,
+            stage_ranks=stage_ranks,
+            split=candidate.schedule in SPLIT,
+            reductions=self._reductions(candidate, stage_ranks),
+        )
 
     def least_bytes(self, candidate: Candidate) -> int:
         """What the fullest rank needs at least; schedules that are not built in only tell when simulated."""
@@ -83,76 +104,132 @@ class Simulated:
             return 0
         return least_bytes(self.problem, candidate, str(candidate.schedule))
 
-    def num_actions(self, candidate: Candidate) -> int:
-        """F, I and W of every slice on every stage."""
-        return 3 * len(candidate.stages) * candidate.mesh.num_microbatches * len(candidate.slices)
-
     def stage_costs(self, candidate: Candidate) -> StageCosts:
         """Nanoseconds of every pass, stage and slice."""
         mesh = candidate.mesh
         key = (mesh.tp, mesh.microbatch, candidate.stages, candidate.slices)
-        if key not in self._costs:
+        if key not in self._passes:
             cost = self.problem.cost_of(mesh.tp)
-            self._costs[key] = stage_costs(
+            self._passes[key] = stage_costs(
                 cost, self.problem.model, candidate.stages, candidate.slices, mesh.microbatch
             )
+        return self._passes[key]
+
+    def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:
+        """The simulator's tables."""
+        key = (candidate.mesh, candidate.stages, candidate.slices, stage_ranks)
+        if key not in self._costs:
+            passes = self.stage_costs(candidate)
+            self._costs[key] = simulation_costs(self.problem, candidate, passes, stage_ranks, self.placement)
         return self._costs[key]
 
-    def evaluate(self, candidate: Candidate) -> Evaluation:
-        """Simulate one step of the candidate."""
-        order = self.order(candidate)
-        times = self.times(candidate, order)
+    def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
+        """Simulate one step of the candidate; long ones are extrapolated from shorter ones unless asked ``in_full``.
+
+        The evaluation's candidate names the variant that its generator took.
+        """
+        candidate = self._with_variant(candidate)
+        try:
+            return self._simulated(candidate, in_full)
+        except UserError:
+            if not candidate.variant:
+                raise
+            return self._simulated(dataclasses.replace(candidate, variant=H1), in_full)
+
+    def _with_variant(self, candidate: Candidate) -> Candidate:
+        """The candidate with zb's best variant over as many micro-batches as fill the pipeline twice.
+
+        Where no variant keeps within the caps, H1: its bytes tell how much is missing.
+        """
+        if candidate.schedule != "zb" or candidate.variant is not None:
+            return candidate
+        inputs = self.schedule_inputs(candidate, "zb")
+        count = min(inputs.num_microbatches, 2 * inputs.num_ranks)
+        try:
+            variant = with_best_variant(dataclasses.replace(inputs, num_microbatches=count)).variant
+        except UserError:
+            variant = H1
+        return dataclasses.replace(candidate, variant=variant)
+
+    def _simulated(self, candidate: Candidate, in_full: bool) -> Evaluation:
+        if in_full or candidate.schedule not in REPEATING:
+            order = self.order(candidate)
+            return self._evaluation(candidate, order, self._times(candidate, order), is_exact=True)
+        inputs = self.schedule_inputs(candidate, str(candidate.schedule))
+
+        @functools.cache
+        def generate(count: int) -> Order:
+            return find(str(candidate.schedule)).generate(dataclasses.replace(inputs, num_microbatches=count))
+
+        stage_ranks = tuple(range(candidate.mesh.pp))
+        found = extrapolate(
+            generate,
+            candidate.mesh.num_microbatches,
+            self.costs(candidate, stage_ranks),
+            receive_ahead=self.receive_ahead,
+            reductions=self._reductions(candidate, stage_ranks),
+        )
+        return self._evaluation(candidate, generate(found.num_simulated), found.times, is_exact=found.is_exact)
+
+    def _evaluation(self, candidate: Candidate, order: Order, times: StepTimes, *, is_exact: bool) -> Evaluation:
+        """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""
         busiest = int(times.compute_ns.argmax())
         stage_ranks = tuple(order.stage_ranks.tolist())
         slots = high_water_bytes(order, self._sizes(candidate), candidate.slices, self.receive_ahead)
         always = static_bytes(self.problem, candidate, stage_ranks)
+        parts = {
+            "compute_ns": int(times.compute_ns[busiest]),
+            "communication_ns": int(times.communication_ns[busiest]),
+            "reduction_ns": int(times.reduction_ns[busiest]),
+            "optimizer_ns": int(times.optimizer_ns[busiest]),
+        }
         return Evaluation(
             candidate=candidate,
             step_ns=times.makespan_ns,
-            compute_ns=int(times.compute_ns[busiest]),
-            bubble_ns=int(times.bubble_ns[busiest]),
-            communication_ns=int(times.communication_ns[busiest]),
-            reduction_ns=int(times.reduction_ns[busiest]),
-            optimizer_ns=int(times.optimizer_ns[busiest]),
+            bubble_ns=times.makespan_ns - sum(parts.values()),
             peak_bytes=tuple(a + int(b) for a, b in zip(always, slots, strict=True)),
             slot_bytes=tuple(int(each) for each in slots),
             num_actions=order.num_actions,
+            is_exact=is_exact,
+            **parts,
         )
 
-    def times(self, candidate: Candidate, order: Order, *, traced: bool = False) -> StepTimes:
-        """The simulated step of an order of this candidate."""
+    def _times(self, candidate: Candidate, order: Order) -> StepTimes:
         stage_ranks = tuple(order.stage_ranks.tolist())
         return simulate_arrays(
             order,
             self.costs(candidate, stage_ranks),
             receive_ahead=self.receive_ahead,
             reductions=self._reductions(candidate, stage_ranks),
-            traced=traced,
         )
-
-    def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:
-        """The simulator's tables."""
-        return simulation_costs(self.problem, candidate, self.stage_costs(candidate), stage_ranks, self.placement)
 
     def _reductions(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[Reduction, ...]:
         everyone = tuple(range(candidate.mesh.pp))
         found = [Reduction(Group.NORM, everyone)]
         if candidate.mesh.dp > 1:
             found.insert(0, Reduction(Group.DP, everyone))
-        tie = tied_ranks(self.problem.model, candidate.stages, stage_ranks)
+        tie = tied_ranks(self.problem.model, stage_ranks)
         if tie is not None:
             found.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
         return tuple(found)
 
     def _sizes(self, candidate: Candidate) -> SlotSizes:
-        memories = stage_memories(self.problem, candidate)
-        return lambda kind, stage, tokens: memories[stage].slot_bytes(kind, tokens)
+        memory = stage_memory(self.problem, candidate)
+
+        @functools.cache
+        def of_stages(kind: SlotKind, tokens: int) -> list[int]:
+            return [int(each) for each in memory.slot_bytes(kind, [tokens])[:, 0]]
+
+        return lambda kind, stage, tokens: of_stages(kind, tokens)[stage]
 
     def order(self, candidate: Candidate) -> Order:
-        """The candidate's schedule as arrays."""
+        """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
         if isinstance(candidate.schedule, ScheduleSpec):
-            return order_from_spec(candidate.schedule, **_shape(candidate))
-        return find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
+            order = order_from_spec(candidate.schedule, **_shape(candidate))
+        else:
+            order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
+        _check_shape(order, candidate)
+        return order
 
     def spec(self, candidate: Candidate) -> ScheduleSpec:
         """The candidate's schedule as a recipe."""
@@ -166,7 +243,7 @@ class Simulated:
             return ScheduleInputs(**_shape(candidate))
         ranks = tuple(range(candidate.mesh.pp))
         passes = self.stage_costs(candidate).together_ns
-        transfers = transfer_table(self.problem, candidate, ranks, self.placement(candidate.mesh))
+        transfers = self.costs(candidate, ranks).transfer_ns
         forward, exchanged, returned = stash_tables(self.problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
@@ -180,6 +257,7 @@ class Simulated:
             weight_stash=returned,
             caps=stash_caps(self.problem, candidate, self.receive_ahead),
             receive_ahead=self.receive_ahead,
+            variant=candidate.variant,
         )
 
 
@@ -192,3 +270,15 @@ class _Shape(TypedDict):
 def _shape(candidate: Candidate) -> _Shape:
     mesh = candidate.mesh
     return _Shape(num_ranks=mesh.pp, num_microbatches=mesh.num_microbatches, num_slices=len(candidate.slices))
+
+
+def _check_shape(order: Order, candidate: Candidate) -> None:
+    wanted = {"stages": len(candidate.stages), "ranks": candidate.mesh.pp}
+    found = {"stages": order.num_stages, "ranks": order.num_ranks}
+    for name, number in wanted.items():
+        if found[name] != number:
+            raise UserError(
+                what=f"the schedule has {found[name]} {name}, the plan {number}",
+                where="spec.parallelism.schedule",
+                remedy="pin stages and pp that agree with the schedule",
+            )

@@ -49,7 +49,7 @@ def _slices(chosen: Evaluation) -> str:
 
 
 def _effort(result: Result) -> str:
-    ending = "nothing unexplored can be faster" if result.exhausted else "the search ended at its budget"
+    ending = "nothing unexplored promises to be faster" if result.exhausted else "the search ended at its budget"
     return f"{result.num_judged} candidates of {result.num_meshes} divisions were simulated; {ending}"
 
 

@@ -1,13 +1,16 @@
-"""Bytes of a rank, from the layout's arithmetic: parameters and their state, slots, and what is in flight.
+"""Bytes of a pipeline's stages, from the layout's arithmetic: parameters and their state, and slots.
 
-The exact figure of a plan is its Program's arena; `in_flight_slices` gives the search its static filter beforehand.
+Like costs, bytes are sums over units of few kinds, so all stages and slices are counted by one product. The exact
+figure of a plan is its Program's arena; these are what the search goes by before there is one.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from penstock.core.layout import (
     HIDDEN_STATE_SLOTS,
@@ -19,6 +22,7 @@ from penstock.core.layout import (
     unit_buffers,
 )
 from penstock.core.model import ModelSpec, UnitKind
+from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
 
 _REPLICATED = frozenset({"y", "normed", "dy", "rstd", "mean", "x", "g_in", "g_out", "h"})
 
@@ -31,51 +35,71 @@ def state_bytes_per_parameter(precision: Precision) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """Bytes of one stage under tensor parallelism ``tp`` (Megatron-LM's split: hidden states and norms are
-    replicated).
+    """Bytes of stages under tensor parallelism ``tp`` (Megatron-LM's split: hidden states and norms are replicated),
+    for micro-batches of ``batch`` sequences.
     """
 
     model: ModelSpec
     precision: Precision
-    first: int
-    stop: int
+    stages: Stages
     batch: int
     tp: int = 1
 
     @property
-    def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer state."""
-        elements = stage_parameters(self.model, self.first, self.stop)
-        return elements * state_bytes_per_parameter(self.precision) // self.tp
+    def num_parameters(self) -> Integers:
+        """[stages]: elements held, before tensor parallelism; a tied copy counts on each stage that holds it, once."""
+        elements = unit_counts(self.model, self.stages) @ _unit_parameters(self.model)
+        if self.model.tied:
+            whole = [stop - first == self.model.num_units for first, stop in self.stages]
+            elements = elements - np.array(whole) * self.model.vocab * self.model.hidden
+        return elements
 
     @property
-    def gradient_bytes(self) -> int:
-        """What data parallelism sums."""
-        elements = stage_parameters(self.model, self.first, self.stop)
-        return elements * self.precision.accumulate_bytes // self.tp
+    def state_bytes(self) -> Integers:
+        """[stages]: parameters, gradients and optimizer state."""
+        return self.num_parameters * state_bytes_per_parameter(self.precision) // self.tp
 
-    def slot_bytes(self, slot: SlotKind, tokens: int) -> int:
-        """Bytes of one slot; ``tokens`` of the slice, or of the sequence for ``kv`` and ``dkv``."""
-        shape = (self.model, self.precision, slot, self.batch, tokens, self.tp)
+    @property
+    def gradient_bytes(self) -> Integers:
+        """[stages]: what data parallelism sums."""
+        return self.num_parameters * self.precision.accumulate_bytes // self.tp
+
+    def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
+        """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
+        distinct, places = np.unique(tokens, return_inverse=True)
+        sizes = self._unit_bytes(slot, distinct.tolist())
+        hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
         if slot in HIDDEN_STATE_SLOTS:
-            return _unit_bytes(UnitKind.EMBEDDING, *shape)
-        total = sum(count * _unit_bytes(kind, *shape) for kind, count in self._kinds)
-        leaves = slot is SlotKind.ACTIVATIONS and self.stop < self.model.num_units
-        return total - _unit_bytes(UnitKind.EMBEDDING, *shape) if leaves else total
+            table = np.broadcast_to(hidden, (len(self.stages), len(distinct)))
+        else:
+            table = unit_counts(self.model, self.stages) @ sizes
+            if slot is SlotKind.ACTIVATIONS:
+                leaves = [stop < self.model.num_units for _, stop in self.stages]
+                table = table - np.outer(leaves, hidden)
+        return table[:, places]
 
-    @property
-    def _kinds(self) -> tuple[tuple[UnitKind, int], ...]:
-        return _kind_counts(self.model, self.first, self.stop)
+    def together_bytes(self, slots: Sequence[SlotKind], tokens: Sequence[int]) -> Integers:
+        """[stages, len(tokens)]: bytes of one of each of these slots."""
+        total: Integers = np.sum([self.slot_bytes(slot, tokens) for slot in slots], axis=0)
+        return total
+
+    def _unit_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
+        """[unit kinds, tokens]."""
+        shape = (self.model, self.precision, slot, self.batch, self.tp)
+        return np.array([[_unit_bytes(kind, *shape, count) for count in tokens] for kind in UNIT_KINDS], dtype=np.int64)
 
 
-@functools.lru_cache(maxsize=65_536)
-def _kind_counts(model: ModelSpec, first: int, stop: int) -> tuple[tuple[UnitKind, int], ...]:
-    return tuple(collections.Counter(unit.kind for unit in model.units[first:stop]).items())
+@functools.lru_cache(maxsize=64)
+def _unit_parameters(model: ModelSpec) -> Integers:
+    """[unit kinds]: elements of one unit."""
+    first = {unit.kind: unit.index for unit in reversed(model.units)}
+    counts = [stage_parameters(model, first[kind], first[kind] + 1) for kind in UNIT_KINDS]
+    return np.array(counts, dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=65_536)
 def _unit_bytes(
-    kind: UnitKind, model: ModelSpec, precision: Precision, slot: SlotKind, batch: int, tokens: int, tp: int
+    kind: UnitKind, model: ModelSpec, precision: Precision, slot: SlotKind, batch: int, tp: int, tokens: int
 ) -> int:
     """Bytes of one unit in a slot; an embedding keeps one hidden state, as does every slot that carries one."""
     unit = next(unit for unit in model.units if unit.kind is kind)

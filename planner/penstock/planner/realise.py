@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from penstock.core.errors import UserError
 from penstock.core.invariants import prove
-from penstock.core.layout import parameters
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.schedule import Schedule
 from penstock.planner.lowering import Transients, lower, slot_sizes
 from penstock.planner.schedules.registry import from_spec
-from penstock.planner.stagecost import Stages
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -36,7 +34,7 @@ def program_of(plan: Plan, transients: Transients | None = None) -> Program:
         slices=plan.slices,
         receive_ahead=plan.receive_ahead,
         dp=plan.dp > 1,
-        tie=tied_ranks(plan.model, plan.stages, schedule.stage_ranks),
+        tie=tied_ranks(plan.model, schedule.stage_ranks),
         transients=transients or {},
     )
     if plan.program_digest and program.digest != plan.program_digest:
@@ -49,13 +47,7 @@ def program_of(plan: Plan, transients: Transients | None = None) -> Program:
     return program
 
 
-def tied_ranks(model: ModelSpec, stages: Stages, stage_ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    """The ranks that hold the two copies of a tied matrix, or none."""
-    if not model.tied:
-        return None
-    holders = [
-        rank
-        for (first, stop), rank in zip(stages, stage_ranks, strict=True)
-        if any(p.name == "embedding.weight" for unit in model.units[first:stop] for p in parameters(model, unit))
-    ]
-    return (holders[0], holders[-1]) if holders[0] != holders[-1] else None
+def tied_ranks(model: ModelSpec, stage_ranks: tuple[int, ...]) -> tuple[int, int] | None:
+    """The ranks that hold the two copies of a tied matrix, embedding and head, or none."""
+    ends = (stage_ranks[0], stage_ranks[-1])
+    return ends if model.tied and ends[0] != ends[1] else None

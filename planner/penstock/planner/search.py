@@ -45,6 +45,9 @@ class Evaluation:
     peak_bytes: tuple[int, ...]
     slot_bytes: tuple[int, ...]
     num_actions: int
+    """Compute actions that were simulated."""
+    is_exact: bool = True
+    """Whether a long step was simulated in full, or proved to repeat what was simulated."""
 
 
 class Judge(Protocol):
@@ -62,12 +65,8 @@ class Judge(Protocol):
         """What the fullest rank needs at least, without simulating."""
         ...
 
-    def num_actions(self, candidate: Candidate) -> int:
-        """What simulating it counts against the budget."""
-        ...
-
-    def evaluate(self, candidate: Candidate) -> Evaluation:
-        """Simulate it."""
+    def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
+        """Simulate it, where it repeats itself perhaps not ``in_full``."""
         ...
 
 
@@ -105,6 +104,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     if not run.fitting:
         raise nothing_fits(problem, run.shortages, run.too_large)
     run.improve()
+    run.settle()
     ranked = sorted(run.fitting, key=run.rank)
     return Result(
         best=ranked[0],
@@ -158,18 +158,18 @@ class _Search:
             if best is not None and bound >= best:
                 self.exhausted = True
                 return
+            if not self._affordable():
+                return
             if isinstance(node, Candidate):
-                if not self._affordable(node):
-                    return
                 self.judged(node)
                 continue
-            if self.num_meshes == self.budget.meshes:
+            if self.num_meshes >= self.budget.meshes and self.fitting:
                 return
             opened = [(self.score(node, self.judge.bound_ns(c)), next(number), c) for c in self._open(proposer, node)]
             for entry in opened:
                 heapq.heappush(queue, entry)
-            if opened and self._affordable(promising := min(opened)[2]):
-                self.judged(promising)  # an early incumbent lets the bound cut the rest
+            if opened and (best is None or min(opened)[0] < best):
+                self.judged(min(opened)[2])  # an early incumbent lets the bound cut the rest
         self.exhausted = True
 
     def _open(self, proposer: Proposer, mesh: Mesh) -> list[Candidate]:
@@ -192,9 +192,9 @@ class _Search:
         self.shortages.append(shortage)
         self.reporter.no_room(shortage)
 
-    def _affordable(self, candidate: Candidate) -> bool:
-        cost = self.judge.num_actions(candidate)
-        within = len(self.seen) < self.budget.candidates and self.num_actions + cost <= self.budget.actions
+    def _affordable(self) -> bool:
+        """Whether the budget allows another simulation; without a plan that fits the search goes on regardless."""
+        within = len(self.seen) < self.budget.candidates and self.num_actions < self.budget.actions
         return within or not self.fitting
 
     def judged(self, candidate: Candidate) -> Evaluation:
@@ -225,11 +225,20 @@ class _Search:
                     moved = move(best.candidate)
                     if moved is None:
                         continue
-                    if len(self.seen) >= limit or not self._affordable(moved):
+                    if len(self.seen) >= limit or self.num_actions >= self.budget.actions:
                         return
                     found = self.judged(moved)
                     if self.fits(found) and self.rank(found) < self.rank(best):
                         best = found
+
+    def settle(self) -> None:
+        """Simulate the best in full, until it is still the best afterwards."""
+        while not (best := min(self.fitting, key=self.rank)).is_exact:
+            self.fitting.remove(best)
+            exact = self.judge.evaluate(best.candidate, in_full=True)
+            (self.fitting if self.fits(exact) else self.too_large).append(exact)
+            if not self.fitting:
+                raise nothing_fits(self.problem, self.shortages, self.too_large)
 
 
 Move = Callable[[Candidate], Candidate | None]

@@ -35,10 +35,19 @@ def _kind_numbers(model: ModelSpec) -> Integers:
     return np.array([UNIT_KINDS.index(unit.kind) for unit in model.units])
 
 
+@functools.lru_cache(maxsize=16)
+def _running_counts(model: ModelSpec) -> Integers:
+    """[units + 1, unit kinds]: how many units of each kind come before each unit."""
+    ones = np.eye(len(UNIT_KINDS), dtype=np.int64)[_kind_numbers(model)]
+    return np.concatenate([np.zeros_like(ones[:1]), ones.cumsum(axis=0)])
+
+
 def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
     """[stages, unit kinds]: how many units of each kind every stage owns."""
-    kinds = _kind_numbers(model)
-    return np.stack([np.bincount(kinds[first:stop], minlength=len(UNIT_KINDS)) for first, stop in stages])
+    running = _running_counts(model)
+    first, stop = np.array(stages).T
+    counts: Integers = running[stop] - running[first]
+    return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -73,16 +73,19 @@ class StagesProblem:
         """How many stages share them."""
         return len(self.limit_bytes)
 
-    def stage_ns(self, stage: int, first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
+    def stage_ns(self, stage: int | IntArray, first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
         """The time of ``stage`` over units [first, stop), elementwise."""
-        sum_ns = _sums(self.unit_ns, first, stop).max(axis=-1)
-        fixed_ns = 0 if self.fixed_ns is None else self.fixed_ns[stage]
-        return (sum_ns if self.slowdown is None else _scaled(sum_ns, self.slowdown[stage])) + fixed_ns
+        slowed_ns: IntArray = _sums(self.unit_ns, first, stop).max(axis=-1)
+        if self.slowdown is not None:
+            slowed_ns = _scaled(slowed_ns, np.asarray(self.slowdown)[stage])
+        if self.fixed_ns is not None:
+            slowed_ns = slowed_ns + np.asarray(self.fixed_ns)[stage]
+        return slowed_ns
 
-    def stage_bytes(self, stage: int, first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
+    def stage_bytes(self, stage: int | IntArray, first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
         """The memory of ``stage`` over units [first, stop), elementwise."""
-        in_flight_bytes = _sums(self.in_flight_bytes, first, stop)[..., 0]
-        return _sums(self.resident_bytes, first, stop)[..., 0] + _scaled(in_flight_bytes, self.in_flight[stage])
+        in_flight_bytes = _scaled(_sums(self.in_flight_bytes, first, stop)[..., 0], np.asarray(self.in_flight)[stage])
+        return _sums(self.resident_bytes, first, stop)[..., 0] + in_flight_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +143,7 @@ def _sums(values: Sequence[int] | Sequence[Sequence[int]], first: npt.ArrayLike,
     return sums
 
 
-def _scaled(values: IntArray, factor: float) -> IntArray:
+def _scaled(values: IntArray, factor: npt.NDArray[np.float64]) -> IntArray:
     scaled: IntArray = np.ceil(values * factor).astype(np.int64)
     return scaled
 
@@ -150,11 +153,11 @@ def _tables(problem: StagesProblem) -> tuple[IntArray, IntArray]:
     num_places = problem.num_units - problem.num_stages + 1
     start, end = np.triu_indices(num_places)
     tables = np.full((2, problem.num_stages, num_places, num_places), FORBIDDEN, dtype=np.int64)
-    for stage in range(problem.num_stages):
-        first, stop = stage + start, stage + 1 + end
-        tables[0, stage, start, end] = problem.stage_ns(stage, first, stop)
-        over_bytes = problem.stage_bytes(stage, first, stop) - problem.limit_bytes[stage]
-        tables[1, stage, start, end] = np.maximum(over_bytes, 0)
+    stage = np.arange(problem.num_stages)[:, None]
+    ranges = (stage, stage + start, stage + 1 + end)
+    over_bytes = problem.stage_bytes(*ranges) - np.asarray(problem.limit_bytes)[:, None]
+    tables[0, :, start, end] = problem.stage_ns(*ranges).T
+    tables[1, :, start, end] = np.maximum(over_bytes, 0).T
     return tables[0], tables[1]
 
 

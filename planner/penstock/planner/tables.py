@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Group
-from penstock.core.units import to_nanoseconds
+from penstock.core.units import NANOSECONDS_PER_SECOND, to_nanoseconds
 from penstock.planner.candidates import Candidate, in_flight_slices
 from penstock.planner.memory import StageMemory
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
@@ -28,19 +29,15 @@ def devices_in_order(mesh: Mesh) -> tuple[int, ...]:
     return tuple((rank * mesh.dp + replica) * mesh.tp for replica in range(mesh.dp) for rank in range(mesh.pp))
 
 
-def stage_memories(problem: Problem, candidate: Candidate) -> list[StageMemory]:
-    """The byte arithmetic of every stage."""
-    return [
-        StageMemory(
-            model=problem.model,
-            precision=problem.precision,
-            first=first,
-            stop=stop,
-            batch=candidate.mesh.microbatch,
-            tp=candidate.mesh.tp,
-        )
-        for first, stop in candidate.stages
-    ]
+def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:
+    """The byte arithmetic of its stages."""
+    return StageMemory(
+        model=problem.model,
+        precision=problem.precision,
+        stages=candidate.stages,
+        batch=candidate.mesh.microbatch,
+        tp=candidate.mesh.tp,
+    )
 
 
 def simulation_costs(
@@ -75,19 +72,23 @@ def transfer_table(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: tuple[int, ...]
 ) -> Integers:
     """[direction, stage, slice]: latency + bytes / bandwidth of every message, over the slowest replica's links."""
-    mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
+    mesh = candidate.mesh
     width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
-    sizes = np.array(candidate.slices, dtype=np.int64) * width
-    num_stages = len(stage_ranks)
-    table = np.zeros((2, num_stages, len(sizes)), dtype=np.int64)
-    for direction, shift in ((TO_NEXT, 1), (TO_PREVIOUS, -1)):
-        for stage in range(num_stages):
-            if not 0 <= stage + shift < num_stages:
-                continue
-            source, target = stage_ranks[stage], stage_ranks[stage + shift]
-            latency, per_byte = cost.transfer(devices[source :: mesh.pp], devices[target :: mesh.pp])
-            table[direction, stage] = np.rint((latency.max() + sizes * per_byte.max()) * 1e9)
+    sizes = np.array(candidate.slices) * width
+    of_stages = np.reshape(devices, (mesh.dp, mesh.pp))[:, list(stage_ranks)]
+    earlier, later = of_stages[:, :-1], of_stages[:, 1:]
+    table = np.zeros((2, len(stage_ranks), len(sizes)), dtype=np.int64)
+    table[TO_NEXT, :-1] = _slowest(problem, mesh, earlier, later, sizes)
+    table[TO_PREVIOUS, 1:] = _slowest(problem, mesh, later, earlier, sizes)
     return table
+
+
+def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, sizes: Integers) -> Integers:
+    """[stages, slices] from devices [replicas, stages]: replicas go in step, so the slowest message counts."""
+    latency, per_byte = problem.cost_of(mesh.tp).transfer(source, target)
+    seconds = (latency[..., None] + per_byte[..., None] * sizes).max(axis=0)
+    slowest: Integers = np.rint(NANOSECONDS_PER_SECOND * seconds).astype(np.int64)
+    return slowest
 
 
 def _hosts(problem: Problem, mesh: Mesh, devices: tuple[int, ...]) -> Hosts:
@@ -103,14 +104,11 @@ def _reductions(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: tuple[int, ...]
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
-    per_rank = np.zeros(mesh.pp, dtype=np.int64)
-    for memory, rank in zip(stage_memories(problem, candidate), stage_ranks, strict=True):
-        per_rank[rank] += memory.gradient_bytes
-    peers = [[devices[replica * mesh.pp + rank] for replica in range(mesh.dp)] for rank in range(mesh.pp)]
+    gradients = _per_rank(stage_memory(problem, candidate).gradient_bytes, stage_ranks, mesh.pp)
     shared = problem.model.vocab * problem.model.hidden * problem.precision.accumulate_bytes // mesh.tp
     ends = (devices[stage_ranks[0]], devices[stage_ranks[-1]])
     seconds = {
-        Group.DP: [cost.all_reduce_seconds(int(n), peer) for n, peer in zip(per_rank, peers, strict=True)],
+        Group.DP: [cost.all_reduce_seconds(n, devices[rank :: mesh.pp]) for rank, n in enumerate(gradients.tolist())],
         Group.TIE: [cost.all_reduce_seconds(shared, ends)] * mesh.pp,
         Group.NORM: [cost.all_reduce_seconds(NORM_BYTES, devices)] * mesh.pp,
     }
@@ -120,40 +118,37 @@ def _reductions(
 def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Every rank's optimizer step."""
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
-    elements = np.zeros(mesh.pp, dtype=np.int64)
-    for memory, rank in zip(stage_memories(problem, candidate), stage_ranks, strict=True):
-        elements[rank] += memory.gradient_bytes // problem.precision.accumulate_bytes
-    return tuple(to_nanoseconds(cost.optimizer_seconds(int(count))) for count in elements)
+    elements = _per_rank(stage_memory(problem, candidate).num_parameters // mesh.tp, stage_ranks, mesh.pp)
+    return tuple(to_nanoseconds(cost.optimizer_seconds(count)) for count in elements.tolist())
+
+
+def _per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> Integers:
+    """[ranks]: the sum over each rank's stages."""
+    sums = np.zeros(num_ranks, dtype=np.int64)
+    np.add.at(sums, list(stage_ranks), values)
+    return sums
 
 
 def static_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Per rank what is always there: the process, parameters and their state, and the largest transient."""
-    mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
-    held = np.full(mesh.pp, cost.constant_bytes, dtype=np.int64)
-    transient = np.zeros(mesh.pp, dtype=np.int64)
+    mesh = candidate.mesh
+    held = _per_rank(stage_memory(problem, candidate).state_bytes, stage_ranks, mesh.pp)
     largest = unit_transients(problem, mesh, candidate.slices)
+    transient = np.zeros(mesh.pp, dtype=np.int64)
     needed = np.where(unit_counts(problem.model, candidate.stages) > 0, largest, 0).max(axis=1)
-    for stage, memory in enumerate(stage_memories(problem, candidate)):
-        rank = stage_ranks[stage]
-        held[rank] += memory.state_bytes
-        transient[rank] = max(transient[rank], needed[stage])
-    return tuple(int(each) for each in held + transient)
+    np.maximum.at(transient, list(stage_ranks), needed)
+    return tuple((problem.cost_of(mesh.tp).constant_bytes + held + transient).tolist())
 
 
 def unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Integers:
     """[unit kinds]: the most bytes any pass of each unit takes beyond its slots, over all slices."""
-    cost, before = problem.cost_of(mesh.tp), prefixes(slices).tolist()
-    return np.array(
-        [
-            max(
-                cost.transient_bytes(unit, kind, mesh.microbatch, length, prefix)
-                for kind in PASSES
-                for length, prefix in set(zip(slices, before, strict=True))
-            )
-            for unit in UNIT_KINDS
-        ],
-        dtype=np.int64,
-    )
+    cost, points = problem.cost_of(mesh.tp), list(zip(slices, prefixes(slices).tolist(), strict=True))
+    sizes = [
+        [cost.transient_bytes(unit, kind, mesh.microbatch, *point) for kind in PASSES for point in points]
+        for unit in UNIT_KINDS
+    ]
+    largest: Integers = np.array(sizes, dtype=np.int64).max(axis=1)
+    return largest
 
 
 def least_bytes(problem: Problem, candidate: Candidate, schedule: str) -> int:
@@ -162,30 +157,13 @@ def least_bytes(problem: Problem, candidate: Candidate, schedule: str) -> int:
     Whole micro-batches count in full, the slices beyond them as the smallest one. One stage per rank.
     """
     num_slices = len(candidate.slices)
+    memory = stage_memory(problem, candidate)
     always = np.array(static_bytes(problem, candidate, tuple(range(candidate.mesh.pp))))
     held = np.array(in_flight_slices(candidate.mesh, num_slices, schedule))
-    counts = unit_counts(problem.model, candidate.stages)
-    per_slice = counts @ _held_bytes(problem, candidate.mesh, candidate.slices)
+    per_slice = memory.together_bytes(_HELD, candidate.slices)
+    per_slice[1:] += memory.slot_bytes(SlotKind.INPUT, candidate.slices)[1:]
     needed = always + held // num_slices * per_slice.sum(axis=1) + held % num_slices * per_slice.min(axis=1)
     return int(needed.max())
-
-
-def _held_bytes(problem: Problem, mesh: Mesh, slices: tuple[int, ...]) -> Integers:
-    """[unit kinds, slices]: what one unit keeps from F on. The output that a stage sends is left out everywhere."""
-    units = {unit.kind: unit.index for unit in problem.model.units}
-    table = np.zeros((len(UNIT_KINDS), len(slices)), dtype=np.int64)
-    for row, kind in enumerate(UNIT_KINDS):
-        memory = StageMemory(
-            model=problem.model,
-            precision=problem.precision,
-            first=units[kind],
-            stop=units[kind] + 1,
-            batch=mesh.microbatch,
-            tp=mesh.tp,
-        )
-        sizes = {n: sum(memory.slot_bytes(slot, n) for slot in _HELD) for n in set(slices)}
-        table[row] = [sizes[n] for n in slices]
-    return table
 
 
 _HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
@@ -195,41 +173,26 @@ def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, St
     """Bytes by which F, I and W change what a rank holds: x, a, l and their tokens' keys and values come with F;
     I gives back x, a, keys and values and makes w; W gives back l and w.
     """
-    taken, exchanged, returned = [], [], []
-    for memory in stage_memories(problem, candidate):
-        x, a, kv, linear, gradients = (
-            np.array([memory.slot_bytes(slot, tokens) for tokens in candidate.slices])
-            for slot in (
-                SlotKind.INPUT,
-                SlotKind.ACTIVATIONS,
-                SlotKind.KEYS_VALUES,
-                SlotKind.LINEAR_INPUTS,
-                SlotKind.OUTPUT_GRADIENTS,
-            )
-        )
-        taken.append(x + a + kv + linear)
-        exchanged.append(gradients - x - a - kv)
-        returned.append(-linear - gradients)
-    return rows(np.array(taken)), rows(np.array(exchanged)), rows(np.array(returned))
+    memory = stage_memory(problem, candidate)
+    until_input = memory.together_bytes(_UNTIL_INPUT_GRADIENT, candidate.slices)
+    linear = memory.slot_bytes(SlotKind.LINEAR_INPUTS, candidate.slices)
+    gradients = memory.slot_bytes(SlotKind.OUTPUT_GRADIENTS, candidate.slices)
+    return rows(until_input + linear), rows(gradients - until_input), rows(-linear - gradients)
+
+
+_UNTIL_INPUT_GRADIENT = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.KEYS_VALUES)
 
 
 def stash_caps(problem: Problem, candidate: Candidate, receive_ahead: int) -> tuple[int, ...]:
     """What each rank may hold of those: the limit less what is always there and room for messages."""
-    ranks = tuple(range(candidate.mesh.pp))
-    longest = max(candidate.slices)
-    always = static_bytes(problem, candidate, ranks)
-    return tuple(
-        max(
-            problem.memory_limit_bytes
-            - always[rank]
-            - memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, problem.sequence_length)
-            - (2 * receive_ahead + 2) * memory.slot_bytes(SlotKind.INPUT, longest),
-            0,
-        )
-        for rank, memory in enumerate(stage_memories(problem, candidate))
-    )
+    memory = stage_memory(problem, candidate)
+    always = np.array(static_bytes(problem, candidate, tuple(range(candidate.mesh.pp))))
+    gradients = memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, [problem.sequence_length])[:, 0]
+    messages = (2 * receive_ahead + 2) * memory.slot_bytes(SlotKind.INPUT, candidate.slices).max(axis=1)
+    room = problem.memory_limit_bytes - always - gradients - messages
+    return tuple(np.maximum(room, 0).tolist())
 
 
-def rows(table: Integers) -> StageTable:
+def rows(table: npt.NDArray[np.int64]) -> StageTable:
     """A [stage, slice] array as tuples of plain integers."""
-    return tuple(tuple(int(value) for value in row) for row in table)
+    return tuple(map(tuple, table.tolist()))

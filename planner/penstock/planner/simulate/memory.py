@@ -76,12 +76,12 @@ def _slot_table(order: Order, sizes: SlotSizes, slices: Sequence[int]) -> dict[S
     table = {}
     for slot in SlotKind:
         whole = slot in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
-        tokens = [sum(slices)] * len(slices) if whole else slices
+        distinct, places = np.unique([sum(slices)] * len(slices) if whole else slices, return_inverse=True)
         rows = [
-            [0 if stage in none_at.get(slot, ()) else sizes(slot, stage, count) for count in tokens]
+            [0 if stage in none_at.get(slot, ()) else sizes(slot, stage, count) for count in distinct.tolist()]
             for stage in range(order.num_stages)
         ]
-        table[slot] = np.array(rows, dtype=np.int64)
+        table[slot] = np.array(rows, dtype=np.int64)[:, places]
     return table
 
 

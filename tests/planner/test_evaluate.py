@@ -1,0 +1,121 @@
+"""The judge: bounds that hold, parts that add up, and orders that are the plan's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.candidates import SCHEDULES, Candidate
+from penstock.planner.evaluate import Simulated
+from penstock.planner.order import to_schedule
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.search import Evaluation
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    model = draw(st.sampled_from([TINY_LLAMA, TINY_GPT2]))
+    if draw(st.booleans()):
+        return measured_problem(model=model, ranks=4, global_batch=12, slowdown=draw(st.sampled_from([1.0, 1.7])))
+    described = cluster(num_nodes=draw(st.sampled_from([1, 2, 4])), devices_per_node=4)
+    return problem(described, model=model, ranks=4, global_batch=12)
+
+
+@st.composite
+def candidates(draw: st.DrawFn, asked: Problem) -> Candidate:
+    pp = draw(st.integers(1, 4))
+    dp = draw(st.sampled_from([1, 2])) if pp < 3 else 1
+    microbatch = draw(st.sampled_from([1, 2]))
+    cuts = draw(st.sets(st.integers(1, asked.model.num_units - 1), min_size=pp - 1, max_size=pp - 1))
+    slices = draw(st.lists(st.integers(1, 8), min_size=1, max_size=4))
+    return Candidate(
+        mesh=Mesh(dp=dp, tp=1, pp=pp, microbatch=microbatch, num_microbatches=draw(st.integers(1, 6))),
+        stages=tuple(itertools.pairwise((0, *sorted(cuts), asked.model.num_units))),
+        slices=tuple(slices),
+        schedule=draw(st.sampled_from(SCHEDULES)),
+    )
+
+
+def parts(evaluation: Evaluation) -> int:
+    names = ("compute_ns", "bubble_ns", "communication_ns", "reduction_ns", "optimizer_ns")
+    return sum(getattr(evaluation, name) for name in names)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_step_is_shorter_than_its_bound_and_its_parts_add_up(data: st.DataObject) -> None:
+    asked = data.draw(problems())
+    candidate = data.draw(candidates(asked))
+    judge = Simulated(asked)
+    found = judge.evaluate(candidate)
+    assert judge.bound_ns(candidate) <= found.step_ns
+    assert parts(found) == found.step_ns
+    assert min(found.compute_ns, found.bubble_ns, found.communication_ns, found.reduction_ns) >= 0
+    assert judge.least_bytes(candidate) <= max(found.peak_bytes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_mesh_bound_is_below_what_equal_slices_reach(data: st.DataObject) -> None:
+    asked = data.draw(problems())
+    candidate = data.draw(candidates(asked))
+    slices = data.draw(st.sampled_from([(16,), (4,) * 4, (1,) * 16]))
+    candidate = dataclasses.replace(candidate, slices=slices)
+    assert Simulated(asked).mesh_bound_ns(candidate.mesh) <= Simulated(asked).evaluate(candidate).step_ns
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["1f1b", "zb-h1", "zb"]), st.integers(1, 3), st.integers(20, 60), st.booleans())
+def test_a_long_step_is_as_long_extrapolated_as_in_full(schedule: str, pp: int, count: int, slow: bool) -> None:
+    asked = measured_problem(ranks=4, global_batch=count, slowdown=1.5 if slow else 1.0)
+    candidate = Candidate(
+        mesh=Mesh(dp=1, tp=1, pp=pp, microbatch=1, num_microbatches=count),
+        stages={1: ((0, 10),), 2: ((0, 5), (5, 10)), 3: ((0, 4), (4, 7), (7, 10))}[pp],
+        slices=(6, 5, 5),
+        schedule=schedule,
+    )
+    judge = Simulated(asked)
+    quick, full = judge.evaluate(candidate), judge.evaluate(candidate, in_full=True)
+    assert full.is_exact
+    assert quick.peak_bytes == full.peak_bytes or not quick.is_exact
+    assert quick.step_ns == pytest.approx(full.step_ns, rel=1e-9 if quick.is_exact else 0.02)
+    assert parts(quick) == quick.step_ns
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_the_recipe_of_a_candidate_is_the_order_that_was_simulated(data: st.DataObject) -> None:
+    asked = data.draw(problems())
+    judge = Simulated(asked)
+    found = judge.evaluate(data.draw(candidates(asked))).candidate
+    recipe = dataclasses.replace(found, schedule=judge.spec(found))
+    assert judge.order(recipe).same_as(judge.order(found))
+
+
+def test_zb_without_room_for_its_stash_is_judged_by_the_bytes_of_h1() -> None:
+    mesh = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=2)
+    candidate = Candidate(mesh=mesh, stages=((0, 5), (5, 10)), slices=(8, 8), schedule="zb")
+    tight = Simulated(problem(memory=1000))
+    roomy = Simulated(problem())
+    expected = roomy.evaluate(dataclasses.replace(candidate, schedule="zb-h1"))
+    assert tight.evaluate(candidate).peak_bytes == expected.peak_bytes
+
+
+def test_a_schedule_of_another_shape_is_refused() -> None:
+    judge = Simulated(problem())
+    mesh = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=2)
+    candidate = Candidate(mesh=mesh, stages=((0, 5), (5, 10)), slices=(16,), schedule="1f1b")
+    text = to_schedule(judge.order(candidate)).to_csv()
+    imported = dataclasses.replace(candidate, schedule=ScheduleSpec(generator="csv", text=text))
+    assert judge.evaluate(imported).step_ns == judge.evaluate(candidate).step_ns
+    with pytest.raises(UserError, match="2 stages, the plan 3"):
+        judge.evaluate(dataclasses.replace(imported, stages=((0, 3), (3, 6), (6, 10))))
+    with pytest.raises(UserError, match="1 slices, the plan has 2"):
+        judge.evaluate(dataclasses.replace(imported, slices=(8, 8)))
