@@ -41,8 +41,9 @@ def reference_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The summed loss, and the gradients of ``scale`` times it by global name; all sequences of the step at once."""
     leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
-    loss = reference_loss(spec, leaves, ids_BS, labels_BS)
-    found = torch.autograd.grad(loss * scale, list(leaves.values()))
+    with torch.enable_grad():
+        loss = reference_loss(spec, leaves, ids_BS, labels_BS)
+        found = torch.autograd.grad(loss * scale, list(leaves.values()))
     return loss.detach(), dict(zip(leaves, found, strict=True))
 
 
