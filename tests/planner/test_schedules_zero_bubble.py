@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.planner.order import to_schedule
+from penstock.core.schedule import parse_schedule
+from penstock.planner.order import from_schedule, to_schedule
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
 from penstock.planner.schedules.one_f_one_b import zb_h1
@@ -205,3 +206,69 @@ def test_half_as_much_memory_again_is_worth_a_third_of_h1s_bubble() -> None:
     work = 8 * int(sum(cost_table(inputs, name)[0].sum() for name in ("forward_ns", "input_ns", "weight_ns")))
     assert makespan_ns(inputs, zb_h1(inputs)) > 1.19 * work
     assert makespan_ns(inputs, zb(inputs)) < 1.12 * work
+
+
+# Against the best order there is
+
+
+def all_orders(num_units: int) -> list[tuple[str, ...]]:
+    """Every order of F, I and W of a rank in which unit u's I follows its F and its W follows its I (one slice)."""
+    found: list[tuple[str, ...]] = []
+
+    def extend(order: tuple[str, ...], begun: tuple[int, int, int]) -> None:
+        forward, gradient, weight = begun
+        if weight == num_units:
+            found.append(order)
+        if forward < num_units:
+            extend((*order, "F"), (forward + 1, gradient, weight))
+        if gradient < forward:
+            extend((*order, "I"), (forward, gradient + 1, weight))
+        if weight < gradient:
+            extend((*order, "W"), (forward, gradient, weight + 1))
+
+    extend((), (0, 0, 0))
+    return found
+
+
+def as_rows(kinds: tuple[str, ...], rank: int) -> str:
+    counts = dict.fromkeys("FIW", 0)
+    cells = []
+    for kind in kinds:
+        cells.append(f"{rank}{kind}{counts[kind]}")
+        counts[kind] += 1
+    return ",".join(cells)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ((3, 5, 2), (3, 5, 2)),
+        ((4, 4, 4), (7, 4, 4)),
+        ((2, 6, 3), (5, 1, 1)),
+        ((1, 1, 6), (1, 1, 6)),
+        ((6, 2, 2), (3, 8, 5)),
+    ],
+)
+def test_two_ranks_are_as_fast_as_the_best_of_all_orders(times: tuple[tuple[int, int, int], ...]) -> None:
+    """Three micro-batches on two ranks: all pairs of orders that can run."""
+    tables = [tuple((row[kind],) for row in times) for kind in range(3)]
+    inputs = ScheduleInputs(
+        num_ranks=2,
+        num_microbatches=3,
+        num_slices=1,
+        forward_ns=tables[0],
+        input_ns=tables[1],
+        weight_ns=tables[2],
+        caps=(3, 3),
+    )
+    every = (f"{as_rows(first, 0)}\n{as_rows(second, 1)}\n" for first, second in product(all_orders(3), repeat=2))
+    assert makespan_ns(inputs, zb(inputs)) == min(found for text in every if (found := simulated(inputs, text)))
+
+
+def simulated(inputs: ScheduleInputs, text: str) -> int | None:
+    """The step of a schedule's text, none if it cannot run."""
+    schedule, _ = parse_schedule(text)
+    try:
+        return makespan_ns(inputs, from_schedule(schedule))
+    except UserError:
+        return None

@@ -79,6 +79,19 @@ def test_equal_stages_need_a_small_part_of_a_long_step() -> None:
         assert_equal(found.times, simulate_arrays(find(name).generate(shape(8, 300, 4)), costs))
 
 
+def test_96_stages_and_1536_micro_batches_take_a_fifth_of_them() -> None:
+    """GPT-3 175B's deepest pipeline, its head a little heavier than a block: the last rank sets the pace."""
+    equal = equal_costs(96, 1, 1000, 1100, 900, transfer=40)
+    compute = equal.compute_ns.copy()
+    compute[:, -1] += 300
+    costs = dataclasses.replace(equal, compute_ns=compute, hosts=hosts([rank // 8 for rank in range(96)]))
+    found = extrapolate(lambda count: find("1f1b").generate(shape(96, count, 1)), 1536, costs, receive_ahead=4)
+    assert found.is_exact
+    assert found.num_simulated < 1536 // 5 + 96
+    assert found.times.compute_ns[-1] == 1536 * (1300 + 2300)
+    assert lower_bound_ns(costs, 1536, stage_ranks=range(96), split=False) <= found.times.makespan_ns
+
+
 def test_a_variant_of_zb_is_continued() -> None:
     table = rows(np.full((6, 2), 10))
     inputs = ScheduleInputs(
