@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -170,6 +171,8 @@ class Executor:
     def _profile(self) -> Step:
         if not self._profiled and self._attempt is not None:
             step = self._attempt.profile()
+            if step is Step.WORKING:
+                self._show.measured(*profile_progress(self._run))
             if step is not Step.DONE:
                 return step
             self._decider.keep_profile()
@@ -246,6 +249,15 @@ class Executor:
 
 LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
 """The life cycle's reasons for counting one more failure."""
+
+
+def profile_progress(run: RunDir) -> tuple[int, int]:
+    """How many points are measured, and of how many; zeros before the first."""
+    try:
+        progress = json.loads(run.profile_progress.read_text())
+        return int(progress["done"]), int(progress["total"])
+    except (OSError, ValueError, KeyError):
+        return 0, 0
 
 
 def newest_checkpoint_step(run: RunDir) -> int | None:

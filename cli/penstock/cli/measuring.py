@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.manifests import read_profile
-from penstock.cli.output import say, working
+from penstock.cli.executor import profile_progress
+from penstock.cli.output import say
 from penstock.cli.probe import identify
 from penstock.cli.profiles import Profiles, profiles_folder
+from penstock.cli.progress import Line, line
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, finish
 from penstock.core.job import PipelineJob
@@ -33,11 +34,11 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
         RunError: a rank failed.
     """
     identity = identify(job.spec)
-    with _folder(root) as run, listening() as requests, working("measuring this machine"):
+    with _folder(root) as run, listening() as requests, closing(line()) as shown:
         run.create()
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
-        finish(LocalWorkers().profile(job, run, 0), requests)
-        profile = read_profile(run.profile)
+        finish(LocalWorkers().profile(job, run, 0), requests, lambda: _tell(run, shown))
+        profile = run.read_profile()
     path = Profiles(profiles_folder()).keep(profile, identity)
     say(f"kept in {path}")
     return profile
@@ -51,6 +52,12 @@ def _folder(root: Path | None) -> Iterator[RunDir]:
         return
     with tempfile.TemporaryDirectory(prefix="penstock-profile-") as folder:
         yield RunDir(Path(folder))
+
+
+def _tell(run: RunDir, shown: Line) -> None:
+    done, total = profile_progress(run)
+    text = f"measured {done} of {total} points" if total else "measuring this machine"
+    shown.update(text, done / total if total else None)
 
 
 def profile_lines(profile: Profile) -> list[RenderableType]:

@@ -42,7 +42,7 @@ def terminal() -> Console:
 
 def say(line: RenderableType = "", style: str | None = None) -> None:
     """One line for people; square brackets in it mean themselves."""
-    terminal().print(line, style=style, markup=False, soft_wrap=isinstance(line, str))
+    terminal().print(line, style=style, markup=False, soft_wrap=True)
 
 
 def show(*renderables: RenderableType) -> None:

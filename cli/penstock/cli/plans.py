@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
-from penstock.cli.manifests import read_plan, read_profile
 from penstock.cli.probe import Identity
 from penstock.cli.profiles import Profiles
 from penstock.core.job import JobSpec, PipelineJob
@@ -82,13 +81,13 @@ class LocalDecider:
 
     def keep_profile(self) -> None:
         """See `penstock.cli.executor.Decider`."""
-        self._profiles.keep(read_profile(self._run.profile), self.identity)
+        self._profiles.keep(self._run.read_profile(), self.identity)
 
     def find_plan(self) -> Plan | None:
         """See `penstock.cli.executor.Decider`."""
         if not self._run.plan.exists():
             return None
-        plan = read_plan(self._run.plan)
+        plan = self._run.read_plan()
         return plan if serves(plan, self._job.spec) else None
 
     def plan(self, reporter: Reporter) -> Plan:
@@ -96,7 +95,7 @@ class LocalDecider:
         from penstock.planner.decide import decide
         from penstock.planner.measured import problem_from_profile
 
-        problem = problem_from_profile(self._job.spec, read_profile(self._run.profile))
+        problem = problem_from_profile(self._job.spec, self._run.read_profile())
         plan = decide(problem, reporter=reporter).plan
         write_json(self._run.plan, plan.to_manifest())
         return plan

@@ -44,7 +44,7 @@ class Line(Protocol):
         """The newest text and, where it is known, the share that is done."""
         ...
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Nothing is under way."""
         ...
 
@@ -62,7 +62,7 @@ class PlainLine:
             self._next = self._clock() + PLAIN_SECONDS
             output.say(f"  {text}")
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """See `Line`."""
 
 
@@ -83,7 +83,7 @@ class LiveLine:
         total = None if done is None else 1.0
         self._progress.update(self._task, description=text, total=total, completed=done or 0.0)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """See `Line`."""
         if self._progress.live.is_started:
             self._progress.stop()
@@ -121,7 +121,7 @@ class People(Show):
 
     def entered(self, change: PhaseChange) -> None:
         """See `Show`."""
-        self._line.clear()
+        self._line.close()
         self._end_phase(change.at)
         self._phase, self._detail = change, ""
         if change.phase is Phase.RECOVERING:
@@ -147,6 +147,11 @@ class People(Show):
         if attempt > 1:
             output.say(f"  attempt {attempt}, from step {from_step}")
 
+    def measured(self, done: int, total: int) -> None:
+        """See `Show`."""
+        if total:
+            self.working(f"measure {done}/{total} points", done / total, result=f"{total} points")
+
     def stepped(self, metrics: StepMetrics) -> None:
         """See `Show`."""
         self._recent = [*self._recent[-RECENT_STEPS + 1 :], metrics]
@@ -163,7 +168,7 @@ class People(Show):
 
     def close(self) -> None:
         """See `Show`."""
-        self._line.clear()
+        self._line.close()
 
 
 class _Preparing(DataReporter):

@@ -32,6 +32,9 @@ class Show:
     def launched(self, attempt: int, from_step: int) -> None:
         """An attempt begins after ``from_step`` steps."""
 
+    def measured(self, done: int, total: int) -> None:
+        """That many points of the machine's measurement are done; both are 0 before the first."""
+
     def stepped(self, metrics: StepMetrics) -> None:
         """A step was taken."""
 

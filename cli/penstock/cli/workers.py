@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -103,8 +104,8 @@ def end(ranks: Ranks) -> None:
         ranks.wait(KILL_SECONDS)
 
 
-def finish(ranks: Ranks, requests: StopRequests) -> None:
-    """Wait until they end well; none is left in any case.
+def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lambda: None) -> None:
+    """Wait until they end well, calling ``watch`` now and then; none is left in any case.
 
     Raises:
         StopRequestedError: somebody asked to stop.
@@ -115,6 +116,7 @@ def finish(ranks: Ranks, requests: StopRequests) -> None:
         while (outcome := ranks.wait(POLL_SECONDS)) is None:
             if requests.received:
                 raise StopRequestedError
+            watch()
     finally:
         end(ranks)
     if outcome.failure is not None:

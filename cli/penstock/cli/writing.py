@@ -1,13 +1,15 @@
-"""Text from a run's newest checkpoint: `penstock generate`."""
+"""What a run's newest checkpoint is good for: text from it, and its weights for other programs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.model import Family
 from penstock.trainer.checkpoint import Checkpoint, find_checkpoints, read_weights
+from penstock.trainer.export import export
 from penstock.trainer.generate import Generator
 from penstock.trainer.prepare import open_data
 from penstock.trainer.rundir import RunDir
@@ -19,6 +21,14 @@ class Written(Manifest):
 
     prompt: str
     text: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported(Manifest):
+    """The folder that was written, and the steps the model had taken."""
+
+    folder: str
     step: int
 
 
@@ -49,3 +59,14 @@ def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed
     generator = Generator(spec, read_weights(checkpoint.folder), length)
     added = list(generator.continue_from(ids, temperature=temperature, seed=seed))
     return Written(prompt=prompt, text=prompt + tokenizer.decode(added), step=checkpoint.step)
+
+
+def exported(run: RunDir, folder: Path) -> Exported:
+    """The newest checkpoint in ``folder``, as transformers reads it, with its tokenizer if there is a file of it.
+
+    Raises:
+        UserError: there is no checkpoint, it is corrupt, or the folder cannot be written.
+    """
+    checkpoint, tokenizer = newest(run), open_data(run).tokenizer
+    export(checkpoint.folder, folder, None if tokenizer is None else tokenizer.to_json())
+    return Exported(folder=str(folder), step=checkpoint.step)

@@ -62,11 +62,11 @@ def export(
     form: Output = Format.TEXT,
 ) -> None:
     """Write the newest checkpoint's weights as safetensors, in the names that transformers reads."""
-    from penstock.cli.exporting import export_run
+    from penstock.cli.writing import exported
     from penstock.trainer.rundir import RunDir
 
-    exported = export_run(RunDir(run_dir), to)
+    written = exported(RunDir(run_dir), to)
     if form is Format.TEXT:
-        output.say(f"wrote {', '.join(exported.files)} of step {exported.step} to {to}")
+        output.say(f"wrote the model of step {written.step} to {to}")
     else:
-        output.write_data(exported.to_manifest(), form)
+        output.write_data(written.to_manifest(), form)
