@@ -4,6 +4,9 @@
 which it runs if every action takes one and messages take none) and every message its number, in the sender's order.
 `place_waits` then puts WAIT_SEND k after the first action that has sent message k + receive_ahead and whose round is no
 earlier than that of POST_RECV k, before which it could block for ever.
+
+numba's cache looks at the file of the calling function only: after a change to the columns below, touch the files that
+import them.
 """
 
 from __future__ import annotations
