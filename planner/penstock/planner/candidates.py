@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from penstock.core.layout import SlotKind
 from penstock.core.model import UnitKind
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.memory import StageMemory
-from penstock.planner.problem import Mesh, Problem
+from penstock.planner.pins import pinned_stages
+from penstock.planner.problem import Mesh, Problem, imported_schedule
 from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, rank_one_f_one_b, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import SliceCost, Stages, stage_costs, unit_counts, unit_totals
@@ -123,9 +122,19 @@ class Proposer:
             unit_ns=unit_totals(cost, model, slices, mesh.microbatch).tolist(),
             resident_bytes=[state for state, _ in units],
             in_flight_bytes=[held for _, held in units],
-            in_flight=[float(n) / len(slices) for n in in_flight_slices(mesh, len(slices), "1f1b")],
-            limit_bytes=[max(limit, 0)] * mesh.pp,
+            in_flight=self._in_flight(mesh, len(slices)),
+            limit_bytes=[max(limit, 0)] * self._num_stages(mesh),
         )
+
+    def _num_stages(self, mesh: Mesh) -> int:
+        imported = imported_schedule(self.problem.pinned)
+        return mesh.pp if imported is None else imported.num_stages
+
+    def _in_flight(self, mesh: Mesh, num_slices: int) -> list[float]:
+        """Per stage the micro-batches held at least; of an imported schedule only its simulation tells."""
+        if imported_schedule(self.problem.pinned) is not None:
+            return [0.0] * self._num_stages(mesh)
+        return [held / num_slices for held in in_flight_slices(mesh, num_slices, "1f1b")]
 
     def _unit_sizes(self, mesh: Mesh) -> dict[UnitKind, tuple[int, int]]:
         """Bytes of one unit of each kind: its state with its keys' and values' gradients, and what it holds of one
@@ -156,8 +165,11 @@ class Proposer:
         Partition and slicing depend on each other: the caller partitions again for the first of these.
         """
         pinned, length = self.problem.pinned.slices, self.problem.sequence_length
+        imported = imported_schedule(self.problem.pinned)
         if isinstance(pinned, tuple):
             return [pinned]
+        if imported is not None:
+            pinned = imported.num_slices
         if mesh.pp == 1:
             return [equal_slices(length, pinned or 1)]
         seeds = [equal_slices(length, min(pinned or FIRST_GUESS_SLICES, length))]
@@ -194,9 +206,3 @@ class Proposer:
             )
             self._balanced[key] = (table, balanced_slicings(table))
         return self._balanced[key]
-
-
-def pinned_stages(blocks: Sequence[float], num_units: int) -> Stages:
-    """Unit ranges from blocks per stage, halves allowed; the embedding joins the first, the head the last."""
-    bounds = [0, *(1 + round(2 * b) for b in np.cumsum(blocks)[:-1]), num_units]
-    return tuple(itertools.pairwise(bounds))

@@ -10,13 +10,21 @@ from penstock.core.program import Program
 from penstock.core.units import format_bytes, to_seconds
 from penstock.planner.evaluate import Simulated
 from penstock.planner.explain import alternatives, reasons
-from penstock.planner.problem import Problem
+from penstock.planner.pins import PINNED, check_pins
+from penstock.planner.problem import Problem, meshes
 from penstock.planner.realise import program_of
-from penstock.planner.search import Budget, Evaluation, Reporter, Result, search
+from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search
 from penstock.planner.tables import static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
 """Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind."""
+
+FIRST_FIT = Budget(candidates=0, moves=0)
+"""A search with this budget ends with the first plan that fits."""
+
+MOST_ATTEMPTS = 32
+GROWTH = 1.02
+MEBIBYTE = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,22 +38,66 @@ class Decision:
 
 def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None) -> Decision:
     """The best plan for ``problem``; raises `UserError` when nothing fits or what is pinned cannot run."""
+    check_pins(problem)
+    if next(meshes(problem), None) is None:
+        raise UserError(
+            what=f"no division of {problem.num_devices} ranks, {problem.global_batch} sequences obeys what is pinned",
+            where=PINNED,
+            remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others that multiply to the ranks",
+        )
+    try:
+        return _decided(problem, budget, reporter)
+    except NothingFitsError as shortage:
+        raise _memory_error(problem, shortage) from None
+
+
+def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
     judge = Simulated(problem)
-    result = search(problem, judge, budget, reporter)
-    return realised(judge, result)
+    return realised(judge, search(problem, judge, budget, reporter))
+
+
+def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
+    """What fits in the limit is nothing: say how much came closest, and how much was tried and does."""
+    enough = _enough_bytes(problem, shortage.least_bytes)
+    cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
+    if enough is not None and enough <= problem.device_memory_bytes:
+        cure = f"allow {enough // MEBIBYTE}Mi per rank, {cure}"
+    limit, least = format_bytes(problem.memory_limit_bytes), format_bytes(shortage.least_bytes)
+    return UserError(
+        what=f"nothing fits in {limit} per rank; the closest ({shortage.label}) needs at least {least}",
+        where="spec.resources.memoryPerRank",
+        remedy=cure,
+    )
+
+
+def _enough_bytes(problem: Problem, least_bytes: int) -> int | None:
+    """A limit, in whole MiB, under which a plan was found; tried upwards from the least that could do."""
+    for _ in range(MOST_ATTEMPTS):
+        limit = -(-int(least_bytes * GROWTH) // MEBIBYTE) * MEBIBYTE
+        try:
+            _decided(dataclasses.replace(problem, memory_limit_bytes=limit), FIRST_FIT)
+        except NothingFitsError as shortage:
+            least_bytes = max(limit, shortage.least_bytes)
+        else:
+            return limit
+    return None
 
 
 def realised(judge: Simulated, result: Result) -> Decision:
-    """The result's best candidate as a Plan. A Program whose arena does not fit gives way to the next best."""
+    """The result's best candidate as a Plan. A Program whose arena does not fit gives way to the next best.
+
+    Raises `NothingFitsError` if that is so of all.
+    """
+    needs = []
     for evaluation in (result.best, *result.others):
         draft = draft_plan(judge, evaluation)
-        if _num_actions(evaluation) > MOST_PROVED_ACTIONS:
-            program, prediction = None, draft.prediction
-        else:
+        program, prediction = None, _prediction(evaluation)
+        if _num_actions(evaluation) <= MOST_PROVED_ACTIONS:
             program = program_of(draft)
             prediction = _with_arena(judge, evaluation, program)
-            if max(prediction.peak_bytes) > judge.problem.memory_limit_bytes:
-                continue
+        if max(prediction.peak_bytes) > judge.problem.memory_limit_bytes:
+            needs.append((max(prediction.peak_bytes), evaluation.candidate.label))
+            continue
         plan = dataclasses.replace(
             draft,
             program_digest=program.digest if program else "",
@@ -54,11 +106,7 @@ def realised(judge: Simulated, result: Result) -> Decision:
             alternatives=alternatives(result, evaluation),
         )
         return Decision(plan=plan, result=result, program=program)
-    raise UserError(
-        what=f"every plan's buffers exceed {format_bytes(judge.problem.memory_limit_bytes)} once they are laid out",
-        where="spec.resources.memoryPerRank",
-        remedy="allow a little more memory per rank",
-    )
+    raise NothingFitsError(*min(needs))
 
 
 def _num_actions(evaluation: Evaluation) -> int:
@@ -68,7 +116,7 @@ def _num_actions(evaluation: Evaluation) -> int:
 
 
 def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
-    """The candidate as a Plan, with what the simulator predicted of it."""
+    """The candidate as a Plan without explanation."""
     candidate, problem = evaluation.candidate, judge.problem
     mesh = candidate.mesh
     return Plan(
@@ -85,7 +133,6 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         receive_ahead=judge.receive_ahead,
         placement=judge.placement(mesh),
         profile_digest=problem.profile_digest,
-        prediction=_prediction(evaluation),
     )
 
 
@@ -105,16 +152,7 @@ def _prediction(evaluation: Evaluation) -> Prediction:
 def _with_arena(judge: Simulated, evaluation: Evaluation, program: Program) -> Prediction:
     """The prediction with the exact bytes of the laid-out arenas."""
     arenas = tuple(rank.arena_bytes for rank in program.ranks)
-    always = static_bytes(judge.problem, evaluation.candidate, _stage_ranks(program))
+    stage_ranks = tuple(judge.order(evaluation.candidate).stage_ranks.tolist())
+    always = static_bytes(judge.problem, evaluation.candidate, stage_ranks)
     peaks = tuple(a + b for a, b in zip(always, arenas, strict=True))
     return dataclasses.replace(_prediction(evaluation), peak_bytes=peaks, slot_bytes=arenas)
-
-
-def _stage_ranks(program: Program) -> tuple[int, ...]:
-    owners = {
-        instruction.action.stage: rank.rank
-        for rank in program.ranks
-        for instruction in rank.instructions
-        if instruction.action.is_compute
-    }
-    return tuple(owners[stage] for stage in range(program.num_stages))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
+from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.planner.cost import CostModel, DescribedCost
 
 MOST_QUANTA = 256
@@ -37,6 +39,8 @@ class Problem:
     price_per_device_hour: float = 0.0
     most_tp: int = 1
     devices_per_node: int = 1
+    device_memory_bytes: int = sys.maxsize
+    """What the limit can be raised to."""
     profile_digest: str = ""
 
     @property
@@ -62,6 +66,7 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         **common_fields(spec),
         num_devices=spec.resources.ranks,
         memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
+        device_memory_bytes=cluster.device.memory_bytes,
         cost_of=cost_of,
         most_tp=math.gcd(MOST_TP, cluster.devices_per_node),
         devices_per_node=cluster.devices_per_node,
@@ -105,10 +110,28 @@ class Mesh:
 def meshes(problem: Problem) -> Iterator[Mesh]:
     """Every mesh that obeys what is pinned, in a fixed order: over all devices, or to save money over fewer too."""
     fewest = problem.num_devices if problem.objective is Objective.TIME else 1
+    imported = imported_schedule(problem.pinned)
     for num_devices in _divisors(problem.num_devices):
         if num_devices >= fewest:
             for dp, tp, pp in _degrees(problem, num_devices):
-                yield from _microbatched(problem, dp, tp, pp)
+                for mesh in _microbatched(problem, dp, tp, pp):
+                    if imported is None or _suits(imported, mesh):
+                        yield mesh
+
+
+def imported_schedule(pinned: ParallelismSpec) -> Schedule | None:
+    """The pinned schedule where it is a list of actions, which fixes the pipeline's shape; else none."""
+    spec = pinned.schedule
+    return _parsed(spec.text) if isinstance(spec, ScheduleSpec) and spec.text else None
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str) -> Schedule:
+    return parse_schedule(text, "spec.parallelism.schedule")[0]
+
+
+def _suits(schedule: Schedule, mesh: Mesh) -> bool:
+    return (len(schedule.ranks), schedule.num_microbatches) == (mesh.pp, mesh.num_microbatches)
 
 
 def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int]]:
@@ -120,7 +143,8 @@ def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int
             dp = num_devices // (tp * pp)
             if (pinned.pp or pp) != pp or (pinned.dp or dp) != dp or problem.global_batch % dp:
                 continue
-            if pp <= problem.model.num_units and (pinned.stages is None or len(pinned.stages) == pp):
+            stages = pinned.stages if imported_schedule(pinned) is None else None
+            if pp <= problem.model.num_units and (stages is None or len(stages) == pp):
                 yield dp, tp, pp
 
 

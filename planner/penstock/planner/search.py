@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from penstock.core.errors import UserError
 from penstock.core.job import Objective
-from penstock.core.units import format_bytes
 from penstock.planner.candidates import Candidate, Proposer, Shortage
 from penstock.planner.problem import Mesh, Problem, meshes
 
@@ -97,12 +95,24 @@ class Result:
     """Whether the bound ended the search, and not the budget."""
 
 
+class NothingFitsError(Exception):
+    """No candidate fits; the one that comes closest, ``label``, needs at least ``least_bytes`` on a rank."""
+
+    def __init__(self, least_bytes: int, label: str) -> None:
+        super().__init__(f"{label} needs {least_bytes} bytes")
+        self.least_bytes = least_bytes
+        self.label = label
+
+
 def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporter: Reporter | None = None) -> Result:
-    """The best plan's evaluation; raises `UserError` when nothing fits, saying what would."""
+    """The best plan's evaluation; raises `NothingFitsError` where that is so.
+
+    The problem has at least one mesh, and its pins were checked (`penstock.planner.pins`).
+    """
     run = _Search(problem, judge, budget or Budget(), reporter or Reporter())
     run.explore()
     if not run.fitting:
-        raise nothing_fits(problem, run.shortages, run.too_large)
+        raise run.nothing_fits()
     run.improve()
     run.settle()
     ranked = sorted(run.fitting, key=run.rank)
@@ -238,7 +248,14 @@ class _Search:
             exact = self.judge.evaluate(best.candidate, in_full=True)
             (self.fitting if self.fits(exact) else self.too_large).append(exact)
             if not self.fitting:
-                raise nothing_fits(self.problem, self.shortages, self.too_large)
+                raise self.nothing_fits()
+
+    def nothing_fits(self) -> NothingFitsError:
+        """How close the closest came."""
+        limit = self.problem.memory_limit_bytes
+        needs = [(limit + each.missing_bytes, each.mesh.label) for each in self.shortages]
+        needs += [(max(each.peak_bytes), each.candidate.label) for each in self.too_large]
+        return NothingFitsError(*min(needs))
 
 
 Move = Callable[[Candidate], Candidate | None]
@@ -268,22 +285,3 @@ def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate
     if any(first >= stop for first, stop in stages):
         return None
     return replace(candidate, stages=tuple((first, stop) for first, stop in stages))
-
-
-def nothing_fits(problem: Problem, shortages: list[Shortage], too_large: list[Evaluation]) -> UserError:
-    """The error when no candidate fits: how close the closest came, and what would do."""
-    limit = problem.memory_limit_bytes
-    needs = [(limit + each.missing_bytes, each.mesh.label) for each in shortages]
-    needs += [(max(each.peak_bytes), each.candidate.label) for each in too_large]
-    if not needs:
-        return UserError(
-            what=f"no division of {problem.num_devices} ranks, {problem.global_batch} sequences obeys what is pinned",
-            where="spec.parallelism",
-            remedy="pin fewer of dp, tp, pp, microBatch and stages, or values whose product divides the ranks",
-        )
-    least, label = min(needs)
-    return UserError(
-        what=f"nothing fits in {format_bytes(limit)} per rank; the closest ({label}) needs {format_bytes(least)}",
-        where="spec.resources.memoryPerRank",
-        remedy=f"allow {format_bytes(least * 1.02)} per rank, use more ranks, or make the model or sequence smaller",
-    )

@@ -1,0 +1,105 @@
+"""What the user pinned, checked against the job before anything is searched: each clash is one clear `UserError`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.errors import UserError
+from penstock.planner.problem import Problem, imported_schedule
+from penstock.planner.schedules.registry import find
+from penstock.planner.stagecost import Stages
+
+PINNED = "spec.parallelism"
+
+
+def pinned_stages(blocks: Sequence[float], num_units: int) -> Stages:
+    """Unit ranges from blocks per stage, halves allowed; the embedding joins the first, the head the last."""
+    bounds = [0, *(1 + round(2 * b) for b in np.cumsum(blocks)[:-1]), num_units]
+    return tuple(itertools.pairwise(bounds))
+
+
+def check_pins(problem: Problem) -> None:
+    """Raise `UserError` if what is pinned cannot run, whatever the planner chooses for the rest."""
+    _check_degrees(problem)
+    _check_schedule(problem)
+    _check_stages(problem)
+
+
+def _check_degrees(problem: Problem) -> None:
+    pinned, model = problem.pinned, problem.model
+    if pinned.recompute:
+        raise UserError(
+            what="the planner does not place recomputation",
+            where=f"{PINNED}.recompute",
+            remedy="leave it out, or pin a CSV schedule with R actions",
+        )
+    if pinned.tp is not None and (problem.most_tp % pinned.tp or model.kv_heads % pinned.tp):
+        raise UserError(
+            what=f"tp {pinned.tp} does not divide {problem.most_tp} devices and {model.kv_heads} key/value heads",
+            where=f"{PINNED}.tp",
+            remedy="pin tp to 1" if problem.most_tp == 1 else "pin a divisor of both",
+        )
+    if pinned.pp is not None and pinned.pp > model.num_units:
+        raise UserError(
+            what=f"{pinned.pp} stages cannot share the model's {model.num_units} units",
+            where=f"{PINNED}.pp",
+            remedy=f"pin at most {model.num_units}: embedding, head, and an attention and an MLP per layer",
+        )
+
+
+def _check_schedule(problem: Problem) -> None:
+    pinned, imported = problem.pinned, imported_schedule(problem.pinned)
+    if isinstance(pinned.schedule, str):
+        find(pinned.schedule)
+    if imported is None:
+        return
+    count = pinned.slices if isinstance(pinned.slices, int) or pinned.slices is None else len(pinned.slices)
+    shares = _shares(problem)
+    for name, wanted, found in (
+        ("ranks", pinned.pp, len(imported.ranks)),
+        ("slices", count, imported.num_slices),
+        ("micro-batches", shares if imported.num_microbatches not in shares else None, imported.num_microbatches),
+    ):
+        if wanted is not None and wanted != found:
+            told = " or ".join(map(str, sorted(wanted))) if isinstance(wanted, set) else wanted
+            raise UserError(
+                what=f"the schedule is for {found} {name}, the job has {told}",
+                where=f"{PINNED}.schedule",
+                remedy=f"write the schedule for {told} {name}, or pin others",
+            )
+
+
+def _shares(problem: Problem) -> set[int]:
+    """How many micro-batches a replica can have."""
+    pinned, batch = problem.pinned, problem.global_batch
+    shares = [batch // dp for dp in ([pinned.dp] if pinned.dp else range(1, batch + 1)) if batch % dp == 0]
+    sizes = [pinned.micro_batch] if pinned.micro_batch else range(1, batch + 1)
+    return {share // size for share in shares for size in sizes if share % size == 0}
+
+
+def _check_stages(problem: Problem) -> None:
+    pinned, imported, model = problem.pinned, imported_schedule(problem.pinned), problem.model
+    if pinned.stages is not None:
+        wanted = imported.num_stages if imported else pinned.pp
+        if wanted is not None and len(pinned.stages) != wanted:
+            raise UserError(
+                what=f"{len(pinned.stages)} stages are pinned, but {'the schedule' if imported else 'pp'} has {wanted}",
+                where=f"{PINNED}.stages",
+                remedy="give one number of blocks per stage",
+            )
+        for i, (first, stop) in enumerate(pinned_stages(pinned.stages, model.num_units)):
+            if first >= stop:
+                raise UserError(
+                    what="holds no unit",
+                    where=f"{PINNED}.stages[{i}]",
+                    remedy="give it at least half a block; only the first and the last may have 0",
+                )
+    if imported and imported.num_stages > model.num_units:
+        raise UserError(
+            what=f"the schedule's {imported.num_stages} stages cannot share the model's {model.num_units} units",
+            where=f"{PINNED}.schedule",
+            remedy="write it for fewer stages",
+        )

@@ -1,0 +1,139 @@
+"""What a mesh offers: valid partitions and slicings that obey what is pinned."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.candidates import (
+    SCHEDULES,
+    Candidate,
+    Proposer,
+    Shortage,
+    equal_slices,
+    in_flight_slices,
+)
+from penstock.planner.evaluate import Simulated
+from penstock.planner.pins import pinned_stages
+from penstock.planner.problem import Mesh, Problem, meshes
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
+from tests.support.small_plans import looped_schedule
+
+
+def proposed(asked: Problem) -> list[Candidate]:
+    proposer = Proposer(asked)
+    offers = [proposer.candidates(mesh) for mesh in meshes(asked)]
+    return [candidate for offer in offers if not isinstance(offer, Shortage) for candidate in offer]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([TINY_LLAMA, TINY_GPT2]),
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4, 6]),
+)
+def test_candidates_cover_the_model_and_the_sequence(model: Any, length: int, ranks: int, batch: int) -> None:
+    found = proposed(problem(model=model, sequence_length=length, ranks=ranks, global_batch=batch))
+    assert found
+    assert len(set(found)) == len(found)
+    for candidate in found:
+        assert sum(candidate.slices) == length
+        assert min(candidate.slices) > 0
+        assert len(candidate.stages) == candidate.mesh.pp
+        assert [first for first, _ in candidate.stages] == [0, *(stop for _, stop in candidate.stages[:-1])]
+        assert candidate.stages[-1][1] == model.num_units
+        assert all(first < stop for first, stop in candidate.stages)
+        assert candidate.schedule in (("gpipe",) if candidate.mesh.pp == 1 else SCHEDULES)
+
+
+PINS: list[tuple[dict[str, Any], Any]] = [
+    ({"dp": 2}, lambda c: c.mesh.dp == 2),
+    ({"tp": 2}, lambda c: c.mesh.tp == 2),
+    ({"pp": 4}, lambda c: c.mesh.pp == 4),
+    ({"micro_batch": 2}, lambda c: c.mesh.microbatch == 2),
+    ({"slices": 3}, lambda c: len(c.slices) == 3),
+    ({"slices": 16}, lambda c: c.slices == (1,) * 16),
+    ({"slices": (9, 4, 3)}, lambda c: c.slices == (9, 4, 3)),
+    ({"schedule": "zb-h1"}, lambda c: c.schedule == "zb-h1"),
+    ({"stages": (1.5, 2.5)}, lambda c: c.stages == ((0, 4), (4, 10))),
+    ({"stages": (0, 4)}, lambda c: c.stages == ((0, 1), (1, 10))),
+    ({"pp": 1, "slices": 2}, lambda c: c.mesh.pp == 1 and c.slices == (8, 8)),
+]
+
+
+def test_every_pin_is_obeyed_alone() -> None:
+    for pinned, holds in PINS:
+        found = proposed(problem(ranks=4, global_batch=4, **pinned))
+        assert found, pinned
+        assert all(holds(candidate) for candidate in found), pinned
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_any_number_of_slices_can_be_pinned(length: int, count: int) -> None:
+    count = min(count, length)
+    found = proposed(problem(sequence_length=length, ranks=2, global_batch=2, slices=count))
+    assert {len(candidate.slices) for candidate in found} == {count}
+
+
+def test_an_imported_schedule_fixes_the_shape() -> None:
+    schedule: ScheduleSpec = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=3, num_slices=2)
+    found = proposed(problem(ranks=2, global_batch=6, schedule=schedule))
+    assert {(c.mesh.pp, c.mesh.num_microbatches, len(c.stages), len(c.slices)) for c in found} == {(2, 3, 4, 2)}
+
+
+def test_partitions_share_the_work_evenly() -> None:
+    asked = measured_problem(ranks=2, global_batch=2, pp=2, slices=1)
+    for candidate in proposed(asked):
+        busy = Simulated(asked).stage_costs(candidate).slice_ns.sum(axis=1)
+        everything = (
+            Simulated(asked).stage_costs(Candidate(mesh=candidate.mesh, stages=s, slices=(16,), schedule="1f1b"))
+            for s in (((0, cut), (cut, 10)) for cut in range(1, 10))
+        )
+        assert busy.max() == min(costs.slice_ns.sum(axis=1).max() for costs in everything)
+
+
+def test_without_room_the_shortage_is_what_is_missing_at_least() -> None:
+    roomy = problem(ranks=2, global_batch=2, pp=2, dp=1, micro_batch=1)
+    (mesh,) = meshes(roomy)
+    tight = problem(ranks=2, global_batch=2, pp=2, dp=1, micro_batch=1, memory=100_000)
+    shortage = Proposer(tight).candidates(mesh)
+    assert isinstance(shortage, Shortage)
+    least = min(max(Simulated(roomy).evaluate(c).peak_bytes) for c in proposed(roomy))
+    assert 100_000 < 100_000 + shortage.missing_bytes <= least
+
+
+@given(st.integers(1, 200), st.integers(1, 20))
+def test_equal_slices_differ_by_at_most_a_token(length: int, count: int) -> None:
+    count = min(count, length)
+    slices = equal_slices(length, count)
+    assert (sum(slices), len(slices)) == (length, count)
+    assert max(slices) - min(slices) <= 1
+    assert list(slices) == sorted(slices, reverse=True)
+
+
+def test_slices_in_flight_are_those_of_the_closed_forms() -> None:
+    mesh = Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=4)
+    assert in_flight_slices(mesh, 2, "gpipe") == [8, 8, 8]
+    assert in_flight_slices(mesh, 2, "1f1b") == [4, 3, 2]
+    assert in_flight_slices(Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=1), 2, "1f1b") == [2, 2, 2]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_pinned_blocks_become_units(halves: list[int]) -> None:
+    num_units = sum(halves) + 2
+    stages = pinned_stages([half / 2 for half in halves], num_units)
+    sizes = [stop - first for first, stop in stages]
+    assert [a == b for (_, a), (b, _) in itertools.pairwise(stages)] == [True] * (len(halves) - 1)
+    ends = [1 * (i == 0) + 1 * (i == len(halves) - 1) for i in range(len(halves))]
+    assert sizes == [half + end for half, end in zip(halves, ends, strict=True)]
+
+
+def test_a_cluster_of_one_rank_gets_a_plan_of_one_stage() -> None:
+    found = proposed(problem(cluster(num_nodes=1, devices_per_node=1), ranks=1, global_batch=2))
+    assert {candidate.stages for candidate in found} == {((0, 10),)}

@@ -1,0 +1,168 @@
+"""From a problem to a plan that runs, or to an error that helps."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.job import Objective
+from penstock.core.plan import Plan
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.decide import MOST_PROVED_ACTIONS, decide
+from penstock.planner.problem import Problem
+from penstock.planner.realise import program_of, schedule_of
+from penstock.planner.search import Budget
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
+from tests.support.small_plans import looped_schedule
+
+QUICK = Budget(meshes=6, candidates=20, moves=6)
+
+JOBS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from([TINY_LLAMA, TINY_GPT2]),
+        "sequence_length": st.sampled_from([5, 16]),
+        "ranks": st.sampled_from([1, 2, 4]),
+        "global_batch": st.sampled_from([1, 2, 6]),
+    }
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(JOBS, st.booleans())
+def test_a_plan_is_its_program(chosen: dict[str, Any], measured: bool) -> None:
+    decision = decide(measured_problem(**chosen) if measured else problem(**chosen), QUICK)
+    plan, program = decision.plan, decision.program
+    assert Plan.from_manifest(plan.to_manifest()) == plan
+    assert program is not None
+    assert program_of(plan).digest == plan.program_digest == program.digest
+    assert plan.prediction is not None
+    assert plan.prediction.slot_bytes == tuple(rank.arena_bytes for rank in program.ranks)
+    assert schedule_of(plan).num_stages == len(plan.stages)
+    assert plan.global_batch == chosen["global_batch"]
+    assert plan.sequence_length == chosen["sequence_length"]
+    assert len(plan.placement) == plan.dp * plan.pp
+
+
+@settings(max_examples=10, deadline=None)
+@given(JOBS)
+def test_equal_problems_have_equal_plans(chosen: dict[str, Any]) -> None:
+    assert decide(problem(**chosen), QUICK).plan.digest == decide(problem(**chosen), QUICK).plan.digest
+
+
+def test_the_parts_of_a_prediction_add_up() -> None:
+    told = decide(problem(ranks=4, global_batch=4), QUICK).plan.prediction
+    assert told is not None
+    parts = (told.compute_seconds, told.bubble_seconds, told.communication_seconds, told.reduction_seconds)
+    assert sum(parts) + told.optimizer_seconds == pytest.approx(told.step_seconds, rel=1e-9)
+
+
+def test_a_plan_of_another_program_is_refused() -> None:
+    plan = decide(problem(), QUICK).plan
+    with pytest.raises(UserError, match="another Program"):
+        program_of(dataclasses.replace(plan, program_digest="0" * 64))
+
+
+def test_a_schedule_of_other_stages_than_the_plan_is_refused() -> None:
+    plan = decide(problem(pp=2), QUICK).plan
+    with pytest.raises(UserError, match="the schedule has 2 stages, the plan 4"):
+        program_of(dataclasses.replace(plan, stages=((0, 2), (2, 4), (4, 6), (6, 10)), program_digest=""))
+
+
+def test_an_imported_schedule_of_several_stages_per_rank_becomes_a_plan() -> None:
+    schedule = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=3, num_slices=2)
+    plan = decide(problem(global_batch=6, schedule=schedule, stages=(1, 0.5, 1, 1.5)), QUICK).plan
+    assert (plan.pp, plan.num_microbatches, len(plan.slices)) == (2, 3, 2)
+    assert plan.stages == ((0, 3), (3, 4), (4, 6), (6, 10))
+    assert program_of(plan).digest == plan.program_digest
+
+
+def test_long_plans_leave_their_proof_to_the_ranks() -> None:
+    decision = decide(problem(sequence_length=64, global_batch=64, micro_batch=1, pp=2, slices=16), QUICK)
+    assert MOST_PROVED_ACTIONS < 3 * 2 * 64 * 16
+    assert decision.program is None
+    assert decision.plan.program_digest == ""
+    assert decision.result.best.is_exact
+
+
+def test_cost_takes_fewer_devices_than_time() -> None:
+    def devices(objective: Objective) -> int:
+        return decide(problem(ranks=4, global_batch=1, objective=objective), QUICK).plan.num_ranks
+
+    assert devices(Objective.COST) == 1 < devices(Objective.TIME) == 4
+
+
+LIMITED: list[dict[str, Any]] = [
+    {},
+    {"pp": 2, "dp": 1},
+    {"pp": 2, "slices": (8, 8), "schedule": "gpipe"},
+    {"pp": 2, "schedule": "zb"},
+    {"stages": (4, 0)},
+    {"dp": 2, "micro_batch": 2},
+]
+
+
+@pytest.mark.parametrize("pinned", LIMITED)
+@pytest.mark.parametrize("memory", [1000, 600_000])
+def test_what_is_said_to_be_enough_memory_is(pinned: dict[str, Any], memory: int) -> None:
+    wide = dataclasses.replace(TINY_LLAMA, hidden=128)
+
+    def asked(limit: int) -> Problem:
+        return problem(model=wide, global_batch=4, memory=limit, **pinned)
+
+    with pytest.raises(UserError, match="nothing fits") as caught:
+        decide(asked(memory))
+    assert caught.value.where == "spec.resources.memoryPerRank"
+    allowed = re.search(r"allow (\d+)Mi", caught.value.remedy)
+    assert allowed is not None
+    limit = int(allowed.group(1)) * 2**20
+    prediction = decide(asked(limit)).plan.prediction
+    assert prediction is not None
+    assert max(prediction.peak_bytes) <= limit
+
+
+def test_more_memory_than_devices_have_is_not_asked_for() -> None:
+    small = cluster()
+    small = dataclasses.replace(small, device=dataclasses.replace(small.device, memory_bytes=1000))
+    with pytest.raises(UserError, match="nothing fits") as caught:
+        decide(problem(small))
+    assert "allow" not in caught.value.remedy
+    assert "more ranks" in caught.value.remedy
+
+
+CSV = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=2)
+
+CLASHES: list[tuple[dict[str, Any], str]] = [
+    ({"schedule": "zigzag"}, "'zigzag' is not a schedule"),
+    ({"pp": 2, "stages": (1, 1, 2)}, "3 stages are pinned, but pp has 2"),
+    ({"stages": (1, 0, 3), "ranks": 3, "global_batch": 3}, r"stages\[1\]: holds no unit"),
+    ({"tp": 3, "ranks": 3, "global_batch": 3}, "tp 3 does not divide"),
+    ({"pp": 12, "ranks": 12, "global_batch": 12}, "12 stages cannot share the model's 10 units"),
+    ({"recompute": True}, "does not place recomputation"),
+    ({"dp": 1, "pp": 1, "tp": 1}, "no division of 2 ranks"),
+    ({"schedule": CSV, "slices": (4, 4, 8)}, "for 2 slices, the job has 3"),
+    ({"schedule": CSV, "slices": 4}, "for 2 slices, the job has 4"),
+    ({"schedule": CSV, "pp": 1}, "for 2 ranks, the job has 1"),
+    ({"schedule": CSV, "micro_batch": 2}, "for 2 micro-batches, the job has 1"),
+    ({"schedule": CSV, "stages": (1, 1, 2)}, "3 stages are pinned, but the schedule has 2"),
+    ({"schedule": CSV, "dp": 2}, "for 2 micro-batches, the job has 1"),
+    ({"schedule": ScheduleSpec(generator="csv", text="0F0.0,wobble\n")}, "wobble"),
+    (
+        {"schedule": looped_schedule(num_ranks=2, num_stages=12, num_microbatches=2, num_slices=1)},
+        "12 stages cannot share the model's 10 units",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pinned", "told"), CLASHES)
+def test_pins_that_clash_are_one_clear_error(pinned: dict[str, Any], told: str) -> None:
+    described = cluster(num_nodes=6, devices_per_node=2)
+    with pytest.raises(UserError, match=told) as caught:
+        decide(problem(described, **{"global_batch": 2, **pinned}), QUICK)
+    assert caught.value.where.startswith("spec.parallelism") or caught.value.where == "schedule"
+    assert caught.value.remedy

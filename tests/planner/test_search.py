@@ -1,0 +1,134 @@
+"""The search finds what trying everything finds, and does the same every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.job import Objective
+from penstock.planner.candidates import Candidate, Proposer, Shortage
+from penstock.planner.evaluate import Simulated
+from penstock.planner.problem import Mesh, Problem, meshes
+from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, moves, search
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, problem
+
+WITHOUT_MOVES = Budget(meshes=10_000, candidates=10_000, actions=10**9, moves=0)
+
+
+def everything(asked: Problem) -> list[Evaluation]:
+    proposer, judge = Proposer(asked), Simulated(asked)
+    offers = [proposer.candidates(mesh) for mesh in meshes(asked)]
+    found = [judge.evaluate(c, in_full=True) for offer in offers if not isinstance(offer, Shortage) for c in offer]
+    return [each for each in found if max(each.peak_bytes) <= asked.memory_limit_bytes]
+
+
+PROBLEMS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from([TINY_LLAMA, TINY_GPT2]),
+        "sequence_length": st.sampled_from([4, 16, 40]),
+        "ranks": st.sampled_from([1, 2, 4]),
+        "global_batch": st.sampled_from([1, 2, 4, 12]),
+        "objective": st.sampled_from(Objective),
+        "memory": st.sampled_from([2**30, 900_000, 500_000, 250_000]),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(PROBLEMS)
+def test_a_search_with_a_large_budget_equals_trying_everything(chosen: dict[str, Any]) -> None:
+    asked = problem(**chosen)
+    fitting = everything(asked)
+    if not fitting:
+        with pytest.raises(NothingFitsError):
+            search(asked, Simulated(asked), WITHOUT_MOVES)
+        return
+    is_money = chosen["objective"] is Objective.COST
+    best = min(each.step_ns * (each.candidate.mesh.num_devices if is_money else 1) for each in fitting)
+    result = search(asked, Simulated(asked), WITHOUT_MOVES)
+    assert result.exhausted
+    assert result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1) == best
+
+
+@settings(max_examples=15, deadline=None)
+@given(PROBLEMS.filter(lambda chosen: chosen["memory"] == 2**30))
+def test_moves_only_improve_and_keep_what_is_found_fitting(chosen: dict[str, Any]) -> None:
+    asked = problem(**chosen)
+    judge = Simulated(asked)
+    result, seeds = search(asked, judge), search(asked, judge, WITHOUT_MOVES)
+    score = result.best.step_ns * (result.best.candidate.mesh.num_devices if chosen["objective"] == "cost" else 1)
+    seed = seeds.best.step_ns * (seeds.best.candidate.mesh.num_devices if chosen["objective"] == "cost" else 1)
+    assert score <= seed
+    assert sum(result.best.candidate.slices) == asked.sequence_length
+    times = [each.step_ns for each in (result.best, *result.others)]
+    if chosen["objective"] is Objective.TIME:
+        assert times == sorted(times)
+
+
+def test_equal_problems_have_equal_results() -> None:
+    first, second = (
+        search(asked, Simulated(asked))
+        for asked in (problem(ranks=4, global_batch=4), problem(ranks=4, global_batch=4))
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(("budget", "most"), [(Budget(candidates=3, moves=0), 3), (Budget(candidates=3, moves=2), 5)])
+def test_a_budget_of_candidates_is_kept(budget: Budget, most: int) -> None:
+    asked = problem(ranks=4, global_batch=4)
+    result = search(asked, Simulated(asked), budget)
+    assert 1 <= result.num_judged <= most
+    assert not result.exhausted
+
+
+def test_a_budget_does_not_end_a_search_that_has_found_nothing() -> None:
+    asked = problem(ranks=4, global_batch=4)
+    peaks = sorted(max(each.peak_bytes) for each in everything(asked))
+    limit = peaks[len(peaks) // 4]
+    tight = problem(ranks=4, global_batch=4, memory=limit)
+    result = search(tight, Simulated(tight), Budget(meshes=1, candidates=0, moves=0))
+    assert result.num_judged > 1
+    assert max(result.best.peak_bytes) <= limit
+
+
+class Diary(Reporter):
+    def __init__(self) -> None:
+        self.meshes: list[Mesh] = []
+        self.refused: list[Shortage] = []
+        self.fitting: list[Candidate] = []
+        self.too_large: list[Candidate] = []
+
+    def opened(self, mesh: Mesh, num_candidates: int) -> None:
+        self.meshes.append(mesh)
+
+    def no_room(self, shortage: Shortage) -> None:
+        self.refused.append(shortage)
+
+    def judged(self, evaluation: Evaluation, fits: bool) -> None:
+        (self.fitting if fits else self.too_large).append(evaluation.candidate)
+
+
+def test_the_reporter_is_told_of_every_step() -> None:
+    asked, diary = problem(ranks=4, global_batch=4, memory=500_000), Diary()
+    result = search(asked, Simulated(asked), WITHOUT_MOVES, diary)
+    assert len(diary.meshes) == result.num_meshes
+    assert len(diary.fitting) + len(diary.too_large) == result.num_judged
+    assert tuple(diary.refused) == result.shortages
+    assert [each.candidate for each in result.too_large] == diary.too_large
+
+
+def test_moves_shift_one_boundary_and_leave_pins_alone() -> None:
+    asked = problem(cluster(), ranks=2, global_batch=2)
+    mesh = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=2)
+    candidate = Candidate(mesh=mesh, stages=((0, 1), (1, 10)), slices=(8, 4, 4), schedule="1f1b")
+    slices = {each.slices for move in moves(candidate, asked, 2) if (each := move(candidate)) is not None}
+    assert slices == {(6, 6, 4), (10, 2, 4), (8, 2, 6), (8, 6, 2)}
+    too_far = [move(candidate) for move in moves(candidate, asked, 4)]
+    assert [each and each.slices for each in too_far] == [(4, 8, 4), None, None, None]
+    stages = {each.stages for move in moves(candidate, asked, 1) if (each := move(candidate)) is not None}
+    assert stages == {((0, 1), (1, 10)), ((0, 2), (2, 10))}
+    pinned = problem(ranks=2, global_batch=2, slices=(8, 4, 4), stages=(0, 4))
+    assert list(moves(candidate, pinned, 1)) == []
