@@ -60,8 +60,10 @@ def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:
 
 
 def in_flight_slices(mesh: Mesh, num_slices: int, schedule: str) -> list[int]:
-    """Per stage, the slices whose activations are held at once, at the least: all of them under ``gpipe``, else
-    those of one micro-batch and one more for every later stage (Seq1F1B, arXiv 2406.03488, section 3.2).
+    """Per stage, the slices whose activations are held at once: all of them under ``gpipe``, else those of one
+    micro-batch and one more for every later stage (Seq1F1B, arXiv 2406.03488, section 3.2).
+
+    No order holds fewer without waiting more; ``zb`` could where room is short, but such plans are not looked for.
     """
     most = mesh.num_microbatches * num_slices
     if schedule == "gpipe":

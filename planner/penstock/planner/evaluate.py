@@ -27,9 +27,10 @@ from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, stage_costs
 from penstock.planner.tables import (
+    HeldBytes,
     Placement,
     devices_in_order,
-    least_bytes,
+    held_bytes,
     rows,
     simulation_costs,
     stage_memory,
@@ -59,6 +60,8 @@ class Simulated:
     placement: Placement = devices_in_order
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
+    _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], HeldBytes] = field(default_factory=dict)
     _floor_table: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def mesh_bound_ns(self, mesh: Mesh) -> int:
@@ -89,20 +92,27 @@ class Simulated:
         """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in."""
         if candidate.schedule not in BUILT_IN:
             return 0
-        stage_ranks = tuple(range(candidate.mesh.pp))
-        return lower_bound_ns(
-            self.costs(candidate, stage_ranks),
-            candidate.mesh.num_microbatches,
-            stage_ranks=stage_ranks,
-            split=candidate.schedule in SPLIT,
-            reductions=self._reductions(candidate, stage_ranks),
-        )
+        split = candidate.schedule in SPLIT
+        key = (candidate.mesh, candidate.stages, candidate.slices, split)
+        if key not in self._bounds:
+            stage_ranks = tuple(range(candidate.mesh.pp))
+            self._bounds[key] = lower_bound_ns(
+                self.costs(candidate, stage_ranks),
+                candidate.mesh.num_microbatches,
+                stage_ranks=stage_ranks,
+                split=split,
+                reductions=self._reductions(candidate, stage_ranks),
+            )
+        return self._bounds[key]
 
     def least_bytes(self, candidate: Candidate) -> int:
         """What the fullest rank needs at least; schedules that are not built in only tell when simulated."""
         if candidate.schedule not in BUILT_IN:
             return 0
-        return least_bytes(self.problem, candidate, str(candidate.schedule))
+        key = (candidate.mesh, candidate.stages, candidate.slices)
+        if key not in self._held:
+            self._held[key] = held_bytes(self.problem, candidate)
+        return self._held[key].least(candidate.mesh, str(candidate.schedule))
 
     def stage_costs(self, candidate: Candidate) -> StageCosts:
         """Nanoseconds of every pass, stage and slice."""

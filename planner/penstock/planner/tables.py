@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -151,19 +152,32 @@ def unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Inte
     return largest
 
 
-def least_bytes(problem: Problem, candidate: Candidate, schedule: str) -> int:
-    """Bytes that the fullest rank needs at least: what is always there and the activations that ``schedule`` keeps.
-
-    Whole micro-batches count in full, the slices beyond them as the smallest one. One stage per rank.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldBytes:
+    """Per rank what is ``always`` there, and [ranks, slices] what every slice ``per_slice`` holds from F to I, with
+    one stage per rank.
     """
-    num_slices = len(candidate.slices)
+
+    always: Integers
+    per_slice: Integers
+
+    def least(self, mesh: Mesh, schedule: str) -> int:
+        """Bytes that the fullest rank needs at least under a built-in schedule: whole micro-batches count in full,
+        the slices beyond them as the smallest one.
+        """
+        num_slices = self.per_slice.shape[1]
+        whole, beyond = np.divmod(in_flight_slices(mesh, num_slices, schedule), num_slices)
+        needed = self.always + whole * self.per_slice.sum(axis=1) + beyond * self.per_slice.min(axis=1)
+        return int(needed.max())
+
+
+def held_bytes(problem: Problem, candidate: Candidate) -> HeldBytes:
+    """What the candidate's ranks hold whatever the schedule."""
     memory = stage_memory(problem, candidate)
-    always = np.array(static_bytes(problem, candidate, tuple(range(candidate.mesh.pp))))
-    held = np.array(in_flight_slices(candidate.mesh, num_slices, schedule))
     per_slice = memory.together_bytes(_HELD, candidate.slices)
     per_slice[1:] += memory.slot_bytes(SlotKind.INPUT, candidate.slices)[1:]
-    needed = always + held // num_slices * per_slice.sum(axis=1) + held % num_slices * per_slice.min(axis=1)
-    return int(needed.max())
+    always = static_bytes(problem, candidate, tuple(range(candidate.mesh.pp)))
+    return HeldBytes(always=np.array(always), per_slice=per_slice)
 
 
 _HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
