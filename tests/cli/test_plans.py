@@ -16,7 +16,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision
 from penstock.core.profile import Profile
-from penstock.planner.candidates import pinned_stages
+from penstock.planner.pins import pinned_stages
 from penstock.planner.search import Reporter
 from penstock.trainer.rundir import RunDir, write_json
 from tests.support.local_run import local_identity, local_job, local_plan, local_profile

@@ -188,4 +188,4 @@ def test_memory_that_never_suffices_says_what_would(tmp_path: Path) -> None:
 def test_a_pinned_plan_that_cannot_be_says_so(tmp_path: Path) -> None:
     pinned = {**PINNED, "stages": [1, 2, 5]}
     mistake = mistake_of(lambda: runs.start(job(parallelism=pinned), tmp_path / "r", None, here()))
-    assert mistake.where == "spec.parallelism"
+    assert mistake.where.startswith("spec.parallelism")

@@ -157,9 +157,10 @@ class People(Show):
         self._recent = [*self._recent[-RECENT_STEPS + 1 :], metrics]
         done = metrics.step + 1
         seconds = sum(each.step_seconds for each in self._recent) / len(self._recent)
-        remaining = format_seconds((self._num_steps - done) * seconds)
+        left = (self._num_steps - done) * seconds
+        ending = f"{format_seconds(left)} left" if left else "validating"
         loss = f"loss {metrics.loss:.3f}"
-        text = f"step {done}/{self._num_steps}  {loss}  {metrics.tokens_per_second:,.0f} tokens/s  {remaining} left"
+        text = f"step {done}/{self._num_steps}  {loss}  {metrics.tokens_per_second:,.0f} tokens/s  {ending}"
         self.working(text, done / self._num_steps, result=f"{done} steps, {loss}")
 
     def note(self, line: str) -> None:

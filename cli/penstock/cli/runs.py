@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.cli.executor import Executor, newest_checkpoint_step
+from penstock.cli.output import say
 from penstock.cli.plans import LocalDecider
 from penstock.cli.probe import Identity, identify
 from penstock.cli.profiles import Profiles, profiles_folder
@@ -76,6 +77,7 @@ def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
 def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, here: Here) -> Ended:
     check_port(metrics_port)
     profiles = Profiles(profiles_folder())
+    say(f"{job.metadata.name} in {run.root}")
     with listening() as requests:
         executor = Executor(
             job,

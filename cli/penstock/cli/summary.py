@@ -94,8 +94,8 @@ def rendered(summary: Summary) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[RenderableType] = ["", Text("Plan", style="bold"), f"  {summary.plan}"]
-    parts += [f"  {reason}" for reason in summary.reasons]
+    parts: list[RenderableType] = ["", Text("Plan", style="bold")]
+    parts += [f"  {line}" for line in summary.reasons or (summary.plan,)]
     table = Table("", "predicted", "measured", "error", box=None, padding=(0, 2), header_style="bold")
     for name, predicted, measured, form in (
         ("step time", summary.predicted_step_seconds, summary.measured_step_seconds, format_seconds),

@@ -1,0 +1,113 @@
+"""What the doctor finds, and that every complaint has a remedy."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import socket
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from penstock.cli import doctor, probe
+from penstock.cli.doctor import Finding, examine
+from penstock.cli.main import main
+from penstock.cli.probe import Answer, Question
+from penstock.core.errors import RunError
+from penstock.core.job import Device
+from tests.support.sample_run import sample_machine, sample_model
+
+
+@pytest.fixture(autouse=True)
+def known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's answer, without asking it."""
+    monkeypatch.setattr(doctor, "ask", _answer)
+
+
+def _answer(question: Question) -> Answer:
+    return Answer(num_cuda_devices=2, key=sample_machine(), model_digest="")
+
+
+def finding(name: str, folder: Path) -> Finding:
+    return next(each for each in examine(folder) if each.name == name)
+
+
+def test_a_healthy_machine_has_nothing_to_mend(tmp_path: Path) -> None:
+    findings = examine(tmp_path)
+    assert [each.name for each in findings if not each.fine] == []
+    names = {each.name for each in findings}
+    assert names >= {"python", "system", "cores", "memory", "disk", "open files", "network", "processor", "cuda"}
+
+
+def test_every_package_of_the_trainer_and_the_command_is_named(tmp_path: Path) -> None:
+    names = {each.name for each in examine(tmp_path)}
+    assert names >= {"numpy", "torch", "tokenizers", "safetensors", "rich", "typer", "plotly"}
+    assert not names & {"kopf", "fastapi"}
+
+
+def test_devices_are_counted(tmp_path: Path) -> None:
+    assert finding("cuda", tmp_path).found == "2 devices"
+    assert finding("processor", tmp_path).found == sample_machine().device
+
+
+def test_a_missing_package_is_installed_by_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(name: str) -> str:
+        if name == "tokenizers":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor, "version", look)
+    found = finding("tokenizers", tmp_path)
+    assert found.found == "missing"
+    assert found.remedy.startswith("pip install 'tokenizers")
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 5, 5))
+    assert "free some space" in finding("disk", tmp_path).remedy
+
+
+def test_few_open_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
+    assert "ulimit" in finding("open files", tmp_path).remedy
+
+
+def test_a_missing_loopback_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, address: Any) -> NoReturn:
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket.socket, "bind", fail)
+    assert "lo up" in finding("network", tmp_path).remedy
+
+
+def test_a_broken_pytorch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(question: Question) -> NoReturn:
+        raise RunError("PyTorch cannot be asked about this machine: no libgomp")
+
+    monkeypatch.setattr(doctor, "ask", fail)
+    found = finding("pytorch", tmp_path)
+    assert "libgomp" in found.found
+    assert not found.fine
+
+
+def test_the_exit_code_says_whether_something_has_to_be_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor"]) == 0
+    assert "ready to train" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "examine", lambda folder: [Finding(name="disk", found="full", remedy="free some")])
+    assert main(["doctor"]) == 2
+    assert "remedy: free some" in capsys.readouterr().out
+    assert main(["doctor", "--output", "json"]) == 2
+    assert json.loads(capsys.readouterr().out) == [{"name": "disk", "found": "full", "remedy": "free some"}]
+
+
+def test_pytorch_that_does_not_load_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    question = Question(device=Device.CPU, threads_per_rank=1, model=sample_model(), sequence_length=1)
+    with pytest.raises(RunError, match="it said nothing"):
+        probe.ask(question)

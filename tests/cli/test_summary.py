@@ -1,0 +1,130 @@
+"""Summaries and reports of run directories, whole and half empty."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from penstock.cli.attempt import read_result
+from penstock.cli.reporting import report_data, trace_path, versions, write_report
+from penstock.cli.simulation import simulated
+from penstock.cli.summary import WARM_UP_STEPS, Summary, rendered, settled, summarise
+from penstock.core.errors import UserError
+from penstock.core.timeline import Source
+from penstock.trainer.rundir import RunDir, metrics_line
+from tests.support.fake_workers import fake_metrics
+from tests.support.local_run import NUM_STEPS, finished_run, local_plan, local_profile
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return finished_run(tmp_path / "r")
+
+
+def text(summary: Summary) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    for each in rendered(summary):
+        console.print(each, markup=False)
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return written.getvalue()
+
+
+def test_a_summary_compares_promise_and_result(run: RunDir) -> None:
+    summary = summarise(run, "Succeeded", 2, read_result(run))
+    prediction = local_plan().prediction
+    assert prediction is not None
+    assert summary.predicted_step_seconds == prediction.step_seconds
+    assert summary.predicted_peak_bytes == max(prediction.peak_bytes)
+    assert summary.measured_step_seconds == 0.25
+    assert summary.measured_peak_bytes == 2**28
+    assert (summary.first_loss, summary.last_loss) == (5.0, 5.0 / NUM_STEPS)
+    assert (summary.validation_loss, summary.unigram_loss) == (2.5, 6.0)
+    assert summary.steps == NUM_STEPS
+
+
+def test_a_summary_survives_its_manifest(run: RunDir) -> None:
+    summary = summarise(run, "Succeeded", 2, read_result(run))
+    assert Summary.from_manifest(json.loads(json.dumps(summary.to_manifest()))) == summary
+
+
+def test_warm_up_does_not_count(run: RunDir) -> None:
+    slow = [dataclasses.replace(fake_metrics(step), step_seconds=99.0) for step in range(WARM_UP_STEPS)]
+    fast = [fake_metrics(step) for step in range(WARM_UP_STEPS, NUM_STEPS)]
+    run.metrics.write_text("".join(map(metrics_line, slow + fast)))
+    assert summarise(run, "Succeeded", 1, {}).measured_step_seconds == 0.25
+    assert settled(slow) == slow, "a run of few steps has nothing else"
+
+
+def test_the_text_names_what_matters(run: RunDir) -> None:
+    shown = text(summarise(run, "Succeeded", 2, read_result(run)))
+    for reason in local_plan().reasons:
+        assert reason in shown
+    assert "step time" in shown
+    assert "peak memory" in shown
+    assert "16,384 tokens/s" in shown
+    assert "loss 5.000 at first" in shown
+    assert "guessing by token frequency gives 6.000" in shown
+    assert "\x1b" not in shown
+
+
+def test_what_is_missing_is_left_out(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "r")
+    for path in (run.plan, run.profile, run.metrics, run.timeline, run.result):
+        path.unlink()
+    summary = summarise(run, "Failed", 1, read_result(run))
+    assert summary.steps == 0
+    assert summary.measured_step_seconds is None
+    assert "Sample" not in text(summary)
+    write_report(run)
+    assert run.report.exists()
+    assert not trace_path(run).exists()
+
+
+def test_the_report_has_both_steps_and_every_part(run: RunDir) -> None:
+    data = report_data(run)
+    assert data.predicted == simulated(local_plan(), local_profile()).timeline
+    assert data.measured is not None
+    assert data.measured.source is Source.MEASURED
+    assert len(data.metrics) == NUM_STEPS
+    assert data.unigram_loss == 6.0
+    assert len(data.samples) == 1
+    assert len(data.fit) == len(local_profile().units)
+
+
+def test_memory_parts_add_up_to_the_prediction(run: RunDir) -> None:
+    prediction = local_plan().prediction
+    assert prediction is not None
+    memory = report_data(run).memory
+    assert tuple(rank.predicted_bytes for rank in memory) == prediction.peak_bytes
+    assert all(min(rank.state_bytes, rank.slot_bytes, rank.constant_bytes) > 0 for rank in memory)
+    assert all(rank.transient_bytes >= 0 for rank in memory)
+
+
+def test_the_fit_is_near_what_was_measured(run: RunDir) -> None:
+    errors = [abs(point.error) for point in report_data(run).fit if not point.record.held_out]
+    assert sum(errors) / len(errors) < 0.1
+
+
+def test_the_trace_holds_prediction_and_measurement(run: RunDir) -> None:
+    write_report(run)
+    events = json.loads(trace_path(run).read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2}
+
+
+@pytest.mark.parametrize("name", ["plan.json", "profile.json", "timeline.json", "metrics.jsonl", "state.json"])
+def test_a_corrupt_file_is_named(run: RunDir, name: str) -> None:
+    (run.root / name).write_text("{\n")
+    with pytest.raises(UserError) as found:
+        report_data(run)
+    assert name in found.value.where
+    assert found.value.remedy
+
+
+def test_versions_name_what_runs_depend_on() -> None:
+    assert {"python", "torch", "numpy"} <= {name for name, _ in versions()}
