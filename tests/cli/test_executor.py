@@ -348,6 +348,19 @@ def test_an_old_result_does_not_count(tmp_path: Path) -> None:
     assert bench.execute().phase is Phase.FAILED
 
 
+def test_steps_that_came_with_the_end_are_shown(tmp_path: Path) -> None:
+    """Ranks take steps while the executor looks elsewhere."""
+    bench = Bench(tmp_path, FakeWorkers())
+
+    def meanwhile() -> None:
+        for _ in range(9):
+            bench.workers.ranks[-1].poll()
+
+    bench.meanwhile = meanwhile
+    bench.execute()
+    assert [entry.step for entry in bench.show.steps] == list(range(STEPS))
+
+
 def test_an_error_nobody_expected_leaves_no_process(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FakeWorkers(scripts=[Script(end=None)]))
 

@@ -188,6 +188,17 @@ def test_a_plan_needs_no_profile(tmp_path: Path) -> None:
     assert found.find_plan() == local_plan()
 
 
+def test_a_plan_does_not_make_up_for_a_missing_device(tmp_path: Path) -> None:
+    def identify(spec: JobSpec) -> Identity:
+        raise UserError(what="no NVIDIA device is here")
+
+    job = local_job(resources__device="cuda")
+    found = LocalDecider(job, RunDir(tmp_path), Profiles(tmp_path), identify=identify, clock=lambda: NOW)
+    write_json(tmp_path / "plan.json", local_plan().to_manifest())
+    with pytest.raises(UserError, match="no NVIDIA device"):
+        found.find_profile()
+
+
 def test_a_plan_of_another_job_is_not_found(tmp_path: Path) -> None:
     found = decider(tmp_path, local_job(training__globalBatch=8))
     write_json(tmp_path / "run" / "plan.json", local_plan().to_manifest())

@@ -207,6 +207,7 @@ class Executor:
         return self._attempt
 
     def _enter(self, decision: SetPhase) -> None:
+        self._follow()
         now = self._clock()
         change = PhaseChange(phase=decision.phase, at=now, reason=decision.reason, message=decision.message)
         state = self.state.entered(change)

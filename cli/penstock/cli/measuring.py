@@ -13,6 +13,7 @@ from penstock.cli.output import say
 from penstock.cli.probe import identify
 from penstock.cli.profiles import Profiles, profiles_folder
 from penstock.cli.progress import Line, line
+from penstock.cli.runs import require_unused
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, finish
 from penstock.core.job import PipelineJob
@@ -36,6 +37,7 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
     identity = identify(job.spec)
     with _folder(root) as run, listening() as requests, closing(line()) as shown:
         run.create()
+        require_unused(run)
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
         finish(LocalWorkers().profile(job, run, 0), requests, lambda: _tell(run, shown))
         profile = run.read_profile()
@@ -48,7 +50,7 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
 def _folder(root: Path | None) -> Iterator[RunDir]:
     """The run directory ``root``, or one that is gone afterwards."""
     if root is not None:
-        yield RunDir(root)
+        yield RunDir(root.absolute())
         return
     with tempfile.TemporaryDirectory(prefix="penstock-profile-") as folder:
         yield RunDir(Path(folder))

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from penstock.cli.probe import Identity
 from penstock.cli.profiles import Profiles
-from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.search import Reporter
@@ -72,9 +72,13 @@ class LocalDecider:
 
     def find_profile(self) -> bool:
         """See `penstock.cli.executor.Decider`."""
-        if self.find_plan() is not None:
+        planned = self.find_plan() is not None
+        if planned and self._job.spec.resources.device is Device.CPU:
+            return True  # PyTorch need not be asked, which takes seconds
+        identity = self.identity
+        if planned:
             return True
-        found = self._profiles.find(self._job.spec, self.identity, [self._run.profile], self._clock())
+        found = self._profiles.find(self._job.spec, identity, [self._run.profile], self._clock())
         if found is not None:
             write_json(self._run.profile, found.to_manifest())
         return found is not None

@@ -49,7 +49,7 @@ class Identity:
 
 
 def identify(spec: JobSpec) -> Identity:
-    """What a profile for ``spec`` must be of; raises `UserError` if its device is not here."""
+    """What a profile for ``spec`` must be of; raises `UserError` if its devices are not here."""
     answer = ask(
         Question(
             device=spec.resources.device,
@@ -63,6 +63,12 @@ def identify(spec: JobSpec) -> Identity:
             what="cuda is asked for, but no NVIDIA device is here",
             where="spec.resources.device",
             remedy="write device: cpu, or run where a device and its driver are",
+        )
+    if spec.resources.device is Device.CUDA and answer.num_cuda_devices < spec.resources.ranks:
+        raise UserError(
+            what=f"{spec.resources.ranks} ranks need a device each, here are {answer.num_cuda_devices}",
+            where="spec.resources.ranks",
+            remedy=f"write ranks: {answer.num_cuda_devices}, or run where there are more devices",
         )
     return Identity(
         key=answer.key,

@@ -58,9 +58,11 @@ def _conclude(ended: Ended, form: Format) -> None:
     if phase is Phase.FAILED:
         output.say_failure(ended.state.message, f"penstock resume {root}")
         raise typer.Exit(1)
-    if phase is Phase.SUSPENDED:
+    if phase is Phase.SUSPENDED and ended.signal is None:
+        output.say(f"not started: {ended.run.job} says suspend: true; change that, then: penstock resume {root}")
+    elif phase is Phase.SUSPENDED:
         output.say(f"stopped after {summary.steps} steps; go on with: penstock resume {root}")
-        raise typer.Exit(128 + ended.signal if ended.signal else 0)
+        raise typer.Exit(128 + (ended.signal or 0))
 
 
 def rehearse(
