@@ -11,6 +11,7 @@ from penstock.core.units import format_bytes, to_seconds
 from penstock.planner.evaluate import Simulated
 from penstock.planner.explain import alternatives, reasons
 from penstock.planner.pins import PINNED, check_pins
+from penstock.planner.placement import placed
 from penstock.planner.problem import Problem, meshes
 from penstock.planner.realise import program_of
 from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search
@@ -89,12 +90,13 @@ def realised(judge: Simulated, result: Result) -> Decision:
     Raises `NothingFitsError` if that is so of all.
     """
     needs = []
-    for evaluation in (result.best, *result.others):
-        draft = draft_plan(judge, evaluation)
+    for found in (result.best, *result.others):
+        seated, evaluation = placed(judge, found)
+        draft = draft_plan(seated, evaluation)
         program, prediction = None, _prediction(evaluation)
         if _num_actions(evaluation) <= MOST_PROVED_ACTIONS:
             program = program_of(draft)
-            prediction = _with_arena(judge, evaluation, program)
+            prediction = _with_arena(seated, evaluation, program)
         if max(prediction.peak_bytes) > judge.problem.memory_limit_bytes:
             needs.append((max(prediction.peak_bytes), evaluation.candidate.label))
             continue

@@ -8,6 +8,9 @@ from penstock.core.profile import Profile
 from penstock.planner.fit import measured_cost
 from penstock.planner.problem import Problem, common_fields
 
+LINK_TOLERANCE = 2.0
+"""Links of one kind were seen to be measured up to so much apart."""
+
 
 def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
     """The problem of running ``spec`` on the machine that ``profile`` measured; tp stays 1."""
@@ -24,5 +27,6 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         memory_limit_bytes=spec.resources.memory_per_rank,
         cost_of=lambda tp: cost,
         devices_per_node=spec.resources.ranks,
+        link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
     )

@@ -41,6 +41,8 @@ class Problem:
     devices_per_node: int = 1
     device_memory_bytes: int = sys.maxsize
     """What the limit can be raised to."""
+    link_tolerance: float = 1.0
+    """The factor within which links count as alike; measurements scatter."""
     profile_digest: str = ""
 
     @property

@@ -1,0 +1,161 @@
+"""Which device runs which rank, where links are not alike (Pipette, arXiv 2405.18093, section 4).
+
+A seat is a block of ``tp`` neighbouring devices; an arrangement gives every rank of every replica a seat. Arrangements
+are ranked by a lower bound from the simulator's own tables, and the simulator judges: all of them in that order until
+none left can be faster, or the best that annealing came across. The default order always takes part.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.planner.candidates import Candidate
+from penstock.planner.cost import Floats
+from penstock.planner.evaluate import Simulated
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.search import Evaluation
+from penstock.planner.tables import devices_in_order
+
+MOST_SEATS_TRIED_IN_FULL = 7
+MOST_MOVES = 1_500
+MOST_FINALISTS = 12
+HOTTEST, COLDEST = 0.02, 1e-5
+"""The annealer's temperature falls geometrically between these shares of the first bound."""
+
+Arrangement = tuple[int, ...]
+"""The seat of every rank, replica after replica."""
+
+
+def placed(judge: Simulated, found: Evaluation) -> tuple[Simulated, Evaluation]:
+    """The same candidate on the devices where its step is shortest, and the judge that places it there."""
+    problem, mesh = judge.problem, found.candidate.mesh
+    if mesh.dp * mesh.pp == 1 or links_are_alike(problem, mesh):
+        return judge, found
+    best = (judge, found)
+    for bound_ns, arrangement in _ranked(judge, found.candidate):
+        if bound_ns >= best[1].step_ns:
+            break
+        seated = _seated(judge, mesh, arrangement)
+        evaluation = seated.evaluate(found.candidate, in_full=found.is_exact)
+        fits = max(evaluation.peak_bytes) <= problem.memory_limit_bytes
+        if fits and evaluation.step_ns < best[1].step_ns:
+            best = (seated, evaluation)
+    return best
+
+
+def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
+    """Whether no arrangement needs to be looked at: links are equal but for the problem's tolerance.
+
+    With many seats, links inside hosts may differ from those between them: the default order keeps to hosts.
+    """
+    seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
+    source, target = np.meshgrid(seats, seats)
+    same_host = source // problem.devices_per_node == target // problem.devices_per_node
+    few = len(seats) <= MOST_SEATS_TRIED_IN_FULL
+    kinds = [source != target] if few else [~same_host, same_host & (source != target)]
+    links = [values[kind] for values in problem.cost_of(mesh.tp).transfer(source, target) for kind in kinds]
+    return all(values.max(initial=0.0) <= values.min(initial=math.inf) * problem.link_tolerance for values in links)
+
+
+def _seated(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated:
+    """The judge with this mesh's ranks on these seats."""
+    devices = tuple(seat * mesh.tp for seat in arrangement)
+    return Simulated(
+        judge.problem,
+        judge.receive_ahead,
+        lambda other: devices if other == mesh else devices_in_order(other),
+    )
+
+
+def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -> int:
+    """No step of the arrangement is shorter: fill, busiest rank and drain, or all messages of its busiest channel."""
+    seated = _seated(judge, candidate.mesh, arrangement)
+    costs = seated.costs(candidate, tuple(range(candidate.mesh.pp)))
+    busiest = candidate.mesh.num_microbatches * int(costs.transfer_ns.sum(axis=2).max())
+    return max(seated.bound_ns(candidate), busiest)
+
+
+def _ranked(judge: Simulated, candidate: Candidate) -> list[tuple[int, Arrangement]]:
+    """Arrangements worth simulating, by rising bound."""
+    num_seats = judge.problem.num_devices // candidate.mesh.tp
+    if num_seats <= MOST_SEATS_TRIED_IN_FULL:
+        return sorted((bound_ns(judge, candidate, each), each) for each in every_arrangement(judge, candidate.mesh))
+    return _annealed(judge, candidate, num_seats)
+
+
+def every_arrangement(judge: Simulated, mesh: Mesh) -> Iterator[Arrangement]:
+    """One of each set of arrangements that differ only by the order of replicas or of like seats."""
+    classes = seat_classes(judge.problem, mesh)
+    seen = set()
+    for arrangement in itertools.permutations(range(len(classes)), mesh.dp * mesh.pp):
+        key = _key(classes, mesh, arrangement)
+        if key not in seen:
+            seen.add(key)
+            yield arrangement
+
+
+def _key(classes: list[int], mesh: Mesh, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
+    of_ranks = [classes[seat] for seat in arrangement]
+    return tuple(sorted(tuple(of_ranks[i : i + mesh.pp]) for i in range(0, len(of_ranks), mesh.pp)))
+
+
+def seat_classes(problem: Problem, mesh: Mesh) -> list[int]:
+    """Per seat the first one that is like it: on the same host, with the same links to all others."""
+    seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
+    links = np.stack(problem.cost_of(mesh.tp).transfer(seats[:, None], seats))
+    hosts = seats // problem.devices_per_node
+    classes: list[int] = []
+    for seat in range(len(seats)):
+        like = (first for first in classes if hosts[first] == hosts[seat] and _are_alike(links, first, seat))
+        classes.append(next(like, seat))
+    return classes
+
+
+def _are_alike(links: Floats, first: int, second: int) -> bool:
+    """Whether exchanging two seats leaves all links as they are; ``links`` is [2, seats, seats]."""
+    order = np.arange(links.shape[1])
+    order[[first, second]] = second, first
+    exchanged = links[:, order][:, :, order]
+    apart = ~np.eye(len(order), dtype=bool)
+    return bool((exchanged == links)[:, apart].all())
+
+
+def _annealed(judge: Simulated, candidate: Candidate, num_seats: int) -> list[tuple[int, Arrangement]]:
+    """Simulated annealing over orders of all seats, of which the first are taken; the best that it came across."""
+    rng = random.Random(0)
+    mesh = candidate.mesh
+    taken = mesh.dp * mesh.pp
+    first = [device // mesh.tp for device in devices_in_order(mesh)]
+    order = first + [seat for seat in range(num_seats) if seat not in set(first)]
+    bound = bound_ns(judge, candidate, tuple(order[:taken]))
+    hottest = HOTTEST * bound
+    found = {tuple(order[:taken]): bound}
+    for step in range(MOST_MOVES):
+        temperature = hottest * (COLDEST / HOTTEST) ** (step / MOST_MOVES)
+        moved = _moved(order, rng)
+        arrangement = tuple(moved[:taken])
+        if arrangement not in found:
+            found[arrangement] = bound_ns(judge, candidate, arrangement)
+        gain = bound - found[arrangement]
+        if gain >= 0 or rng.random() < math.exp(gain / temperature):
+            order, bound = moved, found[arrangement]
+    return heapq.nsmallest(MOST_FINALISTS, ((bound, arrangement) for arrangement, bound in found.items()))
+
+
+def _moved(order: list[int], rng: random.Random) -> list[int]:
+    """Two seats swapped, a stretch of them reversed, or one of them inserted elsewhere."""
+    low, high = sorted(rng.sample(range(len(order)), 2))
+    moved, kind = order.copy(), rng.randrange(3)
+    if kind == 0:
+        moved[low], moved[high] = moved[high], moved[low]
+    elif kind == 1:
+        moved[low : high + 1] = reversed(moved[low : high + 1])
+    else:
+        moved.insert(low, moved.pop(high))
+    return moved

@@ -1,0 +1,59 @@
+"""What people are told: true of the numbers it is about."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.core.units import format_bytes
+from penstock.planner.decide import decide
+from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, alternatives, reasons
+from penstock.planner.search import Budget, Result
+from tests.support.planning import problem
+
+WIDE = Budget(meshes=50, candidates=200, moves=20)
+
+
+def result(memory: int = 2**30) -> Result:
+    return decide(problem(ranks=4, global_batch=4, memory=memory), WIDE).result
+
+
+def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
+    found = result()
+    best = found.best
+    label, parts, slices, memory, effort = reasons(problem(ranks=4, global_batch=4), found, best)
+    assert label.startswith(best.candidate.label)
+    shares = [float(share) for share in re.findall(r"([\d.]+) %", parts)]
+    assert abs(sum(shares) - 100) < 0.4
+    assert ("not sliced" in slices) == (len(best.candidate.slices) == 1)
+    assert format_bytes(max(best.peak_bytes)) in memory
+    assert f"{found.num_judged} candidates of {found.num_meshes} divisions" in effort
+
+
+def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
+    found = result()
+    told = [each for each in alternatives(found, found.best) if each.step_seconds is not None]
+    assert 1 <= len(told) <= MOST_ALTERNATIVES
+    labels = [each.label for each in told]
+    assert len(set(labels)) == len(labels)
+    assert found.best.candidate.label not in labels
+    for each in told:
+        assert each.step_seconds is not None
+        slower = 100 * (each.step_seconds / (found.best.step_ns / 1e9) - 1)
+        if slower > 0:
+            assert each.reason.startswith(f"{slower:.1f} % slower, mostly ")
+        else:
+            assert each.reason == "equally fast, but takes more memory"
+
+
+def test_what_was_rejected_says_what_it_lacks() -> None:
+    found = result(memory=600_000)
+    told = alternatives(found, found.best)
+    rejected = [each for each in told if each.reason.startswith("needs")]
+    assert len(rejected) == min(len(found.too_large), MOST_REJECTED)
+    for each in rejected:
+        assert each.peak_bytes is not None
+        assert each.peak_bytes > 600_000
+    lacking = [each for each in told if each.step_seconds is None]
+    assert len(lacking) == min(len(found.shortages), MOST_REJECTED)
+    assert all("lacks" in each.reason for each in lacking)
+    assert rejected or lacking

@@ -1,0 +1,38 @@
+"""A plan's Program is the same wherever it is made."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.layout import Precision
+from penstock.core.model import Family
+from penstock.core.schedule import Group
+from penstock.planner.realise import program_of, schedule_of, tied_ranks
+from tests.support.planning import TINY_GPT2, TINY_LLAMA
+from tests.support.small_plans import looped_schedule, small_plan
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5).map(tuple))
+def test_the_tied_matrix_lies_on_the_ranks_of_the_first_and_the_last_stage(stage_ranks: tuple[int, ...]) -> None:
+    ends = (stage_ranks[0], stage_ranks[-1])
+    assert tied_ranks(TINY_GPT2, stage_ranks) == (ends if ends[0] != ends[1] else None)
+    assert tied_ranks(TINY_LLAMA, stage_ranks) is None
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_reductions_are_those_the_plan_needs(family: Family, dp: int, schedule: str) -> None:
+    program = program_of(small_plan(family=family, schedule=schedule, dp=dp, num_microbatches=2))
+    groups = {Group.NORM} | ({Group.DP} if dp > 1 else set()) | ({Group.TIE} if family is Family.GPT2 else set())
+    assert {reduction.group for reduction in program.reductions} == groups
+    assert program_of(small_plan(family=family, schedule=schedule, dp=dp, num_microbatches=2)).digest == program.digest
+
+
+def test_an_imported_schedule_is_the_plans_own() -> None:
+    recipe = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3)
+    plan = small_plan(schedule=recipe, num_stages=4, num_microbatches=2, precision=Precision.FP32)
+    assert schedule_of(plan).to_csv() == recipe.text
+    assert program_of(plan).num_stages == 4
