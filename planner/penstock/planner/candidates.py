@@ -19,7 +19,7 @@ from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitio
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
 MOST_SLICES = 64
-SEEDS_PER_MESH = 5
+SEEDS_PER_MESH = 4
 FIRST_GUESS_SLICES = 4
 
 
@@ -190,6 +190,8 @@ class Proposer:
         ranked = list(rank_one_f_one_b(balanced, **shape))[:SEEDS_PER_MESH]
         if not ranked:
             return []
+        if mesh.num_microbatches > mesh.pp:
+            return ranked  # the pipeline fills once in many micro-batches; to flush it would only take more memory
         flush = best_flush_slicing(table, **shape, eps_ns=max(1, ranked[0].largest_ns // 50))
         return ranked if flush is None or flush in ranked else [*ranked, flush]
 

@@ -26,7 +26,7 @@ class Budget:
     meshes: int = 24
     candidates: int = 160
     actions: int = 4_000_000
-    moves: int = 120
+    moves: int = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,6 +237,8 @@ class _Search:
                         continue
                     if len(self.seen) >= limit or self.num_actions >= self.budget.actions:
                         return
+                    if self.score(moved.mesh, self.judge.bound_ns(moved)) >= self.rank(best)[0]:
+                        continue
                     found = self.judged(moved)
                     if self.fits(found) and self.rank(found) < self.rank(best):
                         best = found

@@ -227,9 +227,9 @@ def _cheapest(weight: IntArray, marked: npt.NDArray[np.bool_]) -> tuple[int, ...
 
 
 def _partition(problem: StagesProblem, bounds: tuple[int, ...]) -> StagePartition:
-    ranges = [(stage, bounds[stage], bounds[stage + 1]) for stage in range(problem.num_stages)]
+    ranges = (np.arange(problem.num_stages), bounds[:-1], bounds[1:])
     return StagePartition(
         bounds=bounds,
-        stage_ns=tuple(int(problem.stage_ns(*each)) for each in ranges),
-        stage_bytes=tuple(int(problem.stage_bytes(*each)) for each in ranges),
+        stage_ns=tuple(problem.stage_ns(*ranges).tolist()),
+        stage_bytes=tuple(problem.stage_bytes(*ranges).tolist()),
     )

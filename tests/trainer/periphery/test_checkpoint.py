@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import RunError, UserError
@@ -92,7 +92,6 @@ def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
     assert steps(tmp_path) == [(1, 5)]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_flipped_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("flip") / "copy"

@@ -33,7 +33,6 @@ def training(**changes: object) -> TrainingSpec:
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(STEPS, WARM_UP, st.sampled_from(Decay))
 def test_warm_up_is_a_straight_line_to_the_peak(steps: int, warm_up: int, decay: Decay) -> None:
     spec = training(steps=steps, warmup_steps=warm_up, schedule=decay)
@@ -41,7 +40,6 @@ def test_warm_up_is_a_straight_line_to_the_peak(steps: int, warm_up: int, decay:
     assert rates == pytest.approx([PEAK * (step + 1) / warm_up for step in range(len(rates))])
 
 
-@settings(deadline=None)
 @given(STEPS, WARM_UP, st.sampled_from(Decay), st.floats(0, 1), st.floats(0, 1))
 def test_rates_lie_between_least_and_peak_and_never_rise_after_warm_up(
     steps: int, warm_up: int, decay: Decay, least: float, share: float
@@ -116,7 +114,7 @@ class Separate:
         return float(norm)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     st.sampled_from(Family),
     st.sampled_from([(0, None), (0, 1), (1, 2), (7, None)]),

@@ -51,7 +51,7 @@ def test_numbers_go_on_after_a_restart_and_begin_anew_in_another_attempt(tmp_pat
     assert [record.sequence for record in read_records(tmp_path / "a2-rank-0.jsonl")] == [0]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_line_cut_short_costs_only_itself(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("outbox")
@@ -74,7 +74,7 @@ def test_a_line_cut_short_costs_only_itself(tmp_path_factory: pytest.TempPathFac
     ]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(500, 3000), st.integers(1, 60), st.integers(0, 60))
 def test_the_file_is_bounded_and_keeps_the_newest(
     tmp_path_factory: pytest.TempPathFactory, largest: int, count: int, restart_at: int

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
@@ -45,7 +45,6 @@ def test_a_line_holds_exactly_the_documented_fields() -> None:
     assert json.loads(metrics_line(metrics(3, validation_loss=2.0)))["validation_loss"] == 2.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 10)), max_size=30))
 def test_the_newest_entry_of_a_step_counts(
     tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[int, float]]
@@ -82,7 +81,6 @@ def test_a_line_that_is_no_entry_is_named(tmp_path: Path, line: str) -> None:
         run.read_metrics()
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\n\r")), max_size=5), st.text()
 )

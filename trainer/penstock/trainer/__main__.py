@@ -39,14 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of one command."""
     options = _parser().parse_args(arguments)
     run = RunDir(Path(options.run_dir))
-    torch.set_grad_enabled(False)
     command: Command = options.command
     try:
         device = run.read_job().spec.resources.device.value
     except UserError as mistake:
         sys.stderr.write(f"{mistake}\n")
         return 2
-    return run_worker(functools.partial(command, run, options), device=device, status_folder=run.status)
+    with torch.no_grad():  # gradients are written out by hand in the units
+        return run_worker(functools.partial(command, run, options), device=device, status_folder=run.status)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,7 +66,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _profile(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
-    profile = measure(run.read_job().spec, worker, time.time())
+    def report(done: int, total: int) -> None:
+        write_json(run.profile_progress, {"done": done, "total": total})
+
+    profile = measure(run.read_job().spec, worker, time.time(), report)
     if profile is not None:
         write_json(run.profile, profile.to_manifest())
 

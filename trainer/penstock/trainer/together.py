@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -32,6 +32,11 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     gathered: list[T] = [value] * size_of(group)
     dist.all_gather_object(gathered, value, group)
     return gathered
+
+
+def concatenated(values: Sequence[T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's values in one list, in the order of ranks; collective."""
+    return [value for each in gather(list(values), group) for value in each]
 
 
 def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 LONGEST_BATCH = 4
 SHORTEST_LENGTH = 16
+NUM_LENGTHS = 5
+_REPEATED_TOKENS, _FEWEST, _MOST = 1536, 3, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +24,43 @@ class Point:
         """B n."""
         return self.batch * self.length
 
+    @property
+    def repeats(self) -> int:
+        """How often it is measured: the shorter a pass, the noisier its time, and the less it costs."""
+        return min(max(_REPEATED_TOKENS // self.tokens, _FEWEST), _MOST)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all passes are measured here, or only those of blocks whose prefix, or neighbours', matters."""
+        return self.prefix == 0 or self.held_out
+
 
 def profile_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, ...]:
-    """Powers of two of the length with none, half and all of the possible prefix, for one sequence; fewer for more."""
-    points: dict[Point, None] = {}
-    lengths = _halvings(sequence_length)
-    for length in lengths:
-        free = sequence_length - length
-        for prefix in (0, free // 2, free):
-            points[Point(1, length, prefix)] = None
+    """Points to time.
+
+    One sequence: halvings of its length, with none and all of the possible prefix, since costs are linear in it.
+    Several: two lengths that share their number of tokens with other points, which tells attention inside a slice
+    (B n^2) from the matrices (B n). More points than these did not make predictions of others any better.
+    """
+    lengths = halvings(sequence_length)
+    points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
     for batch in batches:
-        for length in lengths[1:4:2] if batch > 1 else ():
-            for prefix in (0, sequence_length - length):
-                points[Point(batch, length, prefix)] = None
+        points |= dict.fromkeys(Point(batch, n, 0) for n in (lengths[2::2] or lengths[-1:]) if batch > 1)
     for length, prefix in _between(sequence_length):
         points[Point(1, length, prefix, held_out=True)] = None
     return tuple(points)
 
 
-def _halvings(sequence_length: int) -> list[int]:
+def transient_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, ...]:
+    """Points whose memory is measured, once: all lengths at the sequence's end, and whole micro-batches."""
+    points = dict.fromkeys(Point(1, n, sequence_length - n) for n in halvings(sequence_length))
+    return tuple(points | dict.fromkeys(Point(batch, sequence_length, 0) for batch in batches))
+
+
+def halvings(sequence_length: int) -> list[int]:
     """The sequence length and its halves, down to a sixteenth."""
     found = [sequence_length]
-    while len(found) < 5 and found[-1] // 2 >= SHORTEST_LENGTH:
+    while len(found) < NUM_LENGTHS and found[-1] // 2 >= SHORTEST_LENGTH:
         found.append(found[-1] // 2)
     return found
 

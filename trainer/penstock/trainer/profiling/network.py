@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,8 @@ from penstock.trainer.profiling.units import median_and_spread
 MESSAGE_BYTES = (64, 2**16, 2**19, 2**21)
 REDUCED_BYTES = (16, 2**18, 2**22)
 REPEATS = 9
+LEAST_SECONDS_PER_BYTE = 1e-15
+"""What a link is taken to need if the messages were too small to show it."""
 
 
 def tournament(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
@@ -60,7 +62,7 @@ def _link(groups: ProcessGroups, pair: tuple[int, int], rank: int, clock: Clock)
         source=rank,
         target=peer,
         latency_seconds=latency,
-        bytes_per_second=1.0 / per_byte,
+        bytes_per_second=1.0 / max(per_byte, LEAST_SECONDS_PER_BYTE),
         error=error,
         sizes_bytes=MESSAGE_BYTES,
         seconds=tuple(seconds),
@@ -78,14 +80,15 @@ def _round_trip(message: torch.Tensor, peer: int, group: dist.ProcessGroup, firs
     return clock() - begin
 
 
-def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
-    """(latency, seconds per byte), both positive, by least squares of relative errors."""
-    weights = 1.0 / np.array(seconds)
-    design = np.stack([weights, np.array(sizes, dtype=np.float64) * weights], axis=1)
+def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """(latency, seconds per byte), neither below nothing, by least squares of relative errors."""
+    design = np.stack([np.ones(len(sizes)), np.array(sizes, dtype=np.float64)], axis=1) / np.array(seconds)[:, None]
     latency, per_byte = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)[0]
-    if latency <= 0:
-        latency = min(seconds)
-    return float(latency), max(float(per_byte), 1e-15)
+    if latency < 0 or per_byte < 0:  # the best of the edges, where one of them is nothing
+        alone = design.sum(axis=0) / np.square(design).sum(axis=0)
+        errors = np.square(design * alone - 1).sum(axis=0)
+        latency, per_byte = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
+    return float(latency), float(per_byte)
 
 
 def measure_collectives(num_ranks: int, device: torch.device, clock: Clock) -> list[CollectiveRecord]:

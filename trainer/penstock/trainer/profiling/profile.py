@@ -7,8 +7,8 @@ import os
 import platform
 import socket
 import statistics
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.profile import MachineKey, MemoryRecord, Profile, TransientRecord, UnitRecord, digest
 from penstock.trainer.clock import device_clock
 from penstock.trainer.memory import resident_bytes
-from penstock.trainer.profiling.grid import Point, batches_to_measure, profile_grid
+from penstock.trainer.profiling.grid import Point, batches_to_measure, profile_grid, transient_grid
 from penstock.trainer.profiling.network import (
     measure_collectives,
     measure_instruction,
@@ -26,12 +26,17 @@ from penstock.trainer.profiling.network import (
     measure_optimizer,
 )
 from penstock.trainer.profiling.units import Key, Samples, UnitTimer, median_and_spread
+from penstock.trainer.together import concatenated, gather
 from penstock.trainer.worker import Worker
 
-T = TypeVar("T")
+METHOD = "whole actions of one-unit stages, several blocks in turn; medians, one rank alone and all together by turns"
 
-METHOD = "whole actions of one-unit stages, several blocks in turn; medians, one rank alone and all together"
-REPEATS = 3
+Progress = Callable[[int, int], None]
+"""Hears of points done, and how many there are."""
+
+
+def ignore(done: int, total: int) -> None:
+    """The `Progress` that nobody follows."""
 
 
 def machine_key(device: torch.device, threads: int) -> MachineKey:
@@ -62,18 +67,18 @@ def model_digest(model: ModelSpec, sequence_length: int) -> str:
     return digest({**dimensions, "sequenceLength": sequence_length})
 
 
-def measure(spec: JobSpec, worker: Worker, now: float) -> Profile | None:
-    """The Profile on the first rank, none on the others; all ranks call it together."""
+def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = ignore) -> Profile | None:
+    """The Profile on the first rank, none on the others; all ranks call it together.
+
+    ``now`` is seconds since the epoch; ``progress`` hears on the first rank of points done and their number.
+    """
     load = os.getloadavg()[0]
     clock, groups = device_clock(worker.device), worker.groups
-    links = _gathered(measure_links(groups, worker.rank, worker.num_ranks, clock))
-    overhead = _gathered([measure_instruction(groups, worker.rank, worker.num_ranks, clock)])
+    links = concatenated(measure_links(groups, worker.rank, worker.num_ranks, clock))
+    overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks, clock))
     collectives = measure_collectives(worker.num_ranks, worker.device, clock)
-    constant = _gathered([_constant_bytes(worker)])
-    timer = UnitTimer(spec.model, spec.training.precision, spec.data.sequence_length, worker.device, clock)
-    grid = profile_grid(spec.data.sequence_length, batches_to_measure(spec.training.global_batch))
-    units = [record for point in grid for record in _unit_records(timer, point, worker)]
-    transients = [record for point in grid if not point.held_out for record in _transients(timer, point)]
+    constant = max(gather(_constant_bytes(worker)))
+    units, transients = _measure_units(spec, worker, progress if worker.rank == 0 else ignore)
     optimizer = measure_optimizer(spec.model, spec.training.precision, spec.training, worker.device, clock)
     if worker.rank != 0:
         return None
@@ -87,26 +92,58 @@ def measure(spec: JobSpec, worker: Worker, now: float) -> Profile | None:
         links=tuple(links),
         collectives=tuple(collectives),
         optimizer=tuple(optimizer),
-        memory=MemoryRecord(constant_bytes=max(constant), transients=tuple(transients)),
+        memory=MemoryRecord(constant_bytes=constant, transients=tuple(transients)),
         action_overhead_seconds=statistics.median(each for each in overhead if not math.isnan(each)),
         load=load,
         method=METHOD,
     )
 
 
-def _unit_records(timer: UnitTimer, point: Point, worker: Worker) -> list[UnitRecord]:
-    """First the first rank alone, then all at once."""
-    dist.barrier()
-    alone = timer.measure(point, REPEATS) if worker.rank == 0 else {}
-    dist.barrier()
-    together = _pooled(timer.measure(point, REPEATS))
-    return [_record(point, key, samples, together[key]) for key, samples in alone.items()]
+def _measure_units(spec: JobSpec, worker: Worker, progress: Progress) -> tuple[list[UnitRecord], list[TransientRecord]]:
+    length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
+    timed, weighed = profile_grid(length, batches), transient_grid(length, batches)
+    timer = UnitTimer(
+        spec.model,
+        spec.training.precision,
+        length,
+        worker.device,
+        device_clock(worker.device),
+        timed=timed,
+        weighed=weighed,
+    )
+    units: list[UnitRecord] = []
+    transients: list[TransientRecord] = []
+    for done, point in enumerate(timed):
+        progress(done, len(timed) + len(weighed))
+        units.extend(_unit_records(timer, point, first=worker.rank == 0))
+    for done, point in enumerate(weighed, start=len(timed)):
+        progress(done, len(timed) + len(weighed))
+        transients.extend(_transient_records(timer, point))
+    progress(len(timed) + len(weighed), len(timed) + len(weighed))
+    return units, transients
 
 
-def _pooled(samples: Samples) -> Samples:
-    """The samples of all ranks."""
-    gathered = _gathered([dict(samples)])
-    return {key: [seconds for each in gathered for seconds in each[key]] for key in samples}
+def _unit_records(timer: UnitTimer, point: Point, *, first: bool) -> Iterator[UnitRecord]:
+    """By turns the first rank alone and all at once, so that what changes with time changes both."""
+    visit = timer.visit(point)
+    visit()
+    alone: list[tuple[Key, float]] = []
+    together: list[tuple[Key, float]] = []
+    for _ in range(point.repeats):
+        dist.barrier()
+        alone += visit() if first else []
+        dist.barrier()
+        together += visit()
+    pooled = _by_key(concatenated(together))
+    for key, samples in _by_key(alone).items():
+        yield _record(point, key, samples, pooled[key])
+
+
+def _by_key(samples: Samples) -> dict[Key, list[float]]:
+    found: dict[Key, list[float]] = {}
+    for key, seconds in samples:
+        found.setdefault(key, []).append(seconds)
+    return found
 
 
 def _record(point: Point, key: Key, alone: list[float], together: list[float]) -> UnitRecord:
@@ -125,23 +162,15 @@ def _record(point: Point, key: Key, alone: list[float], together: list[float]) -
     )
 
 
-def _transients(timer: UnitTimer, point: Point) -> list[TransientRecord]:
-    return [
-        TransientRecord(
+def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientRecord]:
+    for (unit, kind), num_bytes in timer.transients(point):
+        yield TransientRecord(
             unit=unit, kind=kind, batch=point.batch, length=point.length, prefix=point.prefix, num_bytes=num_bytes
         )
-        for (unit, kind), num_bytes in timer.transients(point).items()
-    ]
 
 
 def _constant_bytes(worker: Worker) -> int:
-    """What a rank holds before any parameter: interpreter, torch, groups, kernels used once."""
+    """What a rank holds before any parameter: interpreter, torch, groups."""
     if worker.device.type == "cuda":
-        return int(torch.cuda.memory_reserved(worker.device))
+        return torch.cuda.memory_allocated(worker.device)
     return resident_bytes()
-
-
-def _gathered(values: list[T]) -> list[T]:
-    found: list[list[T]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(found, values)
-    return [value for each in found for value in each]

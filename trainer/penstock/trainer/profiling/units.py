@@ -5,9 +5,9 @@ Several blocks with weights and buffers of their own take turns, so that a unit 
 
 from __future__ import annotations
 
+import ctypes
 import statistics
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,19 +28,14 @@ from penstock.trainer.units.workspace import Workspace, workspace_bytes
 MOST_BLOCKS = 4
 
 Key = tuple[UnitKind, Kind]
-Samples = dict[Key, list[float]]
+Samples = Sequence[tuple[Key, float]]
+"""Seconds of every pass of one visit, in the order they were taken."""
 
-_PER_SLICE = (
-    SlotKind.INPUT,
-    SlotKind.OUTPUT,
-    SlotKind.ACTIVATIONS,
-    SlotKind.LINEAR_INPUTS,
-    SlotKind.OUTPUT_GRADIENTS,
-    SlotKind.SENT_GRADIENT,
-    SlotKind.RECEIVED_GRADIENT,
-    SlotKind.HEAD_GRADIENT,
-)
-_PER_SEQUENCE = (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
+_Stages = Sequence[tuple[Unit, Stage]]
+
+_WHOLE_SEQUENCE = (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
+_GIVEN = (SlotKind.INPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.KEYS_VALUES)
+_BODY = (UnitKind.ATTENTION, UnitKind.MLP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,113 +44,147 @@ class _Bench:
 
     unit: Unit
     stage: Stage
-    views: dict[SlotKind, dict[int, dict[str, Tensor]]]
+    views: Mapping[SlotKind, Mapping[int, Mapping[str, Tensor]]]
 
 
 class UnitTimer:
-    """Embedding, a few blocks and head, ready to be timed at any point of the grid."""
+    """Embedding, a few blocks and head, ready to be timed at any of ``timed`` and weighed at any of ``weighed`` points.
+
+    One piece of memory serves all points.
+    """
 
     def __init__(
-        self, spec: ModelSpec, precision: Precision, sequence_length: int, device: torch.device, clock: Clock
+        self,
+        spec: ModelSpec,
+        precision: Precision,
+        sequence_length: int,
+        device: torch.device,
+        clock: Clock,
+        *,
+        timed: Sequence[Point],
+        weighed: Sequence[Point],
     ) -> None:
         self._spec, self._precision, self._length = spec, precision, sequence_length
         self._device, self._clock = device, clock
         blocks = min(spec.layers, MOST_BLOCKS)
-        self._units = (*spec.units[: 1 + 2 * blocks], spec.units[-1])
-        self._parameters = [
-            StageParameters(spec, u.index, u.index + 1, precision=precision, device=device, seed=0) for u in self._units
+        units = (*spec.units[: 1 + 2 * blocks], spec.units[-1])
+        largest = max((*timed, *weighed), key=lambda point: point.tokens)
+        workspace = Workspace(max(self._workspace_bytes(unit, largest) for unit in units), device)
+        self._all = [(unit, self._stage(unit, workspace)) for unit in units]
+        self._one_of_each = list({unit.kind: (unit, stage) for unit, stage in self._all}.values())
+        needed = (
+            self._num_bytes(stages, point)
+            for stages, points in ((self._all, timed), (self._one_of_each, weighed))
+            for point in points
+        )
+        self._memory = torch.zeros(max(needed), dtype=torch.uint8, device=device)
+
+    def _stage(self, unit: Unit, workspace: Workspace) -> Stage:
+        place = (self._spec, unit.index, unit.index + 1)
+        parameters = StageParameters(*place, precision=self._precision, device=self._device, seed=0)
+        return Stage(*place, parameters=parameters, workspace=workspace, sequence_length=self._length)
+
+    def _workspace_bytes(self, unit: Unit, point: Point) -> int:
+        return workspace_bytes(self._spec, self._precision, unit.index, unit.index + 1, point.tokens)
+
+    def _num_bytes(self, stages: _Stages, point: Point) -> int:
+        return sum(self._slot_bytes(unit, slot, point) for unit, _ in stages for slot in SlotKind)
+
+    def _slot_bytes(self, unit: Unit, slot: SlotKind, point: Point) -> int:
+        return stage_slot_bytes(self._spec, self._precision, *self._shape(unit, slot, point))
+
+    def _shape(self, unit: Unit, slot: SlotKind, point: Point) -> tuple[int, int, SlotKind, int, int]:
+        tokens = self._length if slot in _WHOLE_SEQUENCE else point.length
+        return unit.index, unit.index + 1, slot, point.batch, tokens
+
+    def visit(self, point: Point) -> Callable[[], Samples]:
+        """One slice's visit to a rank at ``point``, to be taken as often as wanted; the first one warms up.
+
+        F in order, I and W in reverse. Where only what the prefix touches matters, embedding, head and W stay out.
+        """
+        benches = self._benches(self._all, point)
+        body = [bench for bench in benches if bench.unit.kind in _BODY]
+        forward = benches if point.whole else body
+        weights = [bench for bench in benches if bench.unit.kind is not UnitKind.HEAD] if point.whole else []
+        ids = self._token_ids(point)
+        actions = [
+            *(((b.unit.kind, Kind.F), partial(_forward, b, point, ids)) for b in forward),
+            *(((b.unit.kind, Kind.I), partial(_backward_input, b, point)) for b in reversed(body)),
+            *(((b.unit.kind, Kind.W), partial(_backward_weight, b, point, ids)) for b in reversed(weights)),
         ]
+        return lambda: [(key, self._timed(action)) for key, action in actions]
 
-    def measure(self, point: Point, repeats: int) -> Samples:
-        """Seconds of every pass of every unit at ``point``, one warm-up apart."""
-        benches = self._benches(point)
-        ids = torch.randint(self._spec.vocab, (point.batch, point.length), device=self._device)
-        samples: Samples = defaultdict(list)
-        for repeat in range(repeats + 1):
-            taken = self._once(benches, point, ids)
-            if repeat:
-                for key, seconds in taken:
-                    samples[key].append(seconds)
-        return samples
-
-    def _once(self, benches: list[_Bench], point: Point, ids: Tensor) -> list[tuple[Key, float]]:
-        """F in order, I and W in reverse: one slice's visit to a rank."""
-        start, stop = point.prefix, point.prefix + point.length
-        taken = [self._timed(b, Kind.F, partial(_forward, b, start, stop, ids)) for b in benches]
-        for bench in reversed(benches):
-            if bench.unit.kind in (UnitKind.ATTENTION, UnitKind.MLP):
-                back = partial(bench.stage.backward_input, bench.views, start, stop, fresh_dkv=False)
-                taken.append(self._timed(bench, Kind.I, back))
-        for bench in reversed(benches):
-            if bench.unit.kind is not UnitKind.HEAD:
-                back = partial(bench.stage.backward_weight, bench.views, start, token_ids=ids)
-                taken.append(self._timed(bench, Kind.W, back))
-        return taken
-
-    def _timed(self, bench: _Bench, kind: Kind, action: Callable[[], object]) -> tuple[Key, float]:
+    def _timed(self, action: Callable[[], object]) -> float:
         begin = self._clock()
         action()
-        return (bench.unit.kind, kind), self._clock() - begin
+        return self._clock() - begin
 
-    def transients(self, point: Point) -> dict[Key, int]:
-        """Bytes each pass takes beyond its slots: the declared workspace and what the kernels allocate themselves."""
-        benches = {bench.unit.kind: bench for bench in self._benches(point)}
-        ids = torch.randint(self._spec.vocab, (point.batch, point.length), device=self._device)
-        start, stop = point.prefix, point.prefix + point.length
-        found: dict[Key, int] = {}
-        for kind, bench in benches.items():
+    def transients(self, point: Point) -> Iterator[tuple[Key, int]]:
+        """Bytes that F and I take beyond their slots: the declared workspace, and what kernels allocate themselves."""
+        ids = self._token_ids(point)
+        for bench in self._benches(self._one_of_each, point):
             declared = self._workspace_bytes(bench.unit, point)
-            found[kind, Kind.F] = declared + self._growth(partial(_forward, bench, start, stop, ids))
-            if kind in (UnitKind.ATTENTION, UnitKind.MLP):
-                back = partial(bench.stage.backward_input, bench.views, start, stop, fresh_dkv=False)
-                found[kind, Kind.I] = declared + self._growth(back)
-        return found
+            yield (bench.unit.kind, Kind.F), declared + self._growth(partial(_forward, bench, point, ids))
+            if bench.unit.kind in _BODY:
+                yield (bench.unit.kind, Kind.I), declared + self._growth(partial(_backward_input, bench, point))
 
     def _growth(self, action: Callable[[], object]) -> int:
-        action()
+        """Bytes at the worst moment of ``action`` beyond those before; nothing comes from what the heap kept."""
+        if self._device.type == "cpu":
+            ctypes.CDLL(None).malloc_trim(0)
         reset_peak(self._device)
         before = resident_bytes() if self._device.type == "cpu" else torch.cuda.memory_allocated(self._device)
         action()
         return max(peak_bytes(self._device) - before, 0)
 
-    def _workspace_bytes(self, unit: Unit, point: Point) -> int:
-        return workspace_bytes(self._spec, self._precision, unit.index, unit.index + 1, point.tokens)
+    def _token_ids(self, point: Point) -> Tensor:
+        return torch.randint(self._spec.vocab, (point.batch, point.length), device=self._device)
 
-    def _benches(self, point: Point) -> list[_Bench]:
-        size = max(self._workspace_bytes(unit, point) for unit in self._units)
-        workspace = Workspace(size, self._device)
-        return [self._bench(u, p, workspace, point) for u, p in zip(self._units, self._parameters, strict=True)]
+    def _benches(self, stages: _Stages, point: Point) -> list[_Bench]:
+        """All slots at ``point``, with ordinary numbers in those that no action fills before it reads them."""
+        benches, offset = [], 0
+        for unit, stage in stages:
+            views = {}
+            for slot in SlotKind:
+                memory = self._memory[offset : offset + self._slot_bytes(unit, slot, point)]
+                views[slot] = slot_views(memory, self._spec, self._precision, *self._shape(unit, slot, point))
+                offset += len(memory)
+            _fill(views[slot] for slot in _GIVEN)
+            for tensors in views[SlotKind.KEYS_VALUES_GRADIENTS].values():
+                for tensor in tensors.values():
+                    tensor.zero_()
+            benches.append(_Bench(unit, stage, views))
+        return benches
 
-    def _bench(self, unit: Unit, parameters: StageParameters, workspace: Workspace, point: Point) -> _Bench:
-        first, stop = unit.index, unit.index + 1
-        stage = Stage(self._spec, first, stop, parameters=parameters, workspace=workspace, sequence_length=self._length)
-        views = {slot: self._slot(first, stop, slot, point.batch, point.length) for slot in _PER_SLICE}
-        views |= {slot: self._slot(first, stop, slot, point.batch, self._length) for slot in _PER_SEQUENCE}
-        return _Bench(unit, stage, views)
 
-    def _slot(self, first: int, stop: int, slot: SlotKind, batch: int, tokens: int) -> dict[int, dict[str, Tensor]]:
-        num_bytes = stage_slot_bytes(self._spec, self._precision, first, stop, slot, batch, tokens)
-        memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        views = slot_views(memory, self._spec, self._precision, first, stop, slot, batch, tokens)
-        for tensors in views.values():
+def _fill(slots: Iterator[Mapping[int, Mapping[str, Tensor]]]) -> None:
+    for slot in slots:
+        for tensors in slot.values():
             for tensor in tensors.values():
-                tensor.normal_(std=0.1) if tensor.is_floating_point() else tensor.zero_()
-        return views
+                tensor.normal_(std=0.1)
 
 
-def _forward(bench: _Bench, start: int, stop: int, ids: Tensor) -> None:
+def _forward(bench: _Bench, point: Point, ids: Tensor) -> None:
     kind = bench.unit.kind
     bench.stage.forward(
         bench.views,
-        start,
-        stop,
+        point.prefix,
+        point.prefix + point.length,
         token_ids=ids if kind is UnitKind.EMBEDDING else None,
         labels=ids if kind is UnitKind.HEAD else None,
         gradient_scale=1e-6,
     )
 
 
-def median_and_spread(samples: list[float]) -> tuple[float, float]:
+def _backward_input(bench: _Bench, point: Point) -> None:
+    bench.stage.backward_input(bench.views, point.prefix, point.prefix + point.length, fresh_dkv=False)
+
+
+def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> None:
+    bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids)
+
+
+def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
     """The median, and the interquartile range over it."""
     middle = statistics.median(samples)
     if len(samples) < 4:

@@ -1,0 +1,97 @@
+"""A tiny job measured for real: every kind of record, in the form that the planner reads."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from penstock.core.profile import Profile
+from penstock.planner.decide import decide
+from penstock.planner.fit import REQUIRED, measured_cost
+from penstock.planner.measured import problem_from_profile
+from penstock.trainer.profiling.grid import batches_to_measure, profile_grid, transient_grid
+from penstock.trainer.rundir import RunDir, write_json
+from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
+
+LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Measured on two ranks."""
+    folder = tmp_path_factory.mktemp("profile")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        measured = make_run(folder / "run", tiny_job(write_corpus(folder / "corpus"), steps=2))
+    finish(start(measured, "profile", 2))
+    return measured
+
+
+@pytest.fixture(scope="module")
+def profile(run: RunDir) -> Profile:
+    return run.read_profile()
+
+
+def test_every_pass_is_measured_at_every_point(profile: Profile) -> None:
+    grid = profile_grid(LENGTH, batches_to_measure(4))
+    assert {(u.batch, u.length, u.prefix, u.held_out) for u in profile.units} == {
+        (p.batch, p.length, p.prefix, p.held_out) for p in grid
+    }
+    for point in grid:
+        found = {
+            (u.unit, u.kind)
+            for u in profile.units
+            if (u.batch, u.length, u.prefix) == (point.batch, point.length, point.prefix)
+        }
+        assert found == set(REQUIRED) if point.whole else found < set(REQUIRED)
+
+
+def test_all_that_is_measured_is_positive(profile: Profile) -> None:
+    for unit in profile.units:
+        assert unit.alone_seconds > 0
+        assert unit.together_seconds > 0
+        assert unit.spread >= 0
+        assert unit.samples >= 2
+    assert all(each.seconds > 0 for each in profile.collectives)
+    assert all(each.seconds > 0 for each in profile.optimizer)
+    assert profile.action_overhead_seconds > 0
+    assert profile.memory.constant_bytes > 2**26
+    assert math.isfinite(profile.load)
+
+
+def test_links_go_both_ways(profile: Profile) -> None:
+    assert {(link.source, link.target) for link in profile.links} == {(0, 1), (1, 0)}
+    for link in profile.links:
+        assert link.latency_seconds >= 0
+        assert 0 < link.bytes_per_second < math.inf
+        assert len(link.seconds) == len(link.sizes_bytes)
+
+
+def test_memory_is_weighed_where_it_should_be(profile: Profile) -> None:
+    assert {(t.batch, t.length, t.prefix) for t in profile.memory.transients} == {
+        (p.batch, p.length, p.prefix) for p in transient_grid(LENGTH, batches_to_measure(4))
+    }
+
+
+def test_it_survives_its_text_form(profile: Profile) -> None:
+    assert Profile.from_manifest(json.loads(json.dumps(profile.to_manifest()))) == profile
+    assert profile.num_ranks == 2
+
+
+def test_progress_reached_the_end(run: RunDir) -> None:
+    progress = json.loads(run.profile_progress.read_text())
+    assert progress["done"] == progress["total"] > 10
+
+
+def test_the_planner_can_use_it_and_the_plan_trains(run: RunDir, profile: Profile) -> None:
+    cost, spec = measured_cost(profile), run.read_job().spec
+    for unit, kind in REQUIRED:
+        assert cost.slowdown(unit, kind) >= 1
+        assert cost.unit_seconds(unit, kind, 2, 24, 40) > 0
+    plan = decide(problem_from_profile(spec, profile)).plan
+    write_json(run.plan, plan.to_manifest())
+    train(run)
+    assert len(run.read_metrics()) == 2
+    assert plan.prediction is not None

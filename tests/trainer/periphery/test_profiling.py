@@ -1,0 +1,123 @@
+"""Links, tournaments, lines, and units on a clock that is wound by hand."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.layout import Precision
+from penstock.core.model import Family, UnitKind
+from penstock.core.schedule import Kind
+from penstock.planner.fit import REQUIRED
+from penstock.trainer.profiling.grid import Point
+from penstock.trainer.profiling.network import MESSAGE_BYTES, fit_line, tournament
+from penstock.trainer.profiling.profile import model_digest
+from penstock.trainer.profiling.units import UnitTimer, median_and_spread
+from penstock.trainer.units.workspace import workspace_bytes
+from tests.support.small_plans import small_model
+
+CPU = torch.device("cpu")
+BODY = {(unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I)}
+
+
+@given(st.integers(1, 40))
+def test_in_a_tournament_every_two_meet_once(num_ranks: int) -> None:
+    rounds = list(tournament(num_ranks))
+    met = Counter(pair for pairs in rounds for pair in pairs)
+    assert met == Counter(itertools.combinations(range(num_ranks), 2))
+    for pairs in rounds:
+        players = [rank for pair in pairs for rank in pair]
+        assert len(set(players)) == len(players)
+    assert len(rounds) == num_ranks - 1 + num_ranks % 2
+
+
+@given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-7))
+def test_a_line_is_recovered(latency: float, per_byte: float) -> None:
+    found = fit_line(MESSAGE_BYTES, [latency + size * per_byte for size in MESSAGE_BYTES])
+    assert found[0] == pytest.approx(latency, rel=1e-5, abs=1e-12)
+    assert found[1] == pytest.approx(per_byte, rel=1e-5, abs=1e-16)
+
+
+@given(st.lists(st.floats(1e-7, 1.0), min_size=len(MESSAGE_BYTES), max_size=len(MESSAGE_BYTES)))
+def test_no_part_of_a_line_is_negative_and_none_would_be_better(seconds: list[float]) -> None:
+    def error(latency: float, per_byte: float) -> float:
+        return sum(((latency + n * per_byte) / s - 1) ** 2 for n, s in zip(MESSAGE_BYTES, seconds, strict=True))
+
+    latency, per_byte = fit_line(MESSAGE_BYTES, seconds)
+    assert latency >= 0
+    assert per_byte >= 0
+    for a, b in itertools.product((0.0, 0.9, 1.1), repeat=2):
+        assert error(latency, per_byte) <= error(latency * a, per_byte * b) + 1e-9
+    assert error(latency, per_byte) <= error(latency + 1e-7, per_byte + 1e-14) + 1e-6
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=4, max_size=30))
+def test_spread_is_the_interquartile_range_over_the_median(samples: list[float]) -> None:
+    median, spread = median_and_spread(samples)
+    low, _, high = statistics.quantiles(samples, n=4)
+    assert median == statistics.median(samples)
+    assert spread == pytest.approx((high - low) / median)
+
+
+@pytest.mark.parametrize("samples", [[1.0], [1.0, 3.0], [1.0, 2.0, 3.0]])
+def test_few_samples_spread_over_their_range(samples: list[float]) -> None:
+    assert median_and_spread(samples)[1] == (samples[-1] - samples[0]) / statistics.median(samples)
+
+
+def timer(family: Family, points: list[Point], precision: Precision = Precision.FP32, layers: int = 2) -> UnitTimer:
+    """On a clock that gains a second with every look."""
+    ticks = itertools.count(0.0)
+    spec = small_model(family, layers=layers)
+    return UnitTimer(spec, precision, 32, CPU, lambda: next(ticks), timed=points, weighed=[Point(3, 32, 0)])
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_every_pass_of_every_unit_is_timed(family: Family, precision: Precision) -> None:
+    points = [Point(1, 32, 0), Point(2, 8, 0), Point(1, 8, 24), Point(2, 5, 20, held_out=True)]
+    units = timer(family, points, precision)
+    for point in points:
+        visit = units.visit(point)
+        for _ in range(2):
+            samples = visit()
+            assert {seconds for _, seconds in samples} == {1.0}
+            counts = Counter(key for key, _ in samples)
+            assert counts.keys() == (set(REQUIRED) if point.whole else BODY)
+            assert all(counts[key] == (2 if key in BODY else counts[key]) for key in counts)
+
+
+def test_blocks_are_few_even_in_deep_models() -> None:
+    samples = timer(Family.LLAMA, [Point(1, 8, 0)], layers=9).visit(Point(1, 8, 0))()
+    assert Counter(key for key, _ in samples)[UnitKind.MLP, Kind.F] == 4
+
+
+def test_the_order_is_that_of_a_slice_s_visit() -> None:
+    keys = [key for key, _ in timer(Family.LLAMA, [Point(1, 8, 0)]).visit(Point(1, 8, 0))()]
+    body = [UnitKind.ATTENTION, UnitKind.MLP] * 2
+    assert [unit for unit, kind in keys if kind is Kind.F] == [UnitKind.EMBEDDING, *body, UnitKind.HEAD]
+    assert [unit for unit, kind in keys if kind is Kind.I] == body[::-1]
+    assert [unit for unit, kind in keys if kind is Kind.W] == [*body[::-1], UnitKind.EMBEDDING]
+    assert [kind for _, kind in keys] == sorted((kind for _, kind in keys), key=[Kind.F, Kind.I, Kind.W].index)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_transients_hold_the_declared_workspace(family: Family) -> None:
+    spec = small_model(family, layers=2)
+    point = Point(3, 32, 0)
+    found = dict(timer(family, [point]).transients(point))
+    assert found.keys() == BODY | {(UnitKind.EMBEDDING, Kind.F), (UnitKind.HEAD, Kind.F)}
+    by_kind = {unit.kind: workspace_bytes(spec, Precision.FP32, unit.index, unit.index + 1, 96) for unit in spec.units}
+    assert all(num_bytes >= by_kind[unit] for (unit, _), num_bytes in found.items())
+
+
+def test_a_model_s_digest_knows_dimensions_but_no_depth() -> None:
+    one, other = small_model(Family.LLAMA, layers=1), small_model(Family.LLAMA, layers=7)
+    assert model_digest(one, 64) == model_digest(other, 64)
+    assert model_digest(one, 64) != model_digest(one, 128)
+    assert model_digest(one, 64) != model_digest(small_model(Family.GPT2, layers=1), 64)
