@@ -26,7 +26,7 @@ IMPURE_MODULES = {
     *("glob", "logging", "pathlib", "shutil", "tempfile"),  # files
     *("http", "select", "socket", "ssl", "urllib"),  # the network
     *("asyncio", "ctypes", "multiprocessing", "signal", "subprocess", "threading"),  # other things running
-    *("random", "secrets"),  # chance that was not passed in
+    "secrets",  # chance; `random` is looked at below
 }
 IMPURE_BUILTINS = {"exec", "eval", "input", "open", "print"}
 FRAMEWORKS = ("fastapi", "httpx", "kopf", "kubernetes", "prometheus_client", "pydantic", "torch", "transformers")
@@ -97,6 +97,25 @@ def test_no_relative_imports() -> None:
 def test_pure_packages_touch_nothing_outside(package: str) -> None:
     impure = {path: tops & IMPURE_MODULES for path, tops in imported_tops(package).items()}
     assert {path: tops for path, tops in impure.items() if tops} == {}
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_pure_packages_draw_from_seeded_generators_only(package: str) -> None:
+    drawn = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees(package)
+        if "random" in imported_modules(tree)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "random"
+        or isinstance(node, ast.Attribute)
+        and ast.unparse(node.value) == "random"
+        and node.attr != "Random"
+        or isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "random.Random"
+        and not node.args
+    ]
+    assert drawn == []
 
 
 @pytest.mark.parametrize("package", PURE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,7 @@ class Problem:
     price_per_device_hour: float = 0.0
     most_tp: int = 1
     devices_per_node: int = 1
-    device_memory_bytes: int = sys.maxsize
+    device_memory_bytes: int = 2**63 - 1
     """What the limit can be raised to."""
     link_tolerance: float = 1.0
     """The factor within which links count as alike; measurements scatter."""
