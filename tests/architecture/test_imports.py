@@ -106,14 +106,9 @@ def test_pure_packages_draw_from_seeded_generators_only(package: str) -> None:
         for path, tree in trees(package)
         if "random" in imported_modules(tree)
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        and node.module == "random"
-        or isinstance(node, ast.Attribute)
-        and ast.unparse(node.value) == "random"
-        and node.attr != "Random"
-        or isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "random.Random"
-        and not node.args
+        if (isinstance(node, ast.ImportFrom) and node.module == "random")
+        or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and node.attr != "Random")
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "random.Random" and not node.args)
     ]
     assert drawn == []
 

@@ -35,7 +35,7 @@ def sound_plan(**changes: Any) -> Plan:
         "num_microbatches": 2,
         "slices": (5, 3),
         "stages": ((0, 3), (3, 6)),
-        "schedule": ScheduleSpec(generator="zb", inputs={"caps": (3, 4)}),
+        "schedule": ScheduleSpec(generator="zb", text="AAAA"),
         "placement": (0, 1),
         "prediction": Prediction(
             step_seconds=1.0,

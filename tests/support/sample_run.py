@@ -150,7 +150,7 @@ def sample_plan() -> Plan:
         num_microbatches=4,
         slices=SLICES,
         stages=((0, 10), (10, 18)),
-        schedule=ScheduleSpec(generator="zb", inputs={"cap": (5, 5), "slices": SLICES}),
+        schedule=ScheduleSpec(generator="1f1b"),
         placement=(0, 1),
         program_digest="9c1f02ab" * 8,
         profile_digest="41d07e65" * 8,

@@ -172,15 +172,14 @@ def flatten(actions: Iterable[Action]) -> Iterator[Action]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSpec(Manifest):
-    """A schedule by its recipe: generator, version and integer inputs regenerate it on every rank.
+    """A schedule by its recipe: generator and version regenerate it on every rank from the plan's shape.
 
-    ``inputs`` holds named integers and lists (nanoseconds, caps). ``generator`` is ``csv`` for an imported one,
-    whose text is ``text``.
+    ``text`` holds what they cannot know: the CSV of an imported schedule, whose generator is ``csv``, or the recorded
+    order of one that was made from costs.
     """
 
     generator: str
     version: int = 1
-    inputs: dict[str, tuple[int, ...]] | None = None
     text: str = ""
 
 

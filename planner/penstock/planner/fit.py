@@ -38,13 +38,22 @@ class Fit:
     quadratic: float
 
     def seconds(self, batch: int, length: Lengths, prefix: Lengths) -> Floats:
-        """Seconds at (B, n, c); below the first node as there, beyond the last in proportion to t."""
+        """Seconds at (B, n, c); below the first node on the line of the first two, beyond the last in proportion."""
         n, c = np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64)
         t = batch * n
         tokens = np.interp(t, self.token_nodes, self.token_seconds) * np.maximum(t / self.token_nodes[-1], 1.0)
+        tokens = tokens - self._first_rate * np.maximum(self.token_nodes[0] - t, 0.0)
         slope = np.interp(n, self.slope_nodes, self.slopes)
         seconds: Floats = tokens + _pairs(batch, n, c) * slope + self.quadratic * batch * n * n
         return seconds
+
+    @property
+    def _first_rate(self) -> float:
+        """Seconds per token below the first node: the slope of what follows, but never so steep as to reach nothing."""
+        if len(self.token_nodes) < 2:
+            return 0.0
+        (near, far), (low, high) = self.token_nodes[:2], self.token_seconds[:2]
+        return float(np.clip((high - low) / (far - near), 0.0, low / near))
 
 
 def _pairs(batch: int | Floats, n: Floats, c: Floats) -> Floats:

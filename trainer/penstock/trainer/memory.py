@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 from pathlib import Path
 
 import torch
@@ -34,6 +36,15 @@ def peak_bytes(device: torch.device) -> int:
 def resident_bytes() -> int:
     """Bytes of this process in memory now."""
     return _status_bytes("VmRSS")
+
+
+def release_unused(device: torch.device) -> None:
+    """Give back what allocators keep of freed memory, so that the next measurement counts only what is in use."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _status_bytes(name: str) -> int:

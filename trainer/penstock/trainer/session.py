@@ -16,6 +16,7 @@ from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
 from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh, everyone, open_transport
+from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
 from penstock.trainer.rundir import RunDir
@@ -54,6 +55,7 @@ class Session:
             cursor=worker.status.cursor,
             stop_requested=worker.stop_requested,
         )
+        release_unused(worker.device)  # what building took for a moment
         worker.status.start(str(instruction.action) for instruction in own.instructions)
 
     @property

@@ -19,15 +19,13 @@ class Generator:
     """A pure function from integers to an order, known by name and version.
 
     A change of its output is a new version, since plans name it. ``uses_costs`` says that costs, stash and caps
-    change the order (a recipe then holds them);
-    ``resolve`` names in the inputs what the generator would otherwise choose anew on every rank.
+    change the order: a recipe then holds the order itself.
     """
 
     name: str
     version: int
     generate: Callable[[ScheduleInputs], Order]
     uses_costs: bool
-    resolve: Callable[[ScheduleInputs], ScheduleInputs] = lambda inputs: inputs
 
 
 def installed_generators() -> dict[str, Generator]:

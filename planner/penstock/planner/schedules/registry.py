@@ -1,8 +1,9 @@
-"""Generators by name, and recipes: a plan stores a schedule as name, version and integers, not as its actions."""
+"""Generators by name, and recipes: a plan stores a schedule that follows from its shape as a name and a version.
+
+One that was made from costs is recorded whole.
+"""
 
 from __future__ import annotations
-
-from itertools import chain, repeat
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import nearest
@@ -11,9 +12,17 @@ from penstock.planner.order import Order, from_schedule, to_schedule
 from penstock.planner.schedules.generator import Generator, installed_generators
 from penstock.planner.schedules.gpipe import gpipe
 from penstock.planner.schedules.imported import CSV, imported
-from penstock.planner.schedules.inputs import TABLES, ScheduleInputs, StageTable
+from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.one_f_one_b import one_f_one_b, zb_h1
-from penstock.planner.schedules.zero_bubble import with_best_variant, zb
+from penstock.planner.schedules.recorded import record, replay
+
+
+def _zb(inputs: ScheduleInputs) -> Order:
+    # Loads numba; ranks get by without it.
+    from penstock.planner.schedules.zero_bubble import zb
+
+    return zb(inputs)
+
 
 BUILT_IN = {
     generator.name: generator
@@ -21,7 +30,7 @@ BUILT_IN = {
         Generator(name="gpipe", version=1, generate=gpipe, uses_costs=False),
         Generator(name="1f1b", version=1, generate=one_f_one_b, uses_costs=False),
         Generator(name="zb-h1", version=1, generate=zb_h1, uses_costs=False),
-        Generator(name="zb", version=1, generate=zb, uses_costs=True, resolve=with_best_variant),
+        Generator(name="zb", version=1, generate=_zb, uses_costs=True),
     )
 }
 
@@ -45,49 +54,8 @@ def find(name: str, version: int | None = None) -> Generator:
 def to_spec(name: str, inputs: ScheduleInputs) -> ScheduleSpec:
     """The recipe of ``find(name).generate(inputs)``; the counts of ranks, micro-batches and slices are the plan's."""
     generator = find(name)
-    return ScheduleSpec(
-        generator=name,
-        version=generator.version,
-        inputs=_recorded(generator.resolve(inputs)) if generator.uses_costs else None,
-    )
-
-
-def _recorded(inputs: ScheduleInputs) -> dict[str, tuple[int, ...]]:
-    tables = {name: tuple(chain.from_iterable(getattr(inputs, name))) for name in TABLES}
-    kept = {name: values for name, values in tables.items() if values}
-    if inputs.caps:
-        kept["caps"] = inputs.caps
-    if inputs.variant is not None:
-        kept["variant"] = (inputs.variant,)
-    return kept | {"receive_ahead": (inputs.receive_ahead,)}
-
-
-def inputs_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> ScheduleInputs:
-    """The inputs recorded by `to_spec`; raises `UserError` for a name or a length that does not belong there."""
-    recorded = dict(spec.inputs or {})
-    unknown = sorted(set(recorded) - {*TABLES, "caps", "receive_ahead", "variant"})
-    if unknown:
-        raise UserError(what="unknown input", where=f"schedule.inputs.{unknown[0]}", remedy="plan again")
-    caps = recorded.pop("caps", ())
-    (receive_ahead,) = recorded.pop("receive_ahead", (2,))
-    (variant,) = recorded.pop("variant", (None,))
-    tables = {name: _table(name, values, num_slices) for name, values in recorded.items()}
-    return ScheduleInputs(
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        num_slices=num_slices,
-        caps=caps,
-        receive_ahead=receive_ahead,
-        variant=variant,
-        **tables,
-    )
-
-
-def _table(name: str, values: tuple[int, ...], num_slices: int) -> StageTable:
-    if len(values) % num_slices:
-        where = f"schedule.inputs.{name}"
-        raise UserError(what=f"{len(values)} values do not fill rows of {num_slices} slices", where=where)
-    return tuple(zip(*repeat(iter(values), num_slices), strict=True))
+    text = record(generator.generate(inputs)) if generator.uses_costs else ""
+    return ScheduleSpec(generator=name, version=generator.version, text=text)
 
 
 def order_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Order:
@@ -95,7 +63,12 @@ def order_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
         return from_schedule(imported(spec, **shape))
-    return find(spec.generator, spec.version).generate(inputs_from_spec(spec, **shape))
+    generator = find(spec.generator, spec.version)
+    return replay(spec.text, **shape) if spec.text else generator.generate(_without_costs(**shape))
+
+
+def _without_costs(*, num_ranks: int, num_microbatches: int, num_slices: int) -> ScheduleInputs:
+    return ScheduleInputs(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
 
 
 def from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Schedule:

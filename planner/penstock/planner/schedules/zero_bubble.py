@@ -2,7 +2,7 @@
 
 Several greedy orders are made, differing in how far forwards run ahead, how far weight gradients lag and how short a
 wait is filled; with H1's own order they are compared by the simulator and the best is taken, so it is never behind H1
-where H1 fits. Each is a variant by number, so that a recipe names its own and ranks need not compare again.
+where H1 fits. Each is a variant by number, so that a search compares them once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def zb_order(inputs: ScheduleInputs) -> Order:
     if inputs.variant == H1:
         return zb_h1(inputs)
     if inputs.variant is None or not 0 < inputs.variant <= len(VARIANTS):
-        raise UserError(what=f"{inputs.variant} is not a variant of zb", where="schedule.inputs.variant")
+        raise UserError(what=f"{inputs.variant} is not a variant of zb", where="schedule zb")
     return _greedy_order(inputs, VARIANTS[inputs.variant - 1])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 LONGEST_BATCH = 4
 SHORTEST_LENGTH = 16
-NUM_LENGTHS = 5
+NUM_LENGTHS = 6
 _REPEATED_TOKENS, _FEWEST, _MOST = 1536, 3, 6
 
 
@@ -58,7 +58,7 @@ def transient_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Poin
 
 
 def halvings(sequence_length: int) -> list[int]:
-    """The sequence length and its halves, down to a sixteenth."""
+    """The sequence length and its halves, down to a thirty-second."""
     found = [sequence_length]
     while len(found) < NUM_LENGTHS and found[-1] // 2 >= SHORTEST_LENGTH:
         found.append(found[-1] // 2)

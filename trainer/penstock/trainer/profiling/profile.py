@@ -17,7 +17,7 @@ from penstock.core.job import JobSpec
 from penstock.core.model import ModelSpec
 from penstock.core.profile import MachineKey, MemoryRecord, Profile, TransientRecord, UnitRecord, digest
 from penstock.trainer.clock import device_clock
-from penstock.trainer.memory import resident_bytes
+from penstock.trainer.memory import release_unused, resident_bytes
 from penstock.trainer.profiling.grid import Point, batches_to_measure, profile_grid, transient_grid
 from penstock.trainer.profiling.network import (
     measure_collectives,
@@ -77,9 +77,9 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     links = concatenated(measure_links(groups, worker.rank, worker.num_ranks, clock))
     overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks, clock))
     collectives = measure_collectives(worker.num_ranks, worker.device, clock)
-    constant = max(gather(_constant_bytes(worker)))
     units, transients = _measure_units(spec, worker, progress if worker.rank == 0 else ignore)
     optimizer = measure_optimizer(spec.model, spec.training.precision, spec.training, worker.device, clock)
+    constant = max(gather(_constant_bytes(worker)))
     if worker.rank != 0:
         return None
     return Profile(
@@ -170,7 +170,8 @@ def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientReco
 
 
 def _constant_bytes(worker: Worker) -> int:
-    """What a rank holds before any parameter: interpreter, torch, groups."""
+    """What a rank holds beside parameters and slots: interpreter, torch, groups, and kernels once they have run."""
+    release_unused(worker.device)
     if worker.device.type == "cuda":
         return torch.cuda.memory_allocated(worker.device)
     return resident_bytes()

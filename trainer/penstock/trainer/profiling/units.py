@@ -5,7 +5,6 @@ Several blocks with weights and buffers of their own take turns, so that a unit 
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.schedule import Kind
 from penstock.trainer.clock import Clock
-from penstock.trainer.memory import peak_bytes, reset_peak, resident_bytes
+from penstock.trainer.memory import peak_bytes, release_unused, reset_peak, resident_bytes
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.stage import Stage
@@ -130,8 +129,7 @@ class UnitTimer:
 
     def _growth(self, action: Callable[[], object]) -> int:
         """Bytes at the worst moment of ``action`` beyond those before; nothing comes from what the heap kept."""
-        if self._device.type == "cpu":
-            ctypes.CDLL(None).malloc_trim(0)
+        release_unused(self._device)
         reset_peak(self._device)
         before = resident_bytes() if self._device.type == "cpu" else torch.cuda.memory_allocated(self._device)
         action()

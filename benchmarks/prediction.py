@@ -1,0 +1,284 @@
+"""Predicted against measured: step time and memory of many plans, and whether the planner's choice is the best of them.
+
+    ./dev bench prediction
+
+The machine is measured as `penstock profile` does. Plans are visited in turn, round after round, each time in new
+processes. A reference kernel runs before and after; where it drifts, the visit does not count and is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support import machine, write_results
+
+from penstock.core.job import ParallelismSpec, PipelineJob
+from penstock.core.plan import Plan, Prediction
+from penstock.core.profile import Profile
+from penstock.planner import yamltext
+from penstock.planner.decide import decide, realised
+from penstock.planner.evaluate import Simulated
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.search import Evaluation
+from penstock.trainer.launch import LaunchSpec, launch
+from penstock.trainer.prepare import prepare_data
+from penstock.trainer.rundir import RunDir, write_json
+
+EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"
+RANKS = 2
+ROUNDS, STEPS_PER_VISIT = 2, 10
+MOST_DRIFT = 0.03
+MOST_REPEATS = 6
+FINALISTS = 3
+
+UNSTEADY = "the machine's speed keeps drifting: end what else runs on it, and try again"
+
+PINNED = {
+    "1 slice": ParallelismSpec(pp=2, slices=1, schedule="1f1b", micro_batch=1),
+    "2 slices of 2": ParallelismSpec(pp=2, slices=2, schedule="1f1b", micro_batch=2),
+    "4 slices": ParallelismSpec(pp=2, slices=4, schedule="1f1b", micro_batch=1),
+    "16 slices": ParallelismSpec(pp=2, slices=16, schedule="1f1b", micro_batch=1),
+    "flush": ParallelismSpec(pp=2, slices=4, schedule="gpipe", micro_batch=1),
+    "flush of 2": ParallelismSpec(pp=2, slices=8, schedule="gpipe", micro_batch=2),
+    "flush of 4": ParallelismSpec(pp=2, slices=8, schedule="gpipe", micro_batch=4),
+    "zero bubble": ParallelismSpec(pp=2, slices=3, schedule="zb", micro_batch=1),
+    "zero bubble of 4": ParallelismSpec(pp=2, slices=6, schedule="zb", micro_batch=4),
+    "H1": ParallelismSpec(pp=2, slices=2, schedule="zb-h1", micro_batch=1),
+    "unequal stages": ParallelismSpec(pp=2, slices=4, schedule="1f1b", micro_batch=2, stages=(4.5, 3.5)),
+    "unequal slices": ParallelismSpec(pp=2, slices=(400, 344, 280), schedule="zb", micro_batch=2),
+    "replicas": ParallelismSpec(dp=2, pp=1, micro_batch=1),
+    "replicas of 2": ParallelismSpec(dp=2, pp=1, micro_batch=2),
+}
+
+
+@dataclass
+class Contender:
+    """A plan, and what its visits gave."""
+
+    name: str
+    plan: Plan
+    step_seconds: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def prediction(self) -> Prediction:
+        """The plan's."""
+        assert self.plan.prediction is not None
+        return self.plan.prediction
+
+    @property
+    def measured_seconds(self) -> float:
+        """The median over all visits."""
+        return statistics.median(self.step_seconds)
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.prediction.step_seconds / self.measured_seconds - 1
+
+
+class Bench:
+    """A machine, measured once, that plans are tried on."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._job = PipelineJob.from_manifest(yamltext.load(EXAMPLE.read_text(), str(EXAMPLE)))
+        self._run = self._prepared(self._job)
+        self.rejected = 0
+        self.profile = self._measured()
+
+    def _prepared(self, job: PipelineJob) -> RunDir:
+        run = RunDir(self._root)
+        run.create()
+        run.job.write_text(yamltext.dump(job.to_manifest()))
+        prepare_data(job, run)
+        return run
+
+    def _measured(self) -> Profile:
+        """The machine, measured while its speed did not drift."""
+        for _ in range(MOST_REPEATS):
+            before = self._visit(0)["reference_seconds"][-1]
+            self._launch("penstock.trainer", "profile", "--run-dir", str(self._run.root))
+            if _is_steady(before, self._visit(0)["reference_seconds"][0]):
+                return self._run.read_profile()
+            self.rejected += 1
+        raise SystemExit(UNSTEADY)
+
+    def contenders(self) -> list[Contender]:
+        """Pinned plans, the planner's choice, and what it ranked next."""
+        found = [Contender(name, self._decide(pins)[0]) for name, pins in PINNED.items()]
+        choice, others = self._decide(ParallelismSpec())
+        found.append(Contender("the planner's choice", choice))
+        found += [Contender(f"its alternative {i + 1}", plan) for i, plan in enumerate(others)]
+        return found
+
+    def _decide(self, pins: ParallelismSpec) -> tuple[Plan, list[Plan]]:
+        problem = problem_from_profile(replace(self._job.spec, parallelism=pins), self.profile)
+        decision = decide(problem)
+        judge = Simulated(problem)
+        others = [self._realised(judge, decision.result, each) for each in decision.result.others[:FINALISTS]]
+        return decision.plan, others
+
+    def _realised(self, judge: Simulated, result: Any, each: Evaluation) -> Plan:
+        return realised(judge, replace(result, best=each, others=())).plan
+
+    def try_out(self, contender: Contender) -> None:
+        """One visit that counts."""
+        write_json(self._run.plan, contender.plan.to_manifest())
+        for _ in range(MOST_REPEATS):
+            found = self._visit(STEPS_PER_VISIT)
+            if _is_steady(*found["reference_seconds"]):
+                break
+            self.rejected += 1
+        else:
+            raise SystemExit(UNSTEADY)
+        contender.step_seconds += found["step_seconds"]
+        contender.peak_bytes = [
+            max(pair) for pair in zip(found["peak_bytes"], contender.peak_bytes or [0] * RANKS, strict=True)
+        ]
+
+    def _visit(self, steps: int) -> Mapping[str, Any]:
+        self._launch("benchmarks.prediction_rank", str(self._run.root), str(steps))
+        found: Mapping[str, Any] = json.loads((self._run.root / "visit.json").read_text())
+        return found
+
+    def _launch(self, module: str, *arguments: str) -> None:
+        logs = self._run.logs / str(time.monotonic_ns())
+        spec = LaunchSpec(
+            module=module,
+            arguments=arguments,
+            num_ranks=RANKS,
+            threads_per_rank=1,
+            log_folder=logs,
+            status_folder=self._run.status,
+        )
+        outcome = launch(spec).wait()
+        if outcome is None or outcome.failure is not None:
+            raise SystemExit(str(outcome))
+
+
+def main() -> int:
+    """Measure, plan, visit, and write the tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder))
+        contenders = bench.contenders()
+        for number in range(ROUNDS):
+            for contender in contenders:
+                bench.try_out(contender)
+                sys.stderr.write(f"round {number + 1}: {_line(contender)}\n")
+        found = {
+            "model": _model(contenders[0].plan),
+            "rejected": bench.rejected,
+            "rounds": ROUNDS,
+            "steps": STEPS_PER_VISIT,
+        }
+        found |= {
+            "constant_bytes": bench.profile.memory.constant_bytes,
+            "plans": [_result(each) for each in contenders],
+        }
+        write_results("prediction", json.dumps(found), table)
+    return 0
+
+
+def _is_steady(before: float, after: float) -> bool:
+    return abs(after / before - 1) <= MOST_DRIFT
+
+
+def _line(contender: Contender) -> str:
+    p = contender.prediction
+    memory = [f"{a / 2**20:.0f}/{b / 2**20:.0f}" for a, b in zip(p.peak_bytes, contender.peak_bytes, strict=True)]
+    return (
+        f"{contender.name}: {p.step_seconds:.3f}/{contender.measured_seconds:.3f} s {contender.error:+.1%} {memory} MiB"
+    )
+
+
+def _model(plan: Plan) -> str:
+    model = plan.model
+    return (
+        f"{model.family.value}, {model.layers} layers of width {model.hidden}, {plan.sequence_length} tokens, "
+        f"{plan.global_batch} sequences per step, {plan.precision.value}"
+    )
+
+
+def _result(contender: Contender) -> dict[str, Any]:
+    return {
+        "name": contender.name,
+        "plan": _describe(contender.plan),
+        "predicted_seconds": contender.prediction.step_seconds,
+        "measured_seconds": contender.measured_seconds,
+        "step_seconds": contender.step_seconds,
+        "predicted_peak_bytes": contender.prediction.peak_bytes,
+        "measured_peak_bytes": contender.peak_bytes,
+        "slot_bytes": contender.prediction.slot_bytes,
+    }
+
+
+def _describe(plan: Plan) -> str:
+    slices = f"{len(plan.slices)} slices" if len(plan.slices) > 1 else "1 slice"
+    schedule = plan.schedule.generator or "imported"
+    shape = f"dp {plan.dp} x pp {plan.pp}, {plan.num_microbatches} micro-batches of {plan.microbatch}"
+    return f"{shape}, {slices}, {schedule}"
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    return "\n".join(_lines(results)) + "\n"
+
+
+def _lines(results: dict[str, Any]) -> Iterator[str]:
+    yield from (
+        "# Predicted against measured",
+        "",
+        f"{results['model']}; {RANKS} CPU ranks, one thread each; {machine()}.",
+        f"{results['rounds']} rounds, each plan {results['steps']} steps a round in new processes; "
+        f"{results['rejected']} visits were rejected because the machine's speed had drifted.",
+        "",
+        "| plan | predicted s | measured s | error | predicted MiB | measured MiB | error | above the constant |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    )
+    rows = [_Row(each, results["constant_bytes"]) for each in results["plans"]]
+    yield from (row.text for row in rows)
+    best = min(rows, key=lambda row: row.measured)
+    choice = next(row for row in rows if row.name == "the planner's choice")
+    yield from (
+        "",
+        f"Mean absolute error of step time {statistics.mean(abs(row.time_error) for row in rows):.1%} (target 5 %). "
+        f"Memory between {min(row.memory_error for row in rows):+.1%} and {max(row.memory_error for row in rows):+.1%} "
+        f"(target -2 % to +5 %), above the constant at most "
+        f"{max(abs(row.above_error) for row in rows):.1%} off (target 10 %).",
+        f"The planner's choice took {choice.measured / best.measured - 1:+.1%} of the best plan's time "
+        f"({best.name}; target 3 %).",
+    )
+
+
+class _Row:
+    """A plan's line; memory is that of the rank that is furthest off."""
+
+    def __init__(self, plan: dict[str, Any], constant: int) -> None:
+        self.name = plan["name"]
+        self.measured, predicted = plan["measured_seconds"], plan["predicted_seconds"]
+        self.time_error = predicted / self.measured - 1
+        pairs = list(zip(plan["predicted_peak_bytes"], plan["measured_peak_bytes"], strict=True))
+        guess, real = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1))
+        self.memory_error = guess / real - 1
+        self.above_error = max(((a - constant) / (b - constant) - 1 for a, b in pairs), key=abs)
+        times = (f"{self.name}: {plan['plan']}", f"{predicted:.3f}", f"{self.measured:.3f}", f"{self.time_error:+.1%}")
+        memory = (
+            f"{guess / 2**20:.0f}",
+            f"{real / 2**20:.0f}",
+            f"{self.memory_error:+.1%}",
+            f"{self.above_error:+.1%}",
+        )
+        self.text = f"| {' | '.join((*times, *memory))} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
