@@ -93,17 +93,17 @@ def realised(judge: Simulated, result: Result) -> Decision:
     for found in (result.best, *result.others):
         seated, evaluation = placed(judge, found)
         draft = draft_plan(seated, evaluation)
-        program, prediction = None, _prediction(evaluation)
+        program = None
         if _num_actions(evaluation) <= MOST_PROVED_ACTIONS:
             program = program_of(draft)
-            prediction = _with_arena(seated, evaluation, program)
-        if max(prediction.peak_bytes) > judge.problem.memory_limit_bytes:
-            needs.append((max(prediction.peak_bytes), evaluation.candidate.label))
+            evaluation = _with_arena(seated, evaluation, program)
+        if max(evaluation.peak_bytes) > judge.problem.memory_limit_bytes:
+            needs.append((max(evaluation.peak_bytes), evaluation.candidate.label))
             continue
         plan = dataclasses.replace(
             draft,
             program_digest=program.digest if program else "",
-            prediction=prediction,
+            prediction=_prediction(evaluation),
             reasons=reasons(judge.problem, result, evaluation),
             alternatives=alternatives(result, evaluation),
         )
@@ -151,10 +151,10 @@ def _prediction(evaluation: Evaluation) -> Prediction:
     )
 
 
-def _with_arena(judge: Simulated, evaluation: Evaluation, program: Program) -> Prediction:
-    """The prediction with the exact bytes of the laid-out arenas."""
+def _with_arena(judge: Simulated, evaluation: Evaluation, program: Program) -> Evaluation:
+    """The evaluation with the exact bytes of the laid-out arenas."""
     arenas = tuple(rank.arena_bytes for rank in program.ranks)
     stage_ranks = tuple(judge.order(evaluation.candidate).stage_ranks.tolist())
     always = static_bytes(judge.problem, evaluation.candidate, stage_ranks)
     peaks = tuple(a + b for a, b in zip(always, arenas, strict=True))
-    return dataclasses.replace(_prediction(evaluation), peak_bytes=peaks, slot_bytes=arenas)
+    return dataclasses.replace(evaluation, peak_bytes=peaks, slot_bytes=arenas)

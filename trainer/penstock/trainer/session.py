@@ -116,7 +116,7 @@ class Session:
 
     def save(self, step: int, attempt: int) -> Checkpoint:
         """A checkpoint after ``step`` steps; raises `RunError` if it could not be written."""
-        return checkpoint.save(
+        saved = checkpoint.save(
             self.run.checkpoints,
             attempt,
             step,
@@ -126,6 +126,8 @@ class Session:
             keep=self.job.spec.checkpoint.keep,
             group=self.everyone,
         )
+        release_unused(self.worker.device)  # copies on their way to the disk
+        return saved
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and moments of this rank by global name."""
