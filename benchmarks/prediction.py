@@ -2,8 +2,9 @@
 
     ./dev bench prediction
 
-The machine is measured as `penstock profile` does. Plans are visited in turn, round after round, each time in new
-processes. A reference kernel runs before and after; where it drifts, the visit does not count and is repeated.
+The machine is measured as `penstock profile` does. Then plans are visited in turn, round after round. A reference
+kernel runs before and after each visit; where it differs from its time while the machine was measured, the visit does
+not count and is repeated. Memory is measured apart, every plan in new processes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.prediction_rank import MOST_DRIFT, STEPS_PER_PLAN, STEPS_PER_VISIT
 from benchmarks.support import machine, write_results
 
 from penstock.core.job import ParallelismSpec, PipelineJob
@@ -34,8 +36,6 @@ from penstock.trainer.rundir import RunDir, write_json
 
 EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"
 RANKS, SEQUENCES = 2, 2
-ROUNDS, STEPS_PER_VISIT = 2, 10
-MOST_DRIFT = 0.03
 MOST_REPEATS = 6
 FINALISTS = 2
 
@@ -60,7 +60,7 @@ PINNED = {
 
 @dataclass
 class Contender:
-    """A plan, and what its visits gave."""
+    """A plan, and what was measured of it."""
 
     name: str
     plan: Plan
@@ -75,7 +75,7 @@ class Contender:
 
     @property
     def measured_seconds(self) -> float:
-        """The median over all visits."""
+        """The median of all steps that count."""
         return statistics.median(self.step_seconds)
 
     @property
@@ -93,8 +93,7 @@ class Bench:
         training = replace(example.spec.training, global_batch=SEQUENCES)
         self._job = replace(example, spec=replace(example.spec, training=training, parallelism=ParallelismSpec()))
         self._run = self._prepared(self._job)
-        self.rejected = 0
-        self.profile = self._measured()
+        self.profile, self._reference_seconds = self._measured()
 
     def _prepared(self, job: PipelineJob) -> RunDir:
         run = RunDir(self._root)
@@ -103,14 +102,14 @@ class Bench:
         prepare_data(job, run)
         return run
 
-    def _measured(self) -> Profile:
-        """The machine, measured while its speed did not drift."""
+    def _measured(self) -> tuple[Profile, float]:
+        """The machine, measured while its speed did not drift, and the reference kernel's seconds."""
         for _ in range(MOST_REPEATS):
-            before = self._visit(0)["reference_seconds"][-1]
+            before = self._task("reference")["seconds"]
             self._launch("penstock.trainer", "profile", "--run-dir", str(self._run.root))
-            if _is_steady(before, self._visit(0)["reference_seconds"][0]):
-                return self._run.read_profile()
-            self.rejected += 1
+            after = self._task("reference")["seconds"]
+            if abs(after / before - 1) <= MOST_DRIFT:
+                return self._run.read_profile(), (before + after) / 2
         raise SystemExit(UNSTEADY)
 
     def contenders(self) -> list[Contender]:
@@ -131,24 +130,23 @@ class Bench:
     def _realised(self, judge: Simulated, result: Any, each: Evaluation) -> Plan:
         return realised(judge, replace(result, best=each, others=())).plan
 
-    def try_out(self, contender: Contender) -> None:
-        """One visit that counts."""
-        write_json(self._run.plan, contender.plan.to_manifest())
-        for _ in range(MOST_REPEATS):
-            found = self._visit(STEPS_PER_VISIT)
-            if _is_steady(*found["reference_seconds"]):
-                break
-            self.rejected += 1
-        else:
-            raise SystemExit(UNSTEADY)
-        contender.step_seconds += found["step_seconds"]
-        contender.peak_bytes = [
-            max(pair) for pair in zip(found["peak_bytes"], contender.peak_bytes or [0] * RANKS, strict=True)
-        ]
+    def visit(self, contenders: list[Contender]) -> int:
+        """Fills in their steps and memory; how many visits did not count."""
+        plans = {each.name: each.plan.to_manifest() for each in contenders}
+        write_json(self._run.root / "visits.json", {"plans": plans, "reference_seconds": self._reference_seconds})
+        found = self._task("visits")
+        for each in contenders:
+            each.step_seconds = found["step_seconds"][each.name]
+            if len(each.step_seconds) < STEPS_PER_PLAN:
+                raise SystemExit(UNSTEADY)
+            write_json(self._run.plan, each.plan.to_manifest())
+            each.peak_bytes = self._task("memory")["peak_bytes"]
+            sys.stderr.write(f"{_line(each)}\n")
+        return int(found["rejected"])
 
-    def _visit(self, steps: int) -> Mapping[str, Any]:
-        self._launch("benchmarks.prediction_rank", str(self._run.root), str(steps))
-        found: Mapping[str, Any] = json.loads((self._run.root / "visit.json").read_text())
+    def _task(self, name: str) -> Mapping[str, Any]:
+        self._launch("benchmarks.prediction_rank", str(self._run.root), name)
+        found: Mapping[str, Any] = json.loads((self._run.root / "found.json").read_text())
         return found
 
     def _launch(self, module: str, *arguments: str) -> None:
@@ -171,26 +169,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
         contenders = bench.contenders()
-        for number in range(ROUNDS):
-            for contender in contenders:
-                bench.try_out(contender)
-                sys.stderr.write(f"round {number + 1}: {_line(contender)}\n")
+        rejected = bench.visit(contenders)
         found = {
             "model": _model(contenders[0].plan),
-            "rejected": bench.rejected,
-            "rounds": ROUNDS,
-            "steps": STEPS_PER_VISIT,
-        }
-        found |= {
+            "rejected": rejected,
             "constant_bytes": bench.profile.memory.constant_bytes,
             "plans": [_result(each) for each in contenders],
         }
         write_results("prediction", json.dumps(found), table)
     return 0
-
-
-def _is_steady(before: float, after: float) -> bool:
-    return abs(after / before - 1) <= MOST_DRIFT
 
 
 def _line(contender: Contender) -> str:
@@ -239,8 +226,8 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "# Predicted against measured",
         "",
         f"{results['model']}; {RANKS} CPU ranks, one thread each; {machine()}.",
-        f"{results['rounds']} rounds, each plan {results['steps']} steps a round in new processes; "
-        f"{results['rejected']} visits were rejected because the machine's speed had drifted.",
+        f"At least {STEPS_PER_PLAN} steps of each plan, {STEPS_PER_VISIT} at a visit, plans in turn; "
+        f"{results['rejected']} visits did not count because the machine's speed had drifted by over {MOST_DRIFT:.0%}.",
         "",
         "| plan | predicted s | measured s | error | predicted MiB | measured MiB | error | above the constant |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

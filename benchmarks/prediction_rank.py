@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.prediction`: a reference kernel, steps of a plan as in training, the kernel again."""
+"""One rank of `benchmarks.prediction`: plans visited in turn, or one plan's memory in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,24 +17,50 @@ from penstock.trainer.session import Session
 from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker, run_worker
 
-WARM_UP_STEPS = 2
-KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 40, 16
+WARM_UP_STEPS, STEPS_PER_VISIT, STEPS_PER_PLAN = 1, 4, 20
+MOST_ROUNDS = 20
+MOST_DRIFT = 0.03
+KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 40, 8
 
 
-def visit(run: RunDir, steps: int, worker: Worker) -> None:
-    """Writes ``visit.json``: seconds of the kernel before and after, of every step, and every rank's peak bytes."""
-    before = reference_seconds()
-    seconds, peaks = _steps(run, steps, worker) if steps else ([], ())
-    after = reference_seconds()
-    if worker.rank == 0:
-        found = {"reference_seconds": [before, after], "step_seconds": seconds, "peak_bytes": peaks}
-        (run.root / "visit.json").write_text(json.dumps(found))
+def reference(run: RunDir, worker: Worker) -> None:
+    """Writes the reference kernel's seconds."""
+    _write(run, worker, {"seconds": reference_seconds()})
 
 
-def _steps(run: RunDir, steps: int, worker: Worker) -> tuple[list[float], tuple[int, ...]]:
+def visits(run: RunDir, worker: Worker) -> None:
+    """All plans in turn, until each has steps enough that were taken while the machine was as fast as when measured."""
+    asked = json.loads((run.root / "visits.json").read_text())
+    plans: dict[str, object] = asked["plans"]
+    steps: dict[str, list[float]] = {name: [] for name in plans}
+    rejected = 0
+    for number in range(MOST_ROUNDS):
+        for name in [name for name in plans if len(steps[name]) < STEPS_PER_PLAN]:
+            before = reference_seconds()
+            seconds = visit(run, plans[name], WARM_UP_STEPS, STEPS_PER_VISIT, worker)[0]
+            drift = max(abs(each / asked["reference_seconds"] - 1) for each in (before, reference_seconds()))
+            if drift <= MOST_DRIFT:
+                steps[name] += seconds
+            else:
+                rejected += 1
+            if worker.rank == 0:
+                print(f"round {number + 1}, {name}: {statistics.median(seconds):.3f} s, drift {drift:.1%}", flush=True)
+    _write(run, worker, {"step_seconds": steps, "rejected": rejected})
+
+
+def memory(run: RunDir, worker: Worker) -> None:
+    """Writes every rank's peak bytes under the plan in the run directory."""
+    _write(run, worker, {"peak_bytes": visit(run, None, WARM_UP_STEPS + 1, 1, worker)[1]})
+
+
+def visit(run: RunDir, plan: object, warm_up: int, steps: int, worker: Worker) -> tuple[list[float], tuple[int, ...]]:
+    """Seconds of every step after the first few, and every rank's peak bytes."""
+    if plan is not None and worker.rank == 0:
+        run.plan.write_text(json.dumps(plan))
+    dist.barrier()
     stopwatch = Stopwatch(Session(run, worker))
-    taken = [stopwatch.step(step) for step in range(WARM_UP_STEPS + steps)]
-    return [seconds for _, seconds, _ in taken[WARM_UP_STEPS:]], taken[-1][0].peak_bytes
+    taken = [stopwatch.step(step) for step in range(warm_up + steps)]
+    return [seconds for _, seconds, _ in taken[warm_up:]], taken[-1][0].peak_bytes
 
 
 def reference_seconds() -> float:
@@ -50,7 +76,13 @@ def reference_seconds() -> float:
     return max(gather(statistics.quantiles(taken)[0]))
 
 
+def _write(run: RunDir, worker: Worker, found: dict[str, object]) -> None:
+    if worker.rank == 0:
+        (run.root / "found.json").write_text(json.dumps(found))
+
+
 if __name__ == "__main__":
     place = RunDir(Path(sys.argv[1]))
+    task = {"reference": reference, "visits": visits, "memory": memory}[sys.argv[2]]
     with torch.no_grad():
-        sys.exit(run_worker(lambda me: visit(place, int(sys.argv[2]), me), device="cpu", status_folder=place.status))
+        sys.exit(run_worker(lambda me: task(place, me), device="cpu", status_folder=place.status))

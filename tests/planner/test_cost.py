@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.layout import Precision
+from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
 from penstock.planner.cost import DescribedCost
@@ -96,7 +96,7 @@ def test_the_optimizer_moves_every_state_once() -> None:
 def test_only_the_head_needs_room_beyond_its_slots() -> None:
     cost = described(tp=2)
     assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 2, 8, 0) == 16 * 64 * 8 // 2
-    assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 8, 1024, 0) == 1024 * 64 * 8 // 2
+    assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 8, 1024, 0) == HEAD_CHUNK_TOKENS * 64 * 8 // 2
     assert cost.transient_bytes(UnitKind.MLP, Kind.F, 2, 8, 0) == 0
     assert cost.slowdown(UnitKind.MLP, Kind.F) == 1.0
 

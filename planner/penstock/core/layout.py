@@ -188,6 +188,13 @@ def prefix_buffers(spec: ModelSpec, slot: SlotKind, batch: int, sequence_length:
 ALIGNMENT_BYTES = 64
 """Every buffer starts on a cache line."""
 
+HEAD_CHUNK_TOKENS = 512
+"""Tokens whose logits exist at once: their memory is this times the vocabulary.
+
+Fewer means that the head's weight gradient passes through memory more often: with 1,024 tokens of width 512 and a
+vocabulary of 4,096 on one CPU core, the products take 145 ms in one chunk, 149 in two, 154 in four, 166 in sixteen.
+"""
+
 
 def aligned(num_bytes: int) -> int:
     """``num_bytes`` rounded up to the alignment."""

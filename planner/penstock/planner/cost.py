@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import ClusterSpec, LinkSpec
-from penstock.core.layout import Precision
+from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
 from penstock.core.schedule import Kind
 
@@ -129,7 +129,7 @@ class DescribedCost:
         if unit is not UnitKind.HEAD or kind is not Kind.F:
             return 0
         width = self.precision.compute_bytes + self.precision.accumulate_bytes
-        return min(batch * length, 1024) * self.model.vocab * width // self.tp
+        return min(batch * length, HEAD_CHUNK_TOKENS) * self.model.vocab * width // self.tp
 
     def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
         """The link between the devices' nodes, an override if there is one."""

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.layout import Precision
+from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.embedding import Embedding
 from penstock.trainer.units.head import Head
 from penstock.trainer.units.linear import Linear, accumulate_product
-from penstock.trainer.units.workspace import HEAD_CHUNK_TOKENS, Workspace, workspace_bytes
+from penstock.trainer.units.workspace import Workspace, workspace_bytes
 from tests.support.reference_model import reference_logits
 
 CPU = torch.device("cpu")

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from penstock.core.layout import HEAD_CHUNK_TOKENS
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.linear import accumulate_product
 from penstock.trainer.units.norm import Statistics, build_norm
-from penstock.trainer.units.workspace import HEAD_CHUNK_TOKENS, Workspace
+from penstock.trainer.units.workspace import Workspace
 
 _aten = torch.ops.aten
 

@@ -7,15 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.core.layout import Precision, aligned
+from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision, aligned
 from penstock.core.model import Family, ModelSpec, UnitKind
-
-HEAD_CHUNK_TOKENS = 512
-"""Tokens whose logits exist at once: their memory is this times the vocabulary.
-
-Fewer means that the head's weight gradient passes through memory more often: with 1,024 tokens of width 512 and a
-vocabulary of 4,096 on one CPU core, the products take 145 ms in one chunk, 149 in two, 154 in four, 166 in sixteen.
-"""
 
 
 class Workspace:
