@@ -30,6 +30,7 @@ from penstock.planner.decide import decide, realised
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.search import Evaluation
+from penstock.trainer.comm import Mesh
 from penstock.trainer.launch import LaunchSpec, launch
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.rundir import RunDir, write_json
@@ -140,7 +141,7 @@ class Bench:
             if len(each.step_seconds) < STEPS_PER_PLAN:
                 raise SystemExit(UNSTEADY)
             write_json(self._run.plan, each.plan.to_manifest())
-            each.peak_bytes = self._task("memory")["peak_bytes"]
+            each.peak_bytes = _by_pipeline_rank(each.plan, self._task("memory")["peak_bytes"])
             sys.stderr.write(f"{_line(each)}\n")
         return int(found["rejected"])
 
@@ -178,6 +179,16 @@ def main() -> int:
         }
         write_results("prediction", json.dumps(found), table)
     return 0
+
+
+def _by_pipeline_rank(plan: Plan, peak_bytes: list[int]) -> list[int]:
+    """The fullest replica of every pipeline rank."""
+    mesh = Mesh(dp=plan.dp, pp=plan.pp)
+    fullest = [0] * plan.pp
+    for rank, peak in enumerate(peak_bytes):
+        place = mesh.pipeline_rank(rank)
+        fullest[place] = max(fullest[place], peak)
+    return fullest
 
 
 def _line(contender: Contender) -> str:
