@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,24 +150,24 @@ def _penstock(plan: Any, ids: Tensor, worker: Worker) -> Step:
     return lambda: runtime.train_step(0, batch).loss_sum / batch.num_valid_tokens
 
 
+HALVES, QUARTERS = ((0, 4), (4, 8)), ((0, 2), (2, 4), (4, 6), (6, 8))
+TORCH: dict[str, tuple[Any, tuple[tuple[int, int], ...], tuple[int, ...]]] = {
+    "torch GPipe": (ScheduleGPipe, HALVES, (0, 1)),
+    "torch 1F1B": (Schedule1F1B, HALVES, (0, 1)),
+    "torch interleaved 1F1B": (ScheduleInterleaved1F1B, QUARTERS, (0, 1, 0, 1)),
+    "torch interleaved zero-bubble": (ScheduleInterleavedZeroBubble, QUARTERS, (0, 1, 0, 1)),
+    "torch ZBV": (ScheduleZBVZeroBubble, QUARTERS, (0, 1, 1, 0)),
+}
+"""By name: the schedule, the layers of every stage, and its rank."""
+
+
 def _torch_contenders(sequences: int, ids: Tensor, weights: dict[str, Tensor], worker: Worker) -> dict[str, Step]:
     """Every schedule that torch has and that takes this many micro-batches."""
-    singles: dict[str, Any] = {"torch GPipe": ScheduleGPipe, "torch 1F1B": Schedule1F1B}
     steps: dict[str, Step] = {}
-    for name, kind in singles.items():
-        (stage,) = _stages(worker.rank, [(0, 4), (4, 8)], [0, 1], weights)
-        schedule = kind(stage, sequences, loss_fn=token_loss)
-        steps[name] = _torch_step(schedule, [stage], ids, worker.rank, last=1)
-    quarters = [(0, 2), (2, 4), (4, 6), (6, 8)]
-    looped: dict[str, tuple[Any, list[int]]] = {
-        "torch interleaved 1F1B": (ScheduleInterleaved1F1B, [0, 1, 0, 1]),
-        "torch interleaved zero-bubble": (ScheduleInterleavedZeroBubble, [0, 1, 0, 1]),
-        "torch ZBV": (ScheduleZBVZeroBubble, [0, 1, 1, 0]),
-    }
-    for name, (kind, owners) in looped.items():
-        stages = _stages(worker.rank, quarters, owners, weights)
+    for name, (kind, ranges, owners) in TORCH.items():
+        stages = _stages(worker.rank, ranges, owners, weights)
         try:
-            schedule = kind(stages, sequences, loss_fn=token_loss)
+            schedule = kind(stages[0] if ranges is HALVES else stages, sequences, loss_fn=token_loss)
         except ValueError:
             continue  # it refuses so few micro-batches
         steps[name] = _torch_step(schedule, stages, ids, worker.rank, last=owners[-1])
@@ -175,7 +175,7 @@ def _torch_contenders(sequences: int, ids: Tensor, weights: dict[str, Tensor], w
 
 
 def _stages(
-    rank: int, ranges: list[tuple[int, int]], owners: list[int], weights: dict[str, Tensor]
+    rank: int, ranges: Sequence[tuple[int, int]], owners: Sequence[int], weights: dict[str, Tensor]
 ) -> list[PipelineStage]:
     found = []
     for number, (first, stop) in enumerate(ranges):
