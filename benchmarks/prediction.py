@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.prediction_rank import MOST_DRIFT, STEPS_PER_PLAN, STEPS_PER_VISIT
-from benchmarks.support import machine, write_results
+from benchmarks.support import write_results
 
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan, Prediction
@@ -236,7 +236,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
     yield from (
         "# Predicted against measured",
         "",
-        f"{results['model']}; {RANKS} CPU ranks, one thread each; {machine()}.",
+        f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
         f"At least {STEPS_PER_PLAN} steps of each plan, {STEPS_PER_VISIT} at a visit, plans in turn; "
         f"{results['rejected']} visits did not count because the machine's speed had drifted by over {MOST_DRIFT:.0%}.",
         "",

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.support import machine, write_results
+from benchmarks.support import write_results
 
 from penstock.trainer.launch import LaunchSpec, launch
 
@@ -50,7 +50,7 @@ def table(results: dict[str, object]) -> str:
     lines = [
         "# penstock against torch.distributed.pipelining",
         "",
-        f"{results['model']}; {RANKS} CPU ranks, one thread each; {machine()}.",
+        f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
         f"Medians of {results['rounds']} interleaved rounds of forward and backward.",
         "",
         "| sequences | contender | seconds | loss | penstock is faster by |",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.metrics import MetricsFollower
@@ -28,7 +28,6 @@ def test_what_was_there_already_is_passed_over(tmp_path: Path) -> None:
     assert [entry.step for entry in follower.new()] == [1]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=40))
 def test_every_entry_comes_once_however_it_is_written(sizes: list[int]) -> None:
     """Writers may be cut anywhere, also inside a line."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli import output
@@ -71,7 +71,6 @@ def test_work_is_announced_only_to_watchers(capsys: Captured) -> None:
     assert captured.out == captured.err == ""
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_printable_text_commands_no_terminal(text: str) -> None:
     shown = output.printable(text)

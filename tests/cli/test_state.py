@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.state import PhaseChange, RunState, locked, read_state, state_path, write_state
@@ -32,13 +32,11 @@ states = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(states)
 def test_a_state_survives_its_file(state: RunState) -> None:
     assert RunState.from_manifest(json.loads(json.dumps(state.to_manifest()))) == state
 
 
-@settings(deadline=None)
 @given(states, changes)
 def test_only_legal_changes_are_made(state: RunState, change: PhaseChange) -> None:
     if change.phase not in TRANSITIONS[state.phase]:
@@ -51,7 +49,6 @@ def test_only_legal_changes_are_made(state: RunState, change: PhaseChange) -> No
     assert (after.attempt, after.failures) == (state.attempt, state.failures)
 
 
-@settings(deadline=None)
 @given(states)
 def test_a_new_life_keeps_the_number_of_attempts(state: RunState) -> None:
     again = state.restarted()

@@ -34,7 +34,7 @@ from tests.support.toy_model import toy_model
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases(), SEEDS)
 def test_every_legal_schedule_is_proved_and_gives_the_right_result(case: Case, seed: int) -> None:
     program = case.lower()
@@ -45,7 +45,7 @@ def test_every_legal_schedule_is_proved_and_gives_the_right_result(case: Case, s
         assert interpret(program, case, model, seed + interleaving) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(), SEEDS)
 def test_a_corrupt_program_is_refused_or_harmless(case: Case, seed: int) -> None:
     rng = random.Random(seed)
@@ -61,7 +61,7 @@ def test_a_corrupt_program_is_refused_or_harmless(case: Case, seed: int) -> None
             assert interpret(broken, case, model, seed + interleaving) == expected_answer(case, model)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cases())
 def test_live_bytes_are_the_most_that_live_at_one_instruction(case: Case) -> None:
     program = case.lower()

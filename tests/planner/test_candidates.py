@@ -30,7 +30,7 @@ def proposed(asked: Problem) -> list[Candidate]:
     return [candidate for offer in offers if not isinstance(offer, Shortage) for candidate in offer]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([TINY_LLAMA, TINY_GPT2]),
     st.integers(1, 40),
@@ -73,7 +73,7 @@ def test_every_pin_is_obeyed_alone() -> None:
         assert all(holds(candidate) for candidate in found), pinned
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_any_number_of_slices_can_be_pinned(length: int, count: int) -> None:
     count = min(count, length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.clock import never, new_clock, next_cell, next_time, set_time, time_of
@@ -12,7 +12,6 @@ from penstock.planner.clock import never, new_clock, next_cell, next_time, set_t
 changes = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10**15)), max_size=60)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 41), changes, st.data())
 def test_it_is_a_minimum_over_cells(num_cells: int, steps: list[tuple[int, int]], data: st.DataObject) -> None:
     first = np.array(data.draw(st.lists(st.booleans(), min_size=num_cells, max_size=num_cells)))

@@ -33,7 +33,7 @@ JOBS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(JOBS, st.booleans())
 def test_a_plan_is_its_program(chosen: dict[str, Any], measured: bool) -> None:
     decision = decide(measured_problem(**chosen) if measured else problem(**chosen), QUICK)
@@ -49,7 +49,7 @@ def test_a_plan_is_its_program(chosen: dict[str, Any], measured: bool) -> None:
     assert len(plan.placement) == plan.dp * plan.pp
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(JOBS)
 def test_equal_problems_have_equal_plans(chosen: dict[str, Any]) -> None:
     assert decide(problem(**chosen), QUICK).plan.digest == decide(problem(**chosen), QUICK).plan.digest

@@ -48,7 +48,7 @@ def parts(evaluation: Evaluation) -> int:
     return sum(getattr(evaluation, name) for name in names)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_step_is_shorter_than_its_bound_and_its_parts_add_up(data: st.DataObject) -> None:
     asked = data.draw(problems())
@@ -61,7 +61,7 @@ def test_no_step_is_shorter_than_its_bound_and_its_parts_add_up(data: st.DataObj
     assert judge.least_bytes(candidate) <= max(found.peak_bytes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_mesh_bound_is_below_what_equal_slices_reach(data: st.DataObject) -> None:
     asked = data.draw(problems())
@@ -71,7 +71,7 @@ def test_a_mesh_bound_is_below_what_equal_slices_reach(data: st.DataObject) -> N
     assert Simulated(asked).mesh_bound_ns(candidate.mesh) <= Simulated(asked).evaluate(candidate).step_ns
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(["1f1b", "zb-h1", "zb"]), st.integers(1, 3), st.integers(20, 60), st.booleans())
 def test_a_long_step_is_as_long_extrapolated_as_in_full(schedule: str, pp: int, count: int, slow: bool) -> None:
     asked = measured_problem(ranks=4, global_batch=count, slowdown=1.5 if slow else 1.0)
@@ -89,7 +89,7 @@ def test_a_long_step_is_as_long_extrapolated_as_in_full(schedule: str, pp: int, 
     assert parts(quick) == quick.step_ns
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_recipe_of_a_candidate_is_the_order_that_was_simulated(data: st.DataObject) -> None:
     asked = data.draw(problems())

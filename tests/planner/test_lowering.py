@@ -76,7 +76,7 @@ def test_the_example_of_two_ranks_and_two_slices() -> None:
 # Transfers.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_receives_are_posted_ahead_in_the_senders_order(case: Case) -> None:
     program = case.lower()
@@ -233,7 +233,7 @@ def test_sizes_follow_the_layout() -> None:
             assert slot.num_bytes == stage_slot_bytes(spec, Precision.BF16, first, stop, slot.kind, 3, tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_a_free_stands_directly_after_the_last_use(case: Case) -> None:
     for rank in case.lower().ranks:
@@ -259,7 +259,7 @@ def test_overlaps_run_serially() -> None:
     assert overlapped == lowered(TWO_MICROBATCHES)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases())
 def test_compute_keeps_the_order_of_the_schedule(case: Case) -> None:
     program = case.lower()
@@ -325,7 +325,7 @@ def test_a_deadlock_of_the_schedule_shows_the_grid() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(), st.integers(0, 2**32))
 def test_a_reordered_schedule_is_refused_or_right(case: Case, seed: int) -> None:
     rng = random.Random(seed)

@@ -44,7 +44,7 @@ def _most_live_bytes(lives: list[Life], sizes: list[int]) -> int:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(slots())
 def test_slots_that_live_together_do_not_overlap(found: tuple[list[SlotName], list[Life], list[int]]) -> None:
     names, lives, sizes = found
@@ -59,7 +59,7 @@ def test_slots_that_live_together_do_not_overlap(found: tuple[list[SlotName], li
     assert place(names, lives, sizes) == (offsets, arena_bytes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(slots())
 def test_equal_slots_of_one_kind_take_no_more_than_lives_at_once(
     found: tuple[list[SlotName], list[Life], list[int]],

@@ -58,7 +58,7 @@ def everywhere(asked: Problem, candidate: Candidate) -> dict[tuple[int, ...], in
     return steps
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(cases())
 def test_on_few_devices_no_placement_is_faster(case: tuple[Problem, Candidate]) -> None:
     asked, candidate = case
@@ -124,7 +124,7 @@ def test_measured_links_differ_only_beyond_their_scatter() -> None:
     assert seat_classes(measured_links(5e9), mesh) == [0, 1, 1]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(uneven(4, 1), st.sampled_from([{}, {"pp": 4}, {"dp": 2, "pp": 2}]))
 def test_a_plan_is_never_slower_than_in_the_default_order(described: ClusterSpec, pinned: dict[str, Any]) -> None:
     asked = problem(described, ranks=4, global_batch=4, **pinned)

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from penstock.core.errors import UserError
 from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec, parse_action
@@ -83,7 +83,6 @@ def test_1f1b_and_h1_hold_what_they_say() -> None:
             assert held_slices(find("zb-h1").generate(pipeline), rank, until=Kind.W) == held
 
 
-@settings(deadline=None)
 @given(schedules())
 def test_an_order_is_its_schedule(schedule: Schedule) -> None:
     order = from_schedule(schedule)
@@ -108,7 +107,6 @@ def test_an_overlap_becomes_its_children_in_order() -> None:
 # Recipes
 
 
-@settings(deadline=None)
 @given(zb_inputs())
 def test_a_recipe_regenerates_the_schedule_exactly(inputs: ScheduleInputs) -> None:
     counts = {

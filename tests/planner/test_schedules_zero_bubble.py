@@ -67,7 +67,7 @@ def test_equal_costs_reach_the_floor_of_a_synchronous_step() -> None:
         assert makespan_ns(inputs, zb(inputs)) == 16 * num_slices * 21 + (num_ranks - 1) * 7
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(zb_inputs())
 def test_never_behind_h1_at_equal_memory(inputs: ScheduleInputs) -> None:
     order, h1 = zb(inputs), zb_h1(inputs)
@@ -75,7 +75,7 @@ def test_never_behind_h1_at_equal_memory(inputs: ScheduleInputs) -> None:
     assert (peak_stash(inputs, order) <= peak_stash(inputs, h1)).all()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(zb_inputs(), st.integers(0, 20), st.integers(0, 2**32))
 def test_every_variant_can_run_within_its_caps(inputs: ScheduleInputs, spare: int, seed: int) -> None:
     """Whatever F, I and W take and give, down to the least cap that can hold one micro-batch."""
@@ -149,7 +149,6 @@ def test_without_room_for_h1_a_greedy_order_is_taken() -> None:
     assert (peak_stash(inputs, zb(inputs)) == 2).all()
 
 
-@settings(deadline=None)
 @given(zb_inputs())
 def test_the_named_variant_is_the_best_and_is_kept(inputs: ScheduleInputs) -> None:
     best = with_best_variant(inputs)

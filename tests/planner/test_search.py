@@ -37,7 +37,7 @@ PROBLEMS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(PROBLEMS)
 def test_a_search_with_a_large_budget_equals_trying_everything(chosen: dict[str, Any]) -> None:
     asked = problem(**chosen)
@@ -53,7 +53,7 @@ def test_a_search_with_a_large_budget_equals_trying_everything(chosen: dict[str,
     assert result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1) == best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(PROBLEMS.filter(lambda chosen: chosen["memory"] == 2**30))
 def test_moves_only_improve_and_keep_what_is_found_fitting(chosen: dict[str, Any]) -> None:
     asked = problem(**chosen)

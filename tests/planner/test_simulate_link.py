@@ -33,7 +33,7 @@ def named_channels(linked: Linked, program: Program) -> list[Channel]:
     return list(program.channels)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules())
 def test_rounds_are_those_of_the_first_pass(schedule: Schedule) -> None:
     ordered = find_rounds(schedule)
@@ -41,7 +41,7 @@ def test_rounds_are_those_of_the_first_pass(schedule: Schedule) -> None:
     assert linked.actions[:, link.ROUND].tolist() == [each for row in ordered.rounds for each in row]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 def test_messages_and_waits_stand_where_lowering_puts_them(case: Case) -> None:
     program = case.lower()
@@ -124,7 +124,7 @@ def test_one_rank_needs_no_channel() -> None:
     assert linked.actions[:, link.ROUND].tolist() == list(range(1, 13))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(schedules(), st.data())
 def test_an_order_that_lacks_a_producer_is_refused(schedule: Schedule, data: st.DataObject) -> None:
     """Dropping the F or the gradient of a stage whose neighbour needs it."""

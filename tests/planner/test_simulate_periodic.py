@@ -51,7 +51,7 @@ def pipeline_costs(rng: np.random.Generator, num_ranks: int, num_slices: int) ->
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.sampled_from(["1f1b", "zb-h1"]), st.integers(0, 2**32))
 def test_fixed_orders_are_continued_exactly(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def test_a_short_step_is_simulated_as_it_is() -> None:
 # The bound
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules(), st.integers(0, 2**32))
 def test_no_schedule_is_below_the_bound(schedule: Schedule, seed: int) -> None:
     """Any legal order, with virtual stages and recomputation; those that mix B with I and W have no single price."""

@@ -24,7 +24,7 @@ from tests.support.strategies import Case, cases
 seeds = st.integers(0, 2**32)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(cases(), seeds)
 def test_times_are_equal(case: Case, seed: int) -> None:
     program = case.lower()
@@ -45,7 +45,7 @@ def test_times_are_equal(case: Case, seed: int) -> None:
     }
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(cases(), seeds)
 def test_bytes_are_equal(case: Case, seed: int) -> None:
     rng = random.Random(seed)
@@ -75,7 +75,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
     assert list(found.peak_bytes) == [a + peak for a, peak in zip(always, peaks, strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(), seeds)
 def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
     program = case.lower()
@@ -85,7 +85,7 @@ def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
     assert (total == times.makespan_ns).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(), seeds)
 def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> None:
     program = case.lower()
@@ -102,7 +102,7 @@ def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> Non
     assert found.timeline.bubble_share == fast.bubble_share
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases(), seeds)
 def test_every_wait_is_shown_and_names_an_instruction(case: Case, seed: int) -> None:
     """Without transport costs a rank computes or waits until its reductions, and its events say which."""

@@ -212,7 +212,7 @@ def test_a_time_beyond_all_sense_is_refused() -> None:
         uncontended(np.full((5, 2, 1), 10**13, dtype=np.int64), np.ones((2, 2, 1), dtype=np.int64))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_equal_inputs_give_equal_times(seed: int) -> None:
     rng = random.Random(seed)
@@ -223,7 +223,7 @@ def test_equal_inputs_give_equal_times(seed: int) -> None:
     assert first.makespan_ns == second.makespan_ns
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(["gpipe", "1f1b", "zb-h1"]), st.integers(0, 2**32))
 def test_without_shared_parts_nothing_gets_faster_by_being_slower(name: str, seed: int) -> None:
     """A fixed order without contention and cards is a longest path: longer work and slower links never shorten it."""

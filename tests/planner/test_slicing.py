@@ -320,7 +320,7 @@ def _with_max_slices(problem: SlicingProblem, max_slices: int | None, scale: int
     )
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True)
 @given(problem=problems(), num_microbatches=st.integers(1, 8), num_stages=st.integers(1, 96))
 def test_the_two_objectives_bound_each_other(problem: SlicingProblem, num_microbatches: int, num_stages: int) -> None:
     flush = best_flush_slicing(problem, num_microbatches=num_microbatches, num_stages=num_stages)
@@ -334,7 +334,7 @@ def test_the_two_objectives_bound_each_other(problem: SlicingProblem, num_microb
             assert slicing.largest_ns <= flush.largest_ns
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True)
 @given(problem=problems(), num_stages=st.integers(1, 96))
 def test_a_tighter_limit_never_helps_and_scale_changes_nothing(problem: SlicingProblem, num_stages: int) -> None:
     def objective_ns(each: SlicingProblem) -> int:

@@ -260,7 +260,7 @@ def problems(draw: st.DrawFn) -> StagesProblem:
     )
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True)
 @given(problem=problems(), count=st.integers(1, 4))
 def test_what_comes_back_is_a_partition_that_keeps_its_word(problem: StagesProblem, count: int) -> None:
     found = best_partitions(problem, count=count)
@@ -280,7 +280,7 @@ def test_what_comes_back_is_a_partition_that_keeps_its_word(problem: StagesProbl
             assert need <= limit
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True)
 @given(problem=problems(), extra_bytes=st.integers(0, 10**9))
 def test_more_memory_never_hurts(problem: StagesProblem, extra_bytes: int) -> None:
     roomier = dataclasses.replace(problem, limit_bytes=tuple(limit + extra_bytes for limit in problem.limit_bytes))

@@ -43,7 +43,7 @@ def one_rank(*events: Event, step_ns: int = 1_000_000, source: Source = Source.S
 
 
 @given(st.lists(timelines(), min_size=1, max_size=3), st.sampled_from([320, 600, 1120]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_timelines_give_valid_svg_inside_its_frame(found: list[Timeline], width: int) -> None:
     root = parse(gantt(found, width=width, title="<&>"))
     left, _, total, height = map(float, root.get("viewBox", "").split())
@@ -58,7 +58,7 @@ def test_any_timelines_give_valid_svg_inside_its_frame(found: list[Timeline], wi
 
 
 @given(timelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_bar_is_where_its_event_is(timeline: Timeline) -> None:
     root = parse(gantt([timeline]))
     longest = max(1, timeline.step_ns, *(event.stop_ns for event in timeline.events), 1)

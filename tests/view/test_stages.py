@@ -53,7 +53,7 @@ def rail(picture: str) -> list[str]:
 
 
 @given(plans(), st.sampled_from([320, 1120]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_tiles_are_to_scale_both_ways(plan: Plan, width: int) -> None:
     found = tiles(stages(plan, width=width))
     num_columns = len(found) // len(plan.stages)
@@ -69,7 +69,7 @@ def test_tiles_are_to_scale_both_ways(plan: Plan, width: int) -> None:
 
 
 @given(plans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_unit_is_on_the_rail_once_in_order(plan: Plan) -> None:
     assert rail(stages(plan)) == [unit.name for unit in plan.model.units]
 

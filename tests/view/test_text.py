@@ -20,7 +20,7 @@ def bars(text: str) -> list[str]:
 
 
 @given(timelines(), st.integers(1, 200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_line_is_wider_than_asked(timeline: Timeline, width: int) -> None:
     text = gantt_text(timeline, width)
     assert all(len(line) <= max(24, width) for line in text.splitlines())
@@ -28,7 +28,7 @@ def test_no_line_is_wider_than_asked(timeline: Timeline, width: int) -> None:
 
 
 @given(timelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shading_has_the_share_of_the_time(timeline: Timeline) -> None:
     longest = max(1, timeline.step_ns, *(event.stop_ns for event in timeline.events), 1)
     for rank, line in enumerate(bars(gantt_text(timeline, 200))):

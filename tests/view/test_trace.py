@@ -35,7 +35,7 @@ def phase(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 @given(st.lists(timelines(), max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_events_have_the_format_s_fields(found: list[Timeline]) -> None:
     for event in events_of(*found):
         assert set(event) == REQUIRED[event["ph"]]
@@ -47,14 +47,14 @@ def test_events_have_the_format_s_fields(found: list[Timeline]) -> None:
 
 
 @given(timelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_event_is_there_once_in_microseconds(timeline: Timeline) -> None:
     drawn = [(e["name"], e["ts"], e["dur"]) for e in phase(events_of(timeline), "X")]
     assert sorted(drawn) == sorted((e.action, e.start_ns / 1e3, e.duration_ns / 1e3) for e in timeline.events)
 
 
 @given(timelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_events_of_a_track_do_not_overlap_and_the_track_has_a_name(timeline: Timeline) -> None:
     events = events_of(timeline)
     named = {event["tid"] for event in phase(events, "M") if event["name"] == "thread_name"}

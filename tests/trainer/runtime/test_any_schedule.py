@@ -38,7 +38,7 @@ def slicings(draw: st.DrawFn, num_slices: int) -> tuple[int, ...]:
 
 
 @given(schedule=schedules(), data=st.data(), family=st.sampled_from(Family), receive_ahead=st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_gradients_are_right(schedule: Schedule, data: st.DataObject, family: Family, receive_ahead: int) -> None:
     assume(schedule.num_stages % len(schedule.ranks) == 0)
     plan = small_plan(
@@ -85,7 +85,7 @@ def rehearse_rank(me: PoolRank, mesh: Mesh, program: Program) -> Timeline:
 
 @pytest.mark.xdist_group("worker-pool")
 @given(case=cases())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_schedule_that_passes_finishes_when_rehearsed(worker_pool: WorkerPool, case: Case) -> None:
     program = case.lower()
     mesh = Mesh(dp=2 if case.dp else 1, pp=len(program.ranks))

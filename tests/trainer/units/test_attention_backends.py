@@ -63,7 +63,7 @@ def _check(backend: AttentionBackend, inputs: tuple[Tensor, Tensor, Tensor, Tens
         assert float(error) <= limit * float(right.detach().norm().clamp_min(1.0))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     backend=st.sampled_from([CpuFlash, PlainAttention]),
     batch=st.integers(1, 3),

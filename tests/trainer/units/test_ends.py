@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -111,7 +111,6 @@ def test_logits_after_the_last_token_of_each_sequence(spec: ModelSpec) -> None:
     torch.testing.assert_close(head.last_logits(x, num_tokens=3), expected)
 
 
-@settings(deadline=None)
 @given(batch=st.integers(1, 3), start=st.integers(0, 4), length=st.integers(1, 5), seed=st.integers(0, 99))
 def test_embedding_rows_positions_and_their_gradients(batch: int, start: int, length: int, seed: int) -> None:
     parameters = _parameters(GPT2, 0)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,7 +22,6 @@ LLAMA = ModelSpec(family=Family.LLAMA, layers=2, hidden=16, heads=4, kv_heads=2,
 GPT2 = ModelSpec(family=Family.GPT2, layers=2, hidden=16, heads=4, vocab=23, positions=12)
 
 
-@settings(deadline=None)
 @given(
     spec=st.sampled_from([LLAMA, GPT2]),
     precision=st.sampled_from(Precision),

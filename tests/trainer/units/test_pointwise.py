@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -125,7 +125,6 @@ def test_gelu_at_zero_at_the_tails_and_between(dtype: torch.dtype, limit: float,
     _check_activation(FusedGelu(), _gelu_formula, risen, 4, limit)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-30, 30, allow_subnormal=False), min_size=4, max_size=4))
 def test_activations_anywhere(values: list[float]) -> None:
     risen = torch.tensor([values], dtype=torch.float64)

@@ -100,7 +100,7 @@ def _pipelines(draw: st.DrawFn) -> tuple[HandPipeline, int, int]:
     return pipeline, draw(st.integers(1, 2)), draw(st.integers(0, 2**30))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(_pipelines())
 def test_any_partition_and_slicing(case: tuple[HandPipeline, int, int]) -> None:
     pipeline, num_microbatches, seed = case
