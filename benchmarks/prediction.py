@@ -129,7 +129,7 @@ class Bench:
         return decision.plan, others
 
     def _realised(self, judge: Simulated, result: Any, each: Evaluation) -> Plan:
-        return realised(judge, replace(result, best=each, others=())).plan
+        return realised(judge, replace(result, best=each, others=()), judge.problem).plan
 
     def visit(self, contenders: list[Contender]) -> int:
         """Fills in their steps and memory; how many visits did not count."""

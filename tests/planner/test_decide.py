@@ -69,7 +69,7 @@ def test_a_plan_of_another_program_is_refused() -> None:
 
 
 def test_a_schedule_of_other_stages_than_the_plan_is_refused() -> None:
-    plan = decide(problem(pp=2), QUICK).plan
+    plan = decide(problem(pp=2, schedule="1f1b"), QUICK).plan
     with pytest.raises(UserError, match="the schedule has 2 stages, the plan 4"):
         program_of(dataclasses.replace(plan, stages=((0, 2), (2, 4), (4, 6), (6, 10)), program_digest=""))
 
@@ -139,7 +139,7 @@ CSV = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=
 
 CLASHES: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "zigzag"}, "'zigzag' is not a schedule"),
-    ({"pp": 2, "stages": (1, 1, 2)}, "3 stages are pinned, but pp has 2"),
+    ({"pp": 2, "stages": (1, 1, 2)}, "3 stages are pinned, but pp has 2 or 4"),
     ({"stages": (1, 0, 3), "ranks": 3, "global_batch": 3}, r"stages\[1\]: holds no unit"),
     ({"tp": 3, "ranks": 3, "global_batch": 3}, "tp 3 does not divide"),
     ({"pp": 12, "ranks": 12, "global_batch": 12}, "12 stages cannot share the model's 10 units"),

@@ -14,18 +14,10 @@ from penstock.core.errors import UserError
 from penstock.core.schedule import parse_schedule
 from penstock.planner.order import from_schedule, to_schedule
 from penstock.planner.passes.rounds import find_rounds
+from penstock.planner.schedules.greedy_order import cost_table, makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
 from penstock.planner.schedules.one_f_one_b import zb_h1
-from penstock.planner.schedules.zero_bubble import (
-    H1,
-    VARIANTS,
-    cost_table,
-    makespan_ns,
-    peak_stash,
-    with_best_variant,
-    zb,
-    zb_order,
-)
+from penstock.planner.schedules.zero_bubble import H1, VARIANTS, ZB, zb, zb_order
 from tests.support.step_costs import rows, zb_inputs
 
 EVERY_VARIANT = range(1 + len(VARIANTS))
@@ -145,15 +137,15 @@ def test_more_memory_never_makes_the_choice_slower_than_h1() -> None:
 
 def test_without_room_for_h1_a_greedy_order_is_taken() -> None:
     inputs = equal_inputs(4, 6, 2, (5, 9, 4), caps=(2,) * 4)
-    assert with_best_variant(inputs).variant != H1
+    assert ZB.best(inputs).variant != H1
     assert (peak_stash(inputs, zb(inputs)) == 2).all()
 
 
 @given(zb_inputs())
 def test_the_named_variant_is_the_best_and_is_kept(inputs: ScheduleInputs) -> None:
-    best = with_best_variant(inputs)
+    best = ZB.best(inputs)
     assert best.variant is not None
-    assert with_best_variant(best) is best
+    assert ZB.best(best) is best
     assert zb_order(best).same_as(zb(inputs))
     every = [makespan_ns(inputs, zb_order(dataclasses.replace(inputs, variant=each))) for each in EVERY_VARIANT]
     assert makespan_ns(inputs, zb(inputs)) == min(every)
@@ -161,7 +153,7 @@ def test_the_named_variant_is_the_best_and_is_kept(inputs: ScheduleInputs) -> No
 
 def test_each_variant_is_the_best_somewhere() -> None:
     """None of them is there in vain."""
-    winners = {with_best_variant(long_context(16, 8, 8, cap=34)).variant}
+    winners = {ZB.best(long_context(16, 8, 8, cap=34)).variant}
     rng = np.random.default_rng(5)
     for num_ranks, num_slices in product((3, 5, 8), (1, 2, 4)):
         for _ in range(8):
@@ -175,7 +167,7 @@ def test_each_variant_is_the_best_somewhere() -> None:
                 weight_ns=weight,
                 caps=(int(num_ranks + num_slices + rng.integers(0, 6)),) * num_ranks,
             )
-            winners.add(with_best_variant(inputs).variant)
+            winners.add(ZB.best(inputs).variant)
     assert winners == set(EVERY_VARIANT)
 
 

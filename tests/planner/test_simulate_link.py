@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -84,11 +85,14 @@ def test_messages_and_waits_stand_where_lowering_puts_them(case: Case) -> None:
         counts[channel] += 1
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-@pytest.mark.parametrize("receive_ahead", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "receive_ahead"), [pair for pair in product(BUILT_IN, (1, 2, 4)) if pair != ("zbv", 1)]
+)
 def test_generated_orders_wait_directly_before_they_send_again(name: str, receive_ahead: int) -> None:
-    """Lowering may put a wait off where it could block for ever; in schedules made here it never could."""
-    order = find(name).generate(shape(4, 5, 3))
+    """Lowering may put a wait off where it could block for ever; in schedules made here it never could, but where two
+    stages per rank have one message under way.
+    """
+    order = find(name).generate(shape(4, 5, 3, name))
     linked = link_order(order, receive_ahead)
     channels, stops = linked.actions[:, link.SENDS_CHANNEL], linked.actions[:, link.STOP_WAIT]
     for rank in range(order.num_ranks):

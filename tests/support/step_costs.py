@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.schedule import Group
 from penstock.planner.order import KINDS
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
+from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.simulate.costs import (
     MILLION,
     Costs,
@@ -39,9 +40,14 @@ def slice_costs(num_ranks: int, forward: list[int], input_gradient: list[int], w
     return uncontended(compute_table(*tables), np.zeros((2, num_ranks, len(forward)), dtype=np.int64))
 
 
-def shape(num_ranks: int, num_microbatches: int, num_slices: int) -> ScheduleInputs:
-    """Inputs without costs."""
-    return ScheduleInputs(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
+def shape(num_ranks: int, num_microbatches: int, num_slices: int, name: str = "1f1b") -> ScheduleInputs:
+    """Inputs without costs, for the built-in schedule ``name``."""
+    return ScheduleInputs(
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        num_slices=num_slices,
+        stages_per_rank=BUILT_IN[name].stages_per_rank,
+    )
 
 
 def rows(table: Table) -> StageTable:

@@ -29,8 +29,14 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: 
     if name.endswith(SCHEDULE_SUFFIX):
         schedule, _ = parse_schedule(import_schedule(Path(name), warn).text, name)
     else:
-        inputs = ScheduleInputs(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
-        schedule = to_schedule(find(name).generate(inputs))
+        generator = find(name)
+        inputs = ScheduleInputs(
+            num_ranks=num_ranks,
+            num_microbatches=num_microbatches,
+            num_slices=num_slices,
+            stages_per_rank=generator.stages_per_rank,
+        )
+        schedule = to_schedule(generator.generate(inputs))
     prove(lower(schedule, _one_byte_each, slices=(1,) * schedule.num_slices, receive_ahead=2, dp=False))
     return schedule
 

@@ -12,12 +12,17 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.planner.memory import StageMemory
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule
+from penstock.planner.schedules.registry import find
 from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, rank_one_f_one_b, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import SliceCost, Stages, stage_costs, unit_counts, unit_totals
 from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
+V_SHAPED = "zbv"
+V_FILLS = 4
+"""Beyond so many micro-batches per rank the pipeline fills too rarely for two stages per rank to matter."""
+
 MOST_SLICES = 64
 SEEDS_PER_MESH = 4
 FIRST_GUESS_SLICES = 4
@@ -60,15 +65,41 @@ def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:
 
 
 def in_flight_slices(mesh: Mesh, num_slices: int, schedule: str) -> list[int]:
-    """Per stage, the slices whose activations are held at once: all of them under ``gpipe``, else those of one
-    micro-batch and one more for every later stage (Seq1F1B, arXiv 2406.03488, section 3.2).
+    """Per rank, the slices whose activations are held at once: all of them under ``gpipe``, else those of one
+    micro-batch and one more for every later rank (Seq1F1B, arXiv 2406.03488, section 3.2).
 
     No order holds fewer without waiting more; ``zb`` could where room is short, but such plans are not looked for.
+    ``zbv`` is told its room, and keeps to it down to one micro-batch.
     """
     most = mesh.num_microbatches * num_slices
     if schedule == "gpipe":
         return [most] * mesh.pp
+    if schedule == V_SHAPED:
+        return [num_slices] * mesh.pp
     return [min(most, num_slices + mesh.pp - 1 - stage) for stage in range(mesh.pp)]
+
+
+def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
+    """The schedules worth trying on the mesh under what is pinned."""
+    pinned = problem.pinned
+    if pinned.schedule is not None:
+        return (pinned.schedule,)
+    if mesh.pp == 1:
+        return ("gpipe",)
+    if pinned.stages is not None:
+        return SCHEDULES if len(pinned.stages) == mesh.pp else (V_SHAPED,)
+    fills_often = mesh.num_microbatches <= V_FILLS * mesh.pp
+    return (*SCHEDULES, V_SHAPED) if fills_often and 2 * mesh.pp <= problem.model.num_units else SCHEDULES
+
+
+def most_stages(problem: Problem, mesh: Mesh) -> int:
+    """The most stages that a schedule worth trying has."""
+    return mesh.pp * max(map(stages_per_rank, schedules_for(problem, mesh)))
+
+
+def stages_per_rank(schedule: str | ScheduleSpec) -> int:
+    """By name; one is enough to tell imported ones from these, since their number of stages is their own."""
+    return find(schedule).stages_per_rank if isinstance(schedule, str) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +114,25 @@ class Proposer:
         shortage = self.static_shortage(mesh)
         if shortage is not None:
             return shortage
-        slicings = self._slicings(mesh)
+        by_stages = itertools.groupby(schedules_for(self.problem, mesh), key=stages_per_rank)
+        offers = [self._offers(mesh, per_rank, tuple(schedules)) for per_rank, schedules in by_stages]
+        found = [candidate for offer in offers if not isinstance(offer, Shortage) for candidate in offer]
+        return found or offers[0]
+
+    def _offers(
+        self, mesh: Mesh, per_rank: int, schedules: tuple[str | ScheduleSpec, ...]
+    ) -> list[Candidate] | Shortage:
+        """The candidates with so many stages per rank."""
+        slicings = self._slicings(mesh, per_rank)
         if isinstance(slicings, Shortage):
             return slicings
-        stages = self.partitions(mesh, slicings[0])
+        stages = self.partitions(mesh, slicings[0], per_rank)
         if isinstance(stages, Shortage):
             return stages
         return [
             Candidate(mesh=mesh, stages=stages[0], slices=slices, schedule=schedule)
             for slices in slicings
-            for schedule in self._schedules(mesh)
+            for schedule in schedules
         ]
 
     def static_shortage(self, mesh: Mesh) -> Shortage | None:
@@ -105,37 +145,44 @@ class Proposer:
         missing = (state + held) // pp - limit
         return Shortage(mesh=mesh, stage=0, missing_bytes=missing) if missing > 0 else None
 
-    def partitions(self, mesh: Mesh, slices: Sequence[int], count: int = 1) -> list[Stages] | Shortage:
-        """The stages pinned by the user, or the best partitions by bottleneck that fit in memory."""
+    def partitions(
+        self, mesh: Mesh, slices: Sequence[int], per_rank: int = 1, count: int = 1
+    ) -> list[Stages] | Shortage:
+        """The stages pinned by the user, or the best partitions by bottleneck that fit in memory.
+
+        Stages of one rank share its memory evenly here; the simulation counts what they take together.
+        """
         pinned = self.problem.pinned.stages
         if pinned is not None:
             return [pinned_stages(pinned, self.problem.model.num_units)]
-        found = best_partitions(self._stages_problem(mesh, slices), count=count)
+        found = best_partitions(self._stages_problem(mesh, slices, per_rank), count=count)
         if isinstance(found, MemoryShortage):
             return Shortage(mesh=mesh, stage=found.stage, missing_bytes=max(found.missing_bytes))
         return [tuple(itertools.pairwise(each.bounds)) for each in found]
 
-    def _stages_problem(self, mesh: Mesh, slices: Sequence[int]) -> StagesProblem:
+    def _stages_problem(self, mesh: Mesh, slices: Sequence[int], per_rank: int) -> StagesProblem:
         model, cost = self.problem.model, self.problem.cost_of(mesh.tp)
         sizes = self._unit_sizes(mesh)
         units = [sizes[unit.kind] for unit in model.units]
-        limit = self.problem.memory_limit_bytes - cost.constant_bytes
+        limit = (self.problem.memory_limit_bytes - cost.constant_bytes) // per_rank
         return StagesProblem(
             unit_ns=unit_totals(cost, model, slices, mesh.microbatch).tolist(),
             resident_bytes=[state for state, _ in units],
             in_flight_bytes=[held for _, held in units],
-            in_flight=self._in_flight(mesh, len(slices)),
-            limit_bytes=[max(limit, 0)] * self._num_stages(mesh),
+            in_flight=self._in_flight(mesh, len(slices), per_rank),
+            limit_bytes=[max(limit, 0)] * self._num_stages(mesh, per_rank),
         )
 
-    def _num_stages(self, mesh: Mesh) -> int:
+    def _num_stages(self, mesh: Mesh, per_rank: int) -> int:
         imported = imported_schedule(self.problem.pinned)
-        return mesh.pp if imported is None else imported.num_stages
+        return mesh.pp * per_rank if imported is None else imported.num_stages
 
-    def _in_flight(self, mesh: Mesh, num_slices: int) -> list[float]:
+    def _in_flight(self, mesh: Mesh, num_slices: int, per_rank: int) -> list[float]:
         """Per stage the micro-batches held at least; of an imported schedule only its simulation tells."""
         if imported_schedule(self.problem.pinned) is not None:
-            return [0.0] * self._num_stages(mesh)
+            return [0.0] * self._num_stages(mesh, per_rank)
+        if per_rank > 1:
+            return [1.0] * self._num_stages(mesh, per_rank)
         return [held / num_slices for held in in_flight_slices(mesh, num_slices, "1f1b")]
 
     def _unit_sizes(self, mesh: Mesh) -> dict[UnitKind, tuple[int, int]]:
@@ -155,13 +202,7 @@ class Proposer:
         held = memory.together_bytes(_HELD, length)[:, 0]
         return {unit.kind: (int(a), int(b)) for unit, a, b in zip(units, resident, held, strict=True)}
 
-    def _schedules(self, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
-        pinned = self.problem.pinned.schedule
-        if pinned is not None:
-            return (pinned,)
-        return ("gpipe",) if mesh.pp == 1 else SCHEDULES
-
-    def _slicings(self, mesh: Mesh) -> list[tuple[int, ...]] | Shortage:
+    def _slicings(self, mesh: Mesh, per_rank: int) -> list[tuple[int, ...]] | Shortage:
         """Slicings worth trying: pinned lengths alone, else the best few of both objectives, and none at all.
 
         Partition and slicing depend on each other: the caller partitions again for the first of these.
@@ -175,16 +216,19 @@ class Proposer:
         if mesh.pp == 1:
             return [equal_slices(length, pinned or 1)]
         seeds = [equal_slices(length, min(pinned or FIRST_GUESS_SLICES, length))]
-        stages = self.partitions(mesh, seeds[0])
+        stages = self.partitions(mesh, seeds[0], per_rank)
         if isinstance(stages, Shortage):
             return stages
-        seeds = [seed.lengths for seed in self._seeds(mesh, stages[0], pinned)] or seeds
+        seeds = [seed.lengths for seed in self._seeds(mesh, stages[0], per_rank, pinned)] or seeds
         return list(dict.fromkeys([*seeds, *([] if pinned else [(length,)])]))
 
-    def _seeds(self, mesh: Mesh, stages: Stages, count: int | None) -> list[Slicing]:
-        """The best slicings for the bottleneck stage, by the 1F1B objective and the flush objective."""
+    def _seeds(self, mesh: Mesh, stages: Stages, per_rank: int, count: int | None) -> list[Slicing]:
+        """The best slicings for the bottleneck stage, by the 1F1B objective and the flush objective.
+
+        With several stages per rank a slice passes each in turn, as that many micro-batches would.
+        """
         table, balanced = self._slicing_table(mesh, stages)
-        shape = {"num_microbatches": mesh.num_microbatches, "num_stages": mesh.pp}
+        shape = {"num_microbatches": mesh.num_microbatches * per_rank, "num_stages": mesh.pp}
         if count is not None:
             return [seed for seed in balanced if seed.num_slices == count]
         ranked = list(rank_one_f_one_b(balanced, **shape))[:SEEDS_PER_MESH]

@@ -23,6 +23,7 @@ MOST_PROVED_ACTIONS = 3_000
 FIRST_FIT = Budget(candidates=0, moves=0)
 """A search with this budget ends with the first plan that fits."""
 
+MOST_TIGHTER_SEARCHES = 4
 MOST_ATTEMPTS = 32
 GROWTH = 1.02
 MEBIBYTE = 2**20
@@ -53,8 +54,18 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
 
 
 def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
-    judge = Simulated(problem)
-    return realised(judge, search(problem, judge, budget, reporter))
+    """The best plan whose laid-out arena fits: where that of none does, those are looked for that hold less."""
+    asked = problem
+    for _ in range(MOST_TIGHTER_SEARCHES):
+        judge = Simulated(asked)
+        result = search(asked, judge, budget, reporter)
+        try:
+            return realised(judge, result, problem)
+        except NothingFitsError as shortage:
+            missing = shortage.least_bytes - problem.memory_limit_bytes
+            asked = dataclasses.replace(asked, memory_limit_bytes=asked.memory_limit_bytes - missing)
+            closest = shortage
+    raise closest
 
 
 def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
@@ -84,8 +95,10 @@ def _enough_bytes(problem: Problem, least_bytes: int) -> int | None:
     return None
 
 
-def realised(judge: Simulated, result: Result) -> Decision:
-    """The result's best candidate as a Plan. A Program whose arena does not fit gives way to the next best.
+def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
+    """The result's best candidate as a Plan for ``problem``, whose limit may be above the judge's.
+
+    A Program whose arena does not fit gives way to the next best.
 
     Raises `NothingFitsError` if that is so of all.
     """
@@ -97,15 +110,15 @@ def realised(judge: Simulated, result: Result) -> Decision:
         if _num_actions(evaluation) <= MOST_PROVED_ACTIONS:
             program = program_of(draft)
             evaluation = _with_arena(seated, evaluation, program)
-        if max(evaluation.peak_bytes) > judge.problem.memory_limit_bytes:
+        if max(evaluation.peak_bytes) > problem.memory_limit_bytes:
             needs.append((max(evaluation.peak_bytes), evaluation.candidate.label))
             continue
         plan = dataclasses.replace(
             draft,
             program_digest=program.digest if program else "",
             prediction=_prediction(evaluation),
-            reasons=reasons(judge.problem, result, evaluation),
-            alternatives=alternatives(result, evaluation),
+            reasons=reasons(problem, result, evaluation),
+            alternatives=alternatives(problem, result, evaluation),
         )
         return Decision(plan=plan, result=result, program=program)
     raise NothingFitsError(*min(needs))

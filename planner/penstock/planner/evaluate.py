@@ -12,13 +12,15 @@ from penstock.core.layout import SlotKind
 from penstock.core.program import Reduction, SlotSizes
 from penstock.core.schedule import Group, ScheduleSpec
 from penstock.core.units import to_nanoseconds
-from penstock.planner.candidates import Candidate, equal_slices
+from penstock.planner.candidates import Candidate, equal_slices, most_stages
 from penstock.planner.order import Order
-from penstock.planner.problem import Mesh, Problem
+from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
+from penstock.planner.schedules.greedy_order import Variants
 from penstock.planner.schedules.inputs import ScheduleInputs
-from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, to_spec
-from penstock.planner.schedules.zero_bubble import H1, with_best_variant
+from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
+from penstock.planner.schedules.v_shape import ZBV
+from penstock.planner.schedules.zero_bubble import ZB
 from penstock.planner.search import Evaluation
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
 from penstock.planner.simulate.bound import lower_bound_ns
@@ -47,8 +49,14 @@ REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
 TRIED_COUNTS = (1, 2, 4, 8, 16, 32)
 """Numbers of slices at which a mesh's bound is taken."""
 
-SPLIT = frozenset({"zb-h1", "zb"})
+SPLIT = frozenset({"zb-h1", "zb", "zbv"})
 """The built-in schedules that run I and W in place of B."""
+
+VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV}
+"""The built-in schedules that choose among several orders."""
+
+CAPLESS = 0
+"""The variant that minds no cap: its bytes tell how much is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +73,12 @@ class Simulated:
     _floor_table: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def mesh_bound_ns(self, mesh: Mesh) -> int:
-        """The model's work spread perfectly, and the fill that no order avoids, (K-1) F / S of a stage.
+        """The model's work spread perfectly, and the fill that no order avoids, (K-1) F / S of the first stages.
 
         Taken at the best of a few equal slicings, so an optimistic estimate rather than a proof.
         """
-        floors = (work * mesh.num_microbatches + (mesh.pp - 1) * fill for work, fill in self._floors(mesh))
+        per_rank = most_stages(self.problem, mesh) // mesh.pp
+        floors = (work * mesh.num_microbatches + (mesh.pp - 1) * fill // per_rank for work, fill in self._floors(mesh))
         return min(floors) // mesh.pp
 
     def _floors(self, mesh: Mesh) -> list[tuple[int, int]]:
@@ -95,13 +104,13 @@ class Simulated:
         split = candidate.schedule in SPLIT
         key = (candidate.mesh, candidate.stages, candidate.slices, split)
         if key not in self._bounds:
-            stage_ranks = tuple(range(candidate.mesh.pp))
+            owners = owners_of(candidate)
             self._bounds[key] = lower_bound_ns(
-                self.costs(candidate, stage_ranks),
+                self.costs(candidate, owners),
                 candidate.mesh.num_microbatches,
-                stage_ranks=stage_ranks,
+                stage_ranks=owners,
                 split=split,
-                reductions=self._reductions(candidate, stage_ranks),
+                reductions=self._reductions(candidate, owners),
             )
         return self._bounds[key]
 
@@ -111,7 +120,7 @@ class Simulated:
             return 0
         key = (candidate.mesh, candidate.stages, candidate.slices)
         if key not in self._held:
-            self._held[key] = held_bytes(self.problem, candidate)
+            self._held[key] = held_bytes(self.problem, candidate, owners_of(candidate))
         return self._held[key].least(candidate.mesh, str(candidate.schedule))
 
     def stage_costs(self, candidate: Candidate) -> StageCosts:
@@ -144,21 +153,18 @@ class Simulated:
         except UserError:
             if not candidate.variant:
                 raise
-            return self._simulated(dataclasses.replace(candidate, variant=H1), in_full)
+            return self._simulated(dataclasses.replace(candidate, variant=CAPLESS), in_full)
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with zb's best variant over as many micro-batches as fill the pipeline twice.
-
-        Where no variant keeps within the caps, H1: its bytes tell how much is missing.
-        """
-        if candidate.schedule != "zb" or candidate.variant is not None:
+        """The candidate with its schedule's best variant over as many micro-batches as fill the pipeline twice."""
+        if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
-        inputs = self.schedule_inputs(candidate, "zb")
+        inputs = self.schedule_inputs(candidate, str(candidate.schedule))
         count = min(inputs.num_microbatches, 2 * inputs.num_ranks)
         try:
-            variant = with_best_variant(dataclasses.replace(inputs, num_microbatches=count)).variant
+            variant = VARIED[candidate.schedule].best(dataclasses.replace(inputs, num_microbatches=count)).variant
         except UserError:
-            variant = H1
+            variant = CAPLESS
         return dataclasses.replace(candidate, variant=variant)
 
     def _simulated(self, candidate: Candidate, in_full: bool) -> Evaluation:
@@ -171,13 +177,13 @@ class Simulated:
         def generate(count: int) -> Order:
             return find(str(candidate.schedule)).generate(dataclasses.replace(inputs, num_microbatches=count))
 
-        stage_ranks = tuple(range(candidate.mesh.pp))
+        owners = owners_of(candidate)
         found = extrapolate(
             generate,
             candidate.mesh.num_microbatches,
-            self.costs(candidate, stage_ranks),
+            self.costs(candidate, owners),
             receive_ahead=self.receive_ahead,
-            reductions=self._reductions(candidate, stage_ranks),
+            reductions=self._reductions(candidate, owners),
         )
         return self._evaluation(candidate, generate(found.num_simulated), found.times, is_exact=found.is_exact)
 
@@ -251,12 +257,13 @@ class Simulated:
         """What the generator is given; costs and stash only where it uses them."""
         if not find(name).uses_costs:
             return ScheduleInputs(**_shape(candidate))
-        ranks = tuple(range(candidate.mesh.pp))
+        owners = stage_ranks(name, candidate.mesh.pp)
         passes = self.stage_costs(candidate).together_ns
-        transfers = self.costs(candidate, ranks).transfer_ns
+        transfers = self.costs(candidate, owners).transfer_ns
         forward, exchanged, returned = stash_tables(self.problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
+            stages_per_rank=find(name).stages_per_rank,
             forward_ns=rows(passes[0]),
             input_ns=rows(passes[1]),
             weight_ns=rows(passes[2]),
@@ -265,10 +272,20 @@ class Simulated:
             forward_stash=forward,
             input_stash=exchanged,
             weight_stash=returned,
-            caps=stash_caps(self.problem, candidate, self.receive_ahead),
+            caps=stash_caps(self.problem, candidate, owners, self.receive_ahead),
             receive_ahead=self.receive_ahead,
             variant=candidate.variant,
         )
+
+
+def owners_of(candidate: Candidate) -> tuple[int, ...]:
+    """The rank of every stage."""
+    schedule = candidate.schedule
+    return stage_ranks(schedule, candidate.mesh.pp) if isinstance(schedule, str) else _imported_owners(schedule)
+
+
+def _imported_owners(spec: ScheduleSpec) -> tuple[int, ...]:
+    return parsed_schedule(spec.text).stage_ranks
 
 
 class _Shape(TypedDict):

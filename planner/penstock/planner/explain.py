@@ -53,7 +53,7 @@ def _effort(result: Result) -> str:
     return f"{result.num_judged} candidates of {result.num_meshes} divisions were simulated; {ending}"
 
 
-def alternatives(result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
+def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
     """The next best of each kind of plan, then the fastest that did not fit, then divisions without room."""
     seen = {chosen.candidate.label}
     found: list[Alternative] = []
@@ -61,7 +61,8 @@ def alternatives(result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
         if other.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
             seen.add(other.candidate.label)
             found.append(_alternative(other, _slower(other, chosen)))
-    too_large = sorted(result.too_large, key=lambda each: each.step_ns)[:MOST_REJECTED]
+    too_large = [each for each in result.too_large if max(each.peak_bytes) > problem.memory_limit_bytes]
+    too_large = sorted(too_large, key=lambda each: each.step_ns)[:MOST_REJECTED]
     found += [_alternative(each, f"needs {format_bytes(max(each.peak_bytes))} on a rank") for each in too_large]
     for shortage in result.shortages[:MOST_REJECTED]:
         reason = f"stage {shortage.stage} lacks {format_bytes(shortage.missing_bytes)} in every partition"

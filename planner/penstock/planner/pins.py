@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.errors import UserError
-from penstock.planner.problem import Problem, imported_schedule
+from penstock.core.job import ParallelismSpec
+from penstock.core.schedule import Schedule
+from penstock.planner.problem import Problem, imported_schedule, stage_counts
 from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import Stages
 
@@ -23,8 +25,8 @@ def pinned_stages(blocks: Sequence[float], num_units: int) -> Stages:
 
 def check_pins(problem: Problem) -> None:
     """Raise `UserError` if what is pinned cannot run, whatever the planner chooses for the rest."""
-    _check_degrees(problem)
     _check_schedule(problem)
+    _check_degrees(problem)
     _check_stages(problem)
 
 
@@ -42,9 +44,10 @@ def _check_degrees(problem: Problem) -> None:
             where=f"{PINNED}.tp",
             remedy="pin tp to 1" if problem.most_tp == 1 else "pin a divisor of both",
         )
-    if pinned.pp is not None and pinned.pp > model.num_units:
+    fewest = min(stage_counts(pinned, pinned.pp or 1))
+    if fewest > model.num_units:
         raise UserError(
-            what=f"{pinned.pp} stages cannot share the model's {model.num_units} units",
+            what=f"{fewest} stages cannot share the model's {model.num_units} units",
             where=f"{PINNED}.pp",
             remedy=f"pin at most {model.num_units}: embedding, head, and an attention and an MLP per layer",
         )
@@ -80,13 +83,21 @@ def _shares(problem: Problem) -> set[int]:
     return {share // size for share in shares for size in sizes if share % size == 0}
 
 
+def _stage_counts(pinned: ParallelismSpec, imported: Schedule | None) -> tuple[int, ...]:
+    """How many stages what is pinned allows; nothing if any number."""
+    if imported is not None:
+        return (imported.num_stages,)
+    return () if pinned.pp is None else stage_counts(pinned, pinned.pp)
+
+
 def _check_stages(problem: Problem) -> None:
     pinned, imported, model = problem.pinned, imported_schedule(problem.pinned), problem.model
     if pinned.stages is not None:
-        wanted = imported.num_stages if imported else pinned.pp
-        if wanted is not None and len(pinned.stages) != wanted:
+        wanted = _stage_counts(pinned, imported)
+        if wanted and len(pinned.stages) not in wanted:
+            has = f"{'the schedule' if imported else 'pp'} has {' or '.join(map(str, wanted))}"
             raise UserError(
-                what=f"{len(pinned.stages)} stages are pinned, but {'the schedule' if imported else 'pp'} has {wanted}",
+                what=f"{len(pinned.stages)} stages are pinned, but {has}",
                 where=f"{PINNED}.stages",
                 remedy="give one number of blocks per stage",
             )

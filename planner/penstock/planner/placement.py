@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.planner.candidates import Candidate
 from penstock.planner.cost import Floats
-from penstock.planner.evaluate import Simulated
+from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.search import Evaluation
 from penstock.planner.tables import devices_in_order
@@ -76,7 +76,7 @@ def _seated(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated
 def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -> int:
     """No step of the arrangement is shorter: fill, busiest rank and drain, or all messages of its busiest channel."""
     seated = _seated(judge, candidate.mesh, arrangement)
-    costs = seated.costs(candidate, tuple(range(candidate.mesh.pp)))
+    costs = seated.costs(candidate, owners_of(candidate))
     busiest = candidate.mesh.num_microbatches * int(costs.transfer_ns.sum(axis=2).max())
     return max(seated.bound_ns(candidate), busiest)
 

@@ -15,6 +15,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.planner.cost import CostModel, DescribedCost
+from penstock.planner.schedules.registry import find
 
 MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
@@ -123,11 +124,12 @@ def meshes(problem: Problem) -> Iterator[Mesh]:
 def imported_schedule(pinned: ParallelismSpec) -> Schedule | None:
     """The pinned schedule where it is a list of actions, which fixes the pipeline's shape; else none."""
     spec = pinned.schedule
-    return _parsed(spec.text) if isinstance(spec, ScheduleSpec) and spec.text else None
+    return parsed_schedule(spec.text) if isinstance(spec, ScheduleSpec) and spec.text else None
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(text: str) -> Schedule:
+def parsed_schedule(text: str) -> Schedule:
+    """An imported schedule's text, read once."""
     return parse_schedule(text, "spec.parallelism.schedule")[0]
 
 
@@ -144,9 +146,22 @@ def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int
             dp = num_devices // (tp * pp)
             if (pinned.pp or pp) != pp or (pinned.dp or dp) != dp or problem.global_batch % dp:
                 continue
-            stages = pinned.stages if imported_schedule(pinned) is None else None
-            if pp <= problem.model.num_units and (stages is None or len(stages) == pp):
+            if _can_have_stages(problem, pp):
                 yield dp, tp, pp
+
+
+def _can_have_stages(problem: Problem, pp: int) -> bool:
+    counts = stage_counts(problem.pinned, pp)
+    if problem.pinned.stages is not None and imported_schedule(problem.pinned) is None:
+        return len(problem.pinned.stages) in counts
+    return min(counts) <= problem.model.num_units
+
+
+def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:
+    """How many stages ``pp`` ranks may have, by the pinned schedule or else any."""
+    if isinstance(pinned.schedule, str):
+        return (pp * find(pinned.schedule).stages_per_rank,)
+    return (pp,) if pp == 1 or pinned.schedule is not None else (pp, 2 * pp)
 
 
 def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]:

@@ -124,8 +124,8 @@ def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int,
 
 
 def _per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> Integers:
-    """[ranks]: the sum over each rank's stages."""
-    sums = np.zeros(num_ranks, dtype=np.int64)
+    """[ranks, ...]: the sum over each rank's stages."""
+    sums = np.zeros((num_ranks, *values.shape[1:]), dtype=np.int64)
     np.add.at(sums, list(stage_ranks), values)
     return sums
 
@@ -154,9 +154,7 @@ def unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Inte
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeldBytes:
-    """Per rank what is ``always`` there, and [ranks, slices] what every slice ``per_slice`` holds from F to I, with
-    one stage per rank.
-    """
+    """Per rank what is ``always`` there, and [ranks, slices] what every slice ``per_slice`` holds from F to I."""
 
     always: Integers
     per_slice: Integers
@@ -171,13 +169,13 @@ class HeldBytes:
         return int(needed.max())
 
 
-def held_bytes(problem: Problem, candidate: Candidate) -> HeldBytes:
-    """What the candidate's ranks hold whatever the schedule."""
+def held_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> HeldBytes:
+    """What the candidate's ranks hold whatever the order."""
     memory = stage_memory(problem, candidate)
     per_slice = memory.together_bytes(_HELD, candidate.slices)
     per_slice[1:] += memory.slot_bytes(SlotKind.INPUT, candidate.slices)[1:]
-    always = static_bytes(problem, candidate, tuple(range(candidate.mesh.pp)))
-    return HeldBytes(always=np.array(always), per_slice=per_slice)
+    always = static_bytes(problem, candidate, stage_ranks)
+    return HeldBytes(always=np.array(always), per_slice=_per_rank(per_slice, stage_ranks, candidate.mesh.pp))
 
 
 _HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
@@ -197,13 +195,15 @@ def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, St
 _UNTIL_INPUT_GRADIENT = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.KEYS_VALUES)
 
 
-def stash_caps(problem: Problem, candidate: Candidate, receive_ahead: int) -> tuple[int, ...]:
+def stash_caps(
+    problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], receive_ahead: int
+) -> tuple[int, ...]:
     """What each rank may hold of those: the limit less what is always there and room for messages."""
     memory = stage_memory(problem, candidate)
-    always = np.array(static_bytes(problem, candidate, tuple(range(candidate.mesh.pp))))
+    always = np.array(static_bytes(problem, candidate, stage_ranks))
     gradients = memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, [problem.sequence_length])[:, 0]
     messages = (2 * receive_ahead + 2) * memory.slot_bytes(SlotKind.INPUT, candidate.slices).max(axis=1)
-    room = problem.memory_limit_bytes - always - gradients - messages
+    room = problem.memory_limit_bytes - always - _per_rank(gradients + messages, stage_ranks, candidate.mesh.pp)
     return tuple(np.maximum(room, 0).tolist())
 
 

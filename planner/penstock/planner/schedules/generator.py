@@ -14,18 +14,34 @@ from penstock.planner.schedules.inputs import ScheduleInputs
 ENTRY_POINT_GROUP = "penstock.schedules"
 
 
+def one_stage_each(num_ranks: int) -> tuple[int, ...]:
+    """Stage s on rank s."""
+    return tuple(range(num_ranks))
+
+
+def along_a_v(num_ranks: int) -> tuple[int, ...]:
+    """Stages 0 to K - 1 on ranks 0 to K - 1, and as many again on the way back."""
+    return (*range(num_ranks), *reversed(range(num_ranks)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generator:
     """A pure function from integers to an order, known by name and version.
 
     A change of its output is a new version, since plans name it. ``uses_costs`` says that costs, stash and caps
-    change the order: a recipe then holds the order itself.
+    change the order: a recipe then holds the order itself. ``stage_ranks`` places its stages on so many ranks.
     """
 
     name: str
     version: int
     generate: Callable[[ScheduleInputs], Order]
     uses_costs: bool
+    stage_ranks: Callable[[int], tuple[int, ...]] = one_stage_each
+
+    @property
+    def stages_per_rank(self) -> int:
+        """How many stages each rank has."""
+        return len(self.stage_ranks(1))
 
 
 def installed_generators() -> dict[str, Generator]:

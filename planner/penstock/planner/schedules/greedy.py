@@ -1,6 +1,7 @@
 """List scheduling of a split backward, compiled: every rank, whenever it is free, takes the best of what it could do.
 
-Forwards and input gradients alternate while both are there, since each feeds another rank; a weight gradient fills a
+Forwards and input gradients alternate while both are there, since each feeds another rank; of a rank's several stages
+the one furthest along goes first, the deepest forward and the gradient nearest to stage 0. A weight gradient fills a
 wait, or makes room in the stash for one of them. Times follow the simulator's rules for messages (first-in first-out,
 `receive_ahead` of them under way), so an order made here cannot get stuck there. What a neighbour is running is known,
 so a rank knows how long it will wait for its message and can leave a wait alone that is too short.
@@ -19,146 +20,231 @@ Ints = npt.NDArray[np.int64]
 NEVER = 1 << 60
 """A time that is not known; above all that are."""
 
-# Columns of `costs` [rank, slice]: nanoseconds of F, I, W and of their messages, changes in stash by F, I, W.
+# Columns of `costs` [stage, slice]: nanoseconds of F, I, W and of their messages, changes in stash by F, I, W.
 F_NS, I_NS, W_NS, TO_NEXT_NS, TO_PREVIOUS_NS, F_STASH, I_STASH, W_STASH = range(8)
 
-# Columns of `ranks`: limits of the stash for any action and for F, of units between F and I, and between I and W;
-# units begun of F, I and W; the last of F and I; stash in use; whether the rank waits; messages into the rank whose
-# arrival is known, and when their channels are free; when its last action ends.
-CAP, F_CAP, DEPTH, LAG, NEXT_F, NEXT_I, NEXT_W, LAST, STASH, WAITS, KNOWN_F, KNOWN_I, FREE_F, FREE_I, FINISH = range(15)
+# Columns of `stages`: the rank that runs it; limits of units between F and I, and between I and W; units begun of F, I
+# and W; messages into the stage whose arrival is known, and when their channels are free.
+RANK, DEPTH, LAG, NEXT_F, NEXT_I, NEXT_W, KNOWN_F, KNOWN_I, FREE_F, FREE_I = range(10)
+
+# Columns of `ranks`: limits of the stash for any action and for F; stash in use; actions begun; the last of F and I;
+# whether the rank waits.
+CAP, F_CAP, STASH, STEP, LAST, WAITS = range(6)
 
 # Planes of `messages` [plane, direction, receiver, number mod receive_ahead]: when it was sent and its receive posted,
 # and how long it takes.
 SENT_AT, POSTED_AT, DURATION = range(3)
 
-# What a rank can do.
+# What a stage can do.
 F, I, W, NOTHING = range(4)  # noqa: E741  the field's own name for the input-gradient pass
 
 
 @numba.njit(cache=True, nogil=True)
 def run(
     costs: Ints,
+    stages: Ints,
     ranks: Ints,
+    owned: Ints,
     clock: Clock,
     arrivals: Ints,
     messages: Ints,
     choices: npt.NDArray[np.int8],
     patience: int,
 ) -> None:
-    """Fill ``choices`` [rank, step] with F, I or W.
+    """Fill ``choices`` [rank, step, 2] with F, I or W, and its stage's place among ``owned`` [rank, place].
 
-    ``arrivals`` [direction, rank, unit] is when the input of every F and I is there, `NEVER` if unknown; it comes with
-    those filled in that need no message. A wait is filled with W if it is at least ``patience`` percent of W's time.
+    ``owned`` rises along a row. ``arrivals`` [direction, stage, unit] is when the input of every F and I is there,
+    `NEVER` if unknown; it comes with those filled in that need no message. A wait is filled with W if it is at least
+    ``patience`` percent of W's time.
     """
     now = next_time(clock)
     while now < never(clock):
         rank = next_cell(clock)
-        choice, until = _choose(costs, ranks, arrivals, messages.shape[3], rank, now, patience)
-        ranks[rank, WAITS] = choice == NOTHING
-        if choice == NOTHING:
+        kind, place, until = _choose(costs, stages, ranks, owned, arrivals, messages.shape[3], rank, now, patience)
+        ranks[rank, WAITS] = kind == NOTHING
+        if kind == NOTHING:
             set_time(clock, rank, min(until, never(clock)))
         else:
-            step = ranks[rank, NEXT_F] + ranks[rank, NEXT_I] + ranks[rank, NEXT_W]
-            choices[rank, step] = choice
-            over = _start(costs, ranks, clock, arrivals, messages, rank, now, choice)
-            ranks[rank, FINISH] = over
-            set_time(clock, rank, over if step + 1 < choices.shape[1] else never(clock))
+            choices[rank, ranks[rank, STEP], 0] = kind
+            choices[rank, ranks[rank, STEP], 1] = place
+            ranks[rank, STEP] += 1
+            over = _start(costs, stages, ranks, clock, arrivals, messages, owned[rank, place], now, kind)
+            set_time(clock, rank, over if ranks[rank, STEP] < choices.shape[1] else never(clock))
         now = next_time(clock)
 
 
 @numba.njit(cache=True, nogil=True)
 def _choose(
-    costs: Ints, ranks: Ints, arrivals: Ints, receive_ahead: int, rank: int, now: int, patience: int
-) -> tuple[int, int]:
-    """What ``rank`` does now, or that it waits and until when."""
-    num_slices = costs.shape[1]
-    forward_at = _ready(ranks, arrivals, receive_ahead, num_slices, rank, F)
-    gradient_at = _ready(ranks, arrivals, receive_ahead, num_slices, rank, I)
-    weight = num_slices - 1 - ranks[rank, NEXT_W] % num_slices
-    has_weight = ranks[rank, NEXT_W] < ranks[rank, NEXT_I]
+    costs: Ints,
+    stages: Ints,
+    ranks: Ints,
+    owned: Ints,
+    arrivals: Ints,
+    receive_ahead: int,
+    rank: int,
+    now: int,
+    patience: int,
+) -> tuple[int, int, int]:
+    """What ``rank`` does now and the place of its stage, or that it waits and until when."""
+    mine = owned[rank]
+    forward, forward_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], mine, now, F)
+    gradient, gradient_at = _furthest(stages, arrivals, receive_ahead, costs.shape[1], mine, now, I)
+    weight, is_overdue = _oldest_weight(stages, mine)
     soonest = min(forward_at, gradient_at)
-    if ranks[rank, NEXT_I] - ranks[rank, NEXT_W] > ranks[rank, LAG]:
-        choice = W
+    kind, place = NOTHING, 0
+    if is_overdue:
+        kind, place = W, weight
     elif soonest <= now:
         forward_first = gradient_at > now or (forward_at <= now and ranks[rank, LAST] == I)
-        choice = F if forward_first else I
-        if not _has_room(costs, ranks, rank, choice):
-            choice = W if has_weight else (I if forward_first and gradient_at <= now else NOTHING)
-            soonest = gradient_at
-    elif has_weight and (soonest == NEVER or 100 * (soonest - now) >= patience * costs[rank, weight, W_NS]):
-        choice = W
-    else:
-        choice = NOTHING
-    return choice, soonest
+        kind, place = (F, forward) if forward_first else (I, gradient)
+        if not _has_room(costs, stages, ranks, mine[place], kind):
+            if weight >= 0:
+                kind, place = W, weight
+            elif forward_first and gradient_at <= now:
+                kind, place = I, gradient
+            else:
+                kind = NOTHING
+                soonest = _soonest_after(stages, arrivals, receive_ahead, costs.shape[1], mine, now)
+    elif weight >= 0 and (
+        soonest == NEVER or 100 * (soonest - now) >= patience * _weight_ns(costs, stages, mine[weight])
+    ):
+        kind, place = W, weight
+    return kind, place, soonest
 
 
 @numba.njit(cache=True, nogil=True)
-def _ready(ranks: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, rank: int, kind: int) -> int:
+def _furthest(
+    stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int, kind: int
+) -> tuple[int, int]:
+    """The place of the stage whose F or I goes first, and when it could start: that furthest along if one is ready."""
+    best, best_at = 0, NEVER
+    for number in range(len(mine)):
+        place = len(mine) - 1 - number if kind == F else number
+        at = _ready(stages, arrivals, receive_ahead, num_slices, mine[place], kind)
+        if at < best_at and best_at > now:
+            best, best_at = place, at
+    return best, best_at
+
+
+@numba.njit(cache=True, nogil=True)
+def _soonest_after(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int) -> int:
+    """When the next F or I gets ready that is not yet."""
+    soonest = NEVER
+    for stage in mine:
+        for kind in (F, I):
+            at = _ready(stages, arrivals, receive_ahead, num_slices, stage, kind)
+            if now < at < soonest:
+                soonest = at
+    return soonest
+
+
+@numba.njit(cache=True, nogil=True)
+def _oldest_weight(stages: Ints, mine: Ints) -> tuple[int, bool]:
+    """The place of the stage whose W is next, -1 if none, and whether some stage lags too far behind to wait."""
+    best, is_overdue = -1, False
+    for number in range(len(mine)):
+        place = len(mine) - 1 - number
+        stage = mine[place]
+        lag = stages[stage, NEXT_I] - stages[stage, NEXT_W]
+        late = lag > stages[stage, LAG]
+        older = best < 0 or stages[stage, NEXT_W] < stages[mine[best], NEXT_W]
+        if lag > 0 and (late > is_overdue or (late == is_overdue and older)):
+            best, is_overdue = place, late
+    return best, is_overdue
+
+
+@numba.njit(cache=True, nogil=True)
+def _weight_ns(costs: Ints, stages: Ints, stage: int) -> int:
+    num_slices = costs.shape[1]
+    duration: int = costs[stage, num_slices - 1 - stages[stage, NEXT_W] % num_slices, W_NS]
+    return duration
+
+
+@numba.njit(cache=True, nogil=True)
+def _ready(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, stage: int, kind: int) -> int:
     """When the next F or I could start as far as is known: its input is there and its message will have a receive."""
-    unit = ranks[rank, NEXT_F + kind]
-    neighbour = rank + 1 if kind == F else rank - 1
+    unit = stages[stage, NEXT_F + kind]
+    neighbour = stage + 1 if kind == F else stage - 1
     ready: int = NEVER
     if unit < arrivals.shape[2]:
-        ready = arrivals[kind, rank, unit]
-        if 0 <= neighbour < len(ranks) and unit >= receive_ahead:
+        ready = arrivals[kind, stage, unit]
+        if unit >= receive_ahead and _is_remote(stages, stage, neighbour):
             ready = max(ready, arrivals[kind, neighbour, unit - receive_ahead])
-        if kind == F and unit - ranks[rank, NEXT_I] >= ranks[rank, DEPTH]:
+        if kind == F and unit - stages[stage, NEXT_I] >= stages[stage, DEPTH]:
             ready = NEVER
-        if kind == I and rank == len(ranks) - 1 and ranks[rank, NEXT_F] < (unit // num_slices + 1) * num_slices:
+        if kind == I and stage == len(stages) - 1 and stages[stage, NEXT_F] < (unit // num_slices + 1) * num_slices:
             ready = NEVER
     return ready
 
 
 @numba.njit(cache=True, nogil=True)
-def _has_room(costs: Ints, ranks: Ints, rank: int, kind: int) -> bool:
-    part = ranks[rank, NEXT_F + kind] % costs.shape[1]
+def _is_remote(stages: Ints, stage: int, neighbour: int) -> bool:
+    """Whether there is such a neighbour, and on another rank."""
+    remote: bool = 0 <= neighbour < len(stages) and stages[neighbour, RANK] != stages[stage, RANK]
+    return remote
+
+
+@numba.njit(cache=True, nogil=True)
+def _has_room(costs: Ints, stages: Ints, ranks: Ints, stage: int, kind: int) -> bool:
+    part, rank = stages[stage, NEXT_F + kind] % costs.shape[1], stages[stage, RANK]
     if kind == F:
-        room: int = ranks[rank, F_CAP] - ranks[rank, STASH] - costs[rank, part, F_STASH]
+        added = costs[stage, part, F_STASH]
+        room: int = ranks[rank, F_CAP] - ranks[rank, STASH] - added
     else:
-        room = ranks[rank, CAP] - ranks[rank, STASH] - costs[rank, costs.shape[1] - 1 - part, I_STASH]
-    return room >= 0
+        added = costs[stage, costs.shape[1] - 1 - part, I_STASH]
+        room = ranks[rank, CAP] - ranks[rank, STASH] - added
+    return added <= 0 or room >= 0
 
 
 @numba.njit(cache=True, nogil=True)
 def _start(
-    costs: Ints, ranks: Ints, clock: Clock, arrivals: Ints, messages: Ints, rank: int, now: int, kind: int
+    costs: Ints,
+    stages: Ints,
+    ranks: Ints,
+    clock: Clock,
+    arrivals: Ints,
+    messages: Ints,
+    stage: int,
+    now: int,
+    kind: int,
 ) -> int:
-    """Run the next unit of that kind: post the receive after its own, send its message. Its end is known at once."""
+    """Run the stage's next unit of that kind: post the receive after its own, send its message. Tells when it ends."""
     num_slices, num_units, receive_ahead = costs.shape[1], arrivals.shape[2], messages.shape[3]
-    unit = ranks[rank, NEXT_F + kind]
+    unit, rank = stages[stage, NEXT_F + kind], stages[stage, RANK]
     part = unit % num_slices if kind == F else num_slices - 1 - unit % num_slices
-    over: int = now + costs[rank, part, F_NS + kind]
-    ranks[rank, NEXT_F + kind] += 1
-    ranks[rank, STASH] += costs[rank, part, F_STASH + kind]
+    over: int = now + costs[stage, part, F_NS + kind]
+    stages[stage, NEXT_F + kind] += 1
+    ranks[rank, STASH] += costs[stage, part, F_STASH + kind]
     if kind != W:
         ranks[rank, LAST] = kind
         place = unit % receive_ahead
-        if unit + receive_ahead < num_units:
-            messages[POSTED_AT, kind, rank, place] = now
-            _deliver(ranks, clock, arrivals, messages, rank, kind)
-        neighbour = rank + 1 if kind == F else rank - 1
-        if 0 <= neighbour < len(ranks):
+        neighbour, source = (stage + 1, stage - 1) if kind == F else (stage - 1, stage + 1)
+        if unit + receive_ahead < num_units and _is_remote(stages, stage, source):
+            messages[POSTED_AT, kind, stage, place] = now
+            _deliver(stages, ranks, clock, arrivals, messages, stage, kind)
+        if _is_remote(stages, stage, neighbour):
             messages[SENT_AT, kind, neighbour, place] = over
-            messages[DURATION, kind, neighbour, place] = costs[rank, part, TO_NEXT_NS + kind]
-            _deliver(ranks, clock, arrivals, messages, neighbour, kind)
+            messages[DURATION, kind, neighbour, place] = costs[stage, part, TO_NEXT_NS + kind]
+            _deliver(stages, ranks, clock, arrivals, messages, neighbour, kind)
+        elif 0 <= neighbour < len(stages):
+            arrivals[kind, neighbour, unit] = over
     return over
 
 
 @numba.njit(cache=True, nogil=True)
-def _deliver(ranks: Ints, clock: Clock, arrivals: Ints, messages: Ints, rank: int, kind: int) -> None:
-    """Date the arrivals of messages into ``rank`` that are now both sent and posted, and tell both ends."""
+def _deliver(stages: Ints, ranks: Ints, clock: Clock, arrivals: Ints, messages: Ints, stage: int, kind: int) -> None:
+    """Date the arrivals of messages into ``stage`` that are now both sent and posted, and tell both ends."""
     receive_ahead = messages.shape[3]
-    sender = rank - 1 if kind == F else rank + 1
-    if 0 <= sender < len(ranks):
-        number = ranks[rank, KNOWN_F + kind]
-        while number < min(ranks[sender, NEXT_F + kind], ranks[rank, NEXT_F + kind] + receive_ahead):
-            place = number % receive_ahead
-            begin = max(messages[SENT_AT, kind, rank, place], messages[POSTED_AT, kind, rank, place])
-            arrival = max(begin, ranks[rank, FREE_F + kind]) + messages[DURATION, kind, rank, place]
-            arrivals[kind, rank, number] = arrival
-            ranks[rank, FREE_F + kind] = arrival
-            for end in (sender, rank):
-                if ranks[end, WAITS] and arrival < time_of(clock, end):
-                    set_time(clock, end, arrival)
-            number += 1
-        ranks[rank, KNOWN_F + kind] = number
+    sender = stage - 1 if kind == F else stage + 1
+    number = stages[stage, KNOWN_F + kind]
+    while number < min(stages[sender, NEXT_F + kind], stages[stage, NEXT_F + kind] + receive_ahead):
+        place = number % receive_ahead
+        begin = max(messages[SENT_AT, kind, stage, place], messages[POSTED_AT, kind, stage, place])
+        arrival = max(begin, stages[stage, FREE_F + kind]) + messages[DURATION, kind, stage, place]
+        arrivals[kind, stage, number] = arrival
+        stages[stage, FREE_F + kind] = arrival
+        for end in (stages[sender, RANK], stages[stage, RANK]):
+            if ranks[end, WAITS] and arrival < time_of(clock, end):
+                set_time(clock, end, arrival)
+        number += 1
+    stages[stage, KNOWN_F + kind] = number

@@ -24,8 +24,9 @@ TABLES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleInputs:
-    """The shape of a pipeline with one stage per rank and, for schedules made by simulation, what its actions cost.
+    """The shape of a pipeline and, for schedules made by simulation, what its actions cost.
 
+    There is one stage per rank, or ``stages_per_rank``, placed as the schedule says.
     ``forward_ns``, ``input_ns`` and ``weight_ns`` are the nanoseconds of F, I and W; ``send_forward_ns`` and
     ``send_backward_ns`` those of the message a stage sends to the next and to the previous one. ``forward_stash``,
     ``input_stash`` and ``weight_stash`` are the changes in a rank's stash by F, I and W, in any unit (bytes, or slices:
@@ -37,6 +38,7 @@ class ScheduleInputs:
     num_ranks: int
     num_microbatches: int
     num_slices: int
+    stages_per_rank: int = 1
     forward_ns: StageTable = ()
     input_ns: StageTable = ()
     weight_ns: StageTable = ()
@@ -50,7 +52,7 @@ class ScheduleInputs:
     variant: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_ranks", "num_microbatches", "num_slices", "receive_ahead"):
+        for name in ("num_ranks", "num_microbatches", "num_slices", "stages_per_rank", "receive_ahead"):
             if getattr(self, name) < 1:
                 raise UserError(what=f"{getattr(self, name)} is not positive", where=name, remedy="write at least 1")
         for name in TABLES:
@@ -59,12 +61,17 @@ class ScheduleInputs:
             raise UserError(what=f"{len(self.caps)} values for {self.num_ranks} ranks", where="caps")
 
     def _check_table(self, name: str, table: StageTable) -> None:
-        if table and (len(table) != self.num_ranks or any(len(row) != self.num_slices for row in table)):
-            raise UserError(what=f"is not a table of {self.num_ranks} stages by {self.num_slices} slices", where=name)
+        if table and (len(table) != self.num_stages or any(len(row) != self.num_slices for row in table)):
+            raise UserError(what=f"is not a table of {self.num_stages} stages by {self.num_slices} slices", where=name)
         if name.endswith("_ns") and any(value < 0 for row in table for value in row):
             raise UserError(what="holds a negative time", where=name, remedy="times are nanoseconds from 0")
 
     @property
+    def num_stages(self) -> int:
+        """Stages of all ranks."""
+        return self.num_ranks * self.stages_per_rank
+
+    @property
     def num_units(self) -> int:
-        """Slices of all micro-batches: the forwards, and the backwards, of one rank."""
+        """Slices of all micro-batches: the forwards, and the backwards, of one stage."""
         return self.num_microbatches * self.num_slices

@@ -9,7 +9,7 @@ from penstock.core.errors import UserError
 from penstock.core.manifest import nearest
 from penstock.core.schedule import Schedule, ScheduleSpec
 from penstock.planner.order import Order, from_schedule, to_schedule
-from penstock.planner.schedules.generator import Generator, installed_generators
+from penstock.planner.schedules.generator import Generator, along_a_v, installed_generators
 from penstock.planner.schedules.gpipe import gpipe
 from penstock.planner.schedules.imported import CSV, imported
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -24,6 +24,12 @@ def _zb(inputs: ScheduleInputs) -> Order:
     return zb(inputs)
 
 
+def _zbv(inputs: ScheduleInputs) -> Order:
+    from penstock.planner.schedules.v_shape import zbv
+
+    return zbv(inputs)
+
+
 BUILT_IN = {
     generator.name: generator
     for generator in (
@@ -31,6 +37,7 @@ BUILT_IN = {
         Generator(name="1f1b", version=1, generate=one_f_one_b, uses_costs=False),
         Generator(name="zb-h1", version=1, generate=zb_h1, uses_costs=False),
         Generator(name="zb", version=1, generate=_zb, uses_costs=True),
+        Generator(name="zbv", version=1, generate=_zbv, uses_costs=True, stage_ranks=along_a_v),
     )
 }
 
@@ -49,6 +56,11 @@ def find(name: str, version: int | None = None) -> Generator:
             remedy="plan again",
         )
     return generator
+
+
+def stage_ranks(name: str, num_ranks: int) -> tuple[int, ...]:
+    """The rank of every stage under the schedule ``name``."""
+    return find(name).stage_ranks(num_ranks)
 
 
 def to_spec(name: str, inputs: ScheduleInputs) -> ScheduleSpec:

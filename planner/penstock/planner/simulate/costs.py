@@ -103,9 +103,9 @@ class Costs:
         return len(self.hosts.host_of)
 
 
-def uncontended(compute_ns: Nanoseconds, transfer_ns: Nanoseconds) -> Costs:
-    """One stage per rank, every rank on a host of its own, and messages that hinder only those of their own channel."""
-    num_ranks = compute_ns.shape[1]
+def uncontended(compute_ns: Nanoseconds, transfer_ns: Nanoseconds, num_ranks: int | None = None) -> Costs:
+    """Every rank on a host of its own, one per stage unless given, and messages that hinder only their own channel."""
+    num_ranks = num_ranks or compute_ns.shape[1]
     nothing = (-1,) * num_ranks
     return Costs(
         compute_ns=compute_ns,
