@@ -240,7 +240,7 @@ def test_a_plan_too_large_to_draw_says_so(tmp_path: Path, cluster: str, capsys: 
 # schedule show
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb", "zbv"])
 def test_schedules_come_as_grid_csv_and_data(name: str, capsys: Captured) -> None:
     size = ["--ranks", "3", "--microbatches", "4", "--slices", "2"]
     assert main(["schedule", "show", name, *size]) == 0

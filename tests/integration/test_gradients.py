@@ -22,7 +22,7 @@ SLICES = {"equal": (2, 2, 2), "unequal": (3, 1, 2), "tokens": (1, 1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("family", Family)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb", "zbv"])
 @pytest.mark.parametrize("slicing", SLICES)
 @pytest.mark.parametrize("pp", [1, 2, 4])
 @pytest.mark.parametrize("dp", [1, 2])

@@ -20,7 +20,7 @@ def test_first_loss_is_bit_identical(worker_pool: WorkerPool, family: Family, pr
     losses = {
         result.loss
         for pp in (1, 2, 4)
-        for schedule in ("gpipe", "1f1b", "zb")
+        for schedule in ("gpipe", "1f1b", "zb", "zbv")
         for result in run(worker_pool, family, precision, pp, schedule)
     }
     assert len(losses) == 1

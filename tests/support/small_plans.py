@@ -9,6 +9,7 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec
 from penstock.planner.schedules.imported import CSV
+from penstock.planner.schedules.registry import find
 
 
 def small_model(family: Family, *, layers: int = 3) -> ModelSpec:
@@ -38,9 +39,10 @@ def small_plan(
     precision: Precision = Precision.FP64,
     layers: int = 3,
 ) -> Plan:
-    """A plan with stages of nearly equal numbers of units; one stage per rank unless ``num_stages`` says otherwise."""
+    """A plan with stages of nearly equal numbers of units, as many as the schedule has unless told otherwise."""
     model = small_model(family, layers=layers)
     recipe = ScheduleSpec(generator=schedule) if isinstance(schedule, str) else schedule
+    per_rank = find(schedule).stages_per_rank if isinstance(schedule, str) else 1
     return Plan(
         model=model,
         precision=precision,
@@ -49,7 +51,7 @@ def small_plan(
         microbatch=microbatch,
         num_microbatches=num_microbatches,
         slices=slices,
-        stages=even_stages(model.num_units, num_stages or pp),
+        stages=even_stages(model.num_units, num_stages or pp * per_rank),
         schedule=recipe,
     )
 

@@ -2,7 +2,7 @@
 
 Best-first branch and bound: a mesh's bound opens it into candidates, a candidate's bound has it simulated, and when
 the smallest bound left is no better than the best simulated step nothing better is left. Budgets are counts, so
-equal inputs give equal plans. The winner's slice and stage boundaries are then moved while the simulator agrees.
+equal inputs give equal plans. The best few's slice and stage boundaries are then moved while the simulator agrees.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from penstock.planner.problem import Mesh, Problem, meshes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates."""
+    """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates;
+    boundaries are moved from each of so many ``starts``, up to ``moves`` times.
+    """
 
     meshes: int = 24
     candidates: int = 160
     actions: int = 4_000_000
     moves: int = 60
+    starts: int = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,10 +227,17 @@ class _Search:
         return max(evaluation.peak_bytes) <= self.problem.memory_limit_bytes
 
     def improve(self) -> None:
-        """Move boundaries of the best candidate, largest steps first, as long as the simulator finds it faster."""
-        best = min(self.fitting, key=self.rank)
+        """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""
+        kinds: dict[tuple[object, ...], Evaluation] = {}
+        for each in sorted(self.fitting, key=self.rank):
+            kinds.setdefault((each.candidate.mesh, each.candidate.schedule, len(each.candidate.slices)), each)
+        for best in list(kinds.values())[: self.budget.starts]:
+            self._improve(best)
+
+    def _improve(self, best: Evaluation) -> None:
+        """Move its boundaries, largest steps first, as long as the simulator finds it faster."""
         limit = len(self.seen) + self.budget.moves
-        for step in (8, 4, 2, 1):
+        for step in STEPS:
             before = None
             while best is not before:
                 before = best
@@ -260,15 +270,20 @@ class _Search:
         return NothingFitsError(*min(needs))
 
 
+STEPS = (8, 4, 2, 1)
+"""Quanta by which boundaries between slices are moved, one after the other."""
+
 Move = Callable[[Candidate], Candidate | None]
 
 
 def moves(candidate: Candidate, problem: Problem, step: int) -> Iterator[Move]:
-    """Boundaries between slices by ``step`` quanta and, with the smallest step, between stages by a unit, both ways."""
+    """Boundaries between slices by ``step`` quanta and, with the largest and the smallest step, between stages by a
+    unit, both ways.
+    """
     if not isinstance(problem.pinned.slices, tuple):
         for i, sign in itertools.product(range(len(candidate.slices) - 1), (-1, 1)):
             yield functools.partial(_move_slice, boundary=i, tokens=sign * step * problem.quantum)
-    if step == 1 and problem.pinned.stages is None:
+    if step in (STEPS[0], STEPS[-1]) and problem.pinned.stages is None:
         for i, sign in itertools.product(range(len(candidate.stages) - 1), (-1, 1)):
             yield functools.partial(_move_stage, boundary=i, units=sign)
 

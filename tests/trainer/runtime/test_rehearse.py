@@ -92,7 +92,7 @@ def rehearse_rank(me: PoolRank, plan: Plan, program: Program, num_steps: int) ->
 
 
 @POOLED
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb", "zbv"])
 def test_every_schedule_finishes_on_sixteen_ranks(worker_pool: WorkerPool, schedule: str) -> None:
     check(
         worker_pool,

@@ -76,11 +76,15 @@ def order_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int
     if spec.generator == CSV:
         return from_schedule(imported(spec, **shape))
     generator = find(spec.generator, spec.version)
-    return replay(spec.text, **shape) if spec.text else generator.generate(_without_costs(**shape))
-
-
-def _without_costs(*, num_ranks: int, num_microbatches: int, num_slices: int) -> ScheduleInputs:
-    return ScheduleInputs(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
+    if spec.text:
+        return replay(spec.text, **shape)
+    inputs = ScheduleInputs(
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        num_slices=num_slices,
+        stages_per_rank=generator.stages_per_rank,
+    )
+    return generator.generate(inputs)
 
 
 def from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Schedule:
