@@ -11,13 +11,17 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.support import write_results
 
 from penstock.trainer.launch import LaunchSpec, launch
 
 RANKS = 2
+OWN, UNSLICED = "penstock", "penstock, 1F1B without slices"
+"""The names of penstock's contenders."""
 
 
 def main() -> int:
@@ -45,31 +49,49 @@ def main() -> int:
     return 0
 
 
-def table(results: dict[str, object]) -> str:
+def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines = [
         "# penstock against torch.distributed.pipelining",
         "",
         f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
-        f"Medians of {results['rounds']} interleaved rounds of forward and backward.",
+        f"Medians of {results['rounds']} interleaved rounds of forward and backward; ratios are medians over rounds.",
         "",
         "| sequences | contender | seconds | loss | penstock is faster by |",
         "|---|---|---|---|---|",
     ]
-    cases = results["cases"]
-    assert isinstance(cases, list)
-    for case in cases:
-        own = statistics.median(case["contenders"]["penstock"]["seconds"])
-        for name, each in case["contenders"].items():
-            seconds = statistics.median(each["seconds"])
-            lines.append(
-                f"| {case['sequences']} | {name} | {seconds:.3f} | {each['loss']:.6f} | {seconds / own:.2f}x |"
-            )
-        lines.append(
-            f"| {case['sequences']} | *plan: {case['plan']}* | predicted {case['predicted_seconds']:.3f} | "
-            f"| predicted {case['predicted_ratio']:.2f}x over 1F1B |"
-        )
+    serial = statistics.median(results["cases"][0]["contenders"][UNSLICED]["seconds"])
+    for case in results["cases"]:
+        lines += _rows(case)
+    lines += ["", *(f"- {_summary(case, serial)}" for case in results["cases"])]
     return "\n".join(lines) + "\n"
+
+
+def _rows(case: dict[str, Any]) -> Iterator[str]:
+    for name, each in case["contenders"].items():
+        seconds = statistics.median(each["seconds"])
+        yield f"| {case['sequences']} | {name} | {seconds:.3f} | {each['loss']:.6f} | {_ratio(case, name):.2f}x |"
+
+
+def _ratio(case: dict[str, Any], name: str) -> float:
+    """How many times longer a contender's steps take than penstock's of the same round."""
+    rounds = zip(case["contenders"][name]["seconds"], case["contenders"][OWN]["seconds"], strict=True)
+    return float(statistics.median(theirs / own for theirs, own in rounds))
+
+
+def _summary(case: dict[str, Any], serial: float) -> str:
+    """The plan, what was predicted of it, and what two ranks could do at best: half of what one rank would take."""
+    torch = {name: each for name, each in case["contenders"].items() if name.startswith("torch")}
+    best = min(torch, key=lambda name: statistics.median(torch[name]["seconds"]))
+    floor = case["sequences"] * serial / RANKS
+    predicted = case["predicted_unsliced_seconds"] / case["predicted_seconds"]
+    achieved = _ratio(case, UNSLICED)
+    return (
+        f"{case['sequences']}: {case['plan']}. Over 1F1B without slices predicted {predicted:.2f}x, achieved "
+        f"{achieved:.2f}x ({100 * (achieved - 1) / (predicted - 1):.0f} % of the gain). Torch's best, {best}, took "
+        f"{_ratio(case, best):.2f}x as long; two ranks that never wait would need {floor:.3f} s, and that best "
+        f"{statistics.median(torch[best]['seconds']) / floor:.2f}x as long."
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.torch_model import Part, token_loss
+from benchmarks.torch_pipelining import OWN, UNSLICED
 from torch import Tensor
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -104,7 +105,8 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
     assert decision.plan.prediction is not None
     assert baseline.plan.prediction is not None
     contenders = {
-        "penstock": _penstock(decision.plan, ids, worker),
+        OWN: _penstock(decision.plan, ids, worker),
+        UNSLICED: _penstock(baseline.plan, ids, worker),
         **_torch_contenders(sequences, ids, weights, worker),
     }
     measured: dict[str, dict[str, Any]] = {name: {"seconds": [], "loss": 0.0} for name in contenders}
@@ -121,7 +123,7 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
         "sequences": sequences,
         "plan": decision.plan.reasons[0],
         "predicted_seconds": decision.plan.prediction.step_seconds,
-        "predicted_ratio": baseline.plan.prediction.step_seconds / decision.plan.prediction.step_seconds,
+        "predicted_unsliced_seconds": baseline.plan.prediction.step_seconds,
         "contenders": measured,
     }
 
