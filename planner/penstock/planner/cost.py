@@ -142,7 +142,7 @@ class DescribedCost:
         n = len(devices)
         if n < 2:
             return 0.0
-        latency, per_byte = self.transfer(devices, np.roll(devices, -1))
+        latency, per_byte = self.transfer(devices, [*devices[1:], devices[0]])
         return 2 * (n - 1) * float(latency.max() + num_bytes / n * per_byte.max())
 
     def optimizer_seconds(self, num_parameters: int) -> float:

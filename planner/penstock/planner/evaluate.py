@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from penstock.core.errors import UserError
-from penstock.core.layout import SlotKind
-from penstock.core.program import Reduction, SlotSizes
+from penstock.core.program import Reduction
 from penstock.core.schedule import Group, ScheduleSpec
 from penstock.core.units import to_nanoseconds
 from penstock.planner.candidates import Candidate, equal_slices
@@ -185,7 +184,8 @@ class Simulated:
         """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""
         busiest = int(times.compute_ns.argmax())
         stage_ranks = tuple(order.stage_ranks.tolist())
-        slots = high_water_bytes(order, self._sizes(candidate), candidate.slices, self.receive_ahead)
+        memory = stage_memory(self.problem, candidate)
+        slots = high_water_bytes(order, memory.slot_bytes, candidate.slices, self.receive_ahead)
         always = static_bytes(self.problem, candidate, stage_ranks)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),
@@ -222,15 +222,6 @@ class Simulated:
         if tie is not None:
             found.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
         return tuple(found)
-
-    def _sizes(self, candidate: Candidate) -> SlotSizes:
-        memory = stage_memory(self.problem, candidate)
-
-        @functools.cache
-        def of_stages(kind: SlotKind, tokens: int) -> list[int]:
-            return [int(each) for each in memory.slot_bytes(kind, [tokens])[:, 0]]
-
-        return lambda kind, stage, tokens: of_stages(kind, tokens)[stage]
 
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
