@@ -7,6 +7,8 @@ import functools
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+import numpy as np
+
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
 from penstock.core.schedule import Group, ScheduleSpec
@@ -24,7 +26,7 @@ from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS, Costs
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.periodic import extrapolate
-from penstock.planner.stagecost import StageCosts, stage_costs
+from penstock.planner.stagecost import StageCosts, point_costs, prefixes, stage_costs
 from penstock.planner.tables import (
     HeldBytes,
     Placement,
@@ -78,13 +80,15 @@ class Simulated:
         key = (mesh.tp, mesh.microbatch)
         if key not in self._floor_table:
             problem, whole = self.problem, ((0, self.problem.model.num_units),)
-            cost, found = problem.cost_of(mesh.tp), []
+            cost, counts = problem.cost_of(mesh.tp), sorted({min(n, problem.sequence_length) for n in TRIED_COUNTS})
             overhead = to_nanoseconds(cost.action_overhead_seconds)
-            for count in {min(count, problem.sequence_length) for count in TRIED_COUNTS}:
-                slices = equal_slices(problem.sequence_length, count)
-                alone = stage_costs(cost, problem.model, whole, slices, mesh.microbatch).alone_ns
-                found.append((int(alone.sum()) - count * overhead, int(alone[0, 0].min())))
-            self._floor_table[key] = found
+            slicings = [equal_slices(problem.sequence_length, count) for count in counts]
+            lengths, before = np.concatenate(slicings), np.concatenate([prefixes(slices) for slices in slicings])
+            alone = point_costs(cost, problem.model, whole, lengths, before, mesh.microbatch).alone_ns
+            self._floor_table[key] = [
+                (int(part.sum()) - count * overhead, int(part[0].min()))
+                for count, part in zip(counts, np.split(alone, np.cumsum(counts[:-1]), axis=2), strict=True)
+            ]
         return self._floor_table[key]
 
     def bound_ns(self, candidate: Candidate) -> int:
