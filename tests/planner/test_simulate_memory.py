@@ -7,10 +7,10 @@ import pytest
 from penstock.core.layout import SlotKind
 from penstock.core.program import SlotSizes
 from penstock.core.schedule import Kind, parse_schedule
-from penstock.planner.order import from_schedule
+from penstock.planner.order import Order, from_schedule
 from penstock.planner.schedules.registry import find
-from penstock.planner.simulate.memory import high_water_bytes
-from tests.support.step_costs import shape
+from penstock.planner.simulate.memory import Transients, high_water_bytes
+from tests.support.step_costs import shape, slot_arrays
 
 POWERS: dict[SlotKind, int] = {kind: 1 << 2 * place for place, kind in enumerate(SlotKind)}
 """A slot's bytes tell its kind, and up to three of a kind can be added."""
@@ -24,6 +24,14 @@ def only(*kinds: SlotKind) -> SlotSizes:
     return lambda kind, stage, tokens: tokens if kind in kinds else 0
 
 
+def held_bytes(
+    order: Order, sizes: SlotSizes, slices: tuple[int, ...], receive_ahead: int, transients: Transients | None = None
+) -> list[int]:
+    arrays = slot_arrays(sizes, order.num_stages)
+    held: list[int] = high_water_bytes(order, arrays, slices, receive_ahead, transients or {}).tolist()
+    return held
+
+
 def total(*kinds: str) -> int:
     return sum(POWERS[SlotKind(kind)] for kind in kinds)
 
@@ -31,8 +39,7 @@ def total(*kinds: str) -> int:
 def peaks(text: str, receive_ahead: int = 1) -> list[int]:
     schedule, _ = parse_schedule(text)
     order = from_schedule(schedule)
-    found: list[int] = high_water_bytes(order, by_kind, (1,) * order.num_slices, receive_ahead).tolist()
-    return found
+    return held_bytes(order, by_kind, (1,) * order.num_slices, receive_ahead)
 
 
 def test_one_rank_at_its_backward() -> None:
@@ -76,17 +83,16 @@ def test_neighbours_on_one_rank_share_a_buffer() -> None:
 def test_transients_count_at_their_action_alone() -> None:
     schedule, _ = parse_schedule("0F0,0B0\n")
     order = from_schedule(schedule)
-    bare = high_water_bytes(order, by_kind, (1,), 1)[0]
-    small = high_water_bytes(order, by_kind, (1,), 1, {(Kind.F, 0, 0): 5})[0]
-    large = high_water_bytes(order, by_kind, (1,), 1, {(Kind.B, 0, 0): 5})[0]
+    bare = held_bytes(order, by_kind, (1,), 1)[0]
+    small = held_bytes(order, by_kind, (1,), 1, {(Kind.F, 0, 0): 5})[0]
+    large = held_bytes(order, by_kind, (1,), 1, {(Kind.B, 0, 0): 5})[0]
     assert (small - bare, large - bare) == (0, 5)
 
 
 @pytest.mark.parametrize(("name", "grows"), [("gpipe", True), ("1f1b", False), ("zb-h1", False)])
 def test_only_the_flush_grows_with_micro_batches(name: str, grows: bool) -> None:
     few, many = (
-        high_water_bytes(find(name).generate(shape(4, count, 2)), only(SlotKind.ACTIVATIONS), (3, 2), 2).tolist()
-        for count in (8, 16)
+        held_bytes(find(name).generate(shape(4, count, 2)), only(SlotKind.ACTIVATIONS), (3, 2), 2) for count in (8, 16)
     )
     if grows:
         assert many == [2 * each for each in few] == [16 * 5] * 4
@@ -97,14 +103,14 @@ def test_only_the_flush_grows_with_micro_batches(name: str, grows: bool) -> None
 def test_1f1b_holds_what_the_paper_says() -> None:
     """Activations of K + S - 1 - rank slices (Seq1F1B, arXiv 2406.03488)."""
     order = find("1f1b").generate(shape(4, 8, 4))
-    held = high_water_bytes(order, only(SlotKind.ACTIVATIONS), (10,) * 4, 2)
-    assert held.tolist() == [10 * (4 + 4 - 1 - rank) for rank in range(4)]
+    held = held_bytes(order, only(SlotKind.ACTIVATIONS), (10,) * 4, 2)
+    assert held == [10 * (4 + 4 - 1 - rank) for rank in range(4)]
 
 
 @pytest.mark.parametrize("num_slices", [1, 2, 4])
 def test_keys_and_values_are_held_per_micro_batch(num_slices: int) -> None:
     """Whole micro-batches: those of all slices begun before the oldest one's last gradient, 2 S + K - 2 - rank."""
     order = find("1f1b").generate(shape(4, 8, num_slices))
-    held = high_water_bytes(order, only(SlotKind.KEYS_VALUES), (10,) * num_slices, 2)
+    held = held_bytes(order, only(SlotKind.KEYS_VALUES), (10,) * num_slices, 2)
     begun = [2 * num_slices + 2 - rank for rank in range(4)]
-    assert held.tolist() == [10 * num_slices * -(-each // num_slices) for each in begun]
+    assert held == [10 * num_slices * -(-each // num_slices) for each in begun]

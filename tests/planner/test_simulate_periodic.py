@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.program import Reduction
-from penstock.core.schedule import Group, Schedule
+from penstock.core.schedule import Group, Schedule, parse_schedule
 from penstock.planner.order import BACKWARD, INPUT_GRADIENT, RECOMPUTE, Order, from_schedule
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import find
@@ -64,6 +64,7 @@ def test_fixed_orders_are_continued_exactly(name: str, seed: int) -> None:
 
     found = extrapolate(generate, count, costs, receive_ahead=receive_ahead, reductions=norm)
     whole = simulate_arrays(generate(count), costs, receive_ahead=receive_ahead, reductions=norm)
+    assert found.times.trace.size == 0
     if found.is_exact:
         assert_equal(found.times, whole)
     else:
@@ -166,6 +167,23 @@ def test_the_bound_knows_one_micro_batch_turns_round_at_the_last_stage() -> None
     costs = equal_costs(4, 8, 1, 1, 1)
     whole = simulate_arrays(find("zb-h1").generate(shape(4, 1, 8)), costs, receive_ahead=8)
     assert lower_bound_ns(costs, 1, stage_ranks=range(4), split=True) == whole.makespan_ns == 24 + 2 * 3
+
+
+def test_the_bound_counts_all_stages_of_a_rank() -> None:
+    """Four stages folded over two ranks; a third rank has none. Work of rank 1, between its first F and stage 0's B."""
+    equal = equal_costs(4, 1, 10, 12, 9)
+    costs = dataclasses.replace(equal, hosts=hosts([0, 1, 2]), reduce_ns={Group.NORM: (0, 0, 500)})
+    bound = lower_bound_ns(costs, 2, stage_ranks=(0, 1, 1, 0), split=False)
+    assert bound == 10 + 2 * 2 * 31 + 21
+    order = from_schedule(parse_schedule("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n")[0])
+    whole = simulate_arrays(order, dataclasses.replace(equal, hosts=hosts([0, 1])))
+    assert lower_bound_ns(costs, 1, stage_ranks=(0, 1, 1, 0), split=False) <= whole.makespan_ns
+
+
+def test_a_rank_without_stages_only_joins_the_end() -> None:
+    costs = dataclasses.replace(equal_costs(2, 1, 5, 5, 5), hosts=hosts([0, 1, 2]), optimizer_ns=(0, 0, 99))
+    assert lower_bound_ns(costs, 1, stage_ranks=(0, 2), split=False) == 5 + 15 + 99
+    assert lower_bound_ns(costs, 1, stage_ranks=(0, 1), split=False) == 99
 
 
 def test_the_bound_counts_the_end_of_the_step() -> None:

@@ -18,7 +18,7 @@ from penstock.planner.simulate.costs import InstructionCosts
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.simulation import simulate
 from tests.support.reference_simulator import ReferenceSimulator
-from tests.support.step_costs import random_costs
+from tests.support.step_costs import random_costs, slot_arrays
 from tests.support.strategies import Case, cases
 
 seeds = st.integers(0, 2**32)
@@ -69,7 +69,8 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
     reference = ReferenceSimulator(program, costs)
     peaks = [worker.peak for worker in reference.workers]
     order = from_schedule(case.schedule)
-    assert high_water_bytes(order, case.sizes, case.slices, case.receive_ahead, transients).tolist() == peaks
+    sizes = slot_arrays(case.sizes, order.num_stages)
+    assert high_water_bytes(order, sizes, case.slices, case.receive_ahead, transients).tolist() == peaks
     always = [1000 * rank for rank in range(len(peaks))]
     found = simulate(program, costs, static_bytes=always)
     assert list(found.peak_bytes) == [a + peak for a, peak in zip(always, peaks, strict=True)]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from penstock.core.program import SlotSizes
 from penstock.core.schedule import Group
 from penstock.planner.order import KINDS
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
@@ -21,6 +22,7 @@ from penstock.planner.simulate.costs import (
     hosts,
     uncontended,
 )
+from penstock.planner.simulate.memory import SlotBytes
 
 Table = npt.NDArray[np.int64]
 
@@ -53,6 +55,11 @@ def shape(num_ranks: int, num_microbatches: int, num_slices: int, name: str = "1
 def rows(table: Table) -> StageTable:
     """A table as the tuples of `ScheduleInputs`."""
     return tuple(tuple(row) for row in table.tolist())
+
+
+def slot_arrays(sizes: SlotSizes, num_stages: int) -> SlotBytes:
+    """The bytes of slots one by one, as `high_water_bytes` asks for them."""
+    return lambda kind, lengths: np.array([[sizes(kind, stage, n) for n in lengths] for stage in range(num_stages)])
 
 
 def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices: int) -> Costs:

@@ -75,9 +75,12 @@ class DescribedCost:
     precision: Precision
     tp: int = 1
     _links: Floats = field(init=False, repr=False, compare=False)
+    _curve: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_links", _link_table(self.cluster))
+        tokens, shares = zip(*self.cluster.device.efficiency, strict=True)
+        object.__setattr__(self, "_curve", np.array([np.log2(tokens), shares]))
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -108,8 +111,7 @@ class DescribedCost:
         return seconds + 0.0 * c
 
     def _efficiency(self, tokens: Floats) -> Floats:
-        points = self.cluster.device.efficiency
-        return np.interp(np.log2(np.maximum(tokens, 1)), np.log2([p[0] for p in points]), [p[1] for p in points])
+        return np.interp(np.log2(np.maximum(tokens, 1)), *self._curve)
 
     def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
         width = self.model.hidden * (1 if unit is UnitKind.EMBEDDING else 6)
@@ -142,7 +144,7 @@ class DescribedCost:
         n = len(devices)
         if n < 2:
             return 0.0
-        latency, per_byte = self.transfer(devices, np.roll(devices, -1))
+        latency, per_byte = self.transfer(devices, [*devices[1:], devices[0]])
         return 2 * (n - 1) * float(latency.max() + num_bytes / n * per_byte.max())
 
     def optimizer_seconds(self, num_parameters: int) -> float:

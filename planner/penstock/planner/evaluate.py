@@ -7,9 +7,10 @@ import functools
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+import numpy as np
+
 from penstock.core.errors import UserError
-from penstock.core.layout import SlotKind
-from penstock.core.program import Reduction, SlotSizes
+from penstock.core.program import Reduction
 from penstock.core.schedule import Group, ScheduleSpec
 from penstock.core.units import to_nanoseconds
 from penstock.planner.candidates import Candidate, equal_slices, most_stages
@@ -27,7 +28,7 @@ from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS, Costs
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.periodic import extrapolate
-from penstock.planner.stagecost import StageCosts, stage_costs
+from penstock.planner.stagecost import StageCosts, point_costs, prefixes, stage_costs
 from penstock.planner.tables import (
     HeldBytes,
     Placement,
@@ -88,13 +89,15 @@ class Simulated:
         key = (mesh.tp, mesh.microbatch)
         if key not in self._floor_table:
             problem, whole = self.problem, ((0, self.problem.model.num_units),)
-            cost, found = problem.cost_of(mesh.tp), []
+            cost, counts = problem.cost_of(mesh.tp), sorted({min(n, problem.sequence_length) for n in TRIED_COUNTS})
             overhead = to_nanoseconds(cost.action_overhead_seconds)
-            for count in {min(count, problem.sequence_length) for count in TRIED_COUNTS}:
-                slices = equal_slices(problem.sequence_length, count)
-                alone = stage_costs(cost, problem.model, whole, slices, mesh.microbatch).alone_ns
-                found.append((int(alone.sum()) - count * overhead, int(alone[0, 0].min())))
-            self._floor_table[key] = found
+            slicings = [equal_slices(problem.sequence_length, count) for count in counts]
+            lengths, before = np.concatenate(slicings), np.concatenate([prefixes(slices) for slices in slicings])
+            alone = point_costs(cost, problem.model, whole, lengths, before, mesh.microbatch).alone_ns
+            self._floor_table[key] = [
+                (int(part.sum()) - count * overhead, int(part[0].min()))
+                for count, part in zip(counts, np.split(alone, np.cumsum(counts[:-1]), axis=2), strict=True)
+            ]
         return self._floor_table[key]
 
     def bound_ns(self, candidate: Candidate) -> int:
@@ -191,7 +194,8 @@ class Simulated:
         """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""
         busiest = int(times.compute_ns.argmax())
         stage_ranks = tuple(order.stage_ranks.tolist())
-        slots = high_water_bytes(order, self._sizes(candidate), candidate.slices, self.receive_ahead)
+        memory = stage_memory(self.problem, candidate)
+        slots = high_water_bytes(order, memory.slot_bytes, candidate.slices, self.receive_ahead)
         always = static_bytes(self.problem, candidate, stage_ranks)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),
@@ -228,15 +232,6 @@ class Simulated:
         if tie is not None:
             found.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
         return tuple(found)
-
-    def _sizes(self, candidate: Candidate) -> SlotSizes:
-        memory = stage_memory(self.problem, candidate)
-
-        @functools.cache
-        def of_stages(kind: SlotKind, tokens: int) -> list[int]:
-            return [int(each) for each in memory.slot_bytes(kind, [tokens])[:, 0]]
-
-        return lambda kind, stage, tokens: of_stages(kind, tokens)[stage]
 
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""

@@ -78,11 +78,18 @@ def unit_pass_seconds(cost: CostModel, kind: Kind, batch: int, lengths: Lengths,
 
 def stage_costs(cost: CostModel, model: ModelSpec, stages: Stages, slices: Sequence[int], batch: int) -> StageCosts:
     """The costs of every pass of every stage over these slices."""
+    return point_costs(cost, model, stages, np.asarray(slices), prefixes(slices), batch)
+
+
+def point_costs(
+    cost: CostModel, model: ModelSpec, stages: Stages, lengths: Integers, before: Integers, batch: int
+) -> StageCosts:
+    """The same for slices of any sequences: each of ``lengths`` tokens after as many as ``before`` says."""
     counts = unit_counts(model, stages)
-    lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices).astype(np.float64)
+    points = lengths.astype(np.float64), before.astype(np.float64)
     alone, factor = [], []
     for kind in PASSES:
-        seconds = unit_pass_seconds(cost, kind, batch, lengths, before)
+        seconds = unit_pass_seconds(cost, kind, batch, *points)
         slowed = seconds * np.array([[cost.slowdown(unit, kind)] for unit in UNIT_KINDS])
         base = counts @ seconds + cost.action_overhead_seconds
         alone.append(np.rint(base * NANOSECONDS_PER_SECOND))

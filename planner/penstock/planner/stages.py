@@ -2,27 +2,26 @@
 
 Legend for shapes: k stages, u units, w = u - k + 1 places. Stage ``s`` starts at unit s + x and stops before unit
 s + 1 + y, with places 0 <= x <= y < w, so no stage is empty and the next stage starts at place y. Counting places
-instead of units keeps the tables small when stages are many.
+instead of units leaves less to try when stages are many.
 
-The dynamic programmes run from the last stage to the first, so that the first of several equally good choices is the
-shortest early stage: early stages hold the most micro-batches in flight.
+The dynamic programmes (`stages_kernel`) run from the last stage to the first, so that the first of several equally good
+choices is the shortest early stage: early stages hold the most micro-batches in flight.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner import stages_kernel as kernel
 from penstock.planner.slicing import IntArray
 
-FORBIDDEN = 1 << 60
-"""The cost of a range that must not be; adding two of them still fits 64 bits."""
-
 SQUARE_BITS = 26
-"""Times keep this many leading bits when squared, so that the squares of 255 stages stay below FORBIDDEN."""
+"""Times keep this many leading bits when squared, so that the squares of 255 stages stay below `kernel.FORBIDDEN`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,13 +125,11 @@ def best_partitions(problem: StagesProblem, *, count: int = 1) -> tuple[StagePar
     """
     if count < 1:
         raise ValueError(f"{count=} is not positive")
-    cost_ns, missing_bytes = _tables(problem)
-    fitting_ns = np.where(missing_bytes == 0, cost_ns, FORBIDDEN)
-    tails = _tails(fitting_ns)
-    if tails[0, 0] == FORBIDDEN:
-        return _shortage(problem, missing_bytes)
-    bottlenecks = _bottlenecks(fitting_ns, tails, count)
-    return tuple(_partition(problem, _evenest(fitting_ns, bottleneck_ns)) for bottleneck_ns in bottlenecks)
+    tables = _tables(problem)
+    bottlenecks = list(itertools.islice(_bottlenecks(tables), count))
+    if not bottlenecks:
+        return _shortage(problem, tables)
+    return tuple(_partition(problem, _cheapest(tables, bottleneck_ns)) for bottleneck_ns in bottlenecks)
 
 
 def _sums(values: Sequence[int] | Sequence[Sequence[int]], first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
@@ -148,82 +145,42 @@ def _scaled(values: IntArray, factor: npt.NDArray[np.float64]) -> IntArray:
     return scaled
 
 
-def _tables(problem: StagesProblem) -> tuple[IntArray, IntArray]:
-    """cost_ns and missing_bytes, both [k, w, w] by stage and places, FORBIDDEN below the diagonal."""
-    num_places = problem.num_units - problem.num_stages + 1
-    start, end = np.triu_indices(num_places)
-    tables = np.full((2, problem.num_stages, num_places, num_places), FORBIDDEN, dtype=np.int64)
-    stage = np.arange(problem.num_stages)[:, None]
-    ranges = (stage, stage + start, stage + 1 + end)
-    over_bytes = problem.stage_bytes(*ranges) - np.asarray(problem.limit_bytes)[:, None]
-    tables[0, :, start, end] = problem.stage_ns(*ranges).T
-    tables[1, :, start, end] = np.maximum(over_bytes, 0).T
-    return tables[0], tables[1]
+Tables = tuple[IntArray, IntArray, npt.NDArray[np.float64]]
+"""``units``, ``stages`` and ``factors`` of the kernel."""
 
 
-def _tails(cost: IntArray) -> IntArray:
-    """[k + 1, w]: the smallest largest cost of the stages from this one on, when it starts at this place."""
-    num_stages, num_places, _ = cost.shape
-    tails = np.full((num_stages + 1, num_places), FORBIDDEN, dtype=np.int64)
-    tails[num_stages, -1] = 0
-    for stage in reversed(range(num_stages)):
-        tails[stage] = np.maximum(cost[stage], tails[stage + 1]).min(axis=1)
-    return tails
+def _tables(problem: StagesProblem) -> Tables:
+    unit_ns = np.asarray(problem.unit_ns, dtype=np.int64).reshape(problem.num_units, -1)
+    columns = np.column_stack([problem.resident_bytes, problem.in_flight_bytes, unit_ns]).astype(np.int64)
+    units = np.concatenate([np.zeros_like(columns[:1]), columns.cumsum(axis=0)])
+    fixed_ns = [0] * problem.num_stages if problem.fixed_ns is None else problem.fixed_ns
+    slowdown = [1.0] * problem.num_stages if problem.slowdown is None else problem.slowdown
+    stages = np.column_stack([problem.limit_bytes, fixed_ns]).astype(np.int64)
+    return units, stages, np.column_stack([problem.in_flight, slowdown]).astype(np.float64)
 
 
-def _bottlenecks(cost: IntArray, tails: IntArray, count: int) -> Iterator[int]:
-    """The ``count`` smallest costs that are the largest of some partition, ascending."""
-    smallest = int(tails[0, 0])
-    yield smallest
-    if count == 1:
-        return
-    head = np.where(np.arange(cost.shape[1]) == 0, 0, FORBIDDEN)
-    largest = np.empty_like(cost)
-    for stage in range(len(cost)):
-        others = np.maximum(head[:, None], tails[stage + 1])
-        largest[stage] = np.where(others <= cost[stage], cost[stage], FORBIDDEN)
-        head = np.maximum(head[:, None], cost[stage]).min(axis=0)
-    for _ in range(count - 1):
-        smallest = int(largest.min(where=largest > smallest, initial=FORBIDDEN))
-        if smallest == FORBIDDEN:
-            return
-        yield smallest
+def _bottlenecks(tables: Tables) -> Iterator[int]:
+    """The times that are the largest of some partition, ascending."""
+    bottleneck_ns = -1
+    while (bottleneck_ns := kernel.smallest_largest(*tables, False, bottleneck_ns)) < kernel.FORBIDDEN:
+        yield bottleneck_ns
 
 
-def _evenest(cost_ns: IntArray, bottleneck_ns: int) -> tuple[int, ...]:
+def _cheapest(tables: Tables, bottleneck_ns: int) -> tuple[int, ...]:
     """The bounds with the smallest sum of squares among partitions with exactly this bottleneck."""
     shift = max(0, bottleneck_ns.bit_length() - SQUARE_BITS)
-    squares = np.where(cost_ns <= bottleneck_ns, (cost_ns >> shift) ** 2, FORBIDDEN)
-    return _cheapest(squares, cost_ns == bottleneck_ns)
+    bounds = np.zeros(len(tables[1]) + 1, dtype=np.int64)
+    kernel.cheapest(*tables, False, bottleneck_ns, shift, bounds)
+    return tuple(bounds.tolist())
 
 
-def _shortage(problem: StagesProblem, missing_bytes: IntArray) -> MemoryShortage:
-    most_bytes = int(_tails(missing_bytes)[0, 0])
-    weight = np.where(missing_bytes <= most_bytes, missing_bytes, FORBIDDEN)
-    bounds = _cheapest(weight, missing_bytes == most_bytes)
-    needed = _partition(problem, bounds).stage_bytes
+def _shortage(problem: StagesProblem, tables: Tables) -> MemoryShortage:
+    most_bytes = kernel.smallest_largest(*tables, True, -1)
+    bounds = np.zeros(problem.num_stages + 1, dtype=np.int64)
+    kernel.cheapest(*tables, True, most_bytes, 0, bounds)
+    needed = problem.stage_bytes(np.arange(problem.num_stages), bounds[:-1], bounds[1:]).tolist()
     missing = (max(0, need - limit) for need, limit in zip(needed, problem.limit_bytes, strict=True))
-    return MemoryShortage(bounds=bounds, missing_bytes=tuple(missing))
-
-
-def _cheapest(weight: IntArray, marked: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-    """The bounds with the smallest sum of ``weight`` [k, w, w] among partitions with at least one marked range."""
-    num_stages, num_places, _ = weight.shape
-    anything = np.full((num_stages + 1, num_places), FORBIDDEN, dtype=np.int64)
-    anything[num_stages, -1] = 0
-    with_mark = np.full_like(anything, FORBIDDEN)
-    for stage in reversed(range(num_stages)):
-        after = np.where(marked[stage], anything[stage + 1], with_mark[stage + 1])
-        anything[stage] = np.minimum((weight[stage] + anything[stage + 1]).min(axis=1), FORBIDDEN)
-        with_mark[stage] = np.minimum((weight[stage] + after).min(axis=1), FORBIDDEN)
-    bounds, place, missing_mark = [0], 0, True
-    for stage in range(num_stages):
-        after = np.where(marked[stage, place], anything[stage + 1], with_mark[stage + 1])
-        options = weight[stage, place] + (after if missing_mark else anything[stage + 1])
-        start, place = place, int(options.argmin())
-        missing_mark = missing_mark and not marked[stage, start, place]
-        bounds.append(stage + 1 + place)
-    return tuple(bounds)
+    return MemoryShortage(bounds=tuple(bounds.tolist()), missing_bytes=tuple(missing))
 
 
 def _partition(problem: StagesProblem, bounds: tuple[int, ...]) -> StagePartition:

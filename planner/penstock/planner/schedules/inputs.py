@@ -63,7 +63,7 @@ class ScheduleInputs:
     def _check_table(self, name: str, table: StageTable) -> None:
         if table and (len(table) != self.num_stages or any(len(row) != self.num_slices for row in table)):
             raise UserError(what=f"is not a table of {self.num_stages} stages by {self.num_slices} slices", where=name)
-        if name.endswith("_ns") and any(value < 0 for row in table for value in row):
+        if name.endswith("_ns") and any(min(row) < 0 for row in table):
             raise UserError(what="holds a negative time", where=name, remedy="times are nanoseconds from 0")
 
     @property

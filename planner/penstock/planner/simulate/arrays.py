@@ -151,7 +151,8 @@ def _fill_ranks(rows: Ints, order: Order, linked: Linked, costs: Costs) -> None:
     rows[:, [kernel.CHANNEL, kernel.NUMBER]] = -1
     for host in set(costs.hosts.host_of):
         ring = np.flatnonzero(host_of == host)
-        rows[ring, kernel.NEIGHBOUR] = np.roll(ring, -1)
+        rows[ring[:-1], kernel.NEIGHBOUR] = ring[1:]
+        rows[ring[-1], kernel.NEIGHBOUR] = ring[0]
         rows[ring, kernel.RESIDENTS] = len(ring)
 
 

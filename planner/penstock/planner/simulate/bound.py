@@ -46,17 +46,28 @@ def lower_bound_ns(
     fill = _before(forward[:-1, 0] + down[:, 0])
     drain = _before(gradient[:-1, 0] + up[:, 0]) + weight[0, 0]
     turn = _turned(forward, gradient, down, up, fill)
-    before_gradient, after_gradient = forward + again, gradient + weight
-    finish = np.zeros(costs.num_ranks, dtype=np.int64)
-    for rank in set(stage_ranks):
-        mine = owners == rank
-        first = int(fill[mine].min())
-        busy = num_microbatches * int((before_gradient + after_gradient)[mine].sum())
-        exposed = num_microbatches * int((before_gradient + gradient)[mine].sum())
-        returned = int(turn[mine].min()) + num_microbatches * int(after_gradient[mine].sum())
-        finish[rank] = max(finish[rank], first + busy, returned)
-        finish[owners[0]] = max(finish[owners[0]], first + exposed + int(drain[mine].min()))
+    busy = num_microbatches * _sums(owners, (forward + again + gradient + weight).sum(axis=1), costs.num_ranks)
+    exposed = num_microbatches * _sums(owners, (forward + again + gradient).sum(axis=1), costs.num_ranks)
+    owed = num_microbatches * _sums(owners, (gradient + weight).sum(axis=1), costs.num_ranks)
+    first, returned, drained = (_least(owners, each, costs.num_ranks) for each in (fill, turn, drain))
+    finish = np.maximum(first + busy, returned + owed)
+    finish[owners[0]] = max(finish[owners[0]], (first + exposed + drained).max())
     return int(close_step(finish, costs, reductions))
+
+
+def _sums(owners: Nanoseconds, values: Nanoseconds, num_ranks: int) -> Nanoseconds:
+    """[ranks]: the sum over each rank's stages."""
+    sums = np.zeros(num_ranks, dtype=np.int64)
+    np.add.at(sums, owners, values)
+    return sums
+
+
+def _least(owners: Nanoseconds, values: Nanoseconds, num_ranks: int) -> Nanoseconds:
+    """[ranks]: the least over each rank's stages, 0 for a rank without."""
+    least = np.full(num_ranks, values.max())
+    np.minimum.at(least, owners, values)
+    least[np.bincount(owners, minlength=num_ranks) == 0] = 0
+    return least
 
 
 def _before(steps: Nanoseconds) -> Nanoseconds:

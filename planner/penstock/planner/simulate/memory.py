@@ -6,7 +6,7 @@ acquired where first touched, freed directly after their last use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numba
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.layout import SlotKind
-from penstock.core.program import SlotSizes
 from penstock.core.schedule import Kind
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
 from penstock.planner.simulate.arrays import link_order
@@ -23,6 +22,11 @@ from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS
 from penstock.planner.simulate.link import AWAITED, NEEDS_CHANNEL, NEEDS_NUMBER, SENDER, STOP_WAIT
 
 Ints = npt.NDArray[np.int64]
+
+SlotBytes = Callable[[SlotKind, Sequence[int]], Ints]
+"""[stages, lengths]: the bytes of one kind of slot on every stage, for slices (``kv``, ``dkv``: sequences) of these
+lengths in tokens.
+"""
 
 Transients = Mapping[tuple[Kind, int, int], int]
 """Bytes that an action needs only while it runs, by kind, stage and slice; nothing where not named."""
@@ -36,7 +40,7 @@ AT_SENDER, AT_RECEIVER = range(2)
 
 def high_water_bytes(
     order: Order,
-    sizes: SlotSizes,
+    sizes: SlotBytes,
     slices: Sequence[int],
     receive_ahead: int,
     transients: Transients = MappingProxyType({}),
@@ -63,25 +67,24 @@ def high_water_bytes(
     return peaks
 
 
-def _slot_table(order: Order, sizes: SlotSizes, slices: Sequence[int]) -> dict[SlotKind, Ints]:
+def _slot_table(order: Order, sizes: SlotBytes, slices: Sequence[int]) -> dict[SlotKind, Ints]:
     """Bytes [stage, slice] of every kind of slot, ``kv`` and ``dkv`` alike for every slice; 0 where there is none."""
     last = order.num_stages - 1
     none_at = {
-        SlotKind.INPUT: {0},
-        SlotKind.SENT_GRADIENT: {0},
-        SlotKind.OUTPUT: {last},
-        SlotKind.RECEIVED_GRADIENT: {last},
-        SlotKind.HEAD_GRADIENT: set(range(last)),
+        SlotKind.INPUT: [0],
+        SlotKind.SENT_GRADIENT: [0],
+        SlotKind.OUTPUT: [last],
+        SlotKind.RECEIVED_GRADIENT: [last],
+        SlotKind.HEAD_GRADIENT: list(range(last)),
     }
     table = {}
     for slot in SlotKind:
-        whole = slot in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
-        distinct, places = np.unique([sum(slices)] * len(slices) if whole else slices, return_inverse=True)
-        rows = [
-            [0 if stage in none_at.get(slot, ()) else sizes(slot, stage, count) for count in distinct.tolist()]
-            for stage in range(order.num_stages)
-        ]
-        table[slot] = np.array(rows, dtype=np.int64)[:, places]
+        if slot in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS):
+            num_bytes = np.repeat(sizes(slot, [sum(slices)]), len(slices), axis=1)
+        else:
+            num_bytes = sizes(slot, slices).copy()
+        num_bytes[none_at.get(slot, [])] = 0
+        table[slot] = num_bytes
     return table
 
 

@@ -12,6 +12,7 @@ time has to have happened again P micro-batches and L nanoseconds later.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,21 +58,40 @@ def extrapolate(
     1f1b and zb-h1 by their formulas; a variant of zb may change its mind after what was looked at, so the step of a
     plan is simulated in full in the end.
     """
-
-    def times_of(count: int) -> StepTimes:
-        return simulate_arrays(generate(count), costs, receive_ahead=receive_ahead, reductions=reductions)
-
     first = _first_count(costs)
     if 2 * first >= num_microbatches:
-        return Extrapolation(times=times_of(num_microbatches), num_simulated=num_microbatches, is_exact=True)
+        order = generate(num_microbatches)
+        times = simulate_arrays(order, costs, receive_ahead=receive_ahead, reductions=reductions)
+        return Extrapolation(times=times, num_simulated=num_microbatches, is_exact=True)
+
+    @functools.cache
+    def step_of(count: int) -> _Step:
+        return _traced(generate(count), costs, receive_ahead, reductions)
+
     for count in (first, 2 * first):
-        cut = _find_cut(generate, count, costs, receive_ahead) if 2 * count < num_microbatches else None
+        cut = _find_cut(generate, step_of(count), receive_ahead) if 2 * count < num_microbatches else None
         if cut is not None:
             base = count + (num_microbatches - count) % cut.period
-            times = _continued(times_of(base), times_of(base + cut.period), (num_microbatches - base) // cut.period, 1)
+            num_periods = (num_microbatches - base) // cut.period
+            times = _continued(step_of(base).times, step_of(base + cut.period).times, num_periods, 1)
             return Extrapolation(times=times, num_simulated=base + cut.period, is_exact=True)
-    times = _continued(times_of(first), times_of(2 * first), num_microbatches - first, first)
+    times = _continued(step_of(first).times, step_of(2 * first).times, num_microbatches - first, first)
     return Extrapolation(times=times, num_simulated=2 * first, is_exact=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Step:
+    """A step that was simulated with its trace, which is in ``linked.actions``."""
+
+    order: Order
+    linked: Linked
+    times: StepTimes
+
+
+def _traced(order: Order, costs: Costs, receive_ahead: int, reductions: Sequence[Reduction]) -> _Step:
+    linked = link_order(order, receive_ahead, width=kernel.ARRIVED + 1)
+    times = simulate_linked(order, linked, costs, receive_ahead=receive_ahead, reductions=reductions)
+    return _Step(order=order, linked=linked, times=times)
 
 
 def _first_count(costs: Costs) -> int:
@@ -85,20 +105,18 @@ def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator:
     names = [field.name for field in dataclasses.fields(StepTimes) if field.name.endswith("_ns")]
     pairs = {name: (getattr(times, name), getattr(longer, name)) for name in names}
     totals = {name: a + (b - a) * numerator // denominator for name, (a, b) in pairs.items()}
-    return dataclasses.replace(times, **totals, reductions=())
+    return dataclasses.replace(times, **totals, reductions=(), trace=times.trace[:, :0])
 
 
-def _find_cut(generate: Callable[[int], Order], count: int, costs: Costs, receive_ahead: int) -> Cut | None:
-    """Two times between which a step of ``count`` micro-batches repeats itself, if there are such."""
-    order = generate(count)
-    linked = link_order(order, receive_ahead, width=kernel.ARRIVED + 1)
-    simulate_linked(order, linked, costs, receive_ahead=receive_ahead)
+def _find_cut(generate: Callable[[int], Order], step: _Step, receive_ahead: int) -> Cut | None:
+    """Two times between which the step repeats itself, if there are such."""
+    order, linked = step.order, step.linked
     for period in range(1, MOST_MICROBATCHES_PER_PERIOD + 1):
         cut = _cut(order, linked, period)
         if (
             cut is not None
             and _repeats(order, linked, receive_ahead, cut)
-            and _is_stretched(order, generate(count + period), cut)
+            and _is_stretched(order, generate(order.num_microbatches + period), cut)
         ):
             return cut
     return None

@@ -1,0 +1,95 @@
+"""The dynamic programmes of the stage partition, compiled.
+
+A range of units costs its stage nanoseconds, or the bytes that the stage lacks for it. Neither falls as a range grows,
+so stops are tried one by one only until a range costs too much; no table of all ranges is ever made.
+
+Shape letters: k stages, u units, w = u - k + 1 places (see stages.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+FORBIDDEN = 1 << 60
+"""The cost of a range that must not be; adding two of them still fits 64 bits."""
+
+# Columns of `units` [u + 1]: sums over all units before this one of what stays, of what one piece of work in flight
+# holds, and, from there on, of every entry of their nanoseconds.
+RESIDENT, HELD, FIRST_NS = range(3)
+
+# Columns of `stages` [k] and of `factors` [k].
+LIMIT, FIXED_NS = range(2)
+IN_FLIGHT, SLOWDOWN = range(2)
+
+
+@numba.njit(cache=True, nogil=True)
+def smallest_largest(units: Ints, stages: Ints, factors: Floats, lacking: bool, above: int) -> int:
+    """The smallest cost beyond ``above`` that is the largest of a partition's ranges, FORBIDDEN if there is none."""
+    num_places = len(units) - len(stages)
+    tails = np.full((2, num_places), FORBIDDEN, dtype=np.int64)  # of all partitions, of those with a cost beyond
+    tails[0, -1] = 0
+    for stage in range(len(stages) - 1, -1, -1):
+        for start in range(num_places):
+            best = best_beyond = FORBIDDEN
+            for place in range(start, num_places):
+                cost = _cost(units, stages, factors, lacking, stage, stage + start, stage + 1 + place)
+                if cost >= best_beyond:
+                    break
+                best = min(best, max(cost, tails[0, place]))
+                best_beyond = min(best_beyond, max(cost, tails[0 if cost > above else 1, place]))
+            tails[0, start], tails[1, start] = best, best_beyond
+    smallest: int = tails[1, 0]
+    return smallest
+
+
+@numba.njit(cache=True, nogil=True)
+def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest: int, shift: int, bounds: Ints) -> None:
+    """Fill ``bounds`` [k + 1] with those of the partition whose largest cost is ``largest`` and whose squares of
+    costs without their last ``shift`` bits (the costs themselves of what is lacking) have the smallest sum; among
+    equals with the smallest bounds.
+    """
+    num_places = len(units) - len(stages)
+    best = np.full((2, len(stages) + 1, num_places), FORBIDDEN, dtype=np.int64)  # needing a largest range, needing none
+    choices = np.zeros((2, len(stages), num_places), dtype=np.int64)
+    best[1, -1, -1] = 0
+    for stage in range(len(stages) - 1, -1, -1):
+        for start in range(num_places):
+            for place in range(start, num_places):
+                cost = _cost(units, stages, factors, lacking, stage, stage + start, stage + 1 + place)
+                if cost > largest:
+                    break
+                weight = cost if lacking else (cost >> shift) ** 2
+                for done in range(2):
+                    total = weight + best[max(done, cost == largest), stage + 1, place]
+                    if total < best[done, stage, start]:
+                        best[done, stage, start] = total
+                        choices[done, stage, start] = place
+    start = done = 0
+    for stage in range(len(stages)):
+        place = choices[done, stage, start]
+        if _cost(units, stages, factors, lacking, stage, stage + start, stage + 1 + place) == largest:
+            done = 1
+        start = place
+        bounds[stage + 1] = stage + 1 + place
+
+
+@numba.njit(cache=True, nogil=True)
+def _cost(units: Ints, stages: Ints, factors: Floats, lacking: bool, stage: int, first: int, stop: int) -> int:
+    """What ``stage`` lacks for units [first, stop), or their nanoseconds there, FORBIDDEN if it lacks anything."""
+    held = math.ceil((units[stop, HELD] - units[first, HELD]) * factors[stage, IN_FLIGHT])
+    missing = units[stop, RESIDENT] - units[first, RESIDENT] + held - stages[stage, LIMIT]
+    if lacking or missing > 0:
+        cost: int = max(missing, 0) if lacking else FORBIDDEN
+    else:
+        largest = 0
+        for column in range(FIRST_NS, units.shape[1]):
+            largest = max(largest, units[stop, column] - units[first, column])
+        cost = math.ceil(largest * factors[stage, SLOWDOWN]) + stages[stage, FIXED_NS]
+    return cost
