@@ -20,8 +20,10 @@ from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitio
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
 V_SHAPED = "zbv"
-V_FILLS = 4
-"""Beyond so many micro-batches per rank the pipeline fills too rarely for two stages per rank to matter."""
+V_FILLS = 2
+"""Beyond so many micro-batches per rank the pipeline fills too rarely for two stages per rank to matter much."""
+V_ACTIONS = 30_000
+"""Longer steps of them are not looked at, since they are simulated in full."""
 
 MOST_SLICES = 64
 SEEDS_PER_MESH = 4
@@ -79,8 +81,8 @@ def in_flight_slices(mesh: Mesh, num_slices: int, schedule: str) -> list[int]:
     return [min(most, num_slices + mesh.pp - 1 - stage) for stage in range(mesh.pp)]
 
 
-def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
-    """The schedules worth trying on the mesh under what is pinned."""
+def schedules_for(problem: Problem, mesh: Mesh, num_slices: int) -> tuple[str | ScheduleSpec, ...]:
+    """The schedules worth trying on the mesh with so many slices under what is pinned."""
     pinned = problem.pinned
     if pinned.schedule is not None:
         return (pinned.schedule,)
@@ -88,13 +90,15 @@ def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...
         return ("gpipe",)
     if pinned.stages is not None:
         return SCHEDULES if len(pinned.stages) == mesh.pp else (V_SHAPED,)
+    num_stages = 2 * mesh.pp
     fills_often = mesh.num_microbatches <= V_FILLS * mesh.pp
-    return (*SCHEDULES, V_SHAPED) if fills_often and 2 * mesh.pp <= problem.model.num_units else SCHEDULES
+    is_short = 3 * num_stages * mesh.num_microbatches * num_slices <= V_ACTIONS
+    return (*SCHEDULES, V_SHAPED) if fills_often and is_short and num_stages <= problem.model.num_units else SCHEDULES
 
 
-def most_stages(problem: Problem, mesh: Mesh) -> int:
-    """The most stages that a schedule worth trying has."""
-    return mesh.pp * max(map(stages_per_rank, schedules_for(problem, mesh)))
+def most_stages_per_rank(problem: Problem, mesh: Mesh, num_slices: int) -> int:
+    """Of the schedules worth trying."""
+    return max(map(stages_per_rank, schedules_for(problem, mesh, num_slices)))
 
 
 def stages_per_rank(schedule: str | ScheduleSpec) -> int:
@@ -114,7 +118,7 @@ class Proposer:
         shortage = self.static_shortage(mesh)
         if shortage is not None:
             return shortage
-        by_stages = itertools.groupby(schedules_for(self.problem, mesh), key=stages_per_rank)
+        by_stages = itertools.groupby(schedules_for(self.problem, mesh, 1), key=stages_per_rank)
         offers = [self._offers(mesh, per_rank, tuple(schedules)) for per_rank, schedules in by_stages]
         found = [candidate for offer in offers if not isinstance(offer, Shortage) for candidate in offer]
         return found or offers[0]
@@ -133,6 +137,7 @@ class Proposer:
             Candidate(mesh=mesh, stages=stages[0], slices=slices, schedule=schedule)
             for slices in slicings
             for schedule in schedules
+            if schedule in schedules_for(self.problem, mesh, len(slices))
         ]
 
     def static_shortage(self, mesh: Mesh) -> Shortage | None:

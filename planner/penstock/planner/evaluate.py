@@ -13,7 +13,7 @@ from penstock.core.errors import UserError
 from penstock.core.program import Reduction
 from penstock.core.schedule import Group, ScheduleSpec
 from penstock.core.units import to_nanoseconds
-from penstock.planner.candidates import Candidate, equal_slices, most_stages
+from penstock.planner.candidates import Candidate, equal_slices, most_stages_per_rank
 from penstock.planner.order import Order
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
@@ -71,20 +71,22 @@ class Simulated:
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
     _held: dict[tuple[object, ...], HeldBytes] = field(default_factory=dict)
-    _floor_table: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+    _floor_table: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
 
     def mesh_bound_ns(self, mesh: Mesh) -> int:
         """The model's work spread perfectly, and the fill that no order avoids, (K-1) F / S of the first stages.
 
         Taken at the best of a few equal slicings, so an optimistic estimate rather than a proof.
         """
-        per_rank = most_stages(self.problem, mesh) // mesh.pp
-        floors = (work * mesh.num_microbatches + (mesh.pp - 1) * fill // per_rank for work, fill in self._floors(mesh))
+        floors = []
+        for count, work, fill in self._floors(mesh):
+            per_rank = most_stages_per_rank(self.problem, mesh, count)
+            floors.append(work * mesh.num_microbatches + (mesh.pp - 1) * fill // per_rank)
         return min(floors) // mesh.pp
 
-    def _floors(self, mesh: Mesh) -> list[tuple[int, int]]:
-        """For a few equal slicings, the model's nanoseconds on one micro-batch (two actions per slice) and its F of
-        the first slice.
+    def _floors(self, mesh: Mesh) -> list[tuple[int, int, int]]:
+        """A few equal slicings: how many slices, the model's nanoseconds on one micro-batch (two actions per slice),
+        and its F of the first slice.
         """
         key = (mesh.tp, mesh.microbatch)
         if key not in self._floor_table:
@@ -95,7 +97,7 @@ class Simulated:
             lengths, before = np.concatenate(slicings), np.concatenate([prefixes(slices) for slices in slicings])
             alone = point_costs(cost, problem.model, whole, lengths, before, mesh.microbatch).alone_ns
             self._floor_table[key] = [
-                (int(part.sum()) - count * overhead, int(part[0].min()))
+                (count, int(part.sum()) - count * overhead, int(part[0].min()))
                 for count, part in zip(counts, np.split(alone, np.cumsum(counts[:-1]), axis=2), strict=True)
             ]
         return self._floor_table[key]

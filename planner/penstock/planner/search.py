@@ -21,8 +21,10 @@ from penstock.planner.problem import Mesh, Problem, meshes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates;
-    boundaries are moved from each of so many ``starts``, up to ``moves`` times.
+    """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates.
+
+    Boundaries are moved from the best ``starts`` kinds of plan, up to ``moves`` times each, and together for as long as
+    ``moved_actions`` last.
     """
 
     meshes: int = 24
@@ -30,6 +32,7 @@ class Budget:
     actions: int = 4_000_000
     moves: int = 60
     starts: int = 4
+    moved_actions: int = 250_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,10 +234,11 @@ class _Search:
         kinds: dict[tuple[object, ...], Evaluation] = {}
         for each in sorted(self.fitting, key=self.rank):
             kinds.setdefault((each.candidate.mesh, each.candidate.schedule, len(each.candidate.slices)), each)
+        most_actions = self.num_actions + self.budget.moved_actions
         for best in list(kinds.values())[: self.budget.starts]:
-            self._improve(best)
+            self._improve(best, most_actions)
 
-    def _improve(self, best: Evaluation) -> None:
+    def _improve(self, best: Evaluation, most_actions: int) -> None:
         """Move its boundaries, largest steps first, as long as the simulator finds it faster."""
         limit = len(self.seen) + self.budget.moves
         for step in STEPS:
@@ -245,7 +249,7 @@ class _Search:
                     moved = move(best.candidate)
                     if moved is None:
                         continue
-                    if len(self.seen) >= limit or self.num_actions >= self.budget.actions:
+                    if len(self.seen) >= limit or self.num_actions >= most_actions:
                         return
                     if self.score(moved.mesh, self.judge.bound_ns(moved)) >= self.rank(best)[0]:
                         continue
