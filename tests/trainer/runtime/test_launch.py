@@ -200,6 +200,22 @@ def test_a_rank_that_vanished_explains_even_those_that_gave_up_before_it_was_not
     assert outcome.failure.message == f"rank 1 (process {gone.pid}) was killed in step 1 at 0STEP"
 
 
+def test_a_rank_that_dies_after_its_peers_gave_up_for_it_explains_them(tmp_path: Path) -> None:
+    """Connections of a dying process close before it is seen to be dead."""
+    with subprocess.Popen(["sleep", "60"]) as dying, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as torchrun:
+        ranks = Ranks(spec_for(tmp_path, "train"), torchrun)
+        file_of(tmp_path, 0, os.getpid()).fail("lost rank 1", 10)
+        file_of(tmp_path, 1, dying.pid)
+        assert ranks.poll() is None
+        dying.kill()
+        dying.wait()
+        torchrun.terminate()
+        outcome = ranks.wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.rank == 1
+
+
 def test_ranks_that_do_not_start_leave_their_last_words(tmp_path: Path, ended: Ranks) -> None:
     log = tmp_path / "logs" / "none_abc" / "attempt_0" / "0" / "stderr.log"
     log.parent.mkdir(parents=True)

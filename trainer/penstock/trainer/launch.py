@@ -83,7 +83,7 @@ class Ranks:
     def __init__(self, spec: LaunchSpec, process: subprocess.Popen[bytes]) -> None:
         self._spec, self._process = spec, process
         self._failure: Failure | None = None
-        self._noticed_seconds = 0.0
+        self._last_well_seconds = time.monotonic()
 
     @property
     def pid(self) -> int:
@@ -100,17 +100,19 @@ class Ranks:
         return next(iter(self._spec.log_folder.glob(f"*/attempt_0/{rank}/{stream}.log")), None)
 
     def poll(self) -> Outcome | None:
-        """The outcome, or none while ranks run. Notes the first failure, and ends ranks that outlast it for long."""
+        """The outcome, or none while ranks run; ends ranks that outlast a failure for long.
+
+        What failed first is decided once all have ended, or must: a dying process closes its connections, and its peers
+        fail for it, before it is seen to be dead.
+        """
         exit_code = self._process.poll()
-        if self._failure is None:
-            self._failure = self._find_failure(ended=exit_code is not None)
-            self._noticed_seconds = time.monotonic()
-        elif exit_code is None and time.monotonic() - self._noticed_seconds > GRACE_SECONDS:
-            self.kill()
         if exit_code is None:
+            self._end_what_outlasts_a_failure()
             return None
         if exit_code and self._failure is None:
-            self._failure = Failure(rank=None, step=-1, action="", message=self._last_words(exit_code))
+            self._failure = self._find_failure(ended=True) or Failure(
+                rank=None, step=-1, action="", message=self._last_words(exit_code)
+            )
         return Outcome(exit_code=exit_code, failure=self._failure if exit_code else None)
 
     def wait(self, timeout_seconds: float | None = None) -> Outcome | None:
@@ -138,11 +140,23 @@ class Ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(status.pid, signal.SIGKILL)
 
+    def _end_what_outlasts_a_failure(self) -> None:
+        if self._failure is not None:
+            return
+        failure, now = self._find_failure(ended=False), time.monotonic()
+        if failure is None:
+            self._last_well_seconds = now
+        elif now - self._last_well_seconds > GRACE_SECONDS:
+            self._failure = failure
+            self.kill()
+
     def _find_failure(self, *, ended: bool) -> Failure | None:
         """A rank that vanished explains those that lost it; else the rank that gave up first."""
+        gone = [ended or (status is not None and _is_gone(status.pid)) for status in self.statuses()]
+        # Read again: only what a rank said before it was found gone is its last word.
         known = [(rank, status) for rank, status in enumerate(self.statuses()) if status is not None]
         for rank, status in known:
-            if status.state in (State.STARTING, State.RUNNING) and (ended or _is_gone(status.pid)):
+            if gone[rank] and status.state in (State.STARTING, State.RUNNING):
                 return _failure(rank, status, _epitaph(rank, status))
         gave_up = [(status.ended_ns, rank, status) for rank, status in known if status.state > State.DONE]
         if not gave_up:
