@@ -29,23 +29,23 @@ def reference(run: RunDir, worker: Worker) -> None:
 
 
 def visits(run: RunDir, worker: Worker) -> None:
-    """All plans in turn, until each has steps enough that were taken while the machine was as fast as when measured."""
-    asked = json.loads((run.root / "visits.json").read_text())
-    plans: dict[str, object] = asked["plans"]
-    steps: dict[str, list[float]] = {name: [] for name in plans}
+    """All plans in turn, until each has steps enough that were taken while the machine kept its speed."""
+    plans: dict[str, object] = json.loads((run.root / "visits.json").read_text())
+    found: dict[str, list[dict[str, object]]] = {name: [] for name in plans}
     rejected = 0
     for number in range(MOST_ROUNDS):
-        for name in [name for name in plans if len(steps[name]) < STEPS_PER_PLAN]:
+        for name in [name for name in plans if len(found[name]) * STEPS_PER_VISIT < STEPS_PER_PLAN]:
             before = reference_seconds()
             seconds = visit(run, plans[name], WARM_UP_STEPS, STEPS_PER_VISIT, worker)[0]
-            drift = max(abs(each / asked["reference_seconds"] - 1) for each in (before, reference_seconds()))
+            after = reference_seconds()
+            drift = abs(after / before - 1)
             if drift <= MOST_DRIFT:
-                steps[name] += seconds
+                found[name].append({"step_seconds": seconds, "reference_seconds": (before + after) / 2})
             else:
                 rejected += 1
             if worker.rank == 0:
                 print(f"round {number + 1}, {name}: {statistics.median(seconds):.3f} s, drift {drift:.1%}", flush=True)
-    _write(run, worker, {"step_seconds": steps, "rejected": rejected})
+    _write(run, worker, {"visits": found, "rejected": rejected})
 
 
 def memory(run: RunDir, worker: Worker) -> None:

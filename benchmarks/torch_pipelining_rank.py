@@ -79,17 +79,17 @@ def job(sequences: int, pinned: ParallelismSpec) -> JobSpec:
 
 
 def compare(result: Path, worker: Worker) -> None:
-    """All cases; the first rank writes the result."""
+    """All cases, the machine measured anew before each; the first rank writes the result."""
     torch.set_grad_enabled(False)
-    profile = _shared(measure(job(max(SEQUENCES), ParallelismSpec()), worker, time.time()))
-    cases = [_case(count, profile, worker) for count in SEQUENCES]
+    cases = [_case(count, _measured(count, worker), worker) for count in SEQUENCES]
     if worker.rank == 0:
         model = f"gpt2, {SPEC.layers} layers of width {SPEC.hidden}, {LENGTH} tokens, vocabulary {SPEC.vocab}, fp32"
         result.write_text(json.dumps({"model": model, "rounds": ROUNDS, "cases": cases}))
 
 
-def _shared(profile: Profile | None) -> Profile:
-    box: list[Any] = [profile]
+def _measured(sequences: int, worker: Worker) -> Profile:
+    """What the first rank wrote down, on all ranks."""
+    box: list[Any] = [measure(job(sequences, ParallelismSpec()), worker, time.time())]
     dist.broadcast_object_list(box, src=0)
     found: Profile = box[0]
     return found
