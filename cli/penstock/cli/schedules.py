@@ -12,7 +12,6 @@ from penstock.core.layout import SlotKind
 from penstock.core.schedule import Schedule, parse_schedule
 from penstock.planner.lowering import lower
 from penstock.planner.order import to_schedule
-from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import find
 from penstock.view.text import schedule_text
 
@@ -29,14 +28,8 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: 
     if name.endswith(SCHEDULE_SUFFIX):
         schedule, _ = parse_schedule(import_schedule(Path(name), warn).text, name)
     else:
-        generator = find(name)
-        inputs = ScheduleInputs(
-            num_ranks=num_ranks,
-            num_microbatches=num_microbatches,
-            num_slices=num_slices,
-            stages_per_rank=generator.stages_per_rank,
-        )
-        schedule = to_schedule(generator.generate(inputs))
+        order = find(name).of_shape(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
+        schedule = to_schedule(order)
     prove(lower(schedule, _one_byte_each, slices=(1,) * schedule.num_slices, receive_ahead=2, dp=False))
     return schedule
 

@@ -43,6 +43,16 @@ class Generator:
         """How many stages each rank has."""
         return len(self.stage_ranks(1))
 
+    def of_shape(self, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Order:
+        """The order where every action costs the same."""
+        inputs = ScheduleInputs(
+            num_ranks=num_ranks,
+            num_microbatches=num_microbatches,
+            num_slices=num_slices,
+            stages_per_rank=self.stages_per_rank,
+        )
+        return self.generate(inputs)
+
 
 def installed_generators() -> dict[str, Generator]:
     """Generators of other packages, by the name of their entry point in the group ``penstock.schedules``.

@@ -88,8 +88,7 @@ def greedy_order(inputs: ScheduleInputs, name: str, owned: Ints, limits: Limits)
     Raises `UserError` if a cap cannot hold one micro-batch.
     """
     _check_balance(inputs)
-    reserves = _reserves(inputs, owned)
-    needed = micro_batch_stash(inputs, owned) + reserves
+    needed = least_caps(inputs, owned)
     for rank in np.flatnonzero(limits.caps < needed).tolist():
         raise UserError(
             what=f"a stash of {limits.caps[rank]} cannot hold one micro-batch, which needs {needed[rank]}",
@@ -103,7 +102,7 @@ def greedy_order(inputs: ScheduleInputs, name: str, owned: Ints, limits: Limits)
     greedy.run(
         _costs(inputs, owned),
         _stage_table(inputs, owned, limits),
-        _rank_table(limits.caps, reserves),
+        _rank_table(limits.caps, _reserves(inputs, owned)),
         owned,
         new_clock(inputs.num_ranks, np.ones(inputs.num_ranks, dtype=bool)),
         arrivals,
@@ -114,15 +113,10 @@ def greedy_order(inputs: ScheduleInputs, name: str, owned: Ints, limits: Limits)
     return _to_order(inputs, owned, choices)
 
 
-def micro_batch_stash(inputs: ScheduleInputs, owned: Ints) -> Ints:
-    """Per rank, what the forwards of one micro-batch leave."""
-    stash: Ints = cost_table(inputs, "forward_stash").sum(axis=1)[owned].sum(axis=1)
-    return stash
-
-
 def least_caps(inputs: ScheduleInputs, owned: Ints) -> Ints:
     """Per rank, the smallest cap that holds one micro-batch at any time."""
-    return micro_batch_stash(inputs, owned) + _reserves(inputs, owned)
+    of_forwards: Ints = cost_table(inputs, "forward_stash").sum(axis=1)[owned].sum(axis=1)
+    return of_forwards + _reserves(inputs, owned)
 
 
 def _costs(inputs: ScheduleInputs, owned: Ints) -> Ints:

@@ -78,13 +78,7 @@ def order_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int
     generator = find(spec.generator, spec.version)
     if spec.text:
         return replay(spec.text, **shape)
-    inputs = ScheduleInputs(
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        num_slices=num_slices,
-        stages_per_rank=generator.stages_per_rank,
-    )
-    return generator.generate(inputs)
+    return generator.of_shape(**shape)
 
 
 def from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Schedule:

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.planner.order import Order
+from penstock.planner.schedules.generator import along_a_v
 from penstock.planner.schedules.greedy_order import (
     UNLIMITED,
     Ints,
@@ -38,15 +39,14 @@ def zbv_order(inputs: ScheduleInputs) -> Order:
     """The order of the variant that ``inputs`` names."""
     if inputs.variant is None or not 0 <= inputs.variant < len(PATIENCE):
         raise UserError(what=f"{inputs.variant} is not a variant of zbv", where="schedule zbv")
-    down = np.arange(inputs.num_ranks)
-    owned = np.stack([down, inputs.num_stages - 1 - down], axis=1)
-    unlimited = np.full(inputs.num_stages, UNLIMITED)
-    depth = np.full(inputs.num_stages, UNLIMITED)
+    owned = np.argsort(along_a_v(inputs.num_ranks), kind="stable").reshape(inputs.num_ranks, -1)
+    lag = np.full(inputs.num_stages, UNLIMITED)
+    depth = lag.copy()
     depth[-1] = inputs.num_slices
     caps = np.array(inputs.caps, dtype=np.int64)
     if not inputs.caps or inputs.variant == 0:
         caps = _usual_caps(inputs, owned)
-    limits = Limits(depth=depth, lag=unlimited, caps=caps, patience=PATIENCE[inputs.variant])
+    limits = Limits(depth=depth, lag=lag, caps=caps, patience=PATIENCE[inputs.variant])
     return greedy_order(inputs, "zbv", owned, limits)
 
 
