@@ -3,9 +3,9 @@
     ./dev bench prediction
 
 The machine is measured as `penstock profile` does. Then plans are visited in turn, round after round. A reference
-kernel runs before and after each visit: where it changed, the visit does not count and is repeated; where the machine
-has become slower or faster since it was measured, the visit's steps are scaled by as much, and the table says so.
-Memory is measured apart, every plan in new processes.
+kernel runs before and after each step: where it changed, the step does not count and is repeated; where the machine has
+become slower or faster since it was measured, the step is scaled by as much, and the table says so. Memory is measured
+apart, every plan in new processes.
 """
 
 from __future__ import annotations
@@ -136,15 +136,15 @@ class Bench:
         return realised(judge, replace(result, best=each, others=()), judge.problem).plan
 
     def visit(self, contenders: list[Contender]) -> int:
-        """Fills in their steps and memory; how many visits did not count."""
+        """Fills in their steps and memory; how many steps did not count."""
         plans = {each.name: each.plan.to_manifest() for each in contenders}
         write_json(self._run.root / "visits.json", plans)
         found = self._task("visits")
         for each in contenders:
-            for one in found["visits"][each.name]:
-                each.step_seconds += one["step_seconds"]
-                each.slowdowns += [one["reference_seconds"] / self._reference_seconds] * len(one["step_seconds"])
-            if len(each.step_seconds) < STEPS_PER_PLAN:
+            for seconds, reference_seconds in found["steps"][each.name]:
+                each.step_seconds.append(seconds)
+                each.slowdowns.append(reference_seconds / self._reference_seconds)
+            if not each.step_seconds:
                 raise SystemExit(UNSTEADY)
             write_json(self._run.plan, each.plan.to_manifest())
             each.peak_bytes = _by_pipeline_rank(each.plan, self._task("memory")["peak_bytes"])
@@ -184,6 +184,8 @@ def main() -> int:
             "plans": [_result(each) for each in contenders],
         }
         write_results("prediction", json.dumps(found), table)
+    if any(len(each.step_seconds) < STEPS_PER_PLAN for each in contenders):
+        raise SystemExit(f"some plans have fewer than {STEPS_PER_PLAN} steps that count: {UNSTEADY}")
     return 0
 
 
@@ -244,8 +246,9 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "# Predicted against measured",
         "",
         f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
-        f"At least {STEPS_PER_PLAN} steps of each plan, {STEPS_PER_VISIT} at a visit, plans in turn; "
-        f"{results['rejected']} visits did not count because the machine's speed drifted by over {MOST_DRIFT:.0%} "
+        f"At least {min(len(each['step_seconds']) for each in results['plans'])} steps of each plan, "
+        f"{STEPS_PER_VISIT} at a visit, plans in turn; "
+        f"{results['rejected']} steps did not count because the machine's speed drifted by over {MOST_DRIFT:.0%} "
         "meanwhile. Measured seconds are medians at the speed that the machine had when it was measured; "
         '"slowdown" is how much longer a reference kernel took around the steps than then.',
         "",

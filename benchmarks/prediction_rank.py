@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,63 +19,71 @@ from penstock.trainer.session import Session
 from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker, run_worker
 
-WARM_UP_STEPS, STEPS_PER_VISIT, STEPS_PER_PLAN = 1, 4, 20
-MOST_ROUNDS = 20
+STEPS_PER_VISIT, STEPS_PER_PLAN = 5, 20
+MOST_ROUNDS = 16
 MOST_DRIFT = 0.03
-KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 40, 8
+KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 10, 9
+REFERENCES = 5
 
 
 def reference(run: RunDir, worker: Worker) -> None:
     """Writes the reference kernel's seconds."""
-    _write(run, worker, {"seconds": reference_seconds()})
+    _write(run, worker, {"seconds": statistics.median(reference_seconds() for _ in range(REFERENCES))})
 
 
 def visits(run: RunDir, worker: Worker) -> None:
-    """All plans in turn, until each has steps enough that were taken while the machine kept its speed."""
+    """All plans in turn, until each has steps enough during which the machine kept its speed."""
     plans: dict[str, object] = json.loads((run.root / "visits.json").read_text())
-    found: dict[str, list[dict[str, object]]] = {name: [] for name in plans}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     rejected = 0
     for number in range(MOST_ROUNDS):
-        for name in [name for name in plans if len(found[name]) * STEPS_PER_VISIT < STEPS_PER_PLAN]:
-            before = reference_seconds()
-            seconds = visit(run, plans[name], WARM_UP_STEPS, STEPS_PER_VISIT, worker)[0]
-            after = reference_seconds()
-            drift = abs(after / before - 1)
-            if drift <= MOST_DRIFT:
-                found[name].append({"step_seconds": seconds, "reference_seconds": (before + after) / 2})
-            else:
-                rejected += 1
+        for name in [name for name in plans if len(found[name]) < STEPS_PER_PLAN]:
+            kept = [pair for pair in visit(run, plans[name], worker) if pair is not None]
+            found[name] += kept
+            rejected += STEPS_PER_VISIT - len(kept)
             if worker.rank == 0:
-                print(f"round {number + 1}, {name}: {statistics.median(seconds):.3f} s, drift {drift:.1%}", flush=True)
-    _write(run, worker, {"visits": found, "rejected": rejected})
+                seconds = statistics.median([pair[0] for pair in kept] or [math.nan])
+                print(f"round {number + 1}, {name}: {len(kept)} steps kept, {seconds:.3f} s", flush=True)
+    _write(run, worker, {"steps": found, "rejected": rejected})
+
+
+def visit(run: RunDir, plan: object, worker: Worker) -> Iterator[tuple[float, float] | None]:
+    """Of each step after the first its seconds and the reference kernel's around it, or none where that changed."""
+    stopwatch = _stopwatch(run, plan, worker)
+    stopwatch.step(0)
+    before = reference_seconds()
+    for step in range(1, 1 + STEPS_PER_VISIT):
+        _, seconds, _ = stopwatch.step(step)
+        after = reference_seconds()
+        yield (seconds, (before + after) / 2) if abs(after / before - 1) <= MOST_DRIFT else None
+        before = after
 
 
 def memory(run: RunDir, worker: Worker) -> None:
     """Writes every rank's peak bytes under the plan in the run directory."""
-    _write(run, worker, {"peak_bytes": visit(run, None, WARM_UP_STEPS + 1, 1, worker)[1]})
+    stopwatch = _stopwatch(run, None, worker)
+    totals = [stopwatch.step(step)[0] for step in range(3)]
+    _write(run, worker, {"peak_bytes": totals[-1].peak_bytes})
 
 
-def visit(run: RunDir, plan: object, warm_up: int, steps: int, worker: Worker) -> tuple[list[float], tuple[int, ...]]:
-    """Seconds of every step after the first few, and every rank's peak bytes."""
+def _stopwatch(run: RunDir, plan: object, worker: Worker) -> Stopwatch:
     if plan is not None and worker.rank == 0:
         run.plan.write_text(json.dumps(plan))
     dist.barrier()
-    stopwatch = Stopwatch(Session(run, worker))
-    taken = [stopwatch.step(step) for step in range(warm_up + steps)]
-    return [seconds for _, seconds, _ in taken[warm_up:]], taken[-1][0].peak_bytes
+    return Stopwatch(Session(run, worker))
 
 
 def reference_seconds() -> float:
-    """Matrix products on all ranks at once: the slowest rank's lower quartile, which a moment's disturbance leaves."""
+    """Matrix products on all ranks at once: the slowest rank's median."""
     left, right = torch.ones(KERNEL_SIZE, KERNEL_SIZE), torch.ones(KERNEL_SIZE, KERNEL_SIZE)
     taken = []
+    dist.barrier()
     for _ in range(KERNEL_REPEATS):
-        dist.barrier()
         begin = time.perf_counter()
         for _ in range(KERNEL_PRODUCTS):
             torch.mm(left, right)
         taken.append(time.perf_counter() - begin)
-    return max(gather(statistics.quantiles(taken)[0]))
+    return max(gather(statistics.median(taken)))
 
 
 def _write(run: RunDir, worker: Worker, found: dict[str, object]) -> None:
