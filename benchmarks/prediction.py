@@ -2,15 +2,16 @@
 
     ./dev bench prediction
 
-The machine is measured as `penstock profile` does. Then plans are visited in turn, round after round. A reference
-kernel runs before and after each step: where it changed, the step does not count and is repeated; where the machine has
-become slower or faster since it was measured, the step is scaled by as much, and the table says so. Memory is measured
-apart, every plan in new processes.
+The machine is measured as `penstock profile` does, a few times; of every record the second fastest counts, because
+what others do on the machine only ever adds time. Then plans are visited in turn, round after round. A reference kernel
+runs before and after each step: a step counts only if both took what they take undisturbed, which is waited for. Memory
+is measured apart, every plan in new processes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -20,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction_rank import MOST_DRIFT, STEPS_PER_PLAN, STEPS_PER_VISIT
+from benchmarks.prediction_rank import STEPS_PER_PLAN, STEPS_PER_VISIT
+from benchmarks.quiet import MOST_DRIFT, undisturbed_profile
 from benchmarks.support import write_results
 
 from penstock.core.job import ParallelismSpec, PipelineJob
@@ -38,7 +40,7 @@ from penstock.trainer.rundir import RunDir, write_json
 
 EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"
 RANKS, SEQUENCES = 2, 2
-MOST_REPEATS = 6
+PROFILES = 5
 FINALISTS = 2
 
 UNSTEADY = "the machine's speed keeps drifting: end what else runs on it, and try again"
@@ -63,12 +65,11 @@ PINNED = {
 
 @dataclass
 class Contender:
-    """A plan, and what was measured of it; ``slowdowns`` says by how much slower the machine was at every step."""
+    """A plan, and what was measured of it."""
 
     name: str
     plan: Plan
     step_seconds: list[float] = field(default_factory=list)
-    slowdowns: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
 
     @property
@@ -79,9 +80,8 @@ class Contender:
 
     @property
     def measured_seconds(self) -> float:
-        """The median of all steps, had the machine been as fast as when it was measured."""
-        steps = zip(self.step_seconds, self.slowdowns, strict=True)
-        return statistics.median(seconds / slowdown for seconds, slowdown in steps)
+        """The median of all steps."""
+        return statistics.median(self.step_seconds)
 
     @property
     def error(self) -> float:
@@ -108,14 +108,15 @@ class Bench:
         return run
 
     def _measured(self) -> tuple[Profile, float]:
-        """The machine, measured while its speed did not drift, and the reference kernel's seconds."""
-        for _ in range(MOST_REPEATS):
-            before = self._task("reference")["seconds"]
+        """The machine as it is when nothing else wants its processors, and the reference kernel's seconds then."""
+        profiles: list[Profile] = []
+        seconds = math.inf
+        for _ in range(PROFILES):
             self._launch("penstock.trainer", "profile", "--run-dir", str(self._run.root))
-            after = self._task("reference")["seconds"]
-            if abs(after / before - 1) <= MOST_DRIFT:
-                return self._run.read_profile(), (before + after) / 2
-        raise SystemExit(UNSTEADY)
+            profiles.append(self._run.read_profile())
+            seconds = min(seconds, self._task("reference")["seconds"])
+            sys.stderr.write(f"profile {len(profiles)}: {_unit_seconds(profiles[-1]):.2f} s, {seconds:.4f} s\n")
+        return undisturbed_profile(profiles), seconds
 
     def contenders(self) -> list[Contender]:
         """Pinned plans, the planner's choice, and what it ranked next."""
@@ -138,12 +139,10 @@ class Bench:
     def visit(self, contenders: list[Contender]) -> int:
         """Fills in their steps and memory; how many steps did not count."""
         plans = {each.name: each.plan.to_manifest() for each in contenders}
-        write_json(self._run.root / "visits.json", plans)
+        write_json(self._run.root / "visits.json", {"plans": plans, "seconds": self._reference_seconds})
         found = self._task("visits")
         for each in contenders:
-            for seconds, reference_seconds in found["steps"][each.name]:
-                each.step_seconds.append(seconds)
-                each.slowdowns.append(reference_seconds / self._reference_seconds)
+            each.step_seconds = found["steps"][each.name]
             if not each.step_seconds:
                 raise SystemExit(UNSTEADY)
             write_json(self._run.plan, each.plan.to_manifest())
@@ -189,6 +188,10 @@ def main() -> int:
     return 0
 
 
+def _unit_seconds(profile: Profile) -> float:
+    return sum(unit.together_seconds for unit in profile.units)
+
+
 def _by_pipeline_rank(plan: Plan, peak_bytes: list[int]) -> list[int]:
     """The fullest replica of every pipeline rank."""
     mesh = Mesh(dp=plan.dp, pp=plan.pp)
@@ -222,7 +225,6 @@ def _result(contender: Contender) -> dict[str, Any]:
         "predicted_seconds": contender.prediction.step_seconds,
         "measured_seconds": contender.measured_seconds,
         "step_seconds": contender.step_seconds,
-        "slowdowns": contender.slowdowns,
         "predicted_peak_bytes": contender.prediction.peak_bytes,
         "measured_peak_bytes": contender.peak_bytes,
         "slot_bytes": contender.prediction.slot_bytes,
@@ -248,13 +250,11 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
         f"At least {min(len(each['step_seconds']) for each in results['plans'])} steps of each plan, "
         f"{STEPS_PER_VISIT} at a visit, plans in turn; "
-        f"{results['rejected']} steps did not count because the machine's speed drifted by over {MOST_DRIFT:.0%} "
-        "meanwhile. Measured seconds are medians at the speed that the machine had when it was measured; "
-        '"slowdown" is how much longer a reference kernel took around the steps than then.',
+        f"{results['rejected']} steps did not count because a reference kernel before or after them was over "
+        f"{MOST_DRIFT:.0%} away from its undisturbed time. Measured seconds are medians.",
         "",
-        "| plan | predicted s | measured s | error | slowdown | predicted MiB | measured MiB | error "
-        "| above the constant |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| plan | predicted s | measured s | error | predicted MiB | measured MiB | error | above the constant |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     )
     rows = [_Row(each, results["constant_bytes"]) for each in results["plans"]]
     yield from (row.text for row in rows)
@@ -262,8 +262,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
     choice = next(row for row in rows if row.name == "the planner's choice")
     yield from (
         "",
-        f"Mean absolute error of step time {statistics.mean(abs(row.time_error) for row in rows):.1%} (target 5 %; "
-        f"{statistics.mean(abs(row.unscaled_error) for row in rows):.1%} without scaling). "
+        f"Mean absolute error of step time {statistics.mean(abs(row.time_error) for row in rows):.1%} (target 5 %). "
         f"Memory between {min(row.memory_error for row in rows):+.1%} and {max(row.memory_error for row in rows):+.1%} "
         f"(target -2 % to +5 %), above the constant at most "
         f"{max(abs(row.above_error) for row in rows):.1%} off (target 10 %).",
@@ -279,20 +278,18 @@ class _Row:
         self.name = plan["name"]
         self.measured, predicted = plan["measured_seconds"], plan["predicted_seconds"]
         self.time_error = predicted / self.measured - 1
-        self.unscaled_error = predicted / statistics.median(plan["step_seconds"]) - 1
         pairs = list(zip(plan["predicted_peak_bytes"], plan["measured_peak_bytes"], strict=True))
         guess, real = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1))
         self.memory_error = guess / real - 1
         self.above_error = max(((a - constant) / (b - constant) - 1 for a, b in pairs), key=abs)
         times = (f"{self.name}: {plan['plan']}", f"{predicted:.3f}", f"{self.measured:.3f}", f"{self.time_error:+.1%}")
-        slowdown = f"{statistics.median(plan['slowdowns']) - 1:+.1%}"
         memory = (
             f"{guess / 2**20:.0f}",
             f"{real / 2**20:.0f}",
             f"{self.memory_error:+.1%}",
             f"{self.above_error:+.1%}",
         )
-        self.text = f"| {' | '.join((*times, slowdown, *memory))} |"
+        self.text = f"| {' | '.join((*times, *memory))} |"
 
 
 if __name__ == "__main__":

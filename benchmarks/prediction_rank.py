@@ -6,57 +6,54 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from benchmarks.quiet import is_undisturbed, settled, undisturbed_seconds
 
 from penstock.trainer.loop import Stopwatch
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.session import Session
-from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker, run_worker
 
 STEPS_PER_VISIT, STEPS_PER_PLAN = 5, 20
 MOST_ROUNDS = 16
-MOST_DRIFT = 0.03
-KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 10, 9
-REFERENCES = 5
 
 
 def reference(run: RunDir, worker: Worker) -> None:
-    """Writes the reference kernel's seconds."""
-    _write(run, worker, {"seconds": statistics.median(reference_seconds() for _ in range(REFERENCES))})
+    """Writes the seconds that the reference kernel takes when nothing else wants the processor: a low quantile."""
+    _write(run, worker, {"seconds": undisturbed_seconds()})
 
 
 def visits(run: RunDir, worker: Worker) -> None:
-    """All plans in turn, until each has steps enough during which the machine kept its speed."""
-    plans: dict[str, object] = json.loads((run.root / "visits.json").read_text())
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
+    """All plans in turn, until each has steps enough during which the machine was as fast as when it was measured."""
+    asked = json.loads((run.root / "visits.json").read_text())
+    plans: dict[str, object] = asked["plans"]
+    found: dict[str, list[float]] = {name: [] for name in plans}
     rejected = 0
     for number in range(MOST_ROUNDS):
         for name in [name for name in plans if len(found[name]) < STEPS_PER_PLAN]:
-            kept = [pair for pair in visit(run, plans[name], worker) if pair is not None]
+            kept = [seconds for seconds in visit(run, plans[name], worker, asked["seconds"]) if seconds is not None]
             found[name] += kept
             rejected += STEPS_PER_VISIT - len(kept)
             if worker.rank == 0:
-                seconds = statistics.median([pair[0] for pair in kept] or [math.nan])
+                seconds = statistics.median(kept or [math.nan])
                 print(f"round {number + 1}, {name}: {len(kept)} steps kept, {seconds:.3f} s", flush=True)
     _write(run, worker, {"steps": found, "rejected": rejected})
 
 
-def visit(run: RunDir, plan: object, worker: Worker) -> Iterator[tuple[float, float] | None]:
-    """Of each step after the first its seconds and the reference kernel's around it, or none where that changed."""
+def visit(run: RunDir, plan: object, worker: Worker, undisturbed: float) -> Iterator[float | None]:
+    """Of each step after the first its seconds, or none where the reference kernel before or after it was slower or
+    faster than ``undisturbed`` seconds.
+    """
     stopwatch = _stopwatch(run, plan, worker)
     stopwatch.step(0)
-    before = reference_seconds()
     for step in range(1, 1 + STEPS_PER_VISIT):
+        before = settled(undisturbed)
         _, seconds, _ = stopwatch.step(step)
-        after = reference_seconds()
-        yield (seconds, (before + after) / 2) if abs(after / before - 1) <= MOST_DRIFT else None
-        before = after
+        yield seconds if before and is_undisturbed(undisturbed) else None
 
 
 def memory(run: RunDir, worker: Worker) -> None:
@@ -71,19 +68,6 @@ def _stopwatch(run: RunDir, plan: object, worker: Worker) -> Stopwatch:
         run.plan.write_text(json.dumps(plan))
     dist.barrier()
     return Stopwatch(Session(run, worker))
-
-
-def reference_seconds() -> float:
-    """Matrix products on all ranks at once: the slowest rank's median."""
-    left, right = torch.ones(KERNEL_SIZE, KERNEL_SIZE), torch.ones(KERNEL_SIZE, KERNEL_SIZE)
-    taken = []
-    dist.barrier()
-    for _ in range(KERNEL_REPEATS):
-        begin = time.perf_counter()
-        for _ in range(KERNEL_PRODUCTS):
-            torch.mm(left, right)
-        taken.append(time.perf_counter() - begin)
-    return max(gather(statistics.median(taken)))
 
 
 def _write(run: RunDir, worker: Worker, found: dict[str, object]) -> None:
