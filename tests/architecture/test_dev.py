@@ -35,7 +35,12 @@ def project() -> dict[str, Any]:
         "tool": {"hatch": {"build": {"dev-mode-dirs": ["planner"]}}, "ruff": {"line-length": 120}},
         "project": {
             "dependencies": ["numpy>=2"],
-            "optional-dependencies": {"trainer": ["torch>=2.11"], "cli": ["typer"], "api": ["fastapi"]},
+            "optional-dependencies": {
+                "trainer": ["torch>=2.11"],
+                "cli": ["typer"],
+                "api": ["fastapi"],
+                "client": ["httpx"],
+            },
             "scripts": {"penstock": "penstock.cli.main:main"},
         },
         "dependency-groups": {"test": ["pytest"], "dev": [{"include-group": "test"}, "ruff"]},
@@ -73,7 +78,7 @@ class TestKey:
     def test_ignores_what_is_not_installed(self) -> None:
         changed = project()
         changed["tool"]["ruff"]["line-length"] = 80
-        changed["project"]["optional-dependencies"]["api"].append("uvicorn")
+        changed["project"]["optional-dependencies"]["operator"] = ["kopf"]
         assert dev.environment_key(dev.FULL, changed, b"") == dev.environment_key(dev.FULL, project(), b"")
 
     @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ THIRD_PARTIES = {
     "planner": {"numba", "numpy", "ruamel", "scipy"},
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
-    "cli": {"numpy", "plotly", "rich", "safetensors", "tokenizers", "torch", "typer"},
+    "api": {"alembic", "fastapi", "pydantic", "sqlalchemy", "starlette"},
+    "cli": {"httpx", "numpy", "plotly", "rich", "safetensors", "tokenizers", "torch", "typer", "uvicorn"},
 }
 PURE = ("core", "planner", "view")
 IMPURE_MODULES = {

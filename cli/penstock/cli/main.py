@@ -13,14 +13,19 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands import planning, results, running, setup
+from penstock.cli.commands import planning, results, running, serving, setup
 from penstock.core.errors import PenstockError, UserError
 
 RUN_FAILED = 1
 USER_MISTAKE = 2
 INTERRUPTED = 128 + signal.SIGINT
 
-TRAINER_PACKAGES = frozenset({"prometheus_client", "safetensors", "tokenizers", "torch"})
+EXTRAS = {
+    "trainer": {"prometheus_client", "safetensors", "tokenizers", "torch"},
+    "api": {"alembic", "fastapi", "psycopg", "pydantic", "sqlalchemy", "starlette", "uvicorn"},
+    "client": {"httpx"},
+}
+"""Which extra brings a package."""
 
 app = typer.Typer(
     name="penstock",
@@ -31,6 +36,7 @@ app = typer.Typer(
 setup.register(app)
 planning.register(app)
 running.register(app)
+serving.register(app)
 results.register(app)
 
 
@@ -55,14 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _missing(error: Exception) -> str | None:
+    """The package that could not be imported."""
+    return error.name if isinstance(error, ModuleNotFoundError) else None
+
+
 def _explain(error: Exception) -> int:
     if isinstance(error, UserError):
         output.say_error(error)
         return USER_MISTAKE
-    if isinstance(error, ModuleNotFoundError) and error.name in TRAINER_PACKAGES:
+    extra = next((extra for extra, packages in EXTRAS.items() if _missing(error) in packages), None)
+    if extra is not None:
         missing = UserError(
-            what=f"this command needs the package {error.name}",
-            remedy="install penstock with its trainer: pip install 'penstock[trainer,cli]'",
+            what=f"this command needs the package {_missing(error)}",
+            remedy=f"install penstock with its {extra}: pip install 'penstock[{extra},cli]'",
         )
         output.say_error(missing)
         return USER_MISTAKE

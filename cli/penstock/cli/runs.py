@@ -142,8 +142,8 @@ def check_local(job: PipelineJob) -> None:
         )
 
 
-def check_port(port: int | None) -> None:
-    """Raise `UserError` if ``port`` is taken."""
+def check_port(port: int | None, option: str = "--metrics-port") -> None:
+    """Raise `UserError` if ``port``, given by that option, is taken."""
     if port is None:
         return
     with socket.socket() as probe:
@@ -153,6 +153,6 @@ def check_port(port: int | None) -> None:
         except OSError as error:
             raise UserError(
                 what=f"port {port} cannot be used: {error.strerror}",
-                where="--metrics-port",
+                where=option,
                 remedy="name a free port, or leave the option out",
             ) from None

@@ -99,6 +99,7 @@ class Observed:
     attempt_state: AttemptState = AttemptState.NONE
     attempt_gone: bool = True
     attempt_ranks: int = 0
+    refused: bool = False
     stop_requested: bool = False
     admitted: bool = False
     profile: Step = Step.MISSING
@@ -260,6 +261,8 @@ def _suspension(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 def _loss(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.phase not in LIVE:
         return []
+    if seen.refused and seen.attempt_state is AttemptState.FAILED:
+        return _fail(seen, "UserError", seen.message)
     if seen.attempt_state is AttemptState.FAILED or (seen.attempt_state is AttemptState.NONE and seen.attempt):
         return _lost(spec, seen, seen.message or "the attempt ended")
     if seen.attempt_state is AttemptState.STOPPED and not spec.run_policy.suspend:

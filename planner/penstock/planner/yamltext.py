@@ -14,17 +14,38 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from penstock.core.errors import UserError
 
+MOST_VALUES = 200_000
+"""A few lines of aliases of aliases would stand for more than any memory holds."""
+
 
 def load(text: str, where: str = "") -> Any:
     """Plain data from YAML (and so from JSON); raises `UserError` naming ``where`` and the line."""
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        data = YAML(typ="safe", pure=True).load(text)
+        _require_modest(data, where)
+        return data
+    except RecursionError:
+        raise UserError(what="is nested too deeply", where=where, remedy="write it flatter") from None
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}" if mark else where
         raise UserError(what=f"is not YAML: {error.problem}", where=place, remedy="mend the line") from None
     except YAMLError as error:
         raise UserError(what=f"is not YAML: {error}", where=where, remedy="mend the file") from None
+
+
+def _require_modest(data: Any, where: str) -> None:
+    """Raise `UserError` if ``data``, aliases written out, holds too many values."""
+    waiting, seen = [data], 0
+    while waiting:
+        value = waiting.pop()
+        seen += 1
+        if seen > MOST_VALUES:
+            raise UserError(what=f"holds more than {MOST_VALUES:,} values", where=where, remedy="use fewer aliases")
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 class _Representer(SafeRepresenter):

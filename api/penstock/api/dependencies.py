@@ -1,0 +1,138 @@
+"""What routes are given: the service, who asks, and bodies read with care."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.problems import Problem
+from penstock.api.service import Service
+from penstock.api.store import tokens
+from penstock.planner import yamltext
+
+JSON_TYPES = frozenset({"application/json", ""})
+YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
+MOST_YAML_CHARACTERS = 128 * 2**10
+LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
+
+
+def service_of(request: Request) -> Service:
+    """The service that was wired at the start."""
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceIn = Annotated[Service, Depends(service_of)]
+
+
+def identify(request: Request, service: ServiceIn) -> Identity:
+    """Who bears the request's token; raises `Problem` for none, a wrong, expired or revoked one."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise _unknown("no token came with the request")
+    found = service.read(lambda connection: tokens.by_secret(connection, secret.strip()))
+    if found is None or not found.valid(service.clock()):
+        raise _unknown("the token is unknown, expired or revoked")
+    return found.identity
+
+
+def _unknown(detail: str) -> Problem:
+    remedy = "send Authorization: Bearer TOKEN; a new token: penstock token create"
+    return Problem(kind="unauthenticated", detail=detail, where="Authorization", remedy=remedy, headers=LOGIN)
+
+
+IdentityIn = Annotated[Identity, Depends(identify)]
+
+
+def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Identity], Identity]:
+    """A dependency that lets ``role`` pass: in the namespace that the path names; where it names none, in whichever the
+    identity has, which the route looks at, or ``everywhere``.
+    """
+
+    def required(request: Request, identity: IdentityIn) -> Identity:
+        namespace = request.path_params.get("namespace")
+        if not identity.may(role, namespace if namespace or everywhere else identity.namespace):
+            raise forbidden(role, namespace)
+        return identity
+
+    return required
+
+
+def forbidden(role: Role, namespace: str | None) -> Problem:
+    """The refusal of somebody known."""
+    place = f" in namespace {namespace}" if namespace else ""
+    return Problem(
+        kind="forbidden",
+        detail=f"this needs the role {role}{place}",
+        where="Authorization",
+        remedy="ask an administrator for a token of that role",
+    )
+
+
+Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
+Editor = Annotated[Identity, Depends(require(Role.EDITOR))]
+Admin = Annotated[Identity, Depends(require(Role.ADMIN, everywhere=True))]
+Ingester = Annotated[Identity, Depends(require(Role.INGEST))]
+
+
+async def read_document(request: Request) -> Any:
+    """The body as plain data, JSON or YAML by its content type."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media not in JSON_TYPES | YAML_TYPES:
+        remedy = "send application/json or application/yaml"
+        raise Problem(kind="unsupported-media-type", detail=f"{media} is not read", where="Content-Type", remedy=remedy)
+    text = decode(await request.body())
+    if media in YAML_TYPES:
+        if len(text) > MOST_YAML_CHARACTERS:
+            remedy = "send so large a document as application/json, which is read faster"
+            raise Problem(
+                kind="too-large", detail=f"more than {MOST_YAML_CHARACTERS} characters of YAML", remedy=remedy
+            )
+        return await run_in_threadpool(yamltext.load, text, "body")
+    return load_json(text)
+
+
+def decode(body: bytes) -> str:
+    """UTF-8, which is what JSON and YAML are sent in."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise Problem(kind="bad-request", detail=f"the body is not UTF-8 at byte {error.start}", where="body") from None
+
+
+def load_json(text: str | bytes) -> Any:
+    """JSON without NaN and infinities, which are none."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise Problem(kind="bad-request", detail="the body is nested too deeply", where="body") from None
+    except ValueError as error:
+        raise Problem(kind="bad-request", detail=f"the body is not JSON: {error}", where="body") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def decompress(body: bytes, most_bytes: int) -> bytes:
+    """A gzip body; raises `Problem` if it is none, or would grow beyond the limit."""
+    machine = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        text = machine.decompress(body, most_bytes)
+    except zlib.error:
+        raise Problem(kind="bad-request", detail="the body is not gzip", where="Content-Encoding") from None
+    if machine.unconsumed_tail:
+        remedy = "send fewer records at once"
+        raise Problem(kind="too-large", detail=f"more than {most_bytes} bytes after decompression", remedy=remedy)
+    if not machine.eof:
+        raise Problem(kind="bad-request", detail="the body is cut short", where="Content-Encoding")
+    return text
+
+
+Document = Annotated[Any, Depends(read_document)]

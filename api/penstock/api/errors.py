@@ -1,0 +1,139 @@
+"""From what went wrong inside to the problem document that people see; one table."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError
+from starlette.exceptions import HTTPException
+
+from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
+from penstock.api.store.idempotency import KeyReusedError
+from penstock.api.store.ingest import StaleAttemptError
+from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
+from penstock.api.store.tokens import NoSuchTokenError
+from penstock.api.store.writer import WriterClosedError
+from penstock.core.errors import UserError
+from penstock.core.lifecycle import IllegalTransitionError
+
+log = logging.getLogger(__name__)
+
+BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
+FULL_DISK = ("database or disk is full", "No space left on device")
+
+
+def _user_error(error: UserError) -> Problem:
+    return Problem(kind="invalid", detail=error.what, where=error.where, remedy=error.remedy)
+
+
+def _no_such_job(error: NoSuchJobError) -> Problem:
+    return Problem(kind="not-found", detail=f"there is no job {error}", remedy="list the jobs: GET /v1/jobs")
+
+
+def _no_such_token(error: NoSuchTokenError) -> Problem:
+    return Problem(kind="not-found", detail=str(error), remedy="list the tokens: GET /v1/tokens")
+
+
+def _name_taken(error: NameTakenError) -> Problem:
+    remedy = "choose another name, or delete that job"
+    return Problem(kind="name-taken", detail=f"a job {error} lives", where="metadata.name", remedy=remedy)
+
+
+def _changed(error: ChangedMeanwhileError) -> Problem:
+    remedy = "read the job again, and decide anew"
+    return Problem(kind="changed-meanwhile", detail=f"the job is at {error}", where="If-Match", remedy=remedy)
+
+
+def _stale(error: StaleAttemptError) -> Problem:
+    remedy = "stop sending: nothing of this attempt is taken any more"
+    return Problem(kind="stale-attempt", detail=f"the records are of {error}", where="records", remedy=remedy)
+
+
+def _reused(error: KeyReusedError) -> Problem:
+    remedy = "use a new key for a new request"
+    detail = "the key came before with another request"
+    return Problem(kind="conflict", detail=detail, where="Idempotency-Key", remedy=remedy)
+
+
+def _illegal(error: IllegalTransitionError) -> Problem:
+    return Problem(kind="conflict", detail=str(error), remedy="look at the job's phase")
+
+
+def _ending(error: WriterClosedError) -> Problem:
+    return Problem(kind="unavailable", detail=str(error), remedy="try again in a moment", headers={"Retry-After": "2"})
+
+
+def _database(error: DBAPIError) -> Problem:
+    reason = str(error.orig)
+    if any(phrase in reason for phrase in FULL_DISK):
+        remedy = "free some space where the service keeps its data"
+        return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
+    log.error("database: %s", reason)
+    retry = {"Retry-After": "2"}
+    return Problem(kind="unavailable", detail="the database does not answer", remedy="try again", headers=retry)
+
+
+def _invalid_request(error: RequestValidationError) -> Problem:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
+    kind = "invalid" if first["loc"][:1] == ("body",) else "bad-request"
+    remedy = "see the operation in /v1/openapi.json"
+    return Problem(kind=kind, detail=str(first["msg"]), where=place, remedy=remedy)
+
+
+def _http(error: HTTPException) -> Problem:
+    kind = BY_STATUS.get(error.status_code, "internal" if error.status_code >= 500 else "bad-request")
+    headers = dict(error.headers or {})
+    return Problem(kind=kind, detail=str(error.detail), remedy="see /v1/openapi.json", headers=headers)
+
+
+def _unexpected(error: Exception) -> Problem:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        remedy = "free some space where the service keeps its data"
+        return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
+    log.error("unexpected", exc_info=error)
+    return Problem(kind="internal", detail="something unexpected happened; the service's log has it")
+
+
+TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
+    Problem: lambda problem: problem,
+    UserError: _user_error,
+    NoSuchJobError: _no_such_job,
+    NoSuchTokenError: _no_such_token,
+    NameTakenError: _name_taken,
+    ChangedMeanwhileError: _changed,
+    StaleAttemptError: _stale,
+    KeyReusedError: _reused,
+    IllegalTransitionError: _illegal,
+    WriterClosedError: _ending,
+    DBAPIError: _database,
+    RequestValidationError: _invalid_request,
+    HTTPException: _http,
+    Exception: _unexpected,
+}
+
+
+def register(app: FastAPI) -> None:
+    """Answer every error of the table with its problem document."""
+    for kind, translate in TABLE.items():
+        app.add_exception_handler(kind, _handler(translate))
+
+
+def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exception], JSONResponse]:
+    def handle(request: Request, error: Exception) -> JSONResponse:
+        return answer(translate(error))
+
+    return handle
+
+
+def answer(problem: Problem) -> JSONResponse:
+    """The problem as a response."""
+    document = problem.document().model_dump()
+    headers = dict(problem.headers or {})
+    return JSONResponse(document, status_code=problem.status_code, media_type=MEDIA_TYPE, headers=headers)

@@ -1,0 +1,75 @@
+"""Which waiting jobs may start now: a pure function of what they need, what runs, and what the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.core.job import Device, JobSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What a job holds from its launch to its end: exclusive cores or devices, and memory."""
+
+    cores: int = 0
+    cuda_devices: int = 0
+    memory_bytes: int = 0
+
+    def plus(self, other: Demand) -> Demand:
+        """Both together."""
+        return Demand(
+            cores=self.cores + other.cores,
+            cuda_devices=self.cuda_devices + other.cuda_devices,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+        )
+
+    def fits(self, capacity: Demand) -> bool:
+        """Whether a machine of that capacity can hold it."""
+        return (
+            self.cores <= capacity.cores
+            and self.cuda_devices <= capacity.cuda_devices
+            and self.memory_bytes <= capacity.memory_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """A job in the queue; among equal priorities the smaller ``number`` came first."""
+
+    uid: str
+    number: int
+    priority: int
+    demand: Demand
+
+
+def demand_of(spec: JobSpec) -> Demand:
+    """On a CPU a rank holds as many cores as it has threads; its memory is the host's. On CUDA it holds a device, and
+    one core to drive it.
+    """
+    resources = spec.resources
+    if resources.device is Device.CUDA:
+        return Demand(cores=resources.ranks, cuda_devices=resources.ranks)
+    return Demand(
+        cores=resources.ranks * resources.threads_per_rank,
+        memory_bytes=resources.ranks * resources.memory_per_rank,
+    )
+
+
+def admitted(waiting: Sequence[Waiting], running: Iterable[Demand], capacity: Demand) -> frozenset[str]:
+    """The jobs that may start: by priority, then in order; none passes one that waits before it.
+
+    A job that would never fit does not hold up the others.
+    """
+    used = Demand()
+    for each in running:
+        used = used.plus(each)
+    found: set[str] = set()
+    for job in sorted(waiting, key=lambda job: (-job.priority, job.number)):
+        if not job.demand.fits(capacity):
+            continue
+        used = used.plus(job.demand)
+        if not used.fits(capacity):
+            break
+        found.add(job.uid)
+    return frozenset(found)

@@ -1,0 +1,76 @@
+"""From what the store and an attempt's files say to what the life cycle wants to know; nothing is changed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.api.store.jobs import StoredJob
+from penstock.core.lifecycle import AttemptState, Observed, Phase, Step
+from penstock.core.supervision import AttemptReport
+
+LOST = "the supervisor ended without a word"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What the files of a job's newest attempt say. ``started`` is false for one that nobody took up yet."""
+
+    started: bool = False
+    alive: bool = False
+    stop_wished: bool = False
+    report: AttemptReport | None = None
+
+
+def observed(
+    stored: StoredJob,
+    seen: Seen,
+    *,
+    admitted: bool,
+    plan: Step,
+    plan_message: str,
+    predicted_step_seconds: float | None,
+) -> Observed:
+    """What `penstock.core.lifecycle.decide` is asked about."""
+    report = seen.report
+    progress = stored.progress
+    state = attempt_state(stored, seen)
+    message = plan_message if plan is Step.FAILED else _message(seen, state)
+    return Observed(
+        phase=stored.phase,
+        attempt=stored.attempt,
+        attempt_state=state,
+        attempt_gone=not seen.alive,
+        attempt_ranks=report.num_ranks if report else 0,
+        refused=report is not None and report.refused,
+        stop_requested=seen.stop_wished,
+        admitted=admitted,
+        profile=report.profile if report else Step.MISSING,
+        plan=plan,
+        failures=stored.failures,
+        message=message,
+        first_started_at=stored.started_at,
+        failed_at=stored.failed_at,
+        finished_at=stored.finished_at,
+        queued_at=stored.phase_entered_at if stored.phase is Phase.QUEUED else None,
+        last_step_at=progress.reported_at if progress else None,
+        predicted_step_seconds=predicted_step_seconds,
+        last_checkpoint=report.last_checkpoint if report else None,
+    )
+
+
+def attempt_state(stored: StoredJob, seen: Seen) -> AttemptState:
+    """Where the newest attempt is. One whose supervisor vanished has failed, whatever it said last."""
+    if stored.attempt == 0:
+        return AttemptState.NONE
+    report = seen.report
+    if report is not None and report.ended:
+        return report.state
+    if not seen.started or seen.alive:
+        return report.state if report else AttemptState.STARTING
+    return AttemptState.FAILED
+
+
+def _message(seen: Seen, state: AttemptState) -> str:
+    if seen.report is not None and seen.report.message:
+        return seen.report.message
+    return LOST if state is AttemptState.FAILED else ""

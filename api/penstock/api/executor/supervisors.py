@@ -1,0 +1,182 @@
+"""Supervisors as the executor sees them: started, found again, asked, ended. Everything lies in their files.
+
+A process is known by its number, its start and the machine's boot, so a number that was given away again is never taken
+for a supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from penstock.api.executor.folder import AttemptFolder
+from penstock.core.lifecycle import AttemptState
+from penstock.core.manifest import Manifest
+from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
+
+M = TypeVar("M", bound=Manifest)
+
+COMMAND = (sys.executable, "-m", "penstock.cli", "supervise")
+END_SECONDS = 20.0
+KILL_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+class Supervisors(Protocol):
+    """What the executor asks of them; see `ProcessSupervisors`."""
+
+    def start(self, folder: AttemptFolder, order: Order) -> None:
+        """Have the attempt supervised, unless it is or was."""
+        ...
+
+    def alive(self, folder: AttemptFolder) -> bool:
+        """Whether anything of the attempt runs."""
+        ...
+
+    def claimed(self, folder: AttemptFolder) -> bool:
+        """Whether a supervisor ever took the attempt."""
+        ...
+
+    def report(self, folder: AttemptFolder) -> AttemptReport | None:
+        """What the supervisor said last."""
+        ...
+
+    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
+        """Whether it was asked for."""
+        ...
+
+    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
+        """Ask for it, once."""
+        ...
+
+    def bind(self, folder: AttemptFolder, binding: Binding) -> None:
+        """Have the attempt train by a plan."""
+        ...
+
+    def end(self, folder: AttemptFolder) -> None:
+        """End whatever is left of the attempt; nothing is when this returns."""
+        ...
+
+
+class ProcessSupervisors:
+    """Processes on this machine, each leader of a session of its own: they outlive the service."""
+
+    def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
+        self._command = command
+        self._started: dict[AttemptFolder, subprocess.Popen[bytes]] = {}
+
+    def start(self, folder: AttemptFolder, order: Order) -> None:
+        """See `Supervisors`. A second one for an attempt finds the claim of the first, and ends."""
+        if self.claimed(folder) or self._starting(folder):
+            return
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write(folder.order, order)
+        with folder.log.open("ab") as log:
+            self._started[folder] = subprocess.Popen(
+                [*self._command, str(folder.root), str(folder.attempt)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _starting(self, folder: AttemptFolder) -> bool:
+        process = self._started.get(folder)
+        return process is not None and process.poll() is None
+
+    def alive(self, folder: AttemptFolder) -> bool:
+        """See `Supervisors`."""
+        if self._starting(folder):
+            return True
+        found = read(folder.claim, Claim)
+        return found is not None and is_alive(found)
+
+    def claimed(self, folder: AttemptFolder) -> bool:
+        """See `Supervisors`."""
+        return folder.claim.exists()
+
+    def report(self, folder: AttemptFolder) -> AttemptReport | None:
+        """See `Supervisors`. One that ended before it claimed anything left only its last words."""
+        process = self._started.get(folder)
+        if process is not None and process.poll() is not None and not self.claimed(folder):
+            return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
+        return read(folder.report, AttemptReport)
+
+    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
+        """See `Supervisors`."""
+        return folder.wish(wish).exists()
+
+    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
+        """See `Supervisors`."""
+        folder.wish(wish).touch()
+
+    def bind(self, folder: AttemptFolder, binding: Binding) -> None:
+        """See `Supervisors`."""
+        if not folder.binding.exists():
+            write(folder.binding, binding)
+
+    def end(self, folder: AttemptFolder) -> None:
+        """See `Supervisors`. Asked first, because a supervisor ends its ranks faster than they notice by themselves."""
+        self._signal(folder, signal.SIGTERM)
+        if not self._gone(folder, END_SECONDS):
+            self._signal(folder, signal.SIGKILL)
+            self._gone(folder, KILL_SECONDS)
+
+    def _signal(self, folder: AttemptFolder, number: signal.Signals) -> None:
+        found, process = read(folder.claim, Claim), self._started.get(folder)
+        if process is not None and process.poll() is None:
+            process.send_signal(number)
+        elif found is not None and is_alive(found):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found.pid, number)
+
+    def _gone(self, folder: AttemptFolder, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while self.alive(folder):
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+
+def _last_words(log: Path, code: int) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"the supervisor did not start (exit code {code}): {said}"
+
+
+def is_alive(claim: Claim) -> bool:
+    """Whether the process that made the claim still runs; one that ended and was not waited for does not."""
+    try:
+        fields = Path(f"/proc/{claim.pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    state, ticks = fields[0], int(fields[19])
+    return ticks == claim.started_ticks and state not in "ZX" and claim.boot_id == boot_id()
+
+
+def boot_id() -> str:
+    """Names the time since this machine was started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def read(path: Path, kind: type[M]) -> M | None:
+    """What lies there, whole; none if nothing does, or not yet."""
+    try:
+        return kind.from_manifest(json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def write(path: Path, value: Manifest) -> None:
+    """Replace what lies there, so that a reader sees all of it or what was there before."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(value.to_manifest()) + "\n")
+    partial.replace(path)

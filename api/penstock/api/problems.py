@@ -1,0 +1,98 @@
+"""Problem documents (RFC 9457): one form for everything that is refused, with a remedy.
+
+`PROBLEMS` lists every kind there is; a route names the kinds it may answer with, so the OpenAPI document is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+MEDIA_TYPE = "application/problem+json"
+TYPES = "https://penstock.dev/problems/"
+
+
+class ProblemDocument(BaseModel):
+    """Why a request was refused, and what to do about it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(description="Names the kind of problem; stable.", examples=[f"{TYPES}not-found"])
+    title: str = Field(description="The kind of problem in a few words.", examples=["Not found"])
+    status: int = Field(description="The HTTP status.", examples=[404])
+    detail: str = Field(description="What is wrong here.", examples=["there is no job default/llama"])
+    where: str = Field(default="", description="The field, header or parameter.", examples=["spec.model.heads"])
+    remedy: str = Field(default="", description="What to do about it.", examples=["list the jobs with GET /v1/jobs"])
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of problem: its name in URLs, its title and HTTP status."""
+
+    name: str
+    title: str
+    status: int
+
+
+PROBLEMS = {
+    kind.name: kind
+    for kind in (
+        Kind("bad-request", "The request cannot be read", 400),
+        Kind("unauthenticated", "A valid token is needed", 401),
+        Kind("forbidden", "The token does not allow this", 403),
+        Kind("not-found", "Not found", 404),
+        Kind("method-not-allowed", "The path has no such method", 405),
+        Kind("timeout", "The request came too slowly", 408),
+        Kind("name-taken", "The name is taken", 409),
+        Kind("stale-attempt", "Another attempt has followed", 409),
+        Kind("conflict", "Not in this state", 409),
+        Kind("changed-meanwhile", "Changed meanwhile", 412),
+        Kind("too-large", "The body is too large", 413),
+        Kind("unsupported-media-type", "The body is of an unknown type", 415),
+        Kind("misdirected", "The host is not this service", 421),
+        Kind("invalid", "Something in the body is wrong", 422),
+        Kind("too-many-requests", "Too many requests", 429),
+        Kind("internal", "The service failed", 500),
+        Kind("unavailable", "Not available now", 503),
+        Kind("storage-full", "The disk is full", 507),
+    )
+}
+
+
+class Problem(HTTPException):
+    """Ends a request with a problem document. FastAPI lets an HTTPException pass from wherever it is raised."""
+
+    def __init__(
+        self, *, kind: str, detail: str, where: str = "", remedy: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(PROBLEMS[kind].status, detail, headers=dict(headers or {}))
+        self.kind, self.where, self.remedy = kind, where, remedy
+
+    def document(self) -> ProblemDocument:
+        """What the client reads."""
+        kind = PROBLEMS[self.kind]
+        return ProblemDocument(
+            type=TYPES + kind.name,
+            title=kind.title,
+            status=kind.status,
+            detail=self.detail,
+            where=self.where,
+            remedy=self.remedy,
+        )
+
+
+def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The problems that a route may answer with, as FastAPI wants them told."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for name in kinds:
+        kind = PROBLEMS[name]
+        titles = [found[kind.status]["description"]] if kind.status in found else []
+        found[kind.status] = {
+            "description": "; ".join([*titles, kind.title]),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+        }
+    return found

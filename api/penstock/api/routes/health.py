@@ -1,0 +1,39 @@
+"""Whether the service lives, is ready, and which one it is: for machines, without a token."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter
+from sqlalchemy import select
+
+from penstock.api.dependencies import ServiceIn
+from penstock.api.problems import answers
+from penstock.api.schemas import Health, VersionView
+from penstock.api.store.migrate import current
+
+router = APIRouter(tags=["health"])
+
+OPEN = frozenset({"/healthz", "/readyz", "/version"})
+"""What needs no token."""
+
+ANSWERS = answers("misdirected", "unavailable")
+
+
+@router.get("/healthz", responses=ANSWERS, operation_id="healthz")
+def healthz() -> Health:
+    """The process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses=ANSWERS, operation_id="readyz")
+def readyz(service: ServiceIn) -> Health:
+    """The database answers too."""
+    service.read(lambda connection: connection.execute(select(1)).one())
+    return Health(status="ok")
+
+
+@router.get("/version", responses=ANSWERS, operation_id="version")
+def show_version(service: ServiceIn) -> VersionView:
+    """Versions of penstock, of this API, and of the database's schema."""
+    return VersionView(version=version("penstock"), api="v1", schema_revision=current(service.engine) or "")

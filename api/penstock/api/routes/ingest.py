@@ -1,0 +1,80 @@
+"""/v1/ingest: where `penstock ship` brings what ranks recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from penstock.api.dependencies import Ingester, ServiceIn, decompress, load_json
+from penstock.api.problems import Problem, answers
+from penstock.api.schemas import Acknowledged
+from penstock.api.store.ingest import Batch, take
+from penstock.core.errors import UserError
+from penstock.core.manifest import read_value
+from penstock.core.records import Record
+
+router = APIRouter(tags=["ingest"])
+
+MOST_RECORDS = 5_000
+ANSWERS = answers(
+    "bad-request",
+    "unauthenticated",
+    "forbidden",
+    "not-found",
+    "stale-attempt",
+    "too-large",
+    "misdirected",
+    "invalid",
+    "too-many-requests",
+    "storage-full",
+)
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["records"],
+                    "additionalProperties": False,
+                    "properties": {"records": {"type": "array", "items": {"type": "object"}, "minItems": 1}},
+                }
+            }
+        },
+    }
+}
+
+
+async def read_batch(request: Request, service: ServiceIn, identity: Ingester) -> Batch:
+    """The records in the body; raises `Problem` or `UserError` for what is wrong in it."""
+    body = await request.body()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "gzip":
+        body = decompress(body, service.settings.limits.decompressed_bytes)
+    elif encoding != "identity":
+        remedy = "send gzip, or nothing compressed"
+        raise Problem(kind="bad-request", detail=f"{encoding} is not read", where="Content-Encoding", remedy=remedy)
+    return Batch.of(_records(load_json(body)))
+
+
+def _records(document: Any) -> list[Record]:
+    if not isinstance(document, dict) or document.keys() != {"records"}:
+        raise UserError(what="is not a batch", where="body", remedy='send {"records": [...]}')
+    listed = document["records"]
+    if not isinstance(listed, list) or len(listed) > MOST_RECORDS:
+        raise UserError(what=f"is no list of up to {MOST_RECORDS}", where="records", remedy="send fewer at once")
+    found: list[Record] = [read_value(Record, each, f"records[{i}]") for i, each in enumerate(listed)]
+    return found
+
+
+@router.post("/v1/ingest", responses=ANSWERS, operation_id="ingest", openapi_extra=BODY)
+async def ingest(service: ServiceIn, batch: Annotated[Batch, Depends(read_batch)]) -> Acknowledged:
+    """Keep records of one source of one attempt. What was kept before is passed over; acknowledged means kept.
+
+    Once an attempt has been followed by another its records are refused with 409, and its sender should stop.
+    """
+    now = service.clock()
+    kept = service.submit(batch.uid, lambda connection: take(connection, batch, now))
+    return Acknowledged(sequence=await asyncio.wrap_future(kept))

@@ -1,0 +1,207 @@
+"""/v1/jobs and /v1/history: jobs are made, found, listed, suspended, resumed, deleted."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
+from penstock.api.problems import Problem, answers
+from penstock.api.replies import Once, reply, write_once
+from penstock.api.schemas import EventPage, EventView, JobPage, JobView, instant, job_view
+from penstock.api.store import jobs
+from penstock.api.store.idempotency import Answer
+from penstock.api.store.jobs import StoredJob
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Phase
+
+router = APIRouter(tags=["jobs"])
+
+READS = answers("bad-request", "unauthenticated", "forbidden", "not-found", "misdirected", "too-many-requests")
+WRITES = {
+    **READS,
+    **answers("name-taken", "changed-meanwhile", "too-large", "unsupported-media-type", "invalid", "storage-full"),
+}
+WRITTEN: dict[str, Any] = {"response_model": JobView, "responses": WRITES}
+IfMatch = Annotated[str | None, Header(description='The ETag of the job as it was read, such as "3".')]
+NamespaceQuery = Annotated[str | None, Query(max_length=63, description="Only jobs of this namespace.")]
+LabelQuery = Annotated[list[str], Query(description="KEY=VALUE; given several times, all must hold.")]
+
+
+Change = Callable[[Connection, str, str, float], StoredJob]
+
+
+class _Edit:
+    """A change of the job that a path names, asked for by somebody who may."""
+
+    def __init__(
+        self, service: ServiceIn, identity: Editor, namespace: str, name: str, asked: Once, if_match: IfMatch = None
+    ) -> None:
+        self._service, self._identity, self._asked = service, identity, asked
+        self._namespace, self._name = namespace, name
+        self._version = read_etag(if_match)
+
+    def answer(self, status: int, change: Change) -> Response:
+        """Change the job; raises `NoSuchJobError` once it is deleted."""
+        place = (self._namespace, self._name)
+        uid = self._service.read(lambda connection: jobs.find(connection, *place)).uid
+        now = self._service.clock()
+
+        def changed(connection: Connection) -> Answer:
+            found = jobs.require_version(connection, uid, self._version)
+            if found.deleted_at is not None:
+                raise jobs.NoSuchJobError("/".join(place))
+            after = change(connection, uid, self._identity.name, now)
+            return reply(job_view(after), status, {"ETag": etag(after)})
+
+        return write_once(self._service, uid, self._asked, changed)
+
+
+Editing = Annotated[_Edit, Depends()]
+
+
+@router.post("/v1/jobs", status_code=201, response_model=JobView, responses=WRITES, operation_id="createJob")
+def create(service: ServiceIn, identity: Editor, document: Document, asked: Once) -> Response:
+    """Submit a job: a PipelineJob as JSON or YAML."""
+    job = PipelineJob.from_manifest(document)
+    if not identity.may(Role.EDITOR, job.metadata.namespace):
+        raise forbidden(Role.EDITOR, job.metadata.namespace)
+    uid = str(uuid.uuid4())
+    now = service.clock()
+
+    def change(connection: Connection) -> Answer:
+        made = jobs.create(connection, job, uid, identity.name, now)
+        place = f"/v1/jobs/{made.namespace}/{made.name}"
+        return reply(job_view(made), 201, {"Location": place, "ETag": etag(made)})
+
+    return write_once(service, uid, asked, change)
+
+
+@router.get("/v1/jobs", responses=READS, operation_id="listJobs")
+def list_jobs(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: NamespaceQuery = None,
+    phase: Annotated[list[Phase], Query(description="Only these phases.")] = [],  # noqa: B006, FastAPI copies it
+    label: LabelQuery = [],  # noqa: B006
+    name: Annotated[str, Query(max_length=63, description="Part of the name.")] = "",
+    sort: Annotated[str, Query(description="created, name, priority or phase; with a minus descending.")] = "-created",
+    limit: Annotated[int, Query(ge=1, le=jobs.MOST_PER_PAGE)] = 50,
+    cursor: Annotated[str | None, Query(max_length=512, description="The `next` of the page before.")] = None,
+    deleted: Annotated[bool, Query(description="Also those that were deleted.")] = False,
+) -> JobPage:
+    """List jobs."""
+    asked = jobs.Query(
+        namespaces=visible(identity, namespace),
+        phases=tuple(phase),
+        labels=read_labels(label),
+        name=name,
+        deleted=deleted,
+        sort=sort,
+        limit=limit,
+        cursor=cursor,
+    )
+    try:
+        found, following = service.read(lambda connection: jobs.page(connection, asked))
+    except UserError as error:
+        raise Problem(kind="bad-request", detail=error.what, where=error.where, remedy=error.remedy) from None
+    return JobPage(items=[job_view(each) for each in found], next=following)
+
+
+@router.get("/v1/jobs/{namespace}/{name}", responses=READS, operation_id="getJob")
+def get(service: ServiceIn, identity: Viewer, namespace: str, name: str, response: Response) -> JobView:
+    """The job that lives under this name, else the latest that did."""
+    found = service.read(lambda connection: jobs.find(connection, namespace, name))
+    response.headers["ETag"] = etag(found)
+    return job_view(found)
+
+
+@router.delete("/v1/jobs/{namespace}/{name}", status_code=202, **WRITTEN, operation_id="deleteJob")
+def delete(editing: Editing) -> Response:
+    """End the job and free its name. What it did stays readable below /v1/history."""
+    return editing.answer(202, jobs.request_delete)
+
+
+@router.post("/v1/jobs/{namespace}/{name}/suspend", **WRITTEN, operation_id="suspendJob")
+def suspend(editing: Editing) -> Response:
+    """Checkpoint after the step at hand, and free the devices."""
+    return editing.answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, True, by, now))
+
+
+@router.post("/v1/jobs/{namespace}/{name}/resume", **WRITTEN, operation_id="resumeJob")
+def resume(editing: Editing) -> Response:
+    """Go on with a suspended job."""
+    return editing.answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, False, by, now))
+
+
+@router.get("/v1/jobs/{namespace}/{name}/events", responses=READS, operation_id="listJobEvents")
+def list_events(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: str,
+    name: str,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only events with a higher number.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> EventPage:
+    """What happened to the job, oldest first."""
+
+    def question(connection: Connection) -> EventPage:
+        found = jobs.find(connection, namespace, name)
+        rows = jobs.history(connection, found.uid, after, limit)
+        items = [EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body) for row in rows]
+        return EventPage(items=items)
+
+    return service.read(question)
+
+
+@router.get("/v1/history/{uid}", responses=READS, operation_id="getJobByUid")
+def get_by_uid(service: ServiceIn, identity: Viewer, uid: str, response: Response) -> JobView:
+    """Any job by its uid, deleted or not."""
+    found = service.read(lambda connection: jobs.get(connection, uid))
+    if not identity.may(Role.VIEWER, found.namespace):
+        raise forbidden(Role.VIEWER, found.namespace)
+    response.headers["ETag"] = etag(found)
+    return job_view(found)
+
+
+def etag(stored: StoredJob) -> str:
+    """Changes with everything but progress."""
+    return f'"{stored.version}"'
+
+
+def read_etag(header: str | None) -> int | None:
+    """The version in an If-Match header; none for no header or a star."""
+    if header is None or header.strip() == "*":
+        return None
+    text = header.strip().removeprefix("W/").strip('"')
+    if not text.isdecimal() or len(text) > 9:
+        raise Problem(
+            kind="bad-request", detail="is no ETag of a job", where="If-Match", remedy="send the ETag as it came"
+        )
+    return int(text)
+
+
+def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None:
+    """Which namespaces a list shows; none for all."""
+    if identity.namespace is None:
+        return None if namespace is None else (namespace,)
+    if namespace not in (None, identity.namespace):
+        raise forbidden(Role.VIEWER, namespace)
+    return (identity.namespace,)
+
+
+def read_labels(texts: list[str]) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise Problem(kind="bad-request", detail=f"{text!r} is no label", where="label", remedy="write KEY=VALUE")
+        found[key] = value
+    return found

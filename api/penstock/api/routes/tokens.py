@@ -1,0 +1,45 @@
+"""/v1/tokens: made, listed and revoked by administrators."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity
+from penstock.api.dependencies import Admin, ServiceIn
+from penstock.api.problems import answers
+from penstock.api.replies import Once, reply, write_once
+from penstock.api.schemas import NewToken, TokenPage, TokenRequest, TokenView, token_view
+from penstock.api.store import tokens
+from penstock.api.store.idempotency import Answer
+
+router = APIRouter(tags=["tokens"])
+
+READS = answers("unauthenticated", "forbidden", "misdirected", "too-many-requests")
+WRITES = {**READS, **answers("bad-request", "not-found", "conflict", "too-large", "invalid", "storage-full")}
+
+
+@router.post("/v1/tokens", status_code=201, response_model=NewToken, responses=WRITES, operation_id="createToken")
+def create(service: ServiceIn, identity: Admin, wanted: TokenRequest, asked: Once) -> Response:
+    """Make a token. Its secret is in this answer and nowhere else."""
+    bearer = Identity(name=wanted.name, role=wanted.role, namespace=wanted.namespace)
+    now = service.clock()
+
+    def change(connection: Connection) -> Answer:
+        made, secret = tokens.add(connection, bearer, now, wanted.lifetime_seconds)
+        return reply(NewToken(**token_view(made).model_dump(by_alias=False), token=secret), 201)
+
+    return write_once(service, "tokens", asked, change)
+
+
+@router.get("/v1/tokens", responses=READS, operation_id="listTokens")
+def list_tokens(service: ServiceIn, identity: Admin) -> TokenPage:
+    """Every token, newest first, without its secret."""
+    return TokenPage(items=[token_view(each) for each in service.read(tokens.every)])
+
+
+@router.delete("/v1/tokens/{token}", responses=WRITES, operation_id="revokeToken")
+def revoke(service: ServiceIn, identity: Admin, token: str) -> TokenView:
+    """Close a token for good."""
+    now = service.clock()
+    return token_view(service.write("tokens", lambda connection: tokens.revoke(connection, token, now)))

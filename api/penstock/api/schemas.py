@@ -1,0 +1,201 @@
+"""What the service answers, as pydantic models: the REST shape of what core and the store know."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from penstock.api.auth.identity import Role
+from penstock.api.store.jobs import StoredJob
+from penstock.api.store.tokens import StoredToken
+from penstock.core.lifecycle import Phase
+
+
+class Wire(BaseModel):
+    """Written in camelCase; a field that is not known is refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", serialize_by_alias=True)
+
+
+def instant(seconds: float) -> datetime:
+    """Seconds since the epoch as people and JSON write time."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def maybe(seconds: float | None) -> datetime | None:
+    """The same, of what may not have happened."""
+    return None if seconds is None else instant(seconds)
+
+
+class ProgressView(Wire):
+    """The newest report of the job's ranks."""
+
+    step: int
+    num_steps: int
+    loss: float | None = Field(description="In nats per token.")
+    step_seconds: float | None
+    last_checkpoint: int | None = Field(description="The step of the newest complete checkpoint.")
+    reported_at: datetime
+
+
+class StatusView(Wire):
+    """Where the job stands."""
+
+    phase: Phase
+    reason: str
+    message: str
+    entered_at: datetime = Field(description="When the job came into this phase.")
+    attempt: int
+    failures: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    plan_digest: str | None
+    progress: ProgressView | None
+
+
+class JobView(BaseModel):
+    """A PipelineJob with its status."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True)
+
+    api_version: str = Field(examples=["penstock.dev/v1alpha1"])
+    kind: str = Field(examples=["PipelineJob"])
+    metadata: dict[str, Any] = Field(description="As submitted, with uid, generation, resourceVersion and times.")
+    spec: dict[str, Any] = Field(description="As submitted; defaults are left out.")
+    status: StatusView
+
+
+class JobPage(Wire):
+    """Some of the jobs, in order."""
+
+    items: list[JobView]
+    next: str | None = Field(description="Pass it as `cursor` for those that follow; null at the end.")
+
+
+class EventView(Wire):
+    """Something that happened to a job."""
+
+    number: int = Field(description="Rises by one within a job; an SSE stream uses it as its id.")
+    at: datetime
+    kind: str = Field(examples=["phase"])
+    body: dict[str, Any]
+
+
+class EventPage(Wire):
+    """Events, oldest first."""
+
+    items: list[EventView]
+
+
+class TokenRequest(Wire):
+    """A token to make."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.@]{0,61}[a-z0-9])?$", description="Who will bear it.")
+    role: Role
+    namespace: str | None = Field(default=None, max_length=63, description="Where it holds; everywhere if null.")
+    lifetime_seconds: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400)
+
+
+class TokenView(Wire):
+    """A token, without its secret."""
+
+    id: str
+    name: str
+    role: Role
+    namespace: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class NewToken(TokenView):
+    """A token and its secret, which is told this once."""
+
+    token: str
+
+
+class TokenPage(Wire):
+    """Every token, newest first."""
+
+    items: list[TokenView]
+
+
+class Acknowledged(Wire):
+    """What is kept for good."""
+
+    sequence: int = Field(description="The highest sequence of this source that is kept; its records may be dropped.")
+
+
+class Health(Wire):
+    """The service answers."""
+
+    status: str = Field(examples=["ok"])
+
+
+class VersionView(Wire):
+    """Which penstock this is."""
+
+    version: str
+    api: str = Field(examples=["v1"])
+    schema_revision: str = Field(description="Of the database.")
+
+
+def job_view(stored: StoredJob) -> JobView:
+    """The job as people see it."""
+    told = stored.progress
+    metadata = {
+        **stored.manifest["metadata"],
+        "namespace": stored.namespace,
+        "generation": stored.generation,
+        "resourceVersion": str(stored.version),
+        "creationTimestamp": instant(stored.created_at),
+    }
+    if stored.delete_requested_at is not None:
+        metadata["deletionTimestamp"] = instant(stored.delete_requested_at)
+    status = StatusView(
+        phase=stored.phase,
+        reason=stored.phase_reason,
+        message=stored.phase_message,
+        entered_at=instant(stored.phase_entered_at),
+        attempt=stored.attempt,
+        failures=stored.failures,
+        started_at=maybe(stored.started_at),
+        finished_at=maybe(stored.finished_at),
+        plan_digest=stored.plan_digest,
+        progress=None
+        if told is None
+        else ProgressView(
+            step=told.step,
+            num_steps=told.num_steps,
+            loss=told.loss,
+            step_seconds=told.step_seconds,
+            last_checkpoint=told.last_checkpoint,
+            reported_at=instant(told.reported_at),
+        ),
+    )
+    manifest = stored.manifest
+    return JobView(
+        api_version=manifest["apiVersion"],
+        kind=manifest["kind"],
+        metadata=metadata,
+        spec=manifest["spec"],
+        status=status,
+    )
+
+
+def token_view(stored: StoredToken) -> TokenView:
+    """The token as it is listed."""
+    return TokenView(
+        id=stored.id,
+        name=stored.name,
+        role=stored.role,
+        namespace=stored.namespace,
+        created_at=instant(stored.created_at),
+        expires_at=maybe(stored.expires_at),
+        revoked_at=maybe(stored.revoked_at),
+        last_used_at=maybe(stored.last_used_at),
+    )

@@ -1,0 +1,57 @@
+"""One service, wired: settings, store and clock, and the readers and the writer that routes work with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from penstock.api.settings import Settings
+from penstock.api.store.engine import make_engine, parse_url
+from penstock.api.store.migrate import require_current
+from penstock.api.store.writer import Writer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """What every route is given. ``clock`` gives seconds since the epoch."""
+
+    settings: Settings
+    engine: Engine
+    writer: Writer
+    clock: Callable[[], float] = time.time
+
+    def read(self, question: Callable[[Connection], T]) -> T:
+        """What ``question`` finds, of one state of the database."""
+        with self.engine.connect() as connection:
+            return question(connection)
+
+    def write(self, key: str, change: Callable[[Connection], T]) -> T:
+        """Change what ``key`` names (a job's uid, or a table), and wait for the commit."""
+        return self.writer.write(key, change)
+
+    def submit(self, key: str, change: Callable[[Connection], T]) -> Future[T]:
+        """The same, for those who wait otherwise."""
+        return self.writer.submit(key, change)
+
+    def close(self) -> None:
+        """Commit what was asked for, and let go of the database."""
+        self.writer.close()
+        self.engine.dispose()
+
+
+def open_service(settings: Settings, clock: Callable[[], float] = time.time) -> Service:
+    """A service on its database; raises `UserError` unless the schema is current."""
+    engine = make_engine(parse_url(settings.database_url))
+    try:
+        require_current(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return Service(settings=settings, engine=engine, writer=Writer(engine), clock=clock)

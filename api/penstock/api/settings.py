@@ -1,0 +1,61 @@
+"""What a service is told when it starts: where it listens, what it keeps where, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+MEBIBYTE = 2**20
+DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a client may ask at most."""
+
+    body_bytes: int = 4 * MEBIBYTE
+    decompressed_bytes: int = 32 * MEBIBYTE
+    request_seconds: float = 30.0
+    requests_per_second: float = 50.0
+    burst: int = 200
+    ingest_requests_per_second: float = 2_000.0
+    streams_per_identity: int = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """How long what a job did outlives it."""
+
+    points_seconds: float = 7 * DAY_SECONDS
+    rollups_seconds: float = 90 * DAY_SECONDS
+    jobs_seconds: float = 90 * DAY_SECONDS
+    idempotency_seconds: float = DAY_SECONDS
+    log_lines_per_rank: int = 2_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding)."""
+
+    folder: Path
+    database: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8470
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+    data_roots: dict[str, Path] = field(default_factory=dict)
+    limits: Limits = Limits()
+    retention: Retention = Retention()
+
+    def answering_to(self, *names: str) -> Settings:
+        """The same, under more names."""
+        return replace(self, hosts=tuple(dict.fromkeys((*self.hosts, *names))))
+
+    @property
+    def database_url(self) -> str:
+        """The database's; a file in the folder if none was named."""
+        return self.database or f"sqlite:///{self.folder / 'penstock.db'}"
+
+    @property
+    def runs(self) -> Path:
+        """Where local jobs run, a folder for each uid."""
+        return self.folder / "runs"

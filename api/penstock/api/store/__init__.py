@@ -1,0 +1,1 @@
+"""What the service remembers: tables, the one writer, and what is asked of both."""

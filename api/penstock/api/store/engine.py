@@ -1,0 +1,77 @@
+"""Connections to the database: SQLite in one file, or PostgreSQL.
+
+SQLite keeps a write-ahead log and syncs it at every commit, so an acknowledged change survives a power cut; its
+transactions begin as writers, or two of them could wait for each other's end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from penstock.core.errors import UserError
+
+BUSY_MILLISECONDS = 10_000
+POOLED_CONNECTIONS = 8
+SQLITE_PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "foreign_keys = ON",
+    f"busy_timeout = {BUSY_MILLISECONDS}",
+    "temp_store = MEMORY",
+)
+DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
+
+
+def parse_url(text: str) -> URL:
+    """The database's URL with its driver; raises `UserError` for one that is neither SQLite nor PostgreSQL."""
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise _refused("is not a database URL") from None
+    driver = DRIVERS.get(url.get_backend_name())
+    if driver is None:
+        raise _refused(f"{url.get_backend_name()} is not supported")
+    if driver.startswith("sqlite") and not url.database:
+        raise _refused("a database in memory would forget every job")
+    return url.set(drivername=driver)
+
+
+def _refused(what: str) -> UserError:
+    remedy = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+    return UserError(what=what, where="database", remedy=remedy)
+
+
+def make_engine(url: URL) -> Engine:
+    """An engine whose transactions hold in both databases; nothing is connected yet."""
+    engine = create_engine(
+        url,
+        pool_size=POOLED_CONNECTIONS,
+        max_overflow=POOLED_CONNECTIONS,
+        pool_pre_ping=not is_sqlite(url),
+    )
+    if is_sqlite(url):
+        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def is_sqlite(url: URL) -> bool:
+    """Whether the database is a file of this machine."""
+    return url.get_backend_name() == "sqlite"
+
+
+def _configure_sqlite(connection: Any, record: object) -> None:
+    """Also: leave transactions to SQLAlchemy, because the driver's own begin too late for savepoints."""
+    connection.isolation_level = None
+    for pragma in SQLITE_PRAGMAS:
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Readers see one state and never wait; who writes says so at once."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

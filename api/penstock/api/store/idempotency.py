@@ -1,0 +1,55 @@
+"""Answers remembered by Idempotency-Key, kept in the transaction of what they answer: so it happens once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, select
+
+from penstock.api.store.schema import idempotency
+from penstock.core.errors import PenstockError
+
+
+class KeyReusedError(PenstockError):
+    """The key came before with another request."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """An HTTP answer as it was given."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A request with a key: who sent it, and a digest of all that it says."""
+
+    identity: str
+    key: str
+    request: str
+
+
+def once(connection: Connection, asked: Asked | None, now: float, change: Callable[[Connection], Answer]) -> Answer:
+    """What ``change`` answers, or answered before; raises `KeyReusedError` if the key was another request's."""
+    if asked is None:
+        return change(connection)
+    same = (idempotency.c.identity == asked.identity, idempotency.c.key == asked.key)
+    known = connection.execute(select(idempotency).where(*same)).one_or_none()
+    if known is not None:
+        if known.request != asked.request:
+            raise KeyReusedError(asked.key)
+        return Answer(status=known.status, body=known.body, headers=known.headers)
+    answer = change(connection)
+    row = {"identity": asked.identity, "key": asked.key, "request": asked.request, "created_at": now}
+    kept = {"status": answer.status, "body": answer.body, "headers": dict(answer.headers)}
+    connection.execute(insert(idempotency).values(**row, **kept))
+    return answer
+
+
+def forget(connection: Connection, before: float) -> int:
+    """Drop answers older than that; how many."""
+    return connection.execute(delete(idempotency).where(idempotency.c.created_at < before)).rowcount

@@ -1,0 +1,142 @@
+"""Records taken in: what is new of a batch, and where each kind of record is kept.
+
+A source numbers its records; the highest number taken is a row, changed in the transaction that keeps the data. So a
+batch that is sent again after a lost answer changes nothing, whenever the service was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import Connection, func, insert, select
+
+from penstock.api.store.jobs import NoSuchJobError, report
+from penstock.api.store.schema import jobs, log_lines, sources, timelines
+from penstock.api.store.series import ALL_RANKS, Point, add_points, upsert
+from penstock.core.errors import PenstockError, UserError
+from penstock.core.records import Record, RecordKind, StepMetrics
+
+NOT_SERIES = frozenset({"step", "attempt"})
+
+
+class StaleAttemptError(PenstockError):
+    """The records are of an attempt that another one has followed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Records of one source, oldest first, by rising sequence."""
+
+    uid: str
+    attempt: int
+    source: str
+    records: tuple[Record, ...]
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Batch:
+        """The batch of these records; raises `UserError` unless they are of one source and in order."""
+        if not records:
+            raise UserError(what="is empty", where="records", remedy="send at least one record")
+        first = records[0]
+        identity = (first.uid, first.attempt, first.source)
+        last = -1
+        for i, record in enumerate(records):
+            if (record.uid, record.attempt, record.source) != identity:
+                what, remedy = "is of another source", "send one batch per uid, attempt and source"
+                raise UserError(what=what, where=f"records[{i}]", remedy=remedy)
+            if record.sequence <= last:
+                what, remedy = f"{record.sequence} does not follow {last}", "send records in their order"
+                raise UserError(what=what, where=f"records[{i}].sequence", remedy=remedy)
+            last = record.sequence
+        return cls(uid=first.uid, attempt=first.attempt, source=first.source, records=tuple(records))
+
+
+def take(connection: Connection, batch: Batch, now: float) -> int:
+    """Keep what is new; the highest sequence that is kept.
+
+    Raises:
+        NoSuchJobError: the uid is unknown.
+        StaleAttemptError: another attempt has followed.
+    """
+    locked = select(jobs.c.attempt).where(jobs.c.uid == batch.uid).with_for_update()
+    current = connection.execute(locked).scalar_one_or_none()
+    if current is None:
+        raise NoSuchJobError(batch.uid)
+    if batch.attempt != current:
+        raise StaleAttemptError(f"attempt {batch.attempt}, not {current}")
+    last = _raise_sequence(connection, batch)
+    fresh = [record for record in batch.records if record.sequence > last]
+    if fresh:
+        _keep(connection, batch, fresh, now)
+    return max(last, batch.records[-1].sequence)
+
+
+def _raise_sequence(connection: Connection, batch: Batch) -> int:
+    """The highest sequence taken before; the row is locked and raised."""
+    key = {"uid": batch.uid, "attempt": batch.attempt, "source": batch.source}
+    begun = upsert(connection, sources).values(**key, sequence=-1).on_conflict_do_nothing()
+    connection.execute(begun)
+    mine = [sources.c[name] == value for name, value in key.items()]
+    last = int(connection.execute(select(sources.c.sequence).where(*mine).with_for_update()).scalar_one())
+    newest = batch.records[-1].sequence
+    if newest > last:
+        connection.execute(sources.update().where(*mine).values(sequence=newest))
+    return last
+
+
+def _keep(connection: Connection, batch: Batch, fresh: Sequence[Record], now: float) -> None:
+    metrics = [record.metrics for record in fresh if record.metrics is not None]
+    add_points(connection, batch.uid, batch.attempt, list(_points(metrics)), now)
+    told = [record.progress for record in fresh if record.progress is not None]
+    if told:
+        newest = metrics[-1] if metrics else None
+        measured = {"loss": newest.loss, "step_seconds": newest.step_seconds} if newest else {}
+        report(connection, batch.uid, batch.attempt, told[-1], now, **measured)
+    _keep_timelines(connection, batch, fresh)
+    _keep_logs(connection, batch, fresh)
+
+
+def _points(metrics: Sequence[StepMetrics]) -> Iterator[Point]:
+    for entry in metrics:
+        for name, value in asdict(entry).items():
+            if name not in NOT_SERIES and value is not None:
+                yield Point(name, ALL_RANKS, entry.step, float(value))
+
+
+def _keep_timelines(connection: Connection, batch: Batch, fresh: Sequence[Record]) -> None:
+    for record in fresh:
+        if record.timeline is not None:
+            body = zlib.compress(json.dumps(record.timeline.to_manifest()).encode())
+            step = record.timeline.step or 0
+            row = {"uid": batch.uid, "attempt": batch.attempt, "step": step, "body": body}
+            connection.execute(upsert(connection, timelines).values(row).on_conflict_do_nothing())
+
+
+def _keep_logs(connection: Connection, batch: Batch, fresh: Sequence[Record]) -> None:
+    """Lines are numbered on by rank, across attempts."""
+    lines = [(record, record.log) for record in fresh if record.kind is RecordKind.LOG and record.log is not None]
+    if not lines:
+        return
+    ranks = {log.rank for _, log in lines}
+    newest = select(log_lines.c.rank, func.max(log_lines.c.number)).where(
+        log_lines.c.uid == batch.uid, log_lines.c.rank.in_(ranks)
+    )
+    numbers = {row[0]: row[1] for row in connection.execute(newest.group_by(log_lines.c.rank))}
+    rows = []
+    for record, log in lines:
+        numbers[log.rank] = numbers.get(log.rank, 0) + 1
+        rows.append(
+            {
+                "uid": batch.uid,
+                "rank": log.rank,
+                "number": numbers[log.rank],
+                "attempt": batch.attempt,
+                "at": record.recorded_at,
+                "level": log.level,
+                "message": log.message,
+            }
+        )
+    connection.execute(insert(log_lines), rows)

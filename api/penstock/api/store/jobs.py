@@ -1,0 +1,341 @@
+"""Jobs in the store: made, found, listed, changed. Every change raises the row's version and leaves an event.
+
+What changes a job locks its row first (`add_event` does), so two services never number the same event.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from penstock.api.store.schema import events, job_labels, jobs, progress
+from penstock.core.errors import PenstockError, UserError
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Phase, enter
+from penstock.core.records import Progress
+
+MOST_PER_PAGE = 500
+
+
+class NoSuchJobError(PenstockError):
+    """No job has this uid, or this namespace and name."""
+
+
+class NameTakenError(PenstockError):
+    """A job of that name lives already."""
+
+
+class ChangedMeanwhileError(PenstockError):
+    """The job is no longer as it was when it was read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredJob:
+    """A job's row and its progress. ``version`` changes with everything but progress, ``generation`` with the spec."""
+
+    number: int
+    uid: str
+    namespace: str
+    name: str
+    manifest: Mapping[str, Any]
+    version: int
+    generation: int
+    created_by: str
+    created_at: float
+    phase: Phase
+    phase_reason: str
+    phase_message: str
+    phase_entered_at: float
+    priority: int
+    attempt: int
+    failures: int
+    started_at: float | None
+    failed_at: float | None
+    finished_at: float | None
+    delete_requested_at: float | None
+    deleted_at: float | None
+    executor: str | None
+    plan_digest: str | None
+    profile_digest: str | None
+    last_event: int
+    progress: Reported | None = None
+
+    @property
+    def job(self) -> PipelineJob:
+        """The job as core knows it."""
+        return PipelineJob.from_manifest(self.manifest)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What lists can be asked for."""
+        return dict(self.manifest["metadata"].get("labels", {}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """The newest report of a job's ranks."""
+
+    attempt: int
+    step: int
+    num_steps: int
+    loss: float | None
+    step_seconds: float | None
+    last_checkpoint: int | None
+    reported_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """Which jobs, in which order. ``labels`` must all be there; a job that was deleted shows only if asked for."""
+
+    namespaces: tuple[str, ...] | None = None
+    phases: tuple[Phase, ...] = ()
+    labels: Mapping[str, str] | None = None
+    name: str = ""
+    deleted: bool = False
+    sort: str = "-created"
+    limit: int = 50
+    cursor: str | None = None
+
+
+SORTS = {"created": jobs.c.number, "name": jobs.c.name, "priority": jobs.c.priority, "phase": jobs.c.phase}
+
+_JOB_COLUMNS = list(jobs.columns)
+_PROGRESS_COLUMNS = [column.label(f"progress_{column.name}") for column in progress.columns]
+_JOINED = select(*_JOB_COLUMNS, *_PROGRESS_COLUMNS).select_from(
+    jobs.outerjoin(progress, and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt))
+)
+
+
+def create(connection: Connection, job: PipelineJob, uid: str, by: str, now: float) -> StoredJob:
+    """A new job in phase Pending; raises `NameTakenError` while another of that name lives."""
+    meta, policy = job.metadata, job.spec.run_policy
+    manifest = job.to_manifest()
+    manifest["metadata"] = {**manifest["metadata"], "uid": uid}
+    row = {
+        "uid": uid,
+        "namespace": meta.namespace,
+        "name": meta.name,
+        "manifest": manifest,
+        "version": 1,
+        "generation": 1,
+        "created_by": by,
+        "created_at": now,
+        "phase": Phase.PENDING.value,
+        "phase_reason": "Submitted",
+        "phase_message": "",
+        "phase_entered_at": now,
+        "priority": policy.priority,
+        "attempt": 0,
+        "failures": 0,
+        "last_event": 0,
+    }
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(jobs).values(row))
+    except IntegrityError:
+        raise NameTakenError(f"{meta.namespace}/{meta.name}") from None
+    if meta.labels:
+        labels = [{"uid": uid, "key": key, "value": value} for key, value in meta.labels.items()]
+        connection.execute(insert(job_labels), labels)
+    add_event(connection, uid, "created", {"by": by}, now)
+    return get(connection, uid)
+
+
+def get(connection: Connection, uid: str) -> StoredJob:
+    """The job with this uid, deleted or not; raises `NoSuchJobError`."""
+    row = connection.execute(_JOINED.where(jobs.c.uid == uid)).one_or_none()
+    if row is None:
+        raise NoSuchJobError(uid)
+    return _stored(row)
+
+
+def find(connection: Connection, namespace: str, name: str) -> StoredJob:
+    """The job that lives under this name, else the latest that did; raises `NoSuchJobError`."""
+    named = _JOINED.where(jobs.c.namespace == namespace, jobs.c.name == name)
+    row = connection.execute(named.order_by(jobs.c.number.desc()).limit(1)).one_or_none()
+    if row is None:
+        raise NoSuchJobError(f"{namespace}/{name}")
+    return _stored(row)
+
+
+def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | None]:
+    """Jobs in order, and the cursor of those that follow, if any do.
+
+    Raises:
+        UserError: the sort or the cursor is not one.
+    """
+    descending = query.sort.startswith("-")
+    column = SORTS.get(query.sort.removeprefix("-"))
+    if column is None:
+        known = ", ".join(sorted(SORTS))
+        raise UserError(what=f"{query.sort!r} is no order", where="sort", remedy=f"write one of {known}, or -created")
+    chosen = _filtered(_JOINED, query)
+    if query.cursor is not None:
+        value, number = _read_cursor(query.cursor, query.sort)
+        chosen = chosen.where(_after(column, value, number, descending))
+    directed = [each.desc() if descending else each.asc() for each in (column, jobs.c.number)]
+    limit = min(query.limit, MOST_PER_PAGE)
+    rows = connection.execute(chosen.order_by(*directed).limit(limit + 1)).all()
+    found = [_stored(row) for row in rows[:limit]]
+    if len(rows) <= limit:
+        return found, None
+    last = rows[limit - 1]._mapping
+    return found, _write_cursor(query.sort, last[column.name], last["number"])
+
+
+def unfinished(connection: Connection) -> list[StoredJob]:
+    """What an executor has to look at: all that is not deleted, oldest first."""
+    return [
+        _stored(row) for row in connection.execute(_JOINED.where(jobs.c.deleted_at.is_(None)).order_by(jobs.c.number))
+    ]
+
+
+def _filtered(chosen: Select[Any], query: Query) -> Select[Any]:
+    if not query.deleted:
+        chosen = chosen.where(jobs.c.deleted_at.is_(None))
+    if query.namespaces is not None:
+        chosen = chosen.where(jobs.c.namespace.in_(query.namespaces))
+    if query.phases:
+        chosen = chosen.where(jobs.c.phase.in_([phase.value for phase in query.phases]))
+    if query.name:
+        chosen = chosen.where(jobs.c.name.contains(query.name, autoescape=True))
+    for key, value in (query.labels or {}).items():
+        labelled = select(job_labels.c.uid).where(job_labels.c.key == key, job_labels.c.value == value)
+        chosen = chosen.where(jobs.c.uid.in_(labelled))
+    return chosen
+
+
+def _after(column: Any, value: Any, number: int, descending: bool) -> Any:
+    if descending:
+        return or_(column < value, and_(column == value, jobs.c.number < number))
+    return or_(column > value, and_(column == value, jobs.c.number > number))
+
+
+def _write_cursor(sort: str, value: Any, number: int) -> str:
+    return base64.urlsafe_b64encode(json.dumps([sort, value, number]).encode()).decode().rstrip("=")
+
+
+def _read_cursor(text: str, sort: str) -> tuple[str | int, int]:
+    try:
+        of, value, number = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, TypeError):
+        of, value, number = None, None, None
+    if of != sort or not isinstance(value, str | int) or not isinstance(number, int):
+        remedy = "pass the last page's `next` as it is, with the same sort; or leave it out to begin anew"
+        raise UserError(what="is no cursor of this list", where="cursor", remedy=remedy)
+    return value, number
+
+
+def _stored(row: Row[Any]) -> StoredJob:
+    values = dict(row._mapping)
+    reported = {name: values.pop(f"progress_{name}") for name in [column.name for column in progress.columns]}
+    reported.pop("uid")
+    values["phase"] = Phase(values["phase"])
+    return StoredJob(**values, progress=Reported(**reported) if reported["step"] is not None else None)
+
+
+# Changes
+
+
+def add_event(connection: Connection, uid: str, kind: str, body: Mapping[str, Any], now: float, **changes: Any) -> int:
+    """Number one more event of the job and keep it, together with changes of the row; raises `NoSuchJobError`."""
+    raised = update(jobs).where(jobs.c.uid == uid).values(last_event=jobs.c.last_event + 1, version=jobs.c.version + 1)
+    number = connection.execute(raised.values(**changes).returning(jobs.c.last_event)).scalar_one_or_none()
+    if number is None:
+        raise NoSuchJobError(uid)
+    connection.execute(insert(events).values(uid=uid, number=number, at=now, kind=kind, body=dict(body)))
+    return int(number)
+
+
+def require_version(connection: Connection, uid: str, version: int | None) -> StoredJob:
+    """The job, locked until the transaction ends; raises `ChangedMeanwhileError` unless it is of that version."""
+    found = connection.execute(select(jobs.c.version).where(jobs.c.uid == uid).with_for_update()).scalar_one_or_none()
+    if found is None:
+        raise NoSuchJobError(uid)
+    if version is not None and found != version:
+        raise ChangedMeanwhileError(f"version {found}, not {version}")
+    return get(connection, uid)
+
+
+def set_suspend(connection: Connection, uid: str, suspend: bool, by: str, now: float) -> StoredJob:
+    """Ask for a suspension, or take it back; nothing happens to a job that has ended or is asked for the same."""
+    found = require_version(connection, uid, None)
+    job = found.job
+    if found.phase.terminal or job.spec.run_policy.suspend == suspend:
+        return found
+    manifest = dict(found.manifest)
+    spec = dict(manifest["spec"])
+    spec["runPolicy"] = {**spec.get("runPolicy", {}), "suspend": suspend}
+    manifest["spec"] = spec
+    kind = "suspend-requested" if suspend else "resume-requested"
+    add_event(connection, uid, kind, {"by": by}, now, manifest=manifest, generation=found.generation + 1)
+    return get(connection, uid)
+
+
+def request_delete(connection: Connection, uid: str, by: str, now: float) -> StoredJob:
+    """Ask for the job's end; its executor marks it deleted once nothing of it runs."""
+    found = require_version(connection, uid, None)
+    if found.delete_requested_at is None and found.deleted_at is None:
+        add_event(connection, uid, "delete-requested", {"by": by}, now, delete_requested_at=now)
+    return get(connection, uid)
+
+
+def mark_deleted(connection: Connection, uid: str, now: float) -> None:
+    """The name is free again; the history stays until its retention ends."""
+    add_event(connection, uid, "deleted", {}, now, deleted_at=now)
+
+
+def enter_phase(
+    connection: Connection, uid: str, phase: Phase, reason: str, message: str, now: float, **changes: Any
+) -> StoredJob:
+    """A legal change of phase; raises `IllegalTransitionError` for any other."""
+    found = require_version(connection, uid, None)
+    entered = enter(found.phase, phase)
+    body = {"phase": entered.value, "reason": reason, "message": message}
+    add_event(
+        connection,
+        uid,
+        "phase",
+        body,
+        now,
+        phase=entered.value,
+        phase_reason=reason,
+        phase_message=message,
+        phase_entered_at=now,
+        finished_at=now if entered.terminal else None,
+        **changes,
+    )
+    return get(connection, uid)
+
+
+def report(connection: Connection, uid: str, attempt: int, reported: Progress, now: float, **measured: Any) -> None:
+    """Keep the newest progress of an attempt."""
+    values = {
+        "attempt": attempt,
+        "step": reported.step,
+        "num_steps": reported.num_steps,
+        "last_checkpoint": reported.last_checkpoint,
+        "reported_at": now,
+        **measured,
+    }
+    changed = connection.execute(update(progress).where(progress.c.uid == uid).values(values))
+    if changed.rowcount == 0:
+        connection.execute(insert(progress).values(uid=uid, **values))
+
+
+def history(connection: Connection, uid: str, after: int = 0, limit: int = 1000) -> Sequence[Row[Any]]:
+    """The job's events with a number above ``after``, oldest first."""
+    following = select(events).where(events.c.uid == uid, events.c.number > after)
+    return connection.execute(following.order_by(events.c.number).limit(limit)).all()
+
+
+def forget(connection: Connection, uid: str) -> None:
+    """Remove a job and everything that was kept of it."""
+    connection.execute(delete(jobs).where(jobs.c.uid == uid))

@@ -1,0 +1,1 @@
+"""One module per step; alembic finds them by their `down_revision`."""

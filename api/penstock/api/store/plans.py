@@ -1,0 +1,80 @@
+"""Plans and profiles in the store: documents by digest, compressed, and which of them a job went by."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select
+
+from penstock.api.store.jobs import add_event
+from penstock.api.store.schema import job_plans, plans, profiles
+from penstock.api.store.series import upsert
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revision:
+    """A plan that a job went by, from an attempt on."""
+
+    revision: int
+    attempt: int
+    created_at: float
+    plan: Plan
+
+
+def keep_plan(connection: Connection, uid: str, attempt: int, plan: Plan, now: float) -> int:
+    """Make it the job's newest revision; its number."""
+    row = {"digest": plan.digest, "body": pack(plan.to_manifest()), "created_at": now}
+    connection.execute(upsert(connection, plans).values(row).on_conflict_do_nothing())
+    add_event(connection, uid, "planned", {"digest": plan.digest, "attempt": attempt}, now, plan_digest=plan.digest)
+    newest = select(func.max(job_plans.c.revision)).where(job_plans.c.uid == uid)
+    revision = 1 + (connection.execute(newest).scalar_one() or 0)
+    mine = {"uid": uid, "revision": revision, "attempt": attempt, "digest": plan.digest, "created_at": now}
+    connection.execute(insert(job_plans).values(mine))
+    return revision
+
+
+def revisions(connection: Connection, uid: str) -> list[Revision]:
+    """Every plan of the job, oldest first."""
+    joined = select(job_plans, plans.c.body).join(plans, plans.c.digest == job_plans.c.digest)
+    rows = connection.execute(joined.where(job_plans.c.uid == uid).order_by(job_plans.c.revision))
+    return [
+        Revision(
+            revision=row.revision,
+            attempt=row.attempt,
+            created_at=row.created_at,
+            plan=Plan.from_manifest(unpack(row.body)),
+        )
+        for row in rows
+    ]
+
+
+def plan(connection: Connection, digest: str) -> Plan | None:
+    """The plan with this digest."""
+    body = connection.execute(select(plans.c.body).where(plans.c.digest == digest)).scalar_one_or_none()
+    return None if body is None else Plan.from_manifest(unpack(body))
+
+
+def keep_profile(connection: Connection, key: str, profile: Profile) -> None:
+    """Keep a measurement; ``key`` names what it is of."""
+    row = {
+        "digest": profile.digest,
+        "key": key,
+        "body": pack(profile.to_manifest()),
+        "measured_at": profile.measured_at,
+    }
+    connection.execute(upsert(connection, profiles).values(row).on_conflict_do_nothing())
+
+
+def pack(manifest: Any) -> bytes:
+    """Plain data as compressed JSON."""
+    return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode())
+
+
+def unpack(body: bytes) -> Any:
+    """The data again."""
+    return json.loads(zlib.decompress(body))

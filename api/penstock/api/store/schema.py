@@ -1,0 +1,281 @@
+"""The tables. Migrations make them; a test holds the two to each other.
+
+Times are seconds since the epoch. Manifests, plans and other documents are JSON. A job is known by its uid; namespace
+and name only find it. What changes often (progress, series) lies apart from what people edit, or its version would
+change with every step.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only in a column of type INTEGER
+UID_LENGTH = 36
+
+
+def _uid() -> Column[str]:
+    return Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), nullable=False)
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", Id, primary_key=True),  # in the order they were made: time is no order
+    Column("uid", String(UID_LENGTH), nullable=False, unique=True),
+    Column("namespace", String(63), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("manifest", JSON, nullable=False),
+    Column("version", Integer, nullable=False),  # of the row as people see it; an ETag
+    Column("generation", Integer, nullable=False),  # of the spec
+    Column("created_by", String(63), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("phase_reason", String(63), nullable=False),
+    Column("phase_message", Text, nullable=False),
+    Column("phase_entered_at", Double, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("started_at", Double),
+    Column("failed_at", Double),
+    Column("finished_at", Double),
+    Column("delete_requested_at", Double),
+    Column("deleted_at", Double),
+    Column("executor", String(UID_LENGTH)),  # the one that it is bound to
+    Column("plan_digest", String(64)),
+    Column("profile_digest", String(64)),
+    Column("last_event", Integer, nullable=False),  # the number of the newest of its events
+    Index("ix_jobs_namespace_name", "namespace", "name", "number"),
+    Index("ix_jobs_phase", "phase", "number"),
+    Index(
+        "uq_jobs_live",
+        "namespace",
+        "name",
+        unique=True,
+        sqlite_where=text("deleted_at IS NULL"),
+        postgresql_where=text("deleted_at IS NULL"),
+    ),
+)
+
+job_labels = Table(
+    "job_labels",
+    metadata,
+    _uid(),
+    Column("key", String(317), nullable=False),
+    Column("value", String(63), nullable=False),
+    PrimaryKeyConstraint("uid", "key"),
+    Index("ix_job_labels_key_value", "key", "value"),
+)
+
+progress = Table(
+    "progress",
+    metadata,
+    Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("num_steps", Integer, nullable=False),
+    Column("loss", Double),
+    Column("step_seconds", Double),
+    Column("last_checkpoint", Integer),
+    Column("reported_at", Double, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _uid(),
+    Column("number", Integer, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("kind", String(31), nullable=False),
+    Column("body", JSON, nullable=False),
+    PrimaryKeyConstraint("uid", "number"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    _uid(),
+    Column("attempt", Integer, nullable=False),
+    Column("num_ranks", Integer, nullable=False),
+    Column("resume_from", Integer),
+    Column("launched_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("state", String(16), nullable=False),
+    Column("message", Text, nullable=False),
+    PrimaryKeyConstraint("uid", "attempt"),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("body", LargeBinary, nullable=False),  # compressed JSON: a recorded schedule is long
+    Column("created_at", Double, nullable=False),
+)
+
+job_plans = Table(
+    "job_plans",
+    metadata,
+    _uid(),
+    Column("revision", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("digest", String(64), ForeignKey("plans.digest"), nullable=False),
+    Column("created_at", Double, nullable=False),
+    PrimaryKeyConstraint("uid", "revision"),
+)
+
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("key", String(64), nullable=False),  # of the machine and the job's shape; the newest of a key is used
+    Column("body", LargeBinary, nullable=False),
+    Column("measured_at", Double, nullable=False),
+    Index("ix_profiles_key_measured_at", "key", "measured_at"),
+)
+
+sources = Table(
+    "sources",
+    metadata,
+    _uid(),
+    Column("attempt", Integer, nullable=False),
+    Column("source", String(63), nullable=False),
+    Column("sequence", BigInteger, nullable=False),  # the last that was taken
+    PrimaryKeyConstraint("uid", "attempt", "source"),
+)
+
+series = Table(
+    "series",
+    metadata,
+    Column("id", Id, primary_key=True),
+    _uid(),
+    Column("name", String(63), nullable=False),
+    Column("rank", Integer, nullable=False),  # -1: of all ranks together
+    Index("uq_series_uid_name_rank", "uid", "name", "rank", unique=True),
+)
+
+
+def _series() -> Column[int]:
+    return Column("series", Id, ForeignKey("series.id", ondelete="CASCADE"), nullable=False)
+
+
+points = Table(
+    "points",
+    metadata,
+    _series(),
+    Column("attempt", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("value", Double, nullable=False),
+    PrimaryKeyConstraint("series", "attempt", "step"),
+    sqlite_with_rowid=False,
+)
+
+rollups = Table(
+    "rollups",
+    metadata,
+    _series(),
+    Column("steps", Integer, nullable=False),  # how many a row covers, from bucket * steps on
+    Column("attempt", Integer, nullable=False),
+    Column("bucket", Integer, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("sum", Double, nullable=False),
+    Column("min", Double, nullable=False),
+    Column("max", Double, nullable=False),
+    Column("last_step", Integer, nullable=False),
+    Column("last", Double, nullable=False),
+    Column("received_at", Double, nullable=False),
+    PrimaryKeyConstraint("series", "steps", "attempt", "bucket"),
+    sqlite_with_rowid=False,
+)
+
+log_lines = Table(
+    "log_lines",
+    metadata,
+    _uid(),
+    Column("rank", Integer, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("level", String(15), nullable=False),
+    Column("message", Text, nullable=False),
+    PrimaryKeyConstraint("uid", "rank", "number"),
+    sqlite_with_rowid=False,
+)
+
+timelines = Table(
+    "timelines",
+    metadata,
+    _uid(),
+    Column("attempt", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("uid", "attempt", "step"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(UID_LENGTH), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),  # SHA-256; the token itself is told once
+    Column("role", String(15), nullable=False),
+    Column("namespace", String(63)),  # none: every namespace
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+    CheckConstraint("role IN ('viewer', 'editor', 'admin', 'ingest')", name="role"),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("identity", String(63), nullable=False),
+    Column("key", String(255), nullable=False),
+    Column("request", String(64), nullable=False),  # SHA-256 of method, path and body
+    Column("status", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("headers", JSON, nullable=False),
+    Column("created_at", Double, nullable=False),
+    PrimaryKeyConstraint("identity", "key"),
+    Index("ix_idempotency_created_at", "created_at"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("identity", String(63), nullable=False),
+    Column("action", String(63), nullable=False),
+    Column("target", Text, nullable=False),
+    Column("outcome", Integer, nullable=False),  # the HTTP status
+    Column("address", String(63), nullable=False),
+    Index("ix_audit_at", "at"),
+)

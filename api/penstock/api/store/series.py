@@ -1,0 +1,231 @@
+"""Numbers over steps: points, roll-ups of 16 and of 256 steps, and charts of at most 500 points.
+
+A series is one number of one job, of one rank or (rank -1) of all together. Points are kept by attempt: an attempt that
+began again at an earlier step takes nothing away from the one before, and a chart shows the newest. Roll-ups are kept
+up to date in the transaction of their points, so that a chart of a million points reads a few thousand rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Insert, Select, Table, case, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock.api.store.schema import points, rollups, series
+
+ROLLUP_STEPS = (16, 256)
+MOST_POINTS = 500
+ALL_RANKS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The value of a series after a step."""
+
+    name: str
+    rank: int
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChartPoint:
+    """Steps from ``step`` on, as one: all the same where nothing was rolled up."""
+
+    step: int
+    attempt: int
+    min: float
+    mean: float
+    max: float
+    last: float
+
+
+@dataclass(slots=True)
+class _Rollup:
+    """What a transaction adds to one row of roll-ups."""
+
+    count: int = 0
+    sum: float = 0.0
+    min: float = math.inf
+    max: float = -math.inf
+    last_step: int = -1
+    last: float = 0.0
+
+    def add(self, step: int, value: float) -> None:
+        self.count += 1
+        self.sum += value
+        self.min, self.max = min(self.min, value), max(self.max, value)
+        if step > self.last_step:
+            self.last_step, self.last = step, value
+
+
+def upsert(connection: Connection, table: Table) -> Any:
+    """An INSERT that may say what to do ON CONFLICT, which each database spells in its own class."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def add_points(connection: Connection, uid: str, attempt: int, new: Sequence[Point], now: float) -> None:
+    """Keep points and bring their roll-ups up to date. A step that is there already stays as it is."""
+    finite = [point for point in new if math.isfinite(point.value)]
+    if not finite:
+        return
+    ids = _ids(connection, uid, {(point.name, point.rank) for point in finite})
+    rows = [
+        {"series": ids[point.name, point.rank], "attempt": attempt, "step": point.step, "value": point.value}
+        for point in finite
+    ]
+    connection.execute(upsert(connection, points).on_conflict_do_nothing(), rows)
+    connection.execute(_merge(connection), list(_rolled_up(rows, now)))
+
+
+def _ids(connection: Connection, uid: str, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    known = _known_ids(connection, uid)
+    missing = [{"uid": uid, "name": name, "rank": rank} for name, rank in sorted(wanted - known.keys())]
+    if not missing:
+        return known
+    connection.execute(upsert(connection, series).on_conflict_do_nothing(), missing)
+    return _known_ids(connection, uid)
+
+
+def _known_ids(connection: Connection, uid: str) -> dict[tuple[str, int], int]:
+    rows = connection.execute(select(series.c.name, series.c.rank, series.c.id).where(series.c.uid == uid))
+    return {(name, rank): number for name, rank, number in rows}
+
+
+def _rolled_up(rows: Iterable[Mapping[str, Any]], now: float) -> Iterator[dict[str, Any]]:
+    found: dict[tuple[int, int, int, int], _Rollup] = {}
+    for row in rows:
+        for steps in ROLLUP_STEPS:
+            key = (row["series"], steps, row["attempt"], row["step"] // steps)
+            found.setdefault(key, _Rollup()).add(row["step"], row["value"])
+    for (number, steps, attempt, bucket), rollup in sorted(found.items()):
+        yield {
+            "series": number,
+            "steps": steps,
+            "attempt": attempt,
+            "bucket": bucket,
+            "count": rollup.count,
+            "sum": rollup.sum,
+            "min": rollup.min,
+            "max": rollup.max,
+            "last_step": rollup.last_step,
+            "last": rollup.last,
+            "received_at": now,
+        }
+
+
+def _merge(connection: Connection) -> Insert:
+    """Adds a roll-up to the one that is there."""
+    adding = upsert(connection, rollups)
+    new, old = adding.excluded, rollups.c
+    is_later = new.last_step >= old.last_step
+    lesser, greater = (func.min, func.max) if connection.dialect.name == "sqlite" else (func.least, func.greatest)
+    merged: Insert = adding.on_conflict_do_update(
+        index_elements=list(rollups.primary_key),
+        set_={
+            "count": old.count + new.count,
+            "sum": old.sum + new.sum,
+            "min": lesser(old.min, new.min),
+            "max": greater(old.max, new.max),
+            "last": case((is_later, new.last), else_=old.last),
+            "last_step": greater(old.last_step, new.last_step),
+            "received_at": new.received_at,
+        },
+    )
+    return merged
+
+
+# Charts
+
+
+def charts(
+    connection: Connection, uid: str, ranks: Sequence[int] = (ALL_RANKS,), most: int = MOST_POINTS
+) -> dict[tuple[str, int], list[ChartPoint]]:
+    """Every series of the job over its steps, by name and rank, in at most ``most`` points each."""
+    known = _known_ids(connection, uid)
+    return {key: _chart(connection, number, most) for key, number in sorted(known.items()) if key[1] in ranks}
+
+
+def _chart(connection: Connection, number: int, most: int) -> list[ChartPoint]:
+    coarsest = ROLLUP_STEPS[-1]
+    first, last = connection.execute(
+        select(func.min(rollups.c.bucket) * coarsest, func.max(rollups.c.last_step)).where(
+            rollups.c.series == number, rollups.c.steps == coarsest
+        )
+    ).one()
+    if last is None:
+        return []
+    span = last - first + 1
+    found = _newest(connection, _raw(number)) if span <= most else []
+    for steps in ROLLUP_STEPS:
+        if not found and (span <= most * steps or steps == coarsest):
+            found = _newest(connection, _rolled(number, steps))
+    return _thinned(found, most)
+
+
+def _raw(number: int) -> Select[Any]:
+    value = points.c.value
+    chosen = select(points.c.step, points.c.attempt, value, value, value, value).where(points.c.series == number)
+    return chosen.order_by(points.c.attempt.desc(), points.c.step)
+
+
+def _rolled(number: int, steps: int) -> Select[Any]:
+    row = rollups.c
+    columns = (row.bucket * steps, row.attempt, row.min, row.sum / row.count, row.max, row.last)
+    chosen = select(*columns).where(row.series == number, row.steps == steps)
+    return chosen.order_by(row.attempt.desc(), row.bucket)
+
+
+def _newest(connection: Connection, chosen: Select[Any]) -> list[ChartPoint]:
+    """Of every attempt the steps before the next one began."""
+    found: list[ChartPoint] = []
+    attempt, begin, limit = None, math.inf, math.inf
+    for row in connection.execute(chosen):
+        point = ChartPoint(*row)
+        if point.attempt != attempt:
+            attempt, limit = point.attempt, begin
+            begin = min(begin, point.step)
+        if point.step < limit:
+            found.append(point)
+    return sorted(found, key=lambda point: point.step)
+
+
+def _thinned(found: list[ChartPoint], most: int) -> list[ChartPoint]:
+    """Neighbours joined until they are few enough; a point's mean is that of its parts."""
+    together = -(-len(found) // most) if found else 1
+    if together == 1:
+        return found
+    return [_joined(found[i : i + together]) for i in range(0, len(found), together)]
+
+
+def _joined(parts: Sequence[ChartPoint]) -> ChartPoint:
+    return ChartPoint(
+        step=parts[0].step,
+        attempt=parts[-1].attempt,
+        min=min(part.min for part in parts),
+        mean=sum(part.mean for part in parts) / len(parts),
+        max=max(part.max for part in parts),
+        last=parts[-1].last,
+    )
+
+
+def forget_points(connection: Connection, before: float) -> int:
+    """Drop raw points whose roll-ups last changed before that time; how many."""
+    fine = ROLLUP_STEPS[0]
+    old = select(rollups.c.series).where(
+        rollups.c.steps == fine,
+        rollups.c.series == points.c.series,
+        rollups.c.attempt == points.c.attempt,
+        rollups.c.bucket == points.c.step // fine,
+        rollups.c.received_at < before,
+    )
+    return connection.execute(delete(points).where(old.exists())).rowcount
+
+
+def forget_rollups(connection: Connection, before: float) -> int:
+    """Drop roll-ups that last changed before that time; how many."""
+    return connection.execute(delete(rollups).where(rollups.c.received_at < before)).rowcount

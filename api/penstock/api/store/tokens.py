@@ -1,0 +1,97 @@
+"""Tokens in the store: digests, never secrets."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
+
+from penstock.api.auth.identity import Identity, Role, digest, new_token
+from penstock.api.store.schema import tokens
+from penstock.core.errors import PenstockError
+
+USE_NOTED_EVERY_SECONDS = 60.0
+
+
+class NoSuchTokenError(PenstockError):
+    """No token has this id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredToken:
+    """A token as it is listed: everything but the secret."""
+
+    id: str
+    name: str
+    digest: str
+    role: Role
+    namespace: str | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+    def valid(self, now: float) -> bool:
+        """Whether it opens anything."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    @property
+    def identity(self) -> Identity:
+        """Who bears it."""
+        return Identity(name=self.name, role=self.role, namespace=self.namespace)
+
+
+def add(
+    connection: Connection, identity: Identity, now: float, lifetime_seconds: float | None = None
+) -> tuple[StoredToken, str]:
+    """A new token, and its secret, which nobody can be told again."""
+    secret = new_token()
+    row = {
+        "id": str(uuid.uuid4()),
+        "name": identity.name,
+        "digest": digest(secret),
+        "role": identity.role.value,
+        "namespace": identity.namespace,
+        "created_at": now,
+        "expires_at": None if lifetime_seconds is None else now + lifetime_seconds,
+    }
+    connection.execute(insert(tokens).values(row))
+    return _one(connection, tokens.c.id == row["id"]), secret
+
+
+def by_secret(connection: Connection, secret: str) -> StoredToken | None:
+    """The token with this secret, valid or not."""
+    row = connection.execute(select(tokens).where(tokens.c.digest == digest(secret))).one_or_none()
+    return None if row is None else _read(row)
+
+
+def every(connection: Connection) -> list[StoredToken]:
+    """All tokens, newest first."""
+    return [_read(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id))]
+
+
+def revoke(connection: Connection, token: str, now: float) -> StoredToken:
+    """Close it for good; raises `NoSuchTokenError`."""
+    still = update(tokens).where(tokens.c.id == token, tokens.c.revoked_at.is_(None))
+    connection.execute(still.values(revoked_at=now))
+    return _one(connection, tokens.c.id == token)
+
+
+def note_use(connection: Connection, token: str, now: float) -> None:
+    """Remember that it was used, not more often than once a minute."""
+    stale = tokens.c.last_used_at.is_(None) | (tokens.c.last_used_at < now - USE_NOTED_EVERY_SECONDS)
+    connection.execute(update(tokens).where(tokens.c.id == token, stale).values(last_used_at=now))
+
+
+def _one(connection: Connection, condition: ColumnElement[bool]) -> StoredToken:
+    row = connection.execute(select(tokens).where(condition)).one_or_none()
+    if row is None:
+        raise NoSuchTokenError("there is no such token")
+    return _read(row)
+
+
+def _read(row: Row[Any]) -> StoredToken:
+    values = dict(row._mapping)
+    return StoredToken(**{**values, "role": Role(values["role"])})

@@ -1,0 +1,73 @@
+"""The service: `serve` answers, `token` and `database` work on its store; attempts are run by what is hidden here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli import output
+
+Folder = Annotated[Path | None, typer.Option("--folder", help="What the service keeps: database and runs.")]
+Database = Annotated[str, typer.Option("--database", help="postgresql://...; else SQLite in the folder.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command()(serve)
+    app.command(hidden=True)(supervise)
+    app.command(hidden=True)(ship)
+
+
+def default_folder() -> Path:
+    """Where this user's data belongs."""
+    home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return home / "penstock"
+
+
+def serve(
+    folder: Folder = None,
+    database: Database = "",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="The port.")] = 8470,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another name the service answers to.")] = None,
+) -> None:
+    """Run jobs on this machine for everybody who has a token; they go on when the service ends."""
+    from penstock.api.settings import Settings
+    from penstock.cli.runs import check_port
+    from penstock.cli.serving import serve as answer
+
+    settings = Settings(folder=(folder or default_folder()).absolute(), database=database, host=host, port=port)
+    check_port(port, "--port")
+    answer(settings.answering_to(host, *(allow_host or ())))
+
+
+def supervise(root: Path, attempt: int) -> None:
+    """Supervise an attempt; the service starts this."""
+    import time
+
+    from penstock.cli.plans import LocalDecider
+    from penstock.cli.probe import identify
+    from penstock.cli.profiles import Profiles, profiles_folder
+    from penstock.cli.supervisor import supervise as run
+    from penstock.cli.workers import LocalWorkers
+    from penstock.core.job import PipelineJob
+    from penstock.trainer.rundir import RunDir
+
+    def decider(job: PipelineJob, run_dir: RunDir) -> LocalDecider:
+        return LocalDecider(job, run_dir, Profiles(profiles_folder()), identify=identify, clock=time.time)
+
+    raise typer.Exit(run(root, attempt, workers=LocalWorkers(), decider=decider))
+
+
+def ship(
+    root: Path,
+    server: Annotated[str, typer.Option(help="The service's URL.")],
+    token_file: Annotated[Path, typer.Option(help="The file that holds the token.")],
+) -> None:
+    """Bring a run's records to a service; whoever runs ranks for one starts this."""
+    from penstock.cli.shipping import ship as run
+
+    raise typer.Exit(0 if run(root.absolute(), server, token_file, output.say) else 1)

@@ -1,0 +1,121 @@
+"""The service on this machine: its folder and database, its first token, its executor, and the web server."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from penstock.api.app import create_app
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.executor.admission import Demand
+from penstock.api.executor.executor import Executor, Reports
+from penstock.api.executor.planning import ProcessPlanner
+from penstock.api.executor.supervisors import ProcessSupervisors
+from penstock.api.service import Service, open_service
+from penstock.api.settings import Settings
+from penstock.api.store import migrate, tokens
+from penstock.api.store.engine import make_engine, parse_url
+from penstock.cli.output import say
+
+LOOK_SECONDS = 0.5
+
+
+def configuration_file() -> Path:
+    """Where the command line and the client look for a service and a token."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return home / "penstock" / "service.json"
+
+
+def serve(settings: Settings) -> None:
+    """Answer until SIGINT or SIGTERM; jobs go on without the service."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    make_schema(settings)
+    service = open_service(settings)
+    url = f"http://{settings.host}:{settings.port}"
+    introduce(service, url, configuration_file())
+    reports = Reports(server=url, token_file=ingest_token(service))
+    executor = Executor(
+        service,
+        ProcessSupervisors(),
+        ProcessPlanner(),
+        capacity=this_machine(),
+        name=f"{os.uname().nodename}:{settings.folder}"[:36],
+        reports=reports,
+    )
+    with looking(executor):
+        say(f"penstock at {url}")
+        uvicorn.run(
+            create_app(service), host=settings.host, port=settings.port, log_level="warning", server_header=False
+        )
+
+
+def make_schema(settings: Settings) -> None:
+    """Make the tables of a new database; an old one is left to `penstock database upgrade`."""
+    engine = make_engine(parse_url(settings.database_url))
+    try:
+        if migrate.current(engine) is None:
+            migrate.upgrade(engine)
+    finally:
+        engine.dispose()
+
+
+def introduce(service: Service, url: str, path: Path) -> None:
+    """At the first start make an administrator's token, and write it with the URL where this user's commands look."""
+    if service.read(tokens.every):
+        return
+    admin = Identity(name="first", role=Role.ADMIN)
+    _, secret = service.write("tokens", lambda connection: tokens.add(connection, admin, service.clock()))
+    write_secret(path, json.dumps({"server": url, "token": secret}, indent=1) + "\n")
+    say(f"token and URL are in {path}")
+
+
+def ingest_token(service: Service) -> Path:
+    """The file of the token that attempts report with, made at the first start."""
+    path = service.settings.folder / "ingest-token"
+    if not path.exists():
+        reporter = Identity(name="local-attempts", role=Role.INGEST)
+        _, secret = service.write("tokens", lambda connection: tokens.add(connection, reporter, service.clock()))
+        write_secret(path, secret + "\n")
+    return path
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write what only this user may read, from its first moment on."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    partial.replace(path)
+
+
+def this_machine() -> Demand:
+    """What its jobs may hold."""
+    cores = len(os.sched_getaffinity(0))
+    devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return Demand(
+        cores=cores, cuda_devices=devices, memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
+
+
+@contextmanager
+def looking(executor: Executor) -> Iterator[None]:
+    """The executor looks at its jobs, in a thread of its own, for as long as the block lasts."""
+    ending = threading.Event()
+
+    def look() -> None:
+        while not ending.wait(LOOK_SECONDS):
+            executor.turn()
+
+    thread = threading.Thread(target=look, name="penstock-executor", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join(timeout=30)

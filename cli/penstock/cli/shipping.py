@@ -1,0 +1,203 @@
+"""Bringing records from a run's outbox to a service: in order, again until acknowledged, and never in the way.
+
+What was acknowledged is remembered beside the outbox, so a new shipper goes on where the last one stopped. The service
+passes over what it has, so sending twice does no harm, and nothing here has to be exact about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from penstock.cli.stopping import listening
+from penstock.trainer.rundir import RunDir, write_json
+
+MOST_RECORDS = 500
+MOST_BYTES = 2**20
+POLL_SECONDS = 1.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
+DRAIN_SECONDS = 3600.0
+
+STALE = 409
+TOO_LARGE = 413
+REFUSED = frozenset({400, 404, 422})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What the service said: an HTTP status (0 if it could not be reached), and the sequence it acknowledged."""
+
+    status: int
+    sequence: int = -1
+    detail: str = ""
+
+
+class Post(Protocol):
+    """Sends one compressed batch."""
+
+    def __call__(self, body: bytes) -> Reply:
+        """What came back."""
+        ...
+
+
+@dataclass
+class _Box:
+    """One outbox file: where reading goes on, and the last sequence that was acknowledged."""
+
+    path: Path
+    inode: int = 0
+    offset: int = 0
+    sequence: int = -1
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    text: bytes
+    sequence: int
+    stop: int
+
+
+@dataclass
+class Shipper:
+    """Ships the files of ``outbox`` by ``post``; ``say`` is told what people should know."""
+
+    outbox: Path
+    post: Post
+    say: Callable[[str], None]
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    _boxes: dict[str, _Box] = field(default_factory=dict)
+    _most_records: int = MOST_RECORDS
+
+    def run(self, ended: Callable[[], bool]) -> bool:
+        """Ship until ``ended``, then what is left, for a while; whether everything was acknowledged."""
+        wait, deadline = FIRST_WAIT_SECONDS, None
+        while True:
+            last = ended()
+            if last and deadline is None:
+                deadline = self.clock() + DRAIN_SECONDS
+            if self.ship():
+                wait = FIRST_WAIT_SECONDS
+                if last:
+                    return True
+                self.pause(POLL_SECONDS)
+                continue
+            if deadline is not None and self.clock() >= deadline:
+                return False
+            self.pause(wait)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS if deadline is None else FIRST_WAIT_SECONDS)
+
+    def ship(self) -> bool:
+        """Send all there is; false as soon as the service cannot take it now."""
+        for path in sorted(self.outbox.glob("*.jsonl")):
+            box = self._boxes.setdefault(path.name, _remembered(path))
+            while not box.closed and (lines := self._next(box)):
+                if not self._send(box, lines):
+                    return False
+        return True
+
+    def _next(self, box: _Box) -> list[_Line]:
+        """The next batch. A file that was rewritten is read from its start, and what was acknowledged is left out."""
+        inode = box.path.stat().st_ino
+        if inode != box.inode:
+            box.inode, box.offset = inode, 0
+        found: list[_Line] = []
+        size = 0
+        for line in _lines(box.path, box.offset):
+            if line.sequence <= box.sequence:
+                box.offset = line.stop
+                continue
+            if found and (len(found) == self._most_records or size + len(line.text) > MOST_BYTES):
+                break
+            found.append(line)
+            size += len(line.text)
+        return found
+
+    def _send(self, box: _Box, lines: list[_Line]) -> bool:
+        body = b'{"records":[' + b",".join(line.text for line in lines) + b"]}"
+        reply = self.post(gzip.compress(body, compresslevel=5))
+        if reply.status == 200:
+            self._most_records = min(2 * self._most_records, MOST_RECORDS)
+            self._acknowledge(box, lines)
+            return True
+        if reply.status == STALE:
+            self.say(f"{box.path.name}: another attempt has followed; the rest of this one is not sent")
+            box.closed = True
+            return True
+        if reply.status == TOO_LARGE and len(lines) > 1:
+            self._most_records = len(lines) // 2
+            return True
+        if reply.status in REFUSED or reply.status == TOO_LARGE:
+            self.say(f"{box.path.name}: {len(lines)} records were refused and are left out: {reply.detail}")
+            self._acknowledge(box, lines)
+            return True
+        return False
+
+    def _acknowledge(self, box: _Box, lines: list[_Line]) -> None:
+        box.sequence, box.offset = lines[-1].sequence, lines[-1].stop
+        write_json(_memory(box.path), {"sequence": box.sequence})
+
+
+def _memory(path: Path) -> Path:
+    return path.with_suffix(".shipped")
+
+
+def _remembered(path: Path) -> _Box:
+    try:
+        return _Box(path=path, sequence=int(json.loads(_memory(path).read_text())["sequence"]))
+    except (OSError, ValueError, KeyError):
+        return _Box(path=path)
+
+
+def _lines(path: Path, offset: int) -> Iterator[_Line]:
+    """The complete lines from ``offset`` on."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        for text in file:
+            offset += len(text)
+            if text.endswith(b"\n"):
+                yield _Line(text=text.rstrip(), sequence=int(json.loads(text)["sequence"]), stop=offset)
+
+
+def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None]) -> bool:
+    """Ship the outbox of the run in ``root`` for as long as the parent process lives and asks nothing else, then what
+    is left; whether everything was acknowledged. A second shipper of a run waits for the first.
+    """
+    parent = os.getppid()
+    outbox = RunDir(root).outbox
+    outbox.mkdir(parents=True, exist_ok=True)
+    with listening() as requests, (outbox / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with http_post(server, token_file) as post:
+            shipper = Shipper(outbox=outbox, post=post, say=say)
+            return shipper.run(lambda: bool(requests.received) or os.getppid() != parent)
+
+
+@contextlib.contextmanager
+def http_post(server: str, token_file: Path) -> Iterator[Post]:
+    """Posts to the service at the URL ``server``; the token is read anew each time, because it may be replaced."""
+    import httpx
+
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with httpx.Client(base_url=server, timeout=httpx.Timeout(10.0), trust_env=False) as client:
+
+        def post(body: bytes) -> Reply:
+            bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+            try:
+                answer = client.post("/v1/ingest", content=body, headers={**headers, **bearer})
+            except httpx.HTTPError as error:
+                return Reply(status=0, detail=str(error))
+            if answer.status_code == 200:
+                return Reply(status=200, sequence=int(answer.json()["sequence"]))
+            return Reply(status=answer.status_code, detail=answer.text[:500])
+
+        yield post

@@ -1,0 +1,200 @@
+"""The supervisor of one attempt: a process of its own, so that a service may be killed and find its jobs again.
+
+It claims the attempt, prepares the data, measures and trains when asked, reports, and ends what it started. Nothing of
+an attempt outlives it: ranks die with whoever launched them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.api.executor.folder import AttemptFolder
+from penstock.cli.attempt import Attempt
+from penstock.cli.executor import Decider, newest_checkpoint_step, profile_progress
+from penstock.cli.state import locked
+from penstock.cli.stopping import StopRequestedError, StopRequests, listening
+from penstock.cli.workers import Workers
+from penstock.core.errors import PenstockError, UserError
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
+from penstock.trainer.data.reporter import Reporter
+from penstock.trainer.rundir import RunDir, write_json
+
+POLL_SECONDS = 0.1
+DEADLINE = "ran longer than its deadline"
+
+
+class ClaimedError(PenstockError):
+    """Another process supervises this attempt, or did."""
+
+
+def claim(folder: AttemptFolder) -> None:
+    """Become the attempt's supervisor; raises `ClaimedError` if another process was first, whatever became of it."""
+    partial = folder.path / f".claim.{os.getpid()}"
+    with partial.open("w") as file:
+        file.write(json.dumps(this_process().to_manifest()))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        folder.claim.hardlink_to(partial)  # whole from the first moment, and never over another
+    except FileExistsError:
+        raise ClaimedError(f"attempt {folder.attempt} in {folder.root} has its supervisor") from None
+    finally:
+        partial.unlink()
+
+
+def this_process() -> Claim:
+    """Names this process for as long as the machine runs, and no other ever after."""
+    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Claim(pid=os.getpid(), started_ticks=int(ticks), boot_id=boot)
+
+
+class Supervisor:
+    """Does what the files of ``folder`` ask, and tells in its report where it is.
+
+    ``clock`` gives seconds since the epoch, ``pause`` lets some pass.
+    """
+
+    def __init__(
+        self,
+        job: PipelineJob,
+        run: RunDir,
+        order: Order,
+        *,
+        workers: Workers,
+        decider: Decider,
+        requests: StopRequests,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._job, self._run, self._order = job, run, order
+        self._folder = AttemptFolder(run.root, order.attempt)
+        self._workers, self._decider, self._requests = workers, decider, requests
+        self._clock, self._pause = clock, pause
+        self._attempt = Attempt(job, run, order.attempt, job.spec.resources.ranks, workers)
+        self._report = AttemptReport(state=AttemptState.STARTING)
+        self._training = False
+        self._measuring = False
+
+    def run(self) -> AttemptReport:
+        """Supervise until the attempt has ended, or this process is asked to end it; nothing of it is left then."""
+        self._tell(self._report)
+        try:
+            self._prepare()
+            while not self._report.ended:
+                self._turn()
+                self._pause(POLL_SECONDS)
+        except UserError as mistake:
+            self._tell(replace(self._report, state=AttemptState.FAILED, message=str(mistake), refused=True))
+        except StopRequestedError:
+            self._tell(replace(self._report, state=AttemptState.FAILED, message="was ended from outside"))
+        finally:
+            self._attempt.kill()
+        return self._report
+
+    def _prepare(self) -> None:
+        with self._requests.cutting():
+            self._workers.prepare(self._job, self._run, Reporter())
+            found = self._decider.find_profile()
+        self._tell(AttemptReport(state=AttemptState.READY, profile=Step.DONE if found else Step.MISSING))
+
+    def _turn(self) -> None:
+        if self._requests.received:
+            raise StopRequestedError
+        if self._order.deadline_at is not None and self._clock() >= self._order.deadline_at:
+            self._tell(replace(self._report, state=AttemptState.FAILED, message=DEADLINE))
+            return
+        self._heed()
+        self._tell(self._look())
+
+    def _heed(self) -> None:
+        """Do what was asked for and not done yet."""
+        if self._folder.wish(Wish.MEASURE).exists() and not self._measuring and self._report.profile is Step.MISSING:
+            self._measuring = True
+            self._attempt.measure()
+        if self._folder.binding.exists() and not self._training:
+            self._train()
+        if self._folder.wish(Wish.STOP).exists() and not self._attempt.stop_requested:
+            self._attempt.stop()
+
+    def _train(self) -> None:
+        binding = Binding.from_manifest(json.loads(self._folder.binding.read_text()))
+        plan = self._run.read_plan()
+        if plan.digest != binding.plan_digest:
+            what = f"is of plan {binding.plan_digest[:12]}, the run directory holds {plan.digest[:12]}"
+            raise UserError(what=what, where=str(self._folder.binding), remedy="submit the job anew")
+        self._training = True
+        self._attempt.train(plan.num_ranks, None)
+
+    def _look(self) -> AttemptReport:
+        profile = self._profile()
+        state = AttemptState.FAILED if profile is Step.FAILED else self._attempt.state()
+        if self._attempt.stop_requested and state is AttemptState.READY:
+            state = AttemptState.STOPPED
+        done, total = profile_progress(self._run) if self._measuring else (0, 0)
+        return AttemptReport(
+            state=state,
+            profile=profile,
+            num_ranks=self._attempt.num_ranks,
+            message=self._attempt.message,
+            last_words=self._attempt.last_words,
+            done=done,
+            total=total,
+            last_checkpoint=newest_checkpoint_step(self._run),
+        )
+
+    def _profile(self) -> Step:
+        if not self._measuring or self._report.profile is Step.DONE:
+            return self._report.profile
+        step = self._attempt.profile()
+        if step is Step.DONE:
+            self._decider.keep_profile()
+        return step
+
+    def _tell(self, report: AttemptReport) -> None:
+        if report != self._report or not self._folder.report.exists():
+            write_json(self._folder.report, report.to_manifest())
+        self._report = report
+
+
+@contextlib.contextmanager
+def shipping(root: Path, order: Order) -> Iterator[None]:
+    """A process that ships the run's records during the block, and goes on after it until all are acknowledged."""
+    if not order.server:
+        yield
+        return
+    command = [sys.executable, "-m", "penstock.cli", "ship", str(root), "--server", order.server]
+    process = subprocess.Popen([*command, "--token-file", order.token_file], start_new_session=True)
+    try:
+        yield
+    finally:
+        process.terminate()
+
+
+def supervise(root: Path, attempt: int, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], Decider]) -> int:
+    """Claim the attempt in the run directory ``root`` and supervise it to its end; the exit code.
+
+    Raises:
+        ClaimedError: another process did so before.
+        UserError: another attempt's supervisor still holds the run directory, or its files are broken.
+    """
+    run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), attempt)
+    order = Order.from_manifest(json.loads(folder.order.read_text()))
+    claim(folder)
+    with listening() as requests, contextlib.ExitStack() as stack:
+        run.create()
+        stack.enter_context(locked(run.root))
+        job = run.read_job()
+        stack.enter_context(shipping(run.root, order))
+        supervisor = Supervisor(job, run, order, workers=workers, decider=decider(job, run), requests=requests)
+        return 0 if supervisor.run().state is not AttemptState.FAILED else 1

@@ -1,0 +1,74 @@
+"""What a service and the supervisor of an attempt tell each other, in small files of the attempt's folder.
+
+The service writes the order, wishes and the binding; the supervisor its claim and its report. Each file has one writer
+and is replaced whole. So either side may be killed at any moment, and the other reads what was said last.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.manifest import Manifest
+
+
+class Wish(enum.StrEnum):
+    """What a service may ask a supervisor for, once."""
+
+    MEASURE = "measure"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order(Manifest):
+    """What to supervise: an attempt of the job in the run directory, until ``deadline_at`` (seconds since the epoch).
+
+    Its records go to the service at the URL ``server``, with the token in the file ``token_file``.
+    """
+
+    uid: str
+    attempt: int
+    deadline_at: float | None = None
+    server: str = ""
+    token_file: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim(Manifest):
+    """The one process that supervises the attempt. A number alone could be another process's after a restart."""
+
+    pid: int
+    started_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Binding(Manifest):
+    """Train by the plan with this digest, which lies in the run directory."""
+
+    plan_digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptReport(Manifest):
+    """Where the attempt is. ``refused``: it failed for what trying again would not mend.
+
+    ``last_words`` are what the rank at fault printed at the end; ``done`` and ``total`` count measured points;
+    ``last_checkpoint`` is the step of the newest complete one, of whichever attempt.
+    """
+
+    state: AttemptState
+    profile: Step = Step.MISSING
+    num_ranks: int = 0
+    message: str = ""
+    last_words: tuple[str, ...] = ()
+    refused: bool = False
+    done: int = 0
+    total: int = 0
+    last_checkpoint: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing follows."""
+        return self.state in (AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.STOPPED)

@@ -1,0 +1,40 @@
+"""Every test of the store runs on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.api.service import Service
+from tests.support import postgres
+from tests.support.service import Clock, new_service
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    with postgres.server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'penstock.db'}"
+        return
+    with postgres.database(request.getfixturevalue("postgres_url")) as url:
+        yield url
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def service(database: str, tmp_path: Path, clock: Clock) -> Iterator[Service]:
+    made = new_service(tmp_path, database, clock)
+    yield made
+    made.close()

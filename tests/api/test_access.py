@@ -1,0 +1,163 @@
+"""Who may do what: every route against every kind of token. A route without a row here fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from penstock.api.app import create_app
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.routes import health
+from penstock.api.service import Service
+from penstock.api.store import tokens
+from tests.support.service import HOST, Clock, add_job, client_of, job_manifest, new_service
+
+VIEWER, EDITOR, ADMIN, INGEST = Role.VIEWER, Role.EDITOR, Role.ADMIN, Role.INGEST
+
+NEEDS: dict[tuple[str, str], Role | None] = {
+    ("POST", "/v1/jobs"): EDITOR,
+    ("GET", "/v1/jobs"): VIEWER,
+    ("GET", "/v1/jobs/{namespace}/{name}"): VIEWER,
+    ("DELETE", "/v1/jobs/{namespace}/{name}"): EDITOR,
+    ("POST", "/v1/jobs/{namespace}/{name}/suspend"): EDITOR,
+    ("POST", "/v1/jobs/{namespace}/{name}/resume"): EDITOR,
+    ("GET", "/v1/jobs/{namespace}/{name}/events"): VIEWER,
+    ("GET", "/v1/history/{uid}"): VIEWER,
+    ("POST", "/v1/tokens"): ADMIN,
+    ("GET", "/v1/tokens"): ADMIN,
+    ("DELETE", "/v1/tokens/{token}"): ADMIN,
+    ("POST", "/v1/ingest"): INGEST,
+    ("GET", "/healthz"): None,
+    ("GET", "/readyz"): None,
+    ("GET", "/version"): None,
+}
+"""The least role of every route; none needs no token."""
+
+ALLOWED = {
+    VIEWER: {VIEWER, EDITOR, ADMIN},
+    EDITOR: {EDITOR, ADMIN},
+    ADMIN: {ADMIN},
+    INGEST: {INGEST},
+}
+GUARDED = [route for route, role in NEEDS.items() if role is not None]
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
+    """On SQLite: what is allowed does not depend on the database."""
+    made = new_service(tmp_path, clock=clock)
+    yield made
+    made.close()
+
+
+def ask(client: TestClient, route: tuple[str, str], **options: Any) -> int:
+    method, path = route
+    return client.request(
+        method, path.format(namespace="default", name="tiny", uid="x", token="x"), **options
+    ).status_code
+
+
+def test_every_route_has_a_row(service: Service) -> None:
+    paths = create_app(service).openapi()["paths"]
+    routes = {(method.upper(), path) for path, operations in paths.items() for method in operations}
+    assert routes == set(NEEDS)
+    assert {path for (_, path), role in NEEDS.items() if role is None} == health.OPEN
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=" ".join)
+def test_what_proves_nobody_is_turned_away(service: Service, clock: Clock, route: tuple[str, str]) -> None:
+    nobody = client_of(service, None)
+    stale = expired_and_revoked(service, clock)
+    headers = ["", "Bearer", "Bearer x", "Basic YTpi", f"bearer {'x' * 9000}", "Bearer \x80", *stale]
+    for header in headers:
+        answer = nobody.request(
+            *filled(route), headers=[(b"Authorization", header.encode("latin-1"))] if header else []
+        )
+        assert answer.status_code == 401, header
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+        assert answer.json()["type"].endswith("/unauthenticated")
+        assert "penstock token create" in answer.json()["remedy"]
+
+
+def filled(route: tuple[str, str]) -> tuple[str, str]:
+    method, path = route
+    return method, path.format(namespace="default", name="tiny", uid="x", token="x")
+
+
+def expired_and_revoked(service: Service, clock: Clock) -> list[str]:
+    bearer = Identity(name="late", role=ADMIN)
+    _, expiring = service.write("tokens", lambda c: tokens.add(c, bearer, clock.now, lifetime_seconds=5))
+    closed, secret = service.write("tokens", lambda c: tokens.add(c, bearer, clock.now))
+    service.write("tokens", lambda c: tokens.revoke(c, closed.id, clock.now))
+    clock.now += 5
+    return [f"Bearer {expiring}", f"Bearer {secret}"]
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_role_opens_what_it_should(service: Service, role: Role) -> None:
+    client = client_of(service, role)
+    for route in GUARDED:
+        needed = NEEDS[route]
+        assert needed is not None
+        refused = ask(client, route) == 403
+        assert refused == (role not in ALLOWED[needed]), route
+
+
+@pytest.mark.parametrize("route", [route for route, role in NEEDS.items() if role is None], ids=" ".join)
+def test_health_needs_no_token(service: Service, route: tuple[str, str]) -> None:
+    assert ask(client_of(service, None), route) == 200
+
+
+class TestNamespaces:
+    """A token of one namespace."""
+
+    def test_reads_its_own(self, service: Service) -> None:
+        mine, other = add_job(service, namespace="mine"), add_job(service, namespace="other")
+        client = client_of(service, VIEWER, "mine")
+        assert client.get("/v1/jobs/mine/tiny").status_code == 200
+        assert client.get("/v1/jobs/other/tiny").status_code == 403
+        assert client.get(f"/v1/history/{mine.uid}").status_code == 200
+        assert client.get(f"/v1/history/{other.uid}").status_code == 403
+        assert [each["metadata"]["namespace"] for each in client.get("/v1/jobs").json()["items"]] == ["mine"]
+        assert client.get("/v1/jobs", params={"namespace": "other"}).status_code == 403
+
+    def test_changes_its_own(self, service: Service) -> None:
+        add_job(service, namespace="other")
+        client = client_of(service, EDITOR, "mine")
+        assert client.post("/v1/jobs", json=job_manifest(namespace="mine")).status_code == 201
+        assert client.post("/v1/jobs", json=job_manifest("next", namespace="other")).status_code == 403
+        assert client.post("/v1/jobs/mine/tiny/suspend").status_code == 200
+        assert client.post("/v1/jobs/other/tiny/suspend").status_code == 403
+
+    def test_an_administrator_of_one_makes_no_tokens(self, service: Service) -> None:
+        client = client_of(service, ADMIN, "mine")
+        assert client.get("/v1/tokens").status_code == 403
+        wanted = {"name": "me", "role": "admin"}
+        assert client.post("/v1/tokens", json=wanted).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8470", "[::1]", "[::1]:8470", "LOCALHOST:1"])
+def test_the_service_answers_to_its_names(service: Service, host: str) -> None:
+    assert client_of(service, None).get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.evil.example:80", "x" * 5000]
+)
+def test_a_strange_host_is_turned_away(service: Service, host: str) -> None:
+    """A page that rebinds its name to this address gets nothing."""
+    answer = client_of(service).get("/v1/jobs", headers={"Host": host})
+    assert answer.status_code == 421
+    assert "--allow-host" in answer.json()["remedy"]
+
+
+def test_answers_carry_their_headers(service: Service) -> None:
+    client = TestClient(create_app(service), base_url=HOST)
+    for path in ("/healthz", "/v1/jobs", "/nowhere"):
+        headers = client.get(path).headers
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"

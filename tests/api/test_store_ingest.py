@@ -1,0 +1,168 @@
+"""Records in the store: nothing lost, nothing twice, and charts that say what the points say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, func, select, update
+
+from penstock.api.service import Service
+from penstock.api.store import ingest, series
+from penstock.api.store.ingest import Batch, StaleAttemptError
+from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
+from penstock.api.store.schema import jobs, log_lines, points, rollups
+from penstock.api.store.series import ALL_RANKS, ChartPoint, Point
+from penstock.core.errors import UserError
+from penstock.core.records import LogLine, Record, RecordKind
+from tests.support.service import NOW, add_job, step_records
+
+
+def begun(service: Service, attempt: int = 1) -> StoredJob:
+    """A job whose newest attempt has this number."""
+    made = add_job(service, "tiny-")
+    return begin(service, made.uid, attempt)
+
+
+def begin(service: Service, uid: str, attempt: int) -> StoredJob:
+    def change(connection: Connection) -> StoredJob:
+        connection.execute(update(jobs).where(jobs.c.uid == uid).values(attempt=attempt))
+        return get(connection, uid)
+
+    return service.write(uid, change)
+
+
+def take(service: Service, records: Sequence[Record]) -> int:
+    batch = Batch.of(records)
+    return service.write(batch.uid, lambda connection: ingest.take(connection, batch, NOW))
+
+
+def chart(service: Service, uid: str, most: int = 500) -> list[ChartPoint]:
+    return service.read(lambda connection: series.charts(connection, uid, most=most)[("loss", ALL_RANKS)])
+
+
+def test_what_is_sent_is_kept_and_acknowledged(service: Service) -> None:
+    job = begun(service)
+    assert take(service, step_records(job.uid, range(1, 4))) == 5
+    assert [(each.step, each.last) for each in chart(service, job.uid)] == [(1, 4.999), (2, 4.998), (3, 4.997)]
+    progress = service.read(lambda c: get(c, job.uid)).progress
+    assert progress is not None
+    assert (progress.step, progress.loss, progress.step_seconds) == (3, 4.997, 0.5)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.tuples(st.integers(0, 19), st.integers(1, 20)), max_size=8))
+def test_sending_again_changes_nothing(service: Service, cuts: list[tuple[int, int]]) -> None:
+    """Whatever pieces are sent, again and again, what is kept is what each step was once."""
+    job = begun(service)
+    records = step_records(job.uid, range(10))
+    furthest = -1
+    for start, length in cuts:
+        piece = records[: max(start, furthest + 1) + length][min(start, furthest + 1) :]
+        furthest = max(furthest, piece[-1].sequence)
+        assert take(service, piece) == furthest
+    take(service, records)
+    taken = service.read(lambda c: c.execute(select(func.count()).select_from(points)).scalar_one())
+    assert taken % 60 == 0
+    assert [each.step for each in chart(service, job.uid)] == list(range(10))
+    counted = select(func.sum(rollups.c.count), rollups.c.steps).group_by(rollups.c.steps, rollups.c.series)
+    assert {count for count, _ in service.read(lambda c: c.execute(counted).all())} == {10}
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_another_attempt_is_refused(service: Service, attempt: int) -> None:
+    job = begun(service, attempt=2)
+    with pytest.raises(StaleAttemptError, match=f"attempt {attempt}, not 2"):
+        take(service, step_records(job.uid, range(2), attempt=attempt))
+
+
+def test_an_unknown_job_is_refused(service: Service) -> None:
+    with pytest.raises(NoSuchJobError):
+        take(service, step_records("nobody", range(1)))
+
+
+def test_a_chart_shows_the_newest_attempt(service: Service) -> None:
+    """Attempt 1 came to step 7; attempt 2 began again at 5 and is at 6."""
+    job = begun(service)
+    take(service, step_records(job.uid, range(8)))
+    begin(service, job.uid, 2)
+    take(service, step_records(job.uid, range(5, 7), attempt=2))
+    assert [(each.step, each.attempt) for each in chart(service, job.uid)] == [
+        (0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "most"), [(100, 500), (600, 500), (5_000, 100), (3_000, 7)])
+def test_a_long_chart_is_rolled_up_without_losing_anything(service: Service, steps: int, most: int) -> None:
+    job = begun(service)
+    values = [math.sin(step / 50) + step % 7 for step in range(steps)]
+    new = [Point("loss", ALL_RANKS, step, value) for step, value in enumerate(values)]
+    for start in range(0, steps, 333):
+        some = new[start : start + 333]
+        service.write(job.uid, partial(series.add_points, uid=job.uid, attempt=1, new=some, now=NOW))
+    found = chart(service, job.uid, most)
+    assert len(found) <= most
+    starts = [each.step for each in found]
+    assert starts == sorted(set(starts))
+    for each, stop in zip(found, [*starts[1:], steps], strict=True):
+        part = values[each.step : stop]
+        assert (each.min, each.max, each.last) == (min(part), max(part), part[-1])
+    assert found[0].step == 0
+
+
+def test_numbers_that_are_none_are_left_out(service: Service) -> None:
+    job = begun(service)
+    new = [Point("loss", ALL_RANKS, 1, math.nan), Point("loss", ALL_RANKS, 2, 1.0), Point("x", ALL_RANKS, 1, math.inf)]
+    service.write(job.uid, lambda c: series.add_points(c, job.uid, 1, new, NOW))
+    assert list(service.read(lambda c: series.charts(c, job.uid))) == [("loss", ALL_RANKS)]
+
+
+def test_old_points_go_and_their_rollups_stay(service: Service) -> None:
+    job = begun(service)
+    new = [Point("loss", ALL_RANKS, step, float(step)) for step in range(40)]
+    service.write(job.uid, lambda c: series.add_points(c, job.uid, 1, new[:32], NOW))
+    service.write(job.uid, lambda c: series.add_points(c, job.uid, 1, new[32:], NOW + 10))
+    assert service.write("points", lambda c: series.forget_points(c, NOW + 5)) == 32
+    assert [each.step for each in chart(service, job.uid, most=39)] == [0, 16, 32]
+    assert service.write("points", lambda c: series.forget_rollups(c, NOW + 20)) == 4
+
+
+def log_records(uid: str, ranks: Sequence[int], first: int = 0) -> list[Record]:
+    return [
+        Record(
+            uid=uid,
+            attempt=1,
+            source="host",
+            sequence=first + i,
+            recorded_at=NOW + i,
+            kind=RecordKind.LOG,
+            log=LogLine(rank=rank, level="info", message=f"line {first + i}"),
+        )
+        for i, rank in enumerate(ranks)
+    ]
+
+
+def test_lines_are_numbered_by_rank(service: Service) -> None:
+    job = begun(service)
+    take(service, log_records(job.uid, [0, 1, 0]))
+    take(service, log_records(job.uid, [1, 0], first=3))
+    kept = select(log_lines.c.rank, log_lines.c.number, log_lines.c.message).where(log_lines.c.uid == job.uid)
+    rows = service.read(lambda c: c.execute(kept.order_by(log_lines.c.rank, log_lines.c.number)).all())
+    assert [tuple(row) for row in rows] == [
+        (0, 1, "line 0"), (0, 2, "line 2"), (0, 3, "line 4"), (1, 1, "line 1"), (1, 2, "line 3"),
+    ]  # fmt: skip
+
+
+def test_a_batch_is_of_one_source_and_in_order() -> None:
+    one, two = step_records("a", range(1))
+    other = step_records("b", range(1))
+    with pytest.raises(UserError, match="at least one"):
+        Batch.of([])
+    with pytest.raises(UserError, match=r"records\[1\].sequence: 0 does not follow 1"):
+        Batch.of([two, one])
+    with pytest.raises(UserError, match=r"records\[1\]: is of another source"):
+        Batch.of([one, *other])

@@ -1,0 +1,137 @@
+"""The one writer: what fails alone, what is committed together, what happens at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, insert, select, update
+
+from penstock.api.store.engine import make_engine, parse_url
+from penstock.api.store.writer import Writer, WriterClosedError
+
+counters = Table(
+    "counters",
+    MetaData(),
+    Column("name", String(20), primary_key=True),
+    Column("value", Integer, nullable=False),
+)
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    made = make_engine(parse_url(database))
+    with made.begin() as connection:
+        counters.create(connection)
+        connection.execute(insert(counters), [{"name": name, "value": 0} for name in "ab"])
+    yield made
+    made.dispose()
+
+
+def raised(name: str) -> None:
+    raise LookupError(name)
+
+
+def add(connection: Connection, name: str) -> int:
+    """Read, then write: what goes wrong without locks."""
+    mine = counters.c.name == name
+    value: int = connection.execute(select(counters.c.value).where(mine).with_for_update()).scalar_one()
+    connection.execute(update(counters).where(mine).values(value=value + 1))
+    return value + 1
+
+
+def values(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        return {row.name: row.value for row in connection.execute(select(counters))}
+
+
+def test_a_change_that_fails_takes_nothing_else_with_it(engine: Engine) -> None:
+    writer = Writer(engine)
+
+    def half(connection: Connection) -> None:
+        add(connection, "a")
+        raised("b")
+
+    gate = hold(writer)
+    before = writer.submit("a", lambda connection: add(connection, "a"))
+    failing = writer.submit("a", half)
+    after = writer.submit("a", lambda connection: add(connection, "a"))
+    gate.set()
+    assert (before.result(), after.result()) == (1, 2)
+    with pytest.raises(LookupError):
+        failing.result()
+    writer.close()
+    assert values(engine)["a"] == 2
+
+
+def hold(writer: Writer) -> threading.Event:
+    """Keeps the writer busy until the event is set, so that what is asked meanwhile shares a transaction."""
+    gate = threading.Event()
+    writer.submit("", lambda connection: gate.wait(10))
+    return gate
+
+
+def test_what_waits_is_committed_together_in_the_order_of_keys(engine: Engine) -> None:
+    told: list[frozenset[str]] = []
+    writer = Writer(engine, told.append)
+    order: list[str] = []
+    gate = hold(writer)
+
+    def note(connection: Connection, name: str) -> None:
+        order.append(name)
+
+    for name in ("b", "a", "c"):
+        writer.submit(name, partial(note, name=name))
+    gate.set()
+    writer.close()
+    assert order == ["a", "b", "c"]
+    assert told[-1] >= {"a", "b", "c"}
+
+
+def test_a_future_is_done_only_after_the_commit(engine: Engine) -> None:
+    writer = Writer(engine)
+    for expected in range(1, 20):
+        writer.write("a", lambda connection: add(connection, "a"))
+        assert values(engine)["a"] == expected
+    writer.close()
+
+
+def test_two_writers_lose_nothing(engine: Engine) -> None:
+    """They lock the same rows, in changes that reach for both in opposite orders."""
+    writers = [Writer(engine), Writer(engine)]
+
+    def both(connection: Connection, names: str) -> None:
+        for name in names:
+            add(connection, name)
+
+    asked: list[Future[None]] = []
+    for _ in range(40):
+        for writer, names in zip(writers, ("ab", "ba"), strict=True):
+            asked.append(writer.submit(names, partial(both, names=names)))
+    for future in asked:
+        future.result(timeout=60)
+    for writer in writers:
+        writer.close()
+    assert values(engine) == {"a": 80, "b": 80}
+
+
+def test_after_the_end_nothing_is_taken(engine: Engine) -> None:
+    writer = Writer(engine)
+    last = writer.submit("a", lambda connection: add(connection, "a"))
+    writer.close()
+    assert last.result() == 1
+    with pytest.raises(WriterClosedError):
+        writer.submit("a", lambda connection: add(connection, "a"))
+    writer.close()
+
+
+def test_a_database_that_is_gone_is_told_to_all_who_wait(engine: Engine) -> None:
+    writer = Writer(engine)
+    with engine.begin() as connection:
+        counters.drop(connection)
+    with pytest.raises(Exception, match="counters"):
+        writer.write("a", lambda connection: add(connection, "a"))
+    writer.close()

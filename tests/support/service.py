@@ -1,0 +1,117 @@
+"""A service on a real database, with a clock that stands still, and clients that may do this or that."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+from starlette.testclient import TestClient
+
+from penstock.api.app import create_app
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.service import Service, open_service
+from penstock.api.settings import Settings
+from penstock.api.store import jobs, migrate, tokens
+from penstock.api.store.engine import make_engine, parse_url
+from penstock.api.store.jobs import StoredJob
+from penstock.core.job import PipelineJob
+from penstock.core.records import Progress, Record, RecordKind, StepMetrics
+
+NOW = 1_700_000_000.0
+HOST = "http://localhost"
+
+
+@dataclass
+class Clock:
+    """Seconds since the epoch, moved by hand."""
+
+    now: float = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job_manifest(name: str = "tiny", **metadata: Any) -> dict[str, Any]:
+    """A valid PipelineJob."""
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "PipelineJob",
+        "metadata": {"name": name, **metadata},
+        "spec": {
+            "model": {"family": "llama", "layers": 2, "hidden": 32, "heads": 2, "kvHeads": 1, "vocab": 300},
+            "data": {
+                "source": "python-stdlib",
+                "tokenizer": {"train": "bpe", "vocab": 300},
+                "sequenceLength": 32,
+            },
+            "training": {"globalBatch": 2, "steps": 10},
+        },
+    }
+
+
+def new_service(folder: Path, database: str = "", clock: Clock | None = None) -> Service:
+    """A service on a new schema, in ``folder`` or in the database that is named."""
+    settings = Settings(folder=folder, database=database)
+    engine = make_engine(parse_url(settings.database_url))
+    migrate.upgrade(engine)
+    engine.dispose()
+    return open_service(settings, clock or Clock())
+
+
+def client_of(service: Service, role: Role | None = Role.ADMIN, namespace: str | None = None) -> TestClient:
+    """A client with a token of that role, or with none."""
+    headers = {}
+    if role is not None:
+        bearer = Identity(name=f"a-{role}", role=role, namespace=namespace)
+        _, secret = service.write("tokens", lambda connection: tokens.add(connection, bearer, service.clock()))
+        headers["Authorization"] = f"Bearer {secret}"
+    return TestClient(create_app(service), base_url=HOST, headers=headers, raise_server_exceptions=False)
+
+
+_uids = itertools.count(1)
+
+
+def add_job(service: Service, name: str = "tiny", **metadata: Any) -> StoredJob:
+    """A job in the store; a name that ends with a dash gets a number."""
+    number = next(_uids)
+    job = PipelineJob.from_manifest(job_manifest(f"{name}{number}" if name.endswith("-") else name, **metadata))
+    uid = f"00000000-0000-0000-0000-{number:012d}"
+
+    def change(connection: Connection) -> StoredJob:
+        return jobs.create(connection, job, uid, "somebody", service.clock())
+
+    return service.write(uid, change)
+
+
+def step_records(uid: str, steps: range, *, attempt: int = 1, first: int = 0, source: str = "rank-0") -> list[Record]:
+    """Metrics and progress of these steps, numbered from ``first`` on."""
+    records = []
+    numbers = itertools.count(first)
+    for step in steps:
+        metrics = StepMetrics(
+            step=step,
+            loss=5.0 - step / 1000,
+            step_seconds=0.5,
+            tokens_per_second=1000.0,
+            learning_rate=1e-3,
+            gradient_norm=1.0,
+            peak_bytes=10**9,
+            attempt=attempt,
+        )
+        told = Progress(step=step, num_steps=1000, phase="Running")
+        for kind, content in ((RecordKind.METRICS, {"metrics": metrics}), (RecordKind.PROGRESS, {"progress": told})):
+            records.append(
+                Record(
+                    uid=uid,
+                    attempt=attempt,
+                    source=source,
+                    sequence=next(numbers),
+                    recorded_at=NOW,
+                    kind=kind,
+                    **content,
+                )
+            )
+    return records
