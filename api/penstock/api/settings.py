@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from penstock.api.locations import Locations
 
 MEBIBYTE = 2**20
 DAY_SECONDS = 86_400.0
@@ -35,14 +38,18 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding)."""
+    """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding).
+
+    ``data_roots`` and ``schedules`` are what jobs may name; see `penstock.api.locations`.
+    """
 
     folder: Path
     database: str = ""
     host: str = "127.0.0.1"
     port: int = 8470
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
-    data_roots: dict[str, Path] = field(default_factory=dict)
+    data_roots: Mapping[str, Path] = field(default_factory=dict)
+    schedules: frozenset[str] = frozenset()
     limits: Limits = Limits()
     retention: Retention = Retention()
 
@@ -54,6 +61,11 @@ class Settings:
     def database_url(self) -> str:
         """The database's; a file in the folder if none was named."""
         return self.database or f"sqlite:///{self.folder / 'penstock.db'}"
+
+    @property
+    def locations(self) -> Locations:
+        """What jobs may name, and where it lies."""
+        return Locations(data_roots=self.data_roots, runs=self.runs, schedules=self.schedules)
 
     @property
     def runs(self) -> Path:

@@ -94,8 +94,9 @@ class Supervisor:
             while not self._report.ended:
                 self._turn()
                 self._pause(POLL_SECONDS)
-        except UserError as mistake:
-            self._tell(replace(self._report, state=AttemptState.FAILED, message=str(mistake), refused=True))
+        except PenstockError as error:
+            refused = isinstance(error, UserError)
+            self._tell(replace(self._report, state=AttemptState.FAILED, message=str(error), refused=refused))
         except StopRequestedError:
             self._tell(replace(self._report, state=AttemptState.FAILED, message="was ended from outside"))
         finally:
@@ -122,9 +123,14 @@ class Supervisor:
         if self._folder.wish(Wish.MEASURE).exists() and not self._measuring and self._report.profile is Step.MISSING:
             self._measuring = True
             self._attempt.measure()
-        if self._folder.binding.exists() and not self._training:
+        if self._folder.wish(Wish.STOP).exists():
+            self._stop()
+        elif self._folder.binding.exists() and not self._training:
             self._train()
-        if self._folder.wish(Wish.STOP).exists() and not self._attempt.stop_requested:
+
+    def _stop(self) -> None:
+        """Ranks that only start do not hear it all: they are told once they run."""
+        if not self._attempt.stop_requested and self._report.state is not AttemptState.STARTING:
             self._attempt.stop()
 
     def _train(self) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, insert
+from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of
 from penstock.api.executor.folder import AttemptFolder
@@ -28,7 +30,10 @@ from penstock.api.store.plans import keep_plan, keep_profile
 from penstock.api.store.plans import plan as stored_plan
 from penstock.api.store.schema import attempts
 from penstock.core.errors import UserError
+from penstock.core.job import JobSpec
 from penstock.core.lifecycle import (
+    LIVE,
+    AttemptState,
     Bind,
     Decision,
     Delete,
@@ -53,6 +58,8 @@ log = logging.getLogger(__name__)
 LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
 """The life cycle's reasons for counting one more failure."""
 
+EXPIRY_LOOK_SECONDS = 30.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reports:
@@ -60,6 +67,15 @@ class Reports:
 
     server: str
     token_file: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Look:
+    """A job as a turn found it. ``seen`` is none if the attempt's files could not be read."""
+
+    stored: StoredJob
+    spec: JobSpec
+    seen: Seen | None
 
 
 class Executor:
@@ -79,21 +95,57 @@ class Executor:
         self._capacity, self._name, self._reports = capacity, name, reports
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
+        self._specs: dict[str, tuple[int, JobSpec]] = {}
+        self._began_at = service.clock()
+        self._expiry_look_at = self._began_at
 
     def turn(self) -> None:
-        """Look at every job once."""
-        found = self._service.read(jobs.unfinished)
-        seen = {each.uid: self._look(each) for each in found}
-        free = self._admitted(found, seen)
+        """Look at every job once. What goes wrong with one is told, and the others go on."""
+        try:
+            found = self._found()
+        except SQLAlchemyError:
+            log.exception("the jobs cannot be read")
+            return
         for each in found:
-            try:
-                self._advance(each, seen[each.uid], each.uid in free)
-            except ChangedMeanwhileError:
-                continue  # somebody changed the job since it was read: the next turn sees it
-            except (OSError, UserError) as error:
-                log.error("job %s/%s (%s): %s", each.namespace, each.name, each.uid, error)
+            if each.delete_requested_at is not None:
+                with _surviving(each):
+                    self._delete(each)
+        kept = [self._look(each) for each in found if each.delete_requested_at is None]
+        looks = [look for look in kept if look is not None]
+        free = self._admitted(looks)
+        for look in looks:
+            with _surviving(look.stored):
+                self._advance(look, look.stored.uid in free)
 
     # Looking
+
+    def _found(self) -> list[StoredJob]:
+        """Jobs that have ended are many, and only expire: they are looked at less often."""
+        now = self._service.clock()
+        expiry = now >= self._expiry_look_at
+        if expiry:
+            self._expiry_look_at = now + EXPIRY_LOOK_SECONDS
+        found = self._service.read(lambda connection: jobs.unfinished(connection, ended=expiry))
+        if expiry:
+            known = {each.uid for each in found}
+            self._specs = {uid: spec for uid, spec in self._specs.items() if uid in known}
+        return found
+
+    def _look(self, stored: StoredJob) -> _Look | None:
+        """None if its manifest cannot be understood."""
+        with _surviving(stored):
+            spec, seen = self._spec(stored), None
+            with _surviving(stored):
+                seen = self._seen(stored)
+            return _Look(stored=stored, spec=spec, seen=seen)
+        return None
+
+    def _spec(self, stored: StoredJob) -> JobSpec:
+        """Parsing costs more than all else of a look, and a spec changes with its generation alone."""
+        known = self._specs.get(stored.uid)
+        if known is None or known[0] != stored.generation:
+            known = self._specs[stored.uid] = (stored.generation, stored.job.spec)
+        return known[1]
 
     def _folder(self, stored: StoredJob) -> AttemptFolder:
         return AttemptFolder(self._root(stored), stored.attempt)
@@ -101,41 +153,46 @@ class Executor:
     def _root(self, stored: StoredJob) -> Path:
         return self._service.settings.runs / stored.uid
 
-    def _look(self, stored: StoredJob) -> Seen:
+    def _seen(self, stored: StoredJob) -> Seen:
+        """In this order: one that is taken up, or ends, in between is not taken for lost."""
         if stored.attempt == 0:
             return Seen()
         folder, supervisors = self._folder(stored), self._supervisors
-        alive = supervisors.alive(folder)  # before its report: one that ends in between has said so
+        started = supervisors.claimed(folder)
+        alive = supervisors.alive(folder)
         return Seen(
-            started=supervisors.claimed(folder),
+            started=started,
             alive=alive,
             stop_wished=supervisors.wished(folder, Wish.STOP),
             report=supervisors.report(folder),
         )
 
-    def _admitted(self, found: list[StoredJob], seen: Mapping[str, Seen]) -> frozenset[str]:
+    def _admitted(self, looks: Sequence[_Look]) -> frozenset[str]:
         waiting = [
-            Waiting(uid=each.uid, number=each.number, priority=each.priority, demand=demand_of(each.job.spec))
-            for each in found
-            if each.phase is Phase.QUEUED and not each.job.spec.run_policy.suspend
+            Waiting(
+                uid=look.stored.uid,
+                number=look.stored.number,
+                priority=look.stored.priority,
+                demand=demand_of(look.spec),
+            )
+            for look in looks
+            if look.stored.phase is Phase.QUEUED and not look.spec.run_policy.suspend
         ]
-        running = [demand_of(each.job.spec) for each in found if self._holds(each, seen[each.uid])]
-        return admitted(waiting, running, self._capacity)
+        return admitted(waiting, [demand_of(look.spec) for look in looks if self._holds(look)], self._capacity)
 
     @staticmethod
-    def _holds(stored: StoredJob, seen: Seen) -> bool:
+    def _holds(look: _Look) -> bool:
         """Whether a job has its cores or devices: from its launch until nothing of it is left."""
-        return seen.alive or stored.phase in (Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING)
+        return look.stored.phase in LIVE or (look.seen is not None and look.seen.alive)
 
     # Deciding
 
-    def _advance(self, stored: StoredJob, seen: Seen, free: bool) -> None:
-        if stored.delete_requested_at is not None:
-            self._delete(stored, seen)
+    def _advance(self, look: _Look, free: bool) -> None:
+        stored, seen, now = look.stored, look.seen, self._service.clock()
+        if seen is None:
             return
         plan, plan_message = self._plan_step(stored)
         predicted = self._plans.get(stored.plan_digest or "")
-        now = self._service.clock()
         looked = observed(
             stored,
             seen,
@@ -143,11 +200,17 @@ class Executor:
             plan=plan,
             plan_message=plan_message,
             predicted_step_seconds=predicted.prediction.step_seconds if predicted and predicted.prediction else None,
+            silent_since=self._began_at,
         )
-        if stored.attempt and not seen.started and not stored.phase.terminal:
-            self._start(stored)
-        for decision in decide(stored.job.spec, looked, now):
-            stored = self._apply(stored, decision, now)
+        unborn = looked.attempt_state is AttemptState.STARTING and not (seen.started or seen.alive)
+        match decide(look.spec, looked, now):
+            case [Launch() as launch, SetPhase() as entered]:
+                self._launch(stored, launch, entered, now)
+            case [] if unborn and stored.phase in LIVE:
+                self._start(stored, now)
+            case decisions:
+                for decision in decisions:
+                    self._apply(stored, decision, now)
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
         """Where planning is, for the newest attempt."""
@@ -187,12 +250,10 @@ class Executor:
 
     # Doing
 
-    def _apply(self, stored: StoredJob, decision: Decision, now: float) -> StoredJob:
+    def _apply(self, stored: StoredJob, decision: Decision, now: float) -> None:
         match decision:
             case SetPhase():
-                return self._enter(stored, decision, now)
-            case Launch():
-                return self._launch(stored, decision, now)
+                self._enter(stored, decision, now)
             case StartProfile():
                 self._supervisors.ask(self._folder(stored), Wish.MEASURE)
             case StartPlan():
@@ -204,25 +265,30 @@ class Executor:
             case Delete():
                 self._supervisors.end(self._folder(stored))
             case Expire():
-                self._service.write(stored.uid, lambda c: jobs.mark_deleted(c, stored.uid, now))
-            case Wait():
-                pass  # every job is looked at again soon
-        return stored
+                self._delete(stored)
+            case Launch() | Wait():
+                pass  # a launch is done with the phase that follows it; every job is looked at again soon
 
-    def _enter(self, stored: StoredJob, decision: SetPhase, now: float) -> StoredJob:
-        lost: dict[str, Any] = {"failures": stored.failures + 1, "failed_at": now} if decision.reason in LOSSES else {}
+    def _enter(self, stored: StoredJob, decision: SetPhase, now: float) -> None:
+        """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start."""
+        if stored.attempt and decision.phase not in LIVE:
+            self._supervisors.end(self._folder(stored))
         if decision.phase.terminal or decision.phase is Phase.SUSPENDED:
-            self._planner.cancel(stored.uid)
+            self._forget_planning(stored)
+        lost: dict[str, Any] = {"failures": stored.failures + 1, "failed_at": now} if decision.reason in LOSSES else {}
 
-        def change(connection: Connection) -> StoredJob:
+        def change(connection: Connection) -> None:
             jobs.require_version(connection, stored.uid, stored.version)
-            phase, reason, message = decision.phase, decision.reason, decision.message
-            return jobs.enter_phase(connection, stored.uid, phase, reason, message, now, **lost)
+            _enter_phase(connection, stored, decision, now, **lost)
 
-        return self._service.write(stored.uid, change)
+        self._service.write(stored.uid, change)
 
-    def _launch(self, stored: StoredJob, decision: Launch, now: float) -> StoredJob:
-        """The attempt's number is kept before anything starts: it can never be given twice."""
+    def _forget_planning(self, stored: StoredJob) -> None:
+        self._planner.cancel(stored.uid)
+        self._no_plan.pop(stored.uid, None)
+
+    def _launch(self, stored: StoredJob, decision: Launch, entered: SetPhase, now: float) -> None:
+        """The attempt's number and the phase are kept together, before anything starts: neither is ever given twice."""
         row = {
             "uid": stored.uid,
             "attempt": decision.attempt,
@@ -240,17 +306,20 @@ class Executor:
             body = {"attempt": decision.attempt, "ranks": decision.ranks, "resumeFrom": decision.resume_from}
             changes = {"attempt": decision.attempt, "started_at": started, "executor": self._name}
             jobs.add_event(connection, stored.uid, "launched", body, now, **changes)
-            return jobs.get(connection, stored.uid)
+            return _enter_phase(connection, stored, entered, now)
 
-        launched = self._service.write(stored.uid, change)
-        self._start(launched)
-        return launched
+        self._start(self._service.write(stored.uid, change), now)
 
-    def _start(self, stored: StoredJob) -> None:
+    def _start(self, stored: StoredJob, now: float) -> None:
         """Idempotent: an attempt that has a supervisor gets no other."""
+        try:
+            job = self._service.settings.locations.resolved(stored.job)
+        except UserError as mistake:
+            self._enter(stored, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
+            return
         root = self._root(stored)
         root.mkdir(parents=True, exist_ok=True)
-        (root / "job.yaml").write_text(yamltext.dump(stored.job.to_manifest()))
+        _replace(root / "job.yaml", yamltext.dump(job.to_manifest()))
         limit = stored.job.spec.run_policy.active_deadline_seconds
         deadline = (stored.started_at or 0.0) + limit if limit else None
         order = Order(
@@ -263,23 +332,43 @@ class Executor:
         self._supervisors.start(self._folder(stored), order)
 
     def _begin_planning(self, stored: StoredJob) -> None:
-        profile = _read_profile(self._root(stored))
+        """What is wrong with the profile will not mend by itself, so the job ends by it as by a plan that fails."""
+        try:
+            profile = _read_profile(self._root(stored))
+        except (UserError, ValueError) as error:
+            self._no_plan[stored.uid] = f"the profile cannot be read: {error}"
+            return
         if profile is None:
             self._no_plan[stored.uid] = "the measurement left no profile; submit the job anew"
             return
-        self._planner.start(stored.uid, Question(spec=stored.job.spec, profile=profile))
+        self._planner.start(stored.uid, Question(spec=self._spec(stored), profile=profile))
 
     def _bind(self, stored: StoredJob) -> None:
         plan = self._plans[stored.plan_digest or ""]
-        _write_json(self._root(stored) / "plan.json", plan.to_manifest())
+        _replace(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
         self._supervisors.bind(self._folder(stored), Binding(plan_digest=plan.digest))
 
-    def _delete(self, stored: StoredJob, seen: Seen) -> None:
-        self._planner.cancel(stored.uid)
-        if seen.alive:
+    def _delete(self, stored: StoredJob) -> None:
+        self._forget_planning(stored)
+        if stored.attempt:
             self._supervisors.end(self._folder(stored))
         now = self._service.clock()
         self._service.write(stored.uid, lambda connection: jobs.mark_deleted(connection, stored.uid, now))
+
+
+@contextmanager
+def _surviving(stored: StoredJob) -> Iterator[None]:
+    """What goes wrong with this job is told, and takes no other along."""
+    try:
+        yield
+    except ChangedMeanwhileError:
+        pass  # somebody changed the job since it was read: the next turn sees it
+    except Exception:  # whatever it is, the other jobs are not to wait for its end
+        log.exception("job %s/%s (%s)", stored.namespace, stored.name, stored.uid)
+
+
+def _enter_phase(connection: Connection, stored: StoredJob, entered: SetPhase, now: float, **more: Any) -> StoredJob:
+    return jobs.enter_phase(connection, stored.uid, entered.phase, entered.reason, entered.message, now, **more)
 
 
 def _read_profile(root: Path) -> Profile | None:
@@ -289,7 +378,8 @@ def _read_profile(root: Path) -> Profile | None:
         return None
 
 
-def _write_json(path: Path, manifest: Mapping[str, Any]) -> None:
+def _replace(path: Path, text: str) -> None:
+    """A supervisor may be reading it, and sees all of it or what was there before."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(manifest, indent=1) + "\n")
+    partial.write_text(text)
     partial.replace(path)

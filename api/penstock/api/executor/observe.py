@@ -29,12 +29,16 @@ def observed(
     plan: Step,
     plan_message: str,
     predicted_step_seconds: float | None,
+    silent_since: float = 0.0,
 ) -> Observed:
-    """What `penstock.core.lifecycle.decide` is asked about."""
+    """What `penstock.core.lifecycle.decide` is asked about.
+
+    Nobody could report before ``silent_since``, when the service began: an attempt is not silent for that long.
+    """
     report = seen.report
     progress = stored.progress
     state = attempt_state(stored, seen)
-    message = plan_message if plan is Step.FAILED else _message(seen, state)
+    of_plan = plan is Step.FAILED and state is not AttemptState.FAILED
     return Observed(
         phase=stored.phase,
         attempt=stored.attempt,
@@ -47,12 +51,12 @@ def observed(
         profile=report.profile if report else Step.MISSING,
         plan=plan,
         failures=stored.failures,
-        message=message,
+        message=plan_message if of_plan else _message(seen, state),
         first_started_at=stored.started_at,
         failed_at=stored.failed_at,
         finished_at=stored.finished_at,
         queued_at=stored.phase_entered_at if stored.phase is Phase.QUEUED else None,
-        last_step_at=progress.reported_at if progress else None,
+        last_step_at=max(progress.reported_at, silent_since) if progress else None,
         predicted_step_seconds=predicted_step_seconds,
         last_checkpoint=report.last_checkpoint if report else None,
     )

@@ -27,6 +27,7 @@ COMMAND = (sys.executable, "-m", "penstock.cli", "supervise")
 END_SECONDS = 20.0
 KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+NOBODY = Claim(pid=0, started_ticks=0, boot_id="")
 
 
 class Supervisors(Protocol):
@@ -61,7 +62,7 @@ class Supervisors(Protocol):
         ...
 
     def end(self, folder: AttemptFolder) -> None:
-        """End whatever is left of the attempt; nothing is when this returns."""
+        """End whatever is left of the attempt; nothing is when this returns, and nothing of it starts any more."""
         ...
 
 
@@ -103,11 +104,13 @@ class ProcessSupervisors:
         return folder.claim.exists()
 
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
-        """See `Supervisors`. One that ended before it claimed anything left only its last words."""
+        """See `Supervisors`. One that ended before it reported anything left only its last words."""
         process = self._started.get(folder)
-        if process is not None and process.poll() is not None and not self.claimed(folder):
+        ended = process is not None and not self.alive(folder)  # before its report: it may write it and end in between
+        found = read(folder.report, AttemptReport)
+        if found is None and ended and process is not None:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
-        return read(folder.report, AttemptReport)
+        return found
 
     def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
         """See `Supervisors`."""
@@ -124,18 +127,21 @@ class ProcessSupervisors:
 
     def end(self, folder: AttemptFolder) -> None:
         """See `Supervisors`. Asked first, because a supervisor ends its ranks faster than they notice by themselves."""
-        self._signal(folder, signal.SIGTERM)
-        if not self._gone(folder, END_SECONDS):
-            self._signal(folder, signal.SIGKILL)
-            self._gone(folder, KILL_SECONDS)
+        _close(folder)
+        for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+            self._signal(folder, number)
+            if self._gone(folder, seconds):
+                return
+        raise TimeoutError(f"the supervisor of {folder.path} outlived SIGKILL")
 
     def _signal(self, folder: AttemptFolder, number: signal.Signals) -> None:
         found, process = read(folder.claim, Claim), self._started.get(folder)
-        if process is not None and process.poll() is None:
-            process.send_signal(number)
-        elif found is not None and is_alive(found):
+        pids = {process.pid} if process is not None and process.poll() is None else set()
+        if found is not None and is_alive(found):
+            pids.add(found.pid)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(found.pid, number)
+                os.kill(pid, number)
 
     def _gone(self, folder: AttemptFolder, seconds: float) -> bool:
         end = time.monotonic() + seconds
@@ -144,6 +150,18 @@ class ProcessSupervisors:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
+
+
+def _close(folder: AttemptFolder) -> None:
+    """Claim the attempt for nobody, unless it was claimed: one that is still starting up finds that, and ends."""
+    if folder.claim.exists():
+        return
+    folder.path.mkdir(parents=True, exist_ok=True)
+    partial = folder.path / f".claim.{os.getpid()}"
+    write(partial, NOBODY)
+    with contextlib.suppress(FileExistsError):
+        folder.claim.hardlink_to(partial)
+    partial.unlink()
 
 
 def _last_words(log: Path, code: int) -> str:

@@ -72,6 +72,7 @@ def create(service: ServiceIn, identity: Editor, document: Document, asked: Once
     job = PipelineJob.from_manifest(document)
     if not identity.may(Role.EDITOR, job.metadata.namespace):
         raise forbidden(Role.EDITOR, job.metadata.namespace)
+    service.settings.locations.resolved(job)
     uid = str(uuid.uuid4())
     now = service.clock()
 

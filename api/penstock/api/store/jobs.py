@@ -190,11 +190,16 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
     return found, _write_cursor(query.sort, last[column.name], last["number"])
 
 
-def unfinished(connection: Connection) -> list[StoredJob]:
-    """What an executor has to look at: all that is not deleted, oldest first."""
-    return [
-        _stored(row) for row in connection.execute(_JOINED.where(jobs.c.deleted_at.is_(None)).order_by(jobs.c.number))
-    ]
+def unfinished(connection: Connection, *, ended: bool = True) -> list[StoredJob]:
+    """What an executor has to look at: all that is not deleted, oldest first.
+
+    Without ``ended`` those are left out that have ended and that nobody wants deleted.
+    """
+    chosen = _JOINED.where(jobs.c.deleted_at.is_(None))
+    if not ended:
+        terminal = [phase.value for phase in Phase if phase.terminal]
+        chosen = chosen.where(or_(jobs.c.phase.not_in(terminal), jobs.c.delete_requested_at.is_not(None)))
+    return [_stored(row) for row in connection.execute(chosen.order_by(jobs.c.number))]
 
 
 def _filtered(chosen: Select[Any], query: Query) -> Select[Any]:

@@ -33,15 +33,34 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="The port.")] = 8470,
     allow_host: Annotated[list[str] | None, typer.Option(help="Another name the service answers to.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: jobs may read it as data://NAME/...")] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="An installed schedule that jobs may name.")] = None,
 ) -> None:
     """Run jobs on this machine for everybody who has a token; they go on when the service ends."""
     from penstock.api.settings import Settings
     from penstock.cli.runs import check_port
     from penstock.cli.serving import serve as answer
 
-    settings = Settings(folder=(folder or default_folder()).absolute(), database=database, host=host, port=port)
+    settings = Settings(
+        folder=(folder or default_folder()).absolute(),
+        database=database,
+        host=host,
+        port=port,
+        data_roots=dict(map(_root, data or ())),
+        schedules=frozenset(schedule or ()),
+    )
     check_port(port, "--port")
     answer(settings.answering_to(host, *(allow_host or ())))
+
+
+def _root(text: str) -> tuple[str, Path]:
+    """``NAME=FOLDER``, of a folder that is there."""
+    from penstock.core.errors import UserError
+
+    name, _, folder = text.partition("=")
+    if not name or not folder or not Path(folder).is_dir():
+        raise UserError(what=f"{text!r} names no folder", where="--data", remedy="write NAME=FOLDER")
+    return name, Path(folder).absolute()
 
 
 def supervise(root: Path, attempt: int) -> None:

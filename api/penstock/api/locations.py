@@ -1,0 +1,93 @@
+"""What a job may name over REST, and where that lies on this machine.
+
+A job names data as ``data://ROOT/PATH`` and checkpoints as ``out://UID/ATTEMPT/STEP``. A path of the machine is
+refused, and so is one that leads out of its root by dots or links: a token for jobs must not read the service's files.
+Schedules are built in, or those that the administrator listed, because an entry point's code runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.errors import UserError
+from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.manifest import nearest
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.schedules.imported import CSV
+from penstock.planner.schedules.registry import BUILT_IN
+
+STDLIB_CORPUS = "python-stdlib"
+DATA, OUT = "data://", "out://"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Locations:
+    """The roots of ``data://`` by name, the folder of runs by uid, and the schedules allowed beside the built-in."""
+
+    data_roots: Mapping[str, Path]
+    runs: Path
+    schedules: frozenset[str] = frozenset()
+
+    def resolved(self, job: PipelineJob) -> PipelineJob:
+        """The job with paths of this machine.
+
+        Raises:
+            UserError: it names what it may not, or what is not there.
+        """
+        spec = job.spec
+        self._check_schedule(spec)
+        tokenizer = spec.data.tokenizer
+        if tokenizer.file is not None:
+            tokenizer = dataclasses.replace(tokenizer, file=self._data(tokenizer.file, "spec.data.tokenizer.file"))
+        source = spec.data.source
+        if source != STDLIB_CORPUS:
+            source = self._data(source, "spec.data.source")
+        begin = spec.checkpoint.resume_from
+        if begin is not None:
+            begin = self._checkpoint(begin, "spec.checkpoint.resumeFrom")
+        return job.with_spec(
+            data=dataclasses.replace(spec.data, source=source, tokenizer=tokenizer),
+            checkpoint=dataclasses.replace(spec.checkpoint, resume_from=begin),
+        )
+
+    def _check_schedule(self, spec: JobSpec) -> None:
+        pinned = spec.parallelism.schedule
+        name = pinned.generator if isinstance(pinned, ScheduleSpec) else pinned
+        allowed = {*BUILT_IN, CSV, *self.schedules}
+        if name is not None and name not in allowed:
+            remedy = nearest(name, tuple(sorted(allowed))) or f"write one of {', '.join(sorted(allowed))}"
+            raise UserError(what=f"{name!r} is not allowed here", where="spec.parallelism.schedule", remedy=remedy)
+
+    def _data(self, text: str, where: str) -> str:
+        name, _, rest = text.removeprefix(DATA).partition("/")
+        if not text.startswith(DATA) or name not in self.data_roots:
+            known = ", ".join(f"{DATA}{root}/..." for root in sorted(self.data_roots))
+            remedy = f"write {known or STDLIB_CORPUS}; an administrator adds roots: penstock serve --data NAME=FOLDER"
+            raise UserError(what=f"{text!r} is not below a root of this service", where=where, remedy=remedy)
+        return str(_below(self.data_roots[name], rest, text, where))
+
+    def _checkpoint(self, text: str, where: str) -> str:
+        parts = text.removeprefix(OUT).strip("/").split("/")
+        remedy = f"write {OUT}UID/ATTEMPT/STEP of a job of this service"
+        if not text.startswith(OUT) or len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+            raise UserError(what=f"{text!r} names no checkpoint", where=where, remedy=remedy)
+        uid, attempt, step = parts
+        folder = _below(self.runs, f"{uid}/checkpoints/a{attempt}/step-{step}", text, where)
+        if not (folder / "manifest.json").is_file():
+            raise UserError(what=f"{text} is not a complete checkpoint", where=where, remedy=remedy)
+        return str(folder)
+
+
+def _below(root: Path, rest: str, text: str, where: str) -> Path:
+    """What lies there, links followed; raises `UserError` if nothing does, or if it lies outside of the root."""
+    try:
+        found = (root / rest.lstrip("/")).resolve(strict=True)
+        inside = found.is_relative_to(root.resolve(strict=True))
+    except (OSError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise UserError(what=f"{text} is not there", where=where, remedy="name a file or folder below the root")
+    return found

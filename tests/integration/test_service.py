@@ -1,0 +1,106 @@
+"""The service with everything real: `penstock serve`, supervisors, ranks and shippers, some of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.api.executor.folder import AttemptFolder
+from penstock.api.store import series
+from penstock.api.store.engine import make_engine, parse_url
+from penstock.api.store.series import ALL_RANKS
+from tests.support.serving import Served, processes_of, served, wait_until
+
+STEPS = 60
+LONG = {"training": {"globalBatch": 2, "steps": 3000, "optimizer": {"learningRate": 1e-3}}}
+PHASES = ["Queued", "Profiling", "Planning", "Binding", "Running", "Succeeded"]
+
+pytestmark = pytest.mark.xdist_group("service")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service: Served) -> dict[int, float]:
+    """The loss of every step, as the service has it, of a job to which nothing happened."""
+    uid = service.submit("undisturbed")
+    service.wait_for("undisturbed", "Succeeded")
+    assert service.phases("undisturbed") == PHASES
+    wait_until(lambda: len(losses(service, uid)) == STEPS)
+    return losses(service, uid)
+
+
+def losses(service: Served, uid: str) -> dict[int, float]:
+    """What charts show."""
+    engine = make_engine(parse_url(f"sqlite:///{service.folder / 'data' / 'penstock.db'}"))
+    with engine.connect() as connection:
+        chart = series.charts(connection, uid).get(("loss", ALL_RANKS), [])
+    engine.dispose()
+    return {point.step: point.last for point in chart}
+
+
+def supervisor_of(service: Served, uid: str, attempt: int) -> int:
+    claim = AttemptFolder(service.run_dir(uid), attempt).claim
+    wait_until(claim.exists)
+    pid: int = json.loads(claim.read_text())["pid"]
+    return pid
+
+
+def test_a_job_is_measured_planned_and_trained(service: Served, undisturbed: dict[int, float]) -> None:
+    assert list(undisturbed) == list(range(STEPS))
+    status = service.status("undisturbed")
+    assert (status["attempt"], status["failures"], status["progress"]["step"]) == (1, 0, STEPS)
+    assert undisturbed[STEPS - 1] < undisturbed[0]
+
+
+def test_a_killed_service_finds_its_job_again(service: Served, undisturbed: dict[int, float]) -> None:
+    uid = service.submit("outlives")
+    service.wait_for("outlives", "Running")
+    service.end(signal.SIGKILL)
+    service.start()
+    status = service.wait_for("outlives", "Succeeded")
+    assert (status["attempt"], status["failures"]) == (1, 0)
+    wait_until(lambda: losses(service, uid) == undisturbed)
+
+
+def test_a_killed_supervisor_is_followed_by_another(service: Served, undisturbed: dict[int, float]) -> None:
+    uid = service.submit("retried")
+    service.wait_for_step("retried", 25)
+    os.kill(supervisor_of(service, uid, 1), signal.SIGKILL)
+    status = service.wait_for("retried", "Succeeded")
+    assert status["attempt"] == 1 + status["failures"]
+    wait_until(lambda: losses(service, uid) == undisturbed)
+
+
+def test_suspended_and_resumed(service: Served) -> None:
+    uid = service.submit("rests", **LONG)
+    service.wait_for_step("rests", 30)
+    assert service.client.post("/v1/jobs/default/rests/suspend").status_code == 200
+    service.wait_for("rests", "Suspended")
+    done = service.steps_done(uid)
+    wait_until(lambda: not [pid for pid in processes_of(service.run_dir(uid)) if pid != os.getpid()])
+    assert service.client.post("/v1/jobs/default/rests/resume").status_code == 200
+    service.wait_for_step("rests", done + 30)
+    assert service.status("rests")["failures"] == 0
+    assert service.client.delete("/v1/jobs/default/rests").status_code == 202
+    wait_until(lambda: service.client.get("/v1/jobs", params={"name": "rests"}).json()["items"] == [])
+    wait_until(lambda: processes_of(service.run_dir(uid)) == [])
+
+
+def test_a_job_that_cannot_be_planned_says_why(service: Served) -> None:
+    service.submit("pinned", parallelism={"pp": 2, "slices": 4, "stages": [2, 0], "schedule": "zbv"})
+    wait_until(lambda: service.status("pinned")["phase"] == "Failed")
+    assert "remedy" in service.status("pinned")["message"]
+
+
+def test_a_service_that_is_asked_to_end_does(service: Served) -> None:
+    assert service.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+    service.start()
