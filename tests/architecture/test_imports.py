@@ -17,7 +17,7 @@ THIRD_PARTIES = {
     "planner": {"numba", "numpy", "ruamel", "scipy"},
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
-    "api": {"alembic", "fastapi", "pydantic", "sqlalchemy", "starlette"},
+    "api": {"alembic", "fastapi", "httpx", "pydantic", "sqlalchemy", "starlette"},
     "cli": {"httpx", "numpy", "plotly", "rich", "safetensors", "tokenizers", "torch", "typer", "uvicorn"},
 }
 PURE = ("core", "planner", "view")

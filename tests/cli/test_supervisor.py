@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.api.executor.folder import AttemptFolder
-from penstock.api.executor.supervisors import is_alive
-from penstock.cli import supervisor
-from penstock.cli.state import locked
 from penstock.cli.stopping import StopRequests
-from penstock.cli.supervisor import DEADLINE, ClaimedError, Supervisor, claim, shipping, supervise, this_process
+from penstock.cli.supervisor import DEADLINE, Supervisor
 from penstock.cli.workers import Ranks
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
-from penstock.core.plan import Plan
-from penstock.core.records import LogLine, RecordKind
-from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
-from penstock.planner import yamltext
-from penstock.planner.search import Reporter
+from penstock.core.supervision import AttemptReport, Binding, Order, Wish
 from penstock.trainer.launch import Failure, Outcome
-from penstock.trainer.outbox import Outbox
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import StatusFile, read_status, status_path
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, killed, refused
-from tests.support.ingest_server import IngestServer, Request
-from tests.support.manifests import example
 from tests.support.sample_run import sample_plan
+from tests.support.supervised import EVERY, STEPS, FakeDecider, sample_job
 
-STEPS = 20
-EVERY = 5
 PATIENCE_SECONDS = 60.0
 SILENT = Script(until=6, end=None)
-
-
-class FakeDecider:
-    """A profile is found or not, or asking for one goes wrong."""
-
-    def __init__(self, *, has_profile: bool = False, error: Exception | None = None) -> None:
-        self.has_profile, self.error = has_profile, error
-        self.kept = 0
-
-    def find_profile(self) -> bool:
-        if self.error is not None:
-            raise self.error
-        return self.has_profile
-
-    def keep_profile(self) -> None:
-        self.kept += 1
-
-    def find_plan(self) -> Plan | None:
-        raise AssertionError("the service plans")
-
-    def plan(self, reporter: Reporter) -> Plan:
-        raise AssertionError("the service plans")
 
 
 class Bench:
@@ -139,10 +99,6 @@ class Bench:
             self.wish(Wish.MEASURE)
         if report.state is AttemptState.READY and report.profile is Step.DONE:
             self.bind()
-
-
-def sample_job() -> PipelineJob:
-    return PipelineJob.from_manifest(example(training__steps=STEPS, checkpoint={"everySteps": EVERY}))
 
 
 def fail_with(error: Exception) -> Callable[[], None]:
@@ -516,212 +472,3 @@ def test_a_report_that_vanished_is_written_again(tmp_path: Path) -> None:
 
     bench.meanwhile = meanwhile
     assert bench.supervise().state is AttemptState.STOPPED
-
-
-# Claiming
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> AttemptFolder:
-    folder = AttemptFolder(tmp_path, 3)
-    folder.path.mkdir(parents=True)
-    return folder
-
-
-def claim_in(folder: AttemptFolder) -> Claim:
-    return Claim.from_manifest(json.loads(folder.claim.read_text()))
-
-
-def test_a_claim_names_this_very_process(folder: AttemptFolder) -> None:
-    claim(folder)
-    found = claim_in(folder)
-    assert found == this_process()
-    assert found.pid == os.getpid()
-    assert found.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert is_alive(found)
-    assert not is_alive(dataclasses.replace(found, started_ticks=found.started_ticks - 1))
-
-
-def test_the_start_is_since_the_machine_s(folder: AttemptFolder) -> None:
-    uptime_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
-    assert 0 < this_process().started_ticks <= uptime_ticks
-
-
-def test_a_second_claim_changes_nothing(folder: AttemptFolder) -> None:
-    first = Claim(pid=1, started_ticks=2, boot_id="another time")
-    write_json(folder.claim, first.to_manifest())
-    with pytest.raises(ClaimedError, match="attempt 3"):
-        claim(folder)
-    assert claim_in(folder) == first
-    assert list(folder.path.iterdir()) == [folder.claim]
-
-
-def test_attempts_are_claimed_one_by_one(folder: AttemptFolder) -> None:
-    claim(folder)
-    other = AttemptFolder(folder.root, 4)
-    other.path.mkdir()
-    claim(other)
-    with pytest.raises(ClaimedError):
-        claim(folder)
-
-
-# The whole process
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.0)
-
-
-def ordered(root: Path, **changes: Any) -> AttemptFolder:
-    """What the service leaves for a supervisor: the job, the order, and here already plan and binding."""
-    run, folder = RunDir(root), AttemptFolder(root, 3)
-    folder.path.mkdir(parents=True)
-    run.job.write_text(yamltext.dump(sample_job().to_manifest()))
-    write_json(folder.order, Order(uid="u-1", attempt=3, **changes).to_manifest())
-    write_json(run.plan, sample_plan().to_manifest())
-    write_json(folder.binding, Binding(plan_digest=sample_plan().digest).to_manifest())
-    return folder
-
-
-def state_in(folder: AttemptFolder) -> AttemptState:
-    return AttemptReport.from_manifest(json.loads(folder.report.read_text())).state
-
-
-def deciding(job: PipelineJob, run: RunDir) -> FakeDecider:
-    return FakeDecider(has_profile=True)
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_process_claims_and_supervises(tmp_path: Path) -> None:
-    folder, workers = ordered(tmp_path), FakeWorkers()
-    assert supervise(tmp_path, 3, workers=workers, decider=deciding) == 0
-    assert claim_in(folder) == this_process()
-    assert state_in(folder) is AttemptState.SUCCEEDED
-    assert workers.started == ["prepare", "train 3 on 2"]
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_failure_is_an_exit_code(tmp_path: Path) -> None:
-    folder = ordered(tmp_path)
-    workers = FakeWorkers(scripts=[Script(until=3, end=killed())])
-    assert supervise(tmp_path, 3, workers=workers, decider=deciding) == 1
-    assert state_in(folder) is AttemptState.FAILED
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_real_signal_ends_the_supervisor_in_order(tmp_path: Path) -> None:
-    folder = ordered(tmp_path)
-    script = Script(end=None, before=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    workers = FakeWorkers(scripts=[script])
-    handler = signal.getsignal(signal.SIGTERM)
-    assert supervise(tmp_path, 3, workers=workers, decider=deciding) == 1
-    assert state_in(folder) is AttemptState.FAILED
-    assert not workers.alive
-    assert signal.getsignal(signal.SIGTERM) is handler
-
-
-def test_a_second_supervisor_of_an_attempt_touches_nothing(tmp_path: Path) -> None:
-    folder, workers = ordered(tmp_path), FakeWorkers()
-    write_json(folder.claim, Claim(pid=1, started_ticks=2, boot_id="another time").to_manifest())
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ClaimedError):
-        supervise(tmp_path, 3, workers=workers, decider=deciding)
-    assert sorted(tmp_path.rglob("*")) == before
-    assert workers.started == []
-
-
-def test_the_run_directory_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
-    ordered(tmp_path)
-    workers = FakeWorkers()
-    with locked(tmp_path), pytest.raises(UserError, match="is in use"):
-        supervise(tmp_path, 3, workers=workers, decider=deciding)
-    assert workers.started == []
-
-
-# Shipping beside it
-
-
-class FakeProcess:
-    """Notes what was started, and whether it was asked to end."""
-
-    def __init__(self, command: list[str], *, start_new_session: bool) -> None:
-        self.command, self.start_new_session, self.asked = command, start_new_session, False
-
-    def terminate(self) -> None:
-        self.asked = True
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
-    started: list[FakeProcess] = []
-
-    def start(command: list[str], **options: Any) -> FakeProcess:
-        started.append(FakeProcess(command, **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    return started
-
-
-def test_without_a_server_nothing_is_shipped(tmp_path: Path, processes: list[FakeProcess]) -> None:
-    with shipping(tmp_path, Order(uid="u-1", attempt=3)):
-        pass
-    assert processes == []
-
-
-def test_a_shipper_is_asked_to_end_when_the_attempt_has(tmp_path: Path, processes: list[FakeProcess]) -> None:
-    order = Order(uid="u-1", attempt=3, server="http://127.0.0.1:9", token_file="/t")
-    with shipping(tmp_path, order):
-        assert not processes[0].asked
-    assert processes[0].asked
-    assert processes[0].start_new_session
-    command = [sys.executable, "-m", "penstock.cli", "ship", str(tmp_path), "--server", order.server]
-    assert processes[0].command == [*command, "--token-file", "/t"]
-
-
-def test_a_shipper_is_asked_to_end_whatever_happened(tmp_path: Path, processes: list[FakeProcess]) -> None:
-    order = Order(uid="u-1", attempt=3, server="http://127.0.0.1:9", token_file="/t")
-    with pytest.raises(ZeroDivisionError), shipping(tmp_path, order):
-        1 / 0  # noqa: B018
-    assert processes[0].asked
-
-
-@pytest.fixture
-def real_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """What was started in the test, which ends with it."""
-    started: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen
-
-    def note(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(start(*arguments, **options))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", note)
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def test_a_shipper_outlives_the_block_until_all_is_acknowledged(
-    tmp_path: Path, real_processes: list[subprocess.Popen[bytes]]
-) -> None:
-    run = RunDir(tmp_path)
-    run.create()
-    box = Outbox(run.outbox, uid="u-1", attempt=3, source="rank-0", clock=lambda: 1.0)
-    box.put(RecordKind.LOG, log=LogLine(rank=0, level="info", message="hello"))
-    box.close()
-    (tmp_path / "token").write_text("secret\n")
-    came, block_is_over = threading.Event(), threading.Event()
-
-    def answer(request: Request) -> tuple[int, bytes]:
-        came.set()
-        return (200, b'{"sequence": 0}') if block_is_over.is_set() else (503, b"")
-
-    with IngestServer(answer) as server:
-        with shipping(tmp_path, Order(uid="u-1", attempt=3, server=server.url, token_file=str(tmp_path / "token"))):
-            assert came.wait(PATIENCE_SECONDS)
-        block_is_over.set()
-        assert real_processes[0].wait(PATIENCE_SECONDS) == 0
-        assert len(server.requests) > 1

@@ -13,7 +13,7 @@ from penstock.api.executor.folder import AttemptFolder
 from penstock.api.store import series
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.series import ALL_RANKS
-from tests.support.serving import Served, processes_of, served, wait_until
+from tests.support.serving import Served, processes_of, served, served_job, wait_until
 
 STEPS = 60
 LONG = {"training": {"globalBatch": 2, "steps": 3000, "optimizer": {"learningRate": 1e-3}}}
@@ -80,17 +80,25 @@ def test_a_killed_supervisor_is_followed_by_another(service: Served, undisturbed
     wait_until(lambda: losses(service, uid) == undisturbed)
 
 
-def test_suspended_and_resumed(service: Served) -> None:
-    uid = service.submit("rests", **LONG)
+def test_suspended_and_resumed_from_the_command_line(service: Served) -> None:
+    command, manifest = service.command, service.folder / "rests.json"
+    manifest.write_text(json.dumps(served_job("rests", **LONG)))
+    assert "valid" in command("submit", manifest, "--dry-run")[1]
+    assert "Pending" in command("submit", manifest)[0]
+    uid = service.uid("rests")
     service.wait_for_step("rests", 30)
-    assert service.client.post("/v1/jobs/default/rests/suspend").status_code == 200
-    service.wait_for("rests", "Suspended")
+    command("suspend", "rests")
+    assert "Suspended" in command("watch", "rests")[1]
+    told = json.loads(command("status", "rests", "-o", "json")[0])
+    assert (told["status"]["phase"], told["spec"]["runPolicy"]) == ("Suspended", {"suspend": True})
     done = service.steps_done(uid)
     wait_until(lambda: not [pid for pid in processes_of(service.run_dir(uid)) if pid != os.getpid()])
-    assert service.client.post("/v1/jobs/default/rests/resume").status_code == 200
+    command("resume", "rests", "--server", str(service.client.base_url))
     service.wait_for_step("rests", done + 30)
     assert service.status("rests")["failures"] == 0
-    assert service.client.delete("/v1/jobs/default/rests").status_code == 202
+    command("delete", "rests")
+    _, told_twice = command("delete", "none", code=2)
+    assert "there is no job default/none" in told_twice
     wait_until(lambda: service.client.get("/v1/jobs", params={"name": "rests"}).json()["items"] == [])
     wait_until(lambda: processes_of(service.run_dir(uid)) == [])
 

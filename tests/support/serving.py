@@ -32,17 +32,20 @@ class Served:
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
-        environment = {"XDG_CONFIG_HOME": str(self.folder / "config")}
-        arguments = ["serve", "--folder", self.folder / "data", "--port", str(self.port)]
+        arguments: list[str | Path] = ["serve", "--folder", self.folder / "data", "--port", str(self.port)]
         (self.folder / "text").mkdir(parents=True, exist_ok=True)
         (self.folder / "text" / "a.py").write_text(TEXT)
-        command = Command(self.folder, environment)
-        self.process = command.start(*arguments, "--data", f"text={self.folder / 'text'}")
+        self.process = self.command.start(*arguments, "--data", f"text={self.folder / 'text'}")
         configuration = self.folder / "config" / "penstock" / "service.json"
         wait_until(lambda: configuration.exists() and self._ready())
         found = json.loads(configuration.read_text())
         bearer = {"Authorization": f"Bearer {found['token']}"}
         self.client = httpx.Client(base_url=found["server"], headers=bearer, timeout=30, trust_env=False)
+
+    @property
+    def command(self) -> Command:
+        """`penstock` as somebody runs it who was told of the service."""
+        return Command(self.folder, {"XDG_CONFIG_HOME": str(self.folder / "config")})
 
     def _ready(self) -> bool:
         assert self.process is not None

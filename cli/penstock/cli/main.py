@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands import planning, results, running, serving, setup
+from penstock.cli.commands import administration, planning, remote, results, running, serving, setup
 from penstock.core.errors import PenstockError, UserError
 
 RUN_FAILED = 1
@@ -37,6 +37,8 @@ setup.register(app)
 planning.register(app)
 running.register(app)
 serving.register(app)
+remote.register(app)
+administration.register(app)
 results.register(app)
 
 

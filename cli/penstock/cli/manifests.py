@@ -41,6 +41,20 @@ def read_job(path: Path, warn: Warn) -> PipelineJob:
     return _with_schedule(job, warn)
 
 
+def read_for_service(path: Path, warn: Warn) -> PipelineJob:
+    """The job in ``path`` as a service reads it: a schedule file becomes part of it, URIs are the service's to resolve.
+
+    Raises:
+        UserError: it cannot be read, or something in it is wrong.
+    """
+    manifest = _load_yaml(path)
+    if isinstance(manifest, Mapping) and isinstance(manifest.get("spec"), Mapping):
+        spec = dict(manifest["spec"])
+        _make_schedule_absolute(spec, path.absolute().parent)
+        manifest = {**manifest, "spec": spec}
+    return _with_schedule(PipelineJob.from_manifest(manifest), warn)
+
+
 def read_cluster(path: Path) -> ClusterSpec:
     """The described hardware in ``path``."""
     return _named(path, ClusterSpec.from_manifest, _load_yaml(path))
@@ -101,10 +115,14 @@ def _resolved(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     resolved = dict(spec)
     for *parents, name in _PATHS:
         _make_absolute(resolved, parents, name, folder)
-    schedule = _at(resolved, ["parallelism"]).get("schedule")
-    if isinstance(schedule, str) and schedule.endswith(SCHEDULE_SUFFIX):
-        _make_absolute(resolved, ["parallelism"], "schedule", folder)
+    _make_schedule_absolute(resolved, folder)
     return _with_vocab(resolved)
+
+
+def _make_schedule_absolute(spec: dict[str, Any], folder: Path) -> None:
+    schedule = _at(spec, ["parallelism"]).get("schedule")
+    if isinstance(schedule, str) and schedule.endswith(SCHEDULE_SUFFIX):
+        _make_absolute(spec, ["parallelism"], "schedule", folder)
 
 
 def _at(place: Mapping[str, Any], path: list[str]) -> Mapping[str, Any]:

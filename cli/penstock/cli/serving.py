@@ -13,6 +13,7 @@ import uvicorn
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Identity, Role
+from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.planning import ProcessPlanner
@@ -26,19 +27,13 @@ from penstock.cli.output import say
 LOOK_SECONDS = 0.5
 
 
-def configuration_file() -> Path:
-    """Where the command line and the client look for a service and a token."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return home / "penstock" / "service.json"
-
-
 def serve(settings: Settings) -> None:
     """Answer until SIGINT or SIGTERM; jobs go on without the service."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     make_schema(settings)
     service = open_service(settings)
     url = f"http://{settings.host}:{settings.port}"
-    introduce(service, url, configuration_file())
+    introduce(service, url, configuration_file(os.environ, Path.home()))
     reports = Reports(server=url, token_file=ingest_token(service))
     executor = Executor(
         service,

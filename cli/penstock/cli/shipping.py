@@ -10,15 +10,19 @@ import contextlib
 import fcntl
 import gzip
 import json
-import os
+import select
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO
 
 from penstock.cli.stopping import listening
 from penstock.trainer.rundir import RunDir, write_json
+
+if TYPE_CHECKING:
+    import httpx
 
 MOST_RECORDS = 500
 MOST_BYTES = 2**20
@@ -27,8 +31,8 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
 DRAIN_SECONDS = 3600.0
 
 STALE = 409
-TOO_LARGE = 413
-REFUSED = frozenset({400, 404, 422})
+UNKNOWN_JOB = 404
+REFUSED = frozenset({400, 413, 422})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +54,10 @@ class Post(Protocol):
 
 @dataclass
 class _Box:
-    """One outbox file: where reading goes on, and the last sequence that was acknowledged."""
+    """One outbox file: its first line, where reading goes on, and the last sequence that was acknowledged."""
 
     path: Path
-    inode: int = 0
+    first: bytes = b""
     offset: int = 0
     sequence: int = -1
     closed: bool = False
@@ -107,19 +111,20 @@ class Shipper:
 
     def _next(self, box: _Box) -> list[_Line]:
         """The next batch. A file that was rewritten is read from its start, and what was acknowledged is left out."""
-        inode = box.path.stat().st_ino
-        if inode != box.inode:
-            box.inode, box.offset = inode, 0
         found: list[_Line] = []
         size = 0
-        for line in _lines(box.path, box.offset):
-            if line.sequence <= box.sequence:
-                box.offset = line.stop
-                continue
-            if found and (len(found) == self._most_records or size + len(line.text) > MOST_BYTES):
-                break
-            found.append(line)
-            size += len(line.text)
+        with box.path.open("rb") as file:
+            first = file.readline()
+            if first != box.first:  # an inode would not tell: its number may be given again
+                box.first, box.offset = first, 0
+            for line in _lines(file, box.offset):
+                if line.sequence <= box.sequence:
+                    box.offset = line.stop
+                    continue
+                if found and (len(found) == self._most_records or size + len(line.text) > MOST_BYTES):
+                    break
+                found.append(line)
+                size += len(line.text)
         return found
 
     def _send(self, box: _Box, lines: list[_Line]) -> bool:
@@ -133,10 +138,10 @@ class Shipper:
             self.say(f"{box.path.name}: another attempt has followed; the rest of this one is not sent")
             box.closed = True
             return True
-        if reply.status == TOO_LARGE and len(lines) > 1:
-            self._most_records = len(lines) // 2
+        if reply.status in REFUSED and len(lines) > 1:
+            self._most_records = len(lines) // 2  # the one that is at fault will be alone in the end
             return True
-        if reply.status in REFUSED or reply.status == TOO_LARGE:
+        if reply.status in REFUSED or reply.status == UNKNOWN_JOB:
             self.say(f"{box.path.name}: {len(lines)} records were refused and are left out: {reply.detail}")
             self._acknowledge(box, lines)
             return True
@@ -154,32 +159,43 @@ def _memory(path: Path) -> Path:
 def _remembered(path: Path) -> _Box:
     try:
         return _Box(path=path, sequence=int(json.loads(_memory(path).read_text())["sequence"]))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return _Box(path=path)
 
 
-def _lines(path: Path, offset: int) -> Iterator[_Line]:
-    """The complete lines from ``offset`` on."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        for text in file:
-            offset += len(text)
-            if text.endswith(b"\n"):
-                yield _Line(text=text.rstrip(), sequence=int(json.loads(text)["sequence"]), stop=offset)
+def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
+    """The complete lines from ``offset`` on; one that is no record, as a lost power leaves it, is passed over."""
+    file.seek(offset)
+    for text in file:
+        if not text.endswith(b"\n"):
+            return  # its rest may have come by now, and would be taken for a line
+        offset += len(text)
+        try:
+            sequence = int(json.loads(text)["sequence"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
 
 
 def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None]) -> bool:
-    """Ship the outbox of the run in ``root`` for as long as the parent process lives and asks nothing else, then what
-    is left; whether everything was acknowledged. A second shipper of a run waits for the first.
+    """Ship the outbox of the run in ``root`` until stdin ends or somebody asks to stop, then what is left; whether
+    everything was acknowledged. A second shipper of a run waits for the first.
+
+    Whoever starts this holds the other end of stdin: however that process ends, it is noticed here.
     """
-    parent = os.getppid()
     outbox = RunDir(root).outbox
     outbox.mkdir(parents=True, exist_ok=True)
     with listening() as requests, (outbox / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with http_post(server, token_file) as post:
             shipper = Shipper(outbox=outbox, post=post, say=say)
-            return shipper.run(lambda: bool(requests.received) or os.getppid() != parent)
+            return shipper.run(lambda: bool(requests.received) or _is_over(sys.stdin))
+
+
+def _is_over(stream: TextIO) -> bool:
+    """Whether nobody holds the other end any more."""
+    readable, _, _ = select.select([stream], [], [], 0)
+    return bool(readable) and not stream.read(1)
 
 
 @contextlib.contextmanager
@@ -191,13 +207,21 @@ def http_post(server: str, token_file: Path) -> Iterator[Post]:
     with httpx.Client(base_url=server, timeout=httpx.Timeout(10.0), trust_env=False) as client:
 
         def post(body: bytes) -> Reply:
-            bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
             try:
+                bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
                 answer = client.post("/v1/ingest", content=body, headers={**headers, **bearer})
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, OSError, ValueError) as error:
                 return Reply(status=0, detail=str(error))
-            if answer.status_code == 200:
-                return Reply(status=200, sequence=int(answer.json()["sequence"]))
-            return Reply(status=answer.status_code, detail=answer.text[:500])
+            return _read(answer)
 
         yield post
+
+
+def _read(answer: httpx.Response) -> Reply:
+    """What somebody else answers, a proxy for one, is no answer, whatever its status says."""
+    if answer.status_code != 200:
+        return Reply(status=answer.status_code, detail=answer.text[:500])
+    try:
+        return Reply(status=200, sequence=int(answer.json()["sequence"]))
+    except (ValueError, KeyError, TypeError):
+        return Reply(status=0, detail=f"the answer is none of a service's: {answer.text[:500]}")

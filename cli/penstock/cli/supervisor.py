@@ -129,7 +129,7 @@ class Supervisor:
             self._train()
 
     def _stop(self) -> None:
-        """Ranks that only start do not hear it all: they are told once they run."""
+        """Ranks that still start might not hear it, so they are told once they run."""
         if not self._attempt.stop_requested and self._report.state is not AttemptState.STARTING:
             self._attempt.stop()
 
@@ -180,11 +180,11 @@ def shipping(root: Path, order: Order) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-m", "penstock.cli", "ship", str(root), "--server", order.server]
-    process = subprocess.Popen([*command, "--token-file", order.token_file], start_new_session=True)
-    try:
+    command += ["--token-file", order.token_file]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    with process.stdin:  # it goes on until this end is closed, by this block or by the death of this process
         yield
-    finally:
-        process.terminate()
 
 
 def supervise(root: Path, attempt: int, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], Decider]) -> int:
@@ -197,10 +197,16 @@ def supervise(root: Path, attempt: int, *, workers: Workers, decider: Callable[[
     run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), attempt)
     order = Order.from_manifest(json.loads(folder.order.read_text()))
     claim(folder)
-    with listening() as requests, contextlib.ExitStack() as stack:
-        run.create()
-        stack.enter_context(locked(run.root))
-        job = run.read_job()
-        stack.enter_context(shipping(run.root, order))
-        supervisor = Supervisor(job, run, order, workers=workers, decider=decider(job, run), requests=requests)
-        return 0 if supervisor.run().state is not AttemptState.FAILED else 1
+    try:
+        with listening() as requests, contextlib.ExitStack() as stack:
+            run.create()
+            stack.enter_context(locked(run.root))
+            job = run.read_job()
+            stack.enter_context(shipping(run.root, order))
+            supervisor = Supervisor(job, run, order, workers=workers, decider=decider(job, run), requests=requests)
+            return 0 if supervisor.run().state is not AttemptState.FAILED else 1
+    except Exception as error:
+        report = AttemptReport(state=AttemptState.FAILED, message=str(error), refused=isinstance(error, UserError))
+        with contextlib.suppress(OSError):
+            write_json(folder.report, report.to_manifest())
+        raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.options import Cluster, ExistingRun, Job, MeasuredProfile, MetricsPort, Output, RunDirectory
+from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, MetricsPort, Output, RunDirectory
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
@@ -33,11 +33,24 @@ def run(job: Job, run_dir: RunDirectory = None, metrics_port: MetricsPort = None
     _conclude(start(read_job(job, output.warn), run_dir, metrics_port), form)
 
 
-def resume(run_dir: ExistingRun, metrics_port: MetricsPort = None, form: Output = Format.TEXT) -> None:
+def resume(
+    target: Annotated[Path, typer.Argument(help="The directory of a run; with --server the name of a job.")],
+    metrics_port: MetricsPort = None,
+    server: Annotated[str | None, typer.Option("--server", help="Resume a suspended job of this service.")] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The job's namespace.")] = "default",
+    form: Output = Format.TEXT,
+) -> None:
     """Go on with a run that failed or was stopped, from its last checkpoint."""
+    if server is not None:
+        from penstock.api.client import Place
+        from penstock.cli.remote import connected, show_jobs
+
+        with connected(server) as client:
+            show_jobs([client.resume(Place(name=str(target), namespace=namespace))], form)
+        return
     from penstock.cli.runs import resume as go_on
 
-    _conclude(go_on(run_dir, metrics_port), form)
+    _conclude(go_on(target, metrics_port), form)
 
 
 def _conclude(ended: Ended, form: Format) -> None:

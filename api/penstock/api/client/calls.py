@@ -1,0 +1,123 @@
+"""Every call of the service as data: what to send, and how to read the answer. Nothing is sent here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from penstock.api.client.types import Event, Job, Page, ServiceError
+from penstock.core.job import PipelineJob
+
+T = TypeVar("T")
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
+MOST_TRIES = 6
+TRY_AGAIN = frozenset({0, 408, 429, 502, 503, 504})
+"""No answer, or one that another try may change. Every call may be sent twice: a POST carries its key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Generic[T]):
+    """One request; ``read`` makes its answer of the JSON that comes back."""
+
+    method: str
+    path: str
+    read: Callable[[Any], T]
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A job's namespace and name."""
+
+    name: str
+    namespace: str = "default"
+
+    @property
+    def path(self) -> str:
+        """Where the service has it."""
+        return f"/v1/jobs/{quote(self.namespace, safe='')}/{quote(self.name, safe='')}"
+
+    def __str__(self) -> str:
+        return self.name if self.namespace == "default" else f"{self.namespace}/{self.name}"
+
+
+def submit(job: PipelineJob, key: str) -> Call[Job]:
+    """Make a job; sent again with the same key it is made once."""
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    body = json.dumps(job.to_manifest()).encode()
+    return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, body=body, headers=headers)
+
+
+def get(place: Place) -> Call[Job]:
+    """The job that lives under this name, else the latest that did."""
+    return Call(method="GET", path=place.path, read=Job.from_manifest)
+
+
+def page(query: Mapping[str, Any]) -> Call[Page]:
+    """Some jobs, as the query asks."""
+    asked = {name: value for name, value in query.items() if value not in (None, "", [], ())}
+    return Call(method="GET", path="/v1/jobs", read=Page.from_manifest, query=asked)
+
+
+def act(place: Place, action: str, key: str, etag: str | None = None) -> Call[Job]:
+    """Suspend or resume a job."""
+    headers = {"Idempotency-Key": key, **({"If-Match": etag} if etag else {})}
+    return Call(method="POST", path=f"{place.path}/{action}", read=Job.from_manifest, headers=headers)
+
+
+def delete(place: Place, etag: str | None = None) -> Call[Job]:
+    """End a job and free its name."""
+    return Call(method="DELETE", path=place.path, read=Job.from_manifest, headers={"If-Match": etag} if etag else {})
+
+
+def events(place: Place, after: int) -> Call[tuple[Event, ...]]:
+    """What happened to a job after the event of that number."""
+    return Call(
+        method="GET",
+        path=f"{place.path}/events",
+        read=lambda value: tuple(map(Event.from_manifest, value["items"])),
+        query={"after": after, "limit": 1000},
+    )
+
+
+def refusal(status: int, document: Any) -> ServiceError:
+    """The error that a problem document tells, or an answer that is none."""
+    if not isinstance(document, Mapping):
+        return ServiceError(status=status, kind="unknown", detail=f"the service answered {status} without a reason")
+    return ServiceError(
+        status=status,
+        kind=str(document.get("type", "")).rpartition("/")[2] or "unknown",
+        detail=str(document.get("detail", f"the service answered {status}")),
+        where=str(document.get("where", "")),
+        remedy=str(document.get("remedy", "")),
+    )
+
+
+def unreachable(server: str, reason: str) -> ServiceError:
+    """The error that no answer is."""
+    return ServiceError(
+        status=0,
+        kind="unreachable",
+        detail=f"{server} cannot be reached: {reason}",
+        where="--server",
+        remedy="start it with penstock serve, or name another",
+    )
+
+
+def pause_before(tries: int, problem: ServiceError, retry_after: str | None) -> float:
+    """How long to wait before the next try: what the service says, else 0.2, 0.4, ... up to 5 seconds.
+
+    Raises:
+        ServiceError: the problem, if another try would not change it, or there were tries enough.
+    """
+    if problem.status not in TRY_AGAIN or tries >= MOST_TRIES:
+        raise problem
+    if retry_after is not None and retry_after.isdecimal():
+        return float(min(int(retry_after), 60))
+    return float(min(FIRST_PAUSE_SECONDS * 2 ** (tries - 1), LONGEST_PAUSE_SECONDS))

@@ -1,0 +1,50 @@
+"""Which service is meant, and with which token: named, in the environment, or as `penstock serve` wrote it down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.errors import UserError
+
+SERVER, TOKEN = "PENSTOCK_SERVER", "PENSTOCK_TOKEN"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A service's URL, and a token for it."""
+
+    server: str
+    token: str
+
+
+def configuration_file(environment: Mapping[str, str], home: Path) -> Path:
+    """Where this user's services are written down."""
+    return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "penstock" / "service.json"
+
+
+def target(server: str | None, environment: Mapping[str, str], home: Path) -> Target:
+    """The service that is meant; raises `UserError` if none is known, or no token for it."""
+    written = _read(configuration_file(environment, home))
+    url = server or environment.get(SERVER) or written.get("server")
+    if not url:
+        remedy = f"start one with penstock serve, name one with --server URL, or set {SERVER}"
+        raise UserError(what="no service is known", where="--server", remedy=remedy)
+    token = environment.get(TOKEN) or (written.get("token") if url == written.get("server") else None)
+    if not token:
+        remedy = f"set {TOKEN}; an administrator makes tokens: POST /v1/tokens"
+        raise UserError(what=f"no token is known for {url}", where=TOKEN, remedy=remedy)
+    return Target(server=url.rstrip("/"), token=token)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        remedy = "mend or delete it; penstock token create makes a new token"
+        raise UserError(what=f"cannot be read: {error}", where=str(path), remedy=remedy) from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,129 @@
+"""What a service answers, as frozen types. Fields that this version does not know are passed over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from penstock.core.errors import PenstockError
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Phase
+from penstock.core.manifest import Manifest, camel
+
+
+class ServiceError(PenstockError):
+    """The service refused, or could not be reached (``status`` 0); ``kind`` names the problem document's type."""
+
+    def __init__(self, *, status: int, kind: str, detail: str, where: str = "", remedy: str = "") -> None:
+        self.status, self.kind, self.detail = status, kind, detail
+        self.where, self.remedy = where, remedy
+        place = f"{where}: " if where else ""
+        super().__init__(f"{place}{detail}" + (f"\n  remedy: {remedy}" if remedy else ""))
+
+
+class _Answer(Manifest):
+    """Reads what it knows."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_manifest(cls, value: Any, path: str = "") -> Self:
+        """The answer in ``value``."""
+        known = {camel(field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        if isinstance(value, Mapping):
+            value = {name: item for name, item in value.items() if name in known}
+        return super().from_manifest(value, path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress(_Answer):
+    """The newest report of a job's ranks; ``loss`` in nats per token."""
+
+    step: int
+    num_steps: int
+    loss: float | None = None
+    step_seconds: float | None = None
+    last_checkpoint: int | None = None
+    reported_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status(_Answer):
+    """Where a job stands; times as ISO 8601."""
+
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    entered_at: str = ""
+    attempt: int = 0
+    failures: int = 0
+    started_at: str | None = None
+    finished_at: str | None = None
+    plan_digest: str | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job of the service; ``etag`` guards a change against one that came in between."""
+
+    job: PipelineJob
+    status: Status
+    etag: str
+    created_at: str
+
+    @property
+    def name(self) -> str:
+        """Within its namespace."""
+        return self.job.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """Where its name holds."""
+        return self.job.metadata.namespace
+
+    @property
+    def uid(self) -> str:
+        """Names it for ever."""
+        return self.job.metadata.uid
+
+    @classmethod
+    def from_manifest(cls, value: Any) -> Job:
+        """The job as the service writes it."""
+        metadata = value["metadata"]
+        kept = {name: metadata[name] for name in METADATA if name in metadata}
+        manifest = {"apiVersion": value["apiVersion"], "kind": value["kind"], "metadata": kept, "spec": value["spec"]}
+        return cls(
+            job=PipelineJob.from_manifest(manifest),
+            status=Status.from_manifest(value["status"]),
+            etag=f'"{metadata["resourceVersion"]}"',
+            created_at=metadata["creationTimestamp"],
+        )
+
+
+METADATA = ("name", "namespace", "labels", "annotations", "uid")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event(_Answer):
+    """Something that happened to a job; ``number`` rises by one."""
+
+    number: int
+    at: str
+    kind: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """Some jobs, and the cursor of those that follow."""
+
+    items: tuple[Job, ...]
+    next: str | None
+
+    @classmethod
+    def from_manifest(cls, value: Any) -> Page:
+        """The page as the service writes it."""
+        return cls(items=tuple(map(Job.from_manifest, value["items"])), next=value["next"])

@@ -1,0 +1,96 @@
+"""A service's database, worked on without the service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.service import Service, open_service
+from penstock.api.settings import Settings
+from penstock.api.store import migrate, tokens
+from penstock.api.store.engine import is_sqlite, make_engine, parse_url
+from penstock.api.store.tokens import NoSuchTokenError
+from penstock.cli import output
+from penstock.cli.output import Format
+from penstock.core.errors import UserError
+
+
+def settings_of(folder: Path, database: str) -> Settings:
+    """The service that keeps its things there; raises `UserError` if there is none."""
+    settings = Settings(folder=folder.absolute(), database=database)
+    url = parse_url(settings.database_url)
+    if is_sqlite(url) and not Path(url.database or "").is_file():
+        remedy = "name the service's folder with --folder, or start it once: penstock serve"
+        raise UserError(what="there is no database", where=str(url.database), remedy=remedy)
+    return settings
+
+
+@contextmanager
+def opened(folder: Path, database: str) -> Iterator[Service]:
+    """The store of the service."""
+    service = open_service(settings_of(folder, database))
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def new_token(service: Service, name: str, role: str, namespace: str | None, lifetime_seconds: float | None) -> str:
+    """The secret of a new token."""
+    bearer = Identity(name=name, role=Role(role), namespace=namespace)
+    _, secret = service.write("tokens", lambda c: tokens.add(c, bearer, service.clock(), lifetime_seconds))
+    return secret
+
+
+def close_token(service: Service, token: str) -> None:
+    """Revoke it; raises `UserError` if there is none."""
+    try:
+        service.write("tokens", lambda c: tokens.revoke(c, token, service.clock()))
+    except NoSuchTokenError:
+        raise UserError(what="is no token", where=token, remedy="list them: penstock token list") from None
+
+
+def show_tokens(service: Service, form: Format) -> None:
+    """A line for each, or all as data."""
+    found = service.read(tokens.every)
+    if form is not Format.TEXT:
+        output.write_data([_data(each, service.clock()) for each in found], form)
+        return
+    from rich.table import Table
+
+    table = Table("id", "name", "role", "namespace", "state", "last used", box=None, pad_edge=False)
+    for each in found:
+        row = _data(each, service.clock())
+        table.add_row(*(str(row[name] or "–") for name in ("id", "name", "role", "namespace", "state", "lastUsedAt")))
+    output.show(table)
+
+
+def _data(token: tokens.StoredToken, now: float) -> dict[str, str | None]:
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role.value,
+        "namespace": token.namespace,
+        "state": "valid" if token.valid(now) else "revoked" if token.revoked_at is not None else "expired",
+        "createdAt": _instant(token.created_at),
+        "expiresAt": _instant(token.expires_at),
+        "lastUsedAt": _instant(token.last_used_at),
+    }
+
+
+def _instant(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def upgrade(folder: Path, database: str) -> tuple[str | None, str | None]:
+    """Upgrade the schema; its revision before and after."""
+    engine = make_engine(parse_url(settings_of(folder, database).database_url))
+    try:
+        before = migrate.current(engine)
+        migrate.upgrade(engine)
+        return before, migrate.current(engine)
+    finally:
+        engine.dispose()

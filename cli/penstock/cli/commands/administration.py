@@ -1,0 +1,78 @@
+"""Work on a service's database itself: `token` makes, lists and revokes; `database` upgrades. No token is needed."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.commands.options import Output
+from penstock.cli.commands.serving import Database, Folder, default_folder
+from penstock.cli.output import Format
+
+
+class RoleName(enum.StrEnum):
+    """What a token is good for."""
+
+    VIEWER = "viewer"
+    EDITOR = "editor"
+    ADMIN = "admin"
+    INGEST = "ingest"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    tokens = typer.Typer(no_args_is_help=True, help="Tokens of a service, on its database.")
+    tokens.command("create")(create_token)
+    tokens.command("list")(list_tokens)
+    tokens.command("revoke")(revoke_token)
+    app.add_typer(tokens, name="token")
+    database = typer.Typer(no_args_is_help=True, help="The database of a service.")
+    database.command("upgrade")(upgrade_database)
+    app.add_typer(database, name="database")
+
+
+def create_token(
+    name: Annotated[str, typer.Argument(help="Who will bear it.")],
+    role: Annotated[RoleName, typer.Option(help="What it is good for.")] = RoleName.VIEWER,
+    namespace: Annotated[str | None, typer.Option(help="Where it holds; everywhere if left out.")] = None,
+    days: Annotated[float | None, typer.Option(min=0.001, help="How long it holds; for ever if left out.")] = None,
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Make a token, and print its secret, which nobody can be told again."""
+    from penstock.cli.administration import new_token, opened
+
+    with opened(folder or default_folder(), database) as service:
+        output.write(new_token(service, name, role.value, namespace, None if days is None else days * 86_400))
+
+
+def list_tokens(folder: Folder = None, database: Database = "", form: Output = Format.TEXT) -> None:
+    """Show every token, without its secret."""
+    from penstock.cli.administration import opened, show_tokens
+
+    with opened(folder or default_folder(), database) as service:
+        show_tokens(service, form)
+
+
+def revoke_token(
+    token: Annotated[str, typer.Argument(help="The token's id, as `penstock token list` shows it.")],
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Close a token for good."""
+    from penstock.cli.administration import close_token, opened
+
+    with opened(folder or default_folder(), database) as service:
+        close_token(service, token)
+        output.say(f"{token} opens nothing any more")
+
+
+def upgrade_database(folder: Folder = None, database: Database = "") -> None:
+    """Bring the schema up to this version of penstock; back the database up before."""
+    from penstock.cli.administration import upgrade
+
+    before, after = upgrade(folder or default_folder(), database)
+    output.say(f"schema {before or 'none'} to {after}" if before != after else f"schema {after}: nothing to do")

@@ -1,0 +1,94 @@
+"""Working with a service: `submit`, `status`, `watch`, `suspend` and `delete`. `resume` and others are named alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.commands.options import Job as Manifest
+from penstock.cli.commands.options import Output
+from penstock.cli.output import Format
+
+if TYPE_CHECKING:
+    from penstock.api.client import Place
+
+Server = Annotated[str | None, typer.Option("--server", help="The service's URL; else the one last set up here.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The job's namespace.")]
+Name = Annotated[str, typer.Argument(help="The job's name.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    for command in (submit, status, watch, suspend, delete):
+        app.command()(command)
+
+
+def submit(
+    job: Manifest,
+    server: Server = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the manifest.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch it until it has ended.")] = False,
+    form: Output = Format.TEXT,
+) -> None:
+    """Hand a job to a service."""
+    from penstock.cli.manifests import read_for_service
+    from penstock.cli.remote import connected, show_jobs, watch_job
+
+    wanted = read_for_service(job, output.warn)
+    if dry_run:
+        output.say(f"{job} is a valid PipelineJob")
+        return
+    with connected(server) as client:
+        made = client.submit(wanted)
+        if follow:
+            raise typer.Exit(watch_job(client, place(made.name, made.namespace)))
+        show_jobs([made], form)
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(help="The job's name; all jobs if left out.")] = None,
+    server: Server = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only jobs of this namespace.")] = None,
+    form: Output = Format.TEXT,
+) -> None:
+    """Say where a job stands, or list all."""
+    from penstock.cli.remote import connected, show_job, show_jobs
+
+    with connected(server) as client:
+        if name is None:
+            show_jobs(list(client.jobs(namespace=namespace)), form)
+        else:
+            show_job(client.get(place(name, namespace or "default")), form)
+
+
+def watch(name: Name, server: Server = None, namespace: Namespace = "default") -> None:
+    """Show a job's phases and steps until it has ended or is suspended."""
+    from penstock.cli.remote import connected, watch_job
+
+    with connected(server) as client:
+        raise typer.Exit(watch_job(client, place(name, namespace)))
+
+
+def suspend(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
+    """Checkpoint a job after the step at hand, and free what it holds."""
+    from penstock.cli.remote import connected, show_jobs
+
+    with connected(server) as client:
+        show_jobs([client.suspend(place(name, namespace))], form)
+
+
+def delete(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
+    """End a job and free its name; what it did stays readable by its uid."""
+    from penstock.cli.remote import connected, show_jobs
+
+    with connected(server) as client:
+        show_jobs([client.delete(place(name, namespace))], form)
+
+
+def place(name: str, namespace: str) -> Place:
+    """A job's place."""
+    from penstock.api.client import Place
+
+    return Place(name=name, namespace=namespace)

@@ -1,0 +1,118 @@
+"""Jobs of a service as the command line shows them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.api.client import Client, Job, Place, ServiceError, Status, target
+from penstock.cli import output
+from penstock.cli.output import Format
+from penstock.core.errors import UserError
+from penstock.core.lifecycle import Phase
+from penstock.core.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLORS = {Phase.SUCCEEDED: "green", Phase.FAILED: "red", Phase.RUNNING: "cyan", Phase.SUSPENDED: "yellow"}
+FAILED = 1
+
+
+@contextmanager
+def connected(server: str | None) -> Iterator[Client]:
+    """A client of the service that is meant; its refusals are the user's to mend.
+
+    Raises:
+        UserError: no service or token is known, or the service refused.
+    """
+    with Client(target(server, os.environ, Path.home())) as client:
+        try:
+            yield client
+        except ServiceError as error:
+            raise UserError(what=error.detail, where=error.where, remedy=error.remedy) from None
+
+
+def show_jobs(jobs: Sequence[Job], form: Format) -> None:
+    """A line for each, or all as data."""
+    if form is not Format.TEXT:
+        output.write_data([as_data(job) for job in jobs], form)
+    elif jobs:
+        output.show(_table(jobs))
+    else:
+        output.say("no jobs; next: penstock submit JOB")
+
+
+def show_job(job: Job, form: Format) -> None:
+    """Everything about one job, or all as data."""
+    if form is not Format.TEXT:
+        output.write_data(as_data(job), form)
+        return
+    output.show(_table([job]))
+    if job.status.message:
+        output.show(job.status.message)
+
+
+def as_data(job: Job) -> dict[str, Any]:
+    """The job with its status, as plain data."""
+    return {**job.job.to_manifest(), "status": job.status.to_manifest()}
+
+
+def _table(jobs: Sequence[Job]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("namespace", "name", "phase", "step", "loss", "per step", "attempt", "age", box=None, pad_edge=False)
+    now = datetime.now(UTC)
+    for job in jobs:
+        phase = job.status.phase
+        age = (now - datetime.fromisoformat(job.created_at)).total_seconds()
+        table.add_row(
+            job.namespace,
+            job.name,
+            Text(phase.value, style=COLORS.get(phase, "")),
+            *_progress(job.status),
+            str(job.status.attempt),
+            format_age(age),
+        )
+    return table
+
+
+def _progress(status: Status) -> tuple[str, str, str]:
+    told = status.progress
+    if told is None:
+        return "–", "–", "–"
+    return (
+        f"{told.step}/{told.num_steps}",
+        "–" if told.loss is None else f"{told.loss:.3f}",
+        "–" if told.step_seconds is None else format_seconds(told.step_seconds),
+    )
+
+
+def format_age(seconds: float) -> str:
+    """``12s``, ``5m``, ``3h`` or ``2d``, as kubectl writes it."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"
+
+
+def watch_job(client: Client, place: Place) -> int:
+    """Tell every change until the job has ended or is suspended; the exit code."""
+    phase: Phase | None = None
+    for job in client.follow(place):
+        if job.status.phase is not phase:
+            phase = job.status.phase
+            because = f"  {job.status.reason}" if job.status.reason else ""
+            output.say(f"{place}  {phase}{because}", style=COLORS.get(phase))
+        elif job.status.progress is not None:
+            step, loss, seconds = _progress(job.status)
+            output.say(f"  step {step}  loss {loss}  {seconds} per step")
+    if job.status.phase is Phase.FAILED:
+        output.say_failure(job.status.message)
+        return FAILED
+    return 0

@@ -1,0 +1,81 @@
+"""`penstock token` and `penstock database`: on the database itself, without a service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.service import Service
+from penstock.api.store import migrate, tokens
+from penstock.api.store.engine import make_engine, parse_url
+from penstock.cli.main import main
+from tests.support.service import new_service
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a service that does not run."""
+    new_service(tmp_path).close()
+    return tmp_path
+
+
+def bearer(folder: Path, secret: str) -> Identity | None:
+    service: Service = new_service(folder)
+    found = service.read(lambda connection: tokens.by_secret(connection, secret))
+    service.close()
+    return found.identity if found is not None and found.valid(service.clock()) else None
+
+
+def test_a_token_is_made_listed_and_revoked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["token", "create", "ci", "--role", "editor", "--namespace", "team", "--folder", str(folder)]
+    assert main(arguments) == 0
+    secret = capsys.readouterr().out.strip()
+    assert bearer(folder, secret) == Identity(name="ci", role=Role.EDITOR, namespace="team")
+    assert main(["token", "list", "--folder", str(folder), "-o", "json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["state"], listed["expiresAt"]) == ("ci", "valid", None)
+    assert main(["token", "revoke", listed["id"], "--folder", str(folder)]) == 0
+    assert bearer(folder, secret) is None
+    assert main(["token", "list", "--folder", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "revoked" in told
+    assert secret not in told
+
+
+def test_a_token_may_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["token", "create", "ci", "--days", "2", "--folder", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["token", "list", "--folder", str(folder), "-o", "json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["expiresAt"] > listed["createdAt"]
+
+
+def test_an_unknown_token_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["token", "revoke", "none", "--folder", str(folder)]) == 2
+    assert "none: is no token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["token", "list"], ["database", "upgrade"]], ids=" ".join)
+def test_a_folder_without_a_service_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert main([*command, "--folder", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "there is no database" in told
+    assert "penstock serve" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_old_schema_is_upgraded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = make_engine(parse_url(f"sqlite:///{folder / 'penstock.db'}"))
+    migrate.downgrade(engine, "base")
+    engine.dispose()
+    assert main(["token", "list", "--folder", str(folder)]) == 2
+    assert "penstock database upgrade" in capsys.readouterr().err
+    assert main(["database", "upgrade", "--folder", str(folder)]) == 0
+    assert main(["database", "upgrade", "--folder", str(folder)]) == 0
+    assert "nothing to do" in capsys.readouterr().err
+    assert main(["token", "list", "--folder", str(folder)]) == 0
