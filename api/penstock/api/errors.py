@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -127,9 +128,21 @@ def register(app: FastAPI) -> None:
 
 def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exception], JSONResponse]:
     def handle(request: Request, error: Exception) -> JSONResponse:
-        return answer(translate(error))
+        problem = translate(error)
+        if problem.kind == "method-not-allowed":
+            problem.headers = {"Allow": ", ".join(allowed(request.app, request.url.path))}
+        return answer(problem)
 
     return handle
+
+
+def allowed(app: FastAPI, path: str) -> list[str]:
+    """The methods that a path has; each route by itself knows only its own."""
+    found: set[str] = set()
+    for template, operations in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{[a-z]+\}", "[^/]+", template), path):
+            found |= {method.upper() for method in operations}
+    return sorted(found)
 
 
 def answer(problem: Problem) -> JSONResponse:

@@ -85,10 +85,14 @@ class Problem(HTTPException):
         )
 
 
+ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailable")
+"""What every route may answer with."""
+
+
 def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The problems that a route may answer with, as FastAPI wants them told."""
+    """The problems that a route may answer with, those of any among them, as FastAPI wants them told."""
     found: dict[int | str, dict[str, Any]] = {}
-    for name in kinds:
+    for name in dict.fromkeys((*ANY, *kinds)):
         kind = PROBLEMS[name]
         titles = [found[kind.status]["description"]] if kind.status in found else []
         found[kind.status] = {

@@ -23,6 +23,7 @@ from penstock.api.settings import Settings
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.cli.output import say
+from penstock.cli.stopping import listening
 
 LOOK_SECONDS = 0.5
 
@@ -43,11 +44,12 @@ def serve(settings: Settings) -> None:
         name=f"{os.uname().nodename}:{settings.folder}"[:36],
         reports=reports,
     )
-    with looking(executor):
+    with listening(), looking(executor):  # uvicorn ends by a signal, and then sends it once more
         say(f"penstock at {url}")
         uvicorn.run(
             create_app(service), host=settings.host, port=settings.port, log_level="warning", server_header=False
         )
+    service.close()
 
 
 def make_schema(settings: Settings) -> None:

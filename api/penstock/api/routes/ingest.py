@@ -19,15 +19,12 @@ router = APIRouter(tags=["ingest"])
 
 MOST_RECORDS = 5_000
 ANSWERS = answers(
-    "bad-request",
     "unauthenticated",
     "forbidden",
     "not-found",
     "stale-attempt",
     "too-large",
-    "misdirected",
     "invalid",
-    "too-many-requests",
     "storage-full",
 )
 BODY = {

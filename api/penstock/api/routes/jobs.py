@@ -23,13 +23,24 @@ from penstock.core.lifecycle import Phase
 
 router = APIRouter(tags=["jobs"])
 
-READS = answers("bad-request", "unauthenticated", "forbidden", "not-found", "misdirected", "too-many-requests")
-WRITES = {
-    **READS,
-    **answers("name-taken", "changed-meanwhile", "too-large", "unsupported-media-type", "invalid", "storage-full"),
-}
+READS = answers("unauthenticated", "forbidden", "not-found")
+WRITES = answers(
+    "unauthenticated",
+    "forbidden",
+    "not-found",
+    "name-taken",
+    "conflict",
+    "changed-meanwhile",
+    "too-large",
+    "unsupported-media-type",
+    "invalid",
+    "storage-full",
+)
 WRITTEN: dict[str, Any] = {"response_model": JobView, "responses": WRITES}
-IfMatch = Annotated[str | None, Header(description='The ETag of the job as it was read, such as "3".')]
+IfMatch = Annotated[
+    str | None,
+    Header(description='The ETag of the job as it was read, such as "3".', pattern=r'^(\*|(W/)?"[0-9]{1,9}")$'),
+]
 NamespaceQuery = Annotated[str | None, Query(max_length=63, description="Only jobs of this namespace.")]
 LabelQuery = Annotated[list[str], Query(description="KEY=VALUE; given several times, all must hold.")]
 
@@ -178,14 +189,9 @@ def etag(stored: StoredJob) -> str:
 
 def read_etag(header: str | None) -> int | None:
     """The version in an If-Match header; none for no header or a star."""
-    if header is None or header.strip() == "*":
+    if header is None or header == "*":
         return None
-    text = header.strip().removeprefix("W/").strip('"')
-    if not text.isdecimal() or len(text) > 9:
-        raise Problem(
-            kind="bad-request", detail="is no ETag of a job", where="If-Match", remedy="send the ETag as it came"
-        )
-    return int(text)
+    return int(header.removeprefix("W/").strip('"'))
 
 
 def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None:

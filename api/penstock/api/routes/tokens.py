@@ -15,8 +15,8 @@ from penstock.api.store.idempotency import Answer
 
 router = APIRouter(tags=["tokens"])
 
-READS = answers("unauthenticated", "forbidden", "misdirected", "too-many-requests")
-WRITES = {**READS, **answers("bad-request", "not-found", "conflict", "too-large", "invalid", "storage-full")}
+READS = answers("unauthenticated", "forbidden")
+WRITES = answers("unauthenticated", "forbidden", "not-found", "conflict", "too-large", "invalid", "storage-full")
 
 
 @router.post("/v1/tokens", status_code=201, response_model=NewToken, responses=WRITES, operation_id="createToken")
