@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,9 +127,14 @@ class Executor:
             self._expiry_look_at = now + EXPIRY_LOOK_SECONDS
         found = self._service.read(lambda connection: jobs.unfinished(connection, ended=expiry))
         if expiry:
-            known = {each.uid for each in found}
-            self._specs = {uid: spec for uid, spec in self._specs.items() if uid in known}
+            self._forget_all_but(found)
         return found
+
+    def _forget_all_but(self, found: Sequence[StoredJob]) -> None:
+        uids = {each.uid for each in found}
+        digests = {each.plan_digest for each in found if not each.phase.terminal}
+        self._specs = {uid: spec for uid, spec in self._specs.items() if uid in uids}
+        self._plans = {digest: plan for digest, plan in self._plans.items() if digest in digests}
 
     def _look(self, stored: StoredJob) -> _Look | None:
         """None if its manifest cannot be understood."""
@@ -213,7 +218,9 @@ class Executor:
                     self._apply(stored, decision, now)
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
-        """Where planning is, for the newest attempt."""
+        """Where planning is, for the newest attempt; nobody asks while none holds devices."""
+        if stored.phase not in LIVE:
+            return Step.MISSING, ""
         if stored.uid in self._no_plan:
             return Step.FAILED, self._no_plan[stored.uid]
         if stored.plan_digest is not None:

@@ -105,7 +105,9 @@ class ProcessPlanner:
             answered.seek(0)
             text = answered.read()
         with contextlib.suppress(ValueError, UserError):
-            return Answer.from_manifest(json.loads(text))
+            found = Answer.from_manifest(json.loads(text))
+            if found.plan is not None or found.what:
+                return found
         return Answer(what=f"planning ended with code {code}", remedy="plan a smaller search: pin dp, pp or slices")
 
     def busy(self, key: str) -> bool:

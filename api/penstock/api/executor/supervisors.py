@@ -106,7 +106,7 @@ class ProcessSupervisors:
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
         """See `Supervisors`. One that ended before it reported anything left only its last words."""
         process = self._started.get(folder)
-        ended = process is not None and not self.alive(folder)  # before its report: it may write it and end in between
+        ended = not self.alive(folder)  # before its report: it may write it and end in between
         found = read(folder.report, AttemptReport)
         if found is None and ended and process is not None:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))

@@ -1,0 +1,104 @@
+"""Which waiting jobs start: nothing beyond the machine, nothing past its turn, and always something that can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of
+from penstock.core.job import PipelineJob
+from tests.support.service import job_manifest
+
+CAPACITIES = st.builds(Demand, cores=st.integers(0, 8), cuda_devices=st.integers(0, 4), memory_bytes=st.integers(0, 16))
+DEMANDS = st.builds(Demand, cores=st.integers(0, 10), cuda_devices=st.integers(0, 5), memory_bytes=st.integers(0, 20))
+QUEUES = st.lists(st.tuples(st.integers(-2, 2), DEMANDS), max_size=8).map(
+    lambda jobs: [
+        Waiting(uid=str(number), number=number, priority=priority, demand=demand)
+        for number, (priority, demand) in enumerate(jobs)
+    ]
+)
+RUNNING = st.lists(DEMANDS, max_size=3)
+
+
+def total(demands: list[Demand]) -> Demand:
+    found = Demand()
+    for demand in demands:
+        found = found.plus(demand)
+    return found
+
+
+def before(one: Waiting, other: Waiting) -> bool:
+    """Whether it is one's turn before the other's."""
+    return (one.priority, -one.number) > (other.priority, -other.number)
+
+
+@given(QUEUES, RUNNING, CAPACITIES)
+def test_what_is_admitted_fits_beside_what_runs(
+    waiting: list[Waiting], running: list[Demand], capacity: Demand
+) -> None:
+    found = admitted(waiting, running, capacity)
+    chosen = [job.demand for job in waiting if job.uid in found]
+    assert not chosen or total([*running, *chosen]).fits(capacity)
+
+
+@given(QUEUES, RUNNING, CAPACITIES)
+def test_no_job_passes_one_that_waits_before_it_and_could_ever_start(
+    waiting: list[Waiting], running: list[Demand], capacity: Demand
+) -> None:
+    found = admitted(waiting, running, capacity)
+    held_up = [job for job in waiting if job.uid not in found and job.demand.fits(capacity)]
+    assert not [(one, job) for job in waiting if job.uid in found for one in held_up if before(one, job)]
+
+
+@given(QUEUES, RUNNING, CAPACITIES)
+def test_the_first_that_is_held_up_has_no_room(waiting: list[Waiting], running: list[Demand], capacity: Demand) -> None:
+    """Nobody waits for nothing."""
+    found = admitted(waiting, running, capacity)
+    held_up = [job for job in waiting if job.uid not in found and job.demand.fits(capacity)]
+    if held_up:
+        first = max(held_up, key=lambda job: (job.priority, -job.number))
+        chosen = [job.demand for job in waiting if job.uid in found]
+        assert not total([*running, *chosen, first.demand]).fits(capacity)
+
+
+@given(QUEUES, RUNNING, CAPACITIES, DEMANDS, st.integers(-3, 3))
+def test_a_job_larger_than_the_machine_neither_starts_nor_holds_up_others(
+    waiting: list[Waiting], running: list[Demand], capacity: Demand, more: Demand, priority: int
+) -> None:
+    larger = Waiting(
+        uid="larger", number=-1, priority=priority, demand=capacity.plus(more).plus(Demand(memory_bytes=1))
+    )
+    assert admitted([*waiting, larger], running, capacity) == admitted(waiting, running, capacity)
+
+
+@given(QUEUES, CAPACITIES)
+def test_an_empty_machine_starts_something_that_fits(waiting: list[Waiting], capacity: Demand) -> None:
+    assert bool(admitted(waiting, [], capacity)) == any(job.demand.fits(capacity) for job in waiting)
+
+
+@given(QUEUES, RUNNING, CAPACITIES, st.randoms())
+def test_the_order_of_the_list_does_not_matter(
+    waiting: list[Waiting], running: list[Demand], capacity: Demand, chance: Any
+) -> None:
+    shuffled = [*waiting]
+    chance.shuffle(shuffled)
+    assert admitted(shuffled, running, capacity) == admitted(waiting, running, capacity)
+
+
+def demand(**resources: Any) -> Demand:
+    manifest = job_manifest()
+    manifest["spec"]["resources"] = resources
+    return demand_of(PipelineJob.from_manifest(manifest).spec)
+
+
+def test_a_job_on_cpus_holds_its_threads_and_memory() -> None:
+    held = demand(ranks=3, threadsPerRank=2, memoryPerRank="1Gi")
+    assert held == Demand(cores=6, memory_bytes=3 * 2**30)
+
+
+def test_a_job_on_cuda_holds_devices_and_a_core_for_each() -> None:
+    """Memory per rank is the device's, of which nobody else has any."""
+    held = demand(device="cuda", ranks=3, threadsPerRank=2, memoryPerRank="1Gi")
+    assert held == Demand(cores=3, cuda_devices=3)

@@ -1,0 +1,267 @@
+"""Supervisors and a planner without processes: attempts follow scripts, a state per step; and crashes on demand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from penstock.api.executor.folder import AttemptFolder
+from penstock.api.executor.planning import Answer, Question
+from penstock.api.executor.supervisors import Supervisors
+from penstock.api.service import Service
+from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.supervision import AttemptReport, Binding, Order, Wish
+from tests.support.sample_run import sample_plan, sample_profile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What an attempt does: it runs for ``runs`` steps, then comes to ``end``; none runs on until it is asked to stop.
+
+    One that ``vanishes`` ends without a word instead. One that does not come up is never seen.
+    """
+
+    profiled: bool = False
+    leaves_profile: bool = True
+    runs: int = 1
+    end: AttemptState | None = AttemptState.SUCCEEDED
+    message: str = ""
+    refused: bool = False
+    vanishes: bool = False
+    comes_up: bool = True
+
+
+FAILS = Script(end=AttemptState.FAILED, message="rank 1 was killed in step 5")
+RUNS_ON = Script(end=None)
+VANISHES = Script(vanishes=True)
+
+
+@dataclass
+class FakeAttempt:
+    """One supervisor and its attempt."""
+
+    folder: AttemptFolder
+    order: Order
+    script: Script
+    alive: bool = True
+    claimed: bool = False
+    ran: int = 0
+    binding: Binding | None = None
+    wishes: set[Wish] = field(default_factory=set)
+    report: AttemptReport | None = None
+
+    def step(self) -> None:
+        """Do the next thing."""
+        if not self.claimed:
+            self.claimed = True
+            self.report = AttemptReport(state=AttemptState.STARTING)
+        elif self.report is not None:
+            self._go_on(self.report)
+
+    def _go_on(self, report: AttemptReport) -> None:
+        if report.state is AttemptState.STARTING:
+            self._tell(AttemptState.READY, profile=Step.DONE if self.script.profiled else Step.MISSING)
+        elif Wish.STOP in self.wishes:
+            self._finish(AttemptState.STOPPED)
+        elif report.state is AttemptState.RUNNING:
+            self._run()
+        elif self.binding is not None:
+            self._tell(AttemptState.RUNNING, num_ranks=2)
+        elif report.profile is Step.WORKING:
+            self._measured()
+        elif Wish.MEASURE in self.wishes and report.profile is Step.MISSING:
+            self._tell(AttemptState.READY, profile=Step.WORKING)
+
+    def _measured(self) -> None:
+        if self.script.leaves_profile:
+            (self.folder.root / "profile.json").write_text(json.dumps(sample_profile().to_manifest()))
+        self._tell(AttemptState.READY, profile=Step.DONE)
+
+    def _run(self) -> None:
+        self.ran += 1
+        if self.ran <= self.script.runs:
+            return
+        if self.script.vanishes:
+            self.alive = False
+        elif self.script.end is not None:
+            self._finish(self.script.end)
+
+    def _tell(self, state: AttemptState, **changes: object) -> None:
+        assert self.report is not None
+        self.report = dataclasses.replace(self.report, state=state, **changes)  # type: ignore[arg-type]
+
+    def _finish(self, state: AttemptState) -> None:
+        self._tell(state, message=self.script.message, refused=self.script.refused)
+        self.alive = False
+
+    def end(self) -> None:
+        """What SIGTERM does: it says that it was ended, unless it had said how it ended."""
+        if self.alive and self.report is not None and not self.report.ended:
+            self._tell(AttemptState.FAILED, message="was ended from outside")
+        self.alive = False
+
+
+@dataclass
+class FakeSupervisors:
+    """The seam's other side. Attempts follow ``scripts`` in turn, the last one again and again.
+
+    ``asked`` holds everything that was asked for; ``started`` only what a supervisor came of.
+    """
+
+    scripts: list[Script] = field(default_factory=lambda: [Script()])
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    started: list[tuple[str, int]] = field(default_factory=list)
+    attempts: dict[AttemptFolder, FakeAttempt] = field(default_factory=dict)
+    closed: set[AttemptFolder] = field(default_factory=set)
+
+    def step(self) -> None:
+        """Every attempt goes on by one state."""
+        for attempt in self.attempts.values():
+            if attempt.alive:
+                attempt.step()
+
+    @property
+    def living(self) -> list[FakeAttempt]:
+        """Attempts of which something is left."""
+        return [attempt for attempt in self.attempts.values() if attempt.alive]
+
+    def start(self, folder: AttemptFolder, order: Order) -> None:
+        self.asked.append(("start", folder.attempt))
+        if folder in self.attempts or folder in self.closed:
+            return
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        if script.comes_up:
+            self.started.append((order.uid, order.attempt))
+            self.attempts[folder] = FakeAttempt(folder, order, script)
+
+    def alive(self, folder: AttemptFolder) -> bool:
+        return folder in self.attempts and self.attempts[folder].alive
+
+    def claimed(self, folder: AttemptFolder) -> bool:
+        return folder in self.closed or (folder in self.attempts and self.attempts[folder].claimed)
+
+    def report(self, folder: AttemptFolder) -> AttemptReport | None:
+        return self.attempts[folder].report if folder in self.attempts else None
+
+    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
+        return folder in self.attempts and wish in self.attempts[folder].wishes
+
+    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
+        self.asked.append((wish.value, folder.attempt))
+        self.attempts[folder].wishes.add(wish)
+
+    def bind(self, folder: AttemptFolder, binding: Binding) -> None:
+        self.asked.append(("bind", folder.attempt))
+        attempt = self.attempts[folder]
+        attempt.binding = attempt.binding or binding
+
+    def end(self, folder: AttemptFolder) -> None:
+        self.asked.append(("end", folder.attempt))
+        self.closed.add(folder)
+        if folder in self.attempts:
+            self.attempts[folder].end()
+
+
+@dataclass
+class FakePlanner:
+    """Answers at the second poll. ``asked`` holds the keys of what was begun."""
+
+    answer: Answer = field(default_factory=lambda: Answer(plan=sample_plan()))
+    asked: list[str] = field(default_factory=list)
+    polls: dict[str, int] = field(default_factory=dict)
+
+    def start(self, key: str, question: Question) -> None:
+        if key not in self.polls:
+            self.asked.append(key)
+            self.polls[key] = 0
+
+    def poll(self, key: str) -> Answer | None:
+        self.polls[key] += 1
+        if self.polls[key] < 2:
+            return None
+        del self.polls[key]
+        return self.answer
+
+    def busy(self, key: str) -> bool:
+        return key in self.polls
+
+    def cancel(self, key: str) -> None:
+        self.polls.pop(key, None)
+
+
+class CrashError(BaseException):
+    """The service is killed; nothing catches this."""
+
+
+@dataclass
+class Crash:
+    """Kills the service at the ``at``-th moment before or after it changes anything outside of itself."""
+
+    at: int
+    moments: int = 0
+
+    def around(self, do: Callable[[], T]) -> T:
+        """Two moments: the change is not made, or made and not heard of."""
+        self._moment()
+        done = do()
+        self._moment()
+        return done
+
+    def _moment(self) -> None:
+        self.moments += 1
+        if self.moments == self.at:
+            raise CrashError
+
+    @property
+    def came(self) -> bool:
+        """Whether it was."""
+        return self.moments >= self.at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrashingService(Service):
+    """A service that may be killed around each change of its store."""
+
+    crash: Crash
+
+    def write(self, key: str, change: Callable[[Connection], T]) -> T:
+        return self.crash.around(lambda: self.writer.write(key, change))
+
+
+@dataclass
+class CrashingSupervisors:
+    """Supervisors of a service that may be killed around whatever it asks of them."""
+
+    real: Supervisors
+    crash: Crash
+
+    def start(self, folder: AttemptFolder, order: Order) -> None:
+        self.crash.around(lambda: self.real.start(folder, order))
+
+    def alive(self, folder: AttemptFolder) -> bool:
+        return self.real.alive(folder)
+
+    def claimed(self, folder: AttemptFolder) -> bool:
+        return self.real.claimed(folder)
+
+    def report(self, folder: AttemptFolder) -> AttemptReport | None:
+        return self.real.report(folder)
+
+    def wished(self, folder: AttemptFolder, wish: Wish) -> bool:
+        return self.real.wished(folder, wish)
+
+    def ask(self, folder: AttemptFolder, wish: Wish) -> None:
+        self.crash.around(lambda: self.real.ask(folder, wish))
+
+    def bind(self, folder: AttemptFolder, binding: Binding) -> None:
+        self.crash.around(lambda: self.real.bind(folder, binding))
+
+    def end(self, folder: AttemptFolder) -> None:
+        self.crash.around(lambda: self.real.end(folder))
