@@ -396,7 +396,7 @@ def test_the_higher_priority_goes_first(world: World) -> None:
     world.until(high, Phase.SUCCEEDED)
     assert world.job(low).attempt == 0
     world.until(low, Phase.SUCCEEDED)
-    assert world.job(huge).phase is Phase.QUEUED
+    assert world.job(huge).phase is Phase.FAILED
 
 
 def test_an_attempt_that_ended_makes_room_only_when_nothing_is_left_of_it(world: World) -> None:
@@ -531,3 +531,13 @@ def test_a_service_killed_while_it_stops_a_job_goes_on(world: World) -> None:
         world.turn()
     assert (world.job(uid).phase, world.job(uid).failures) == (Phase.SUSPENDED, 0)
     assert world.supervisors.asked.count(("stop", 1)) == 1
+
+
+def test_a_job_that_the_machine_can_never_hold_fails_and_says_what_is_lacking(world: World) -> None:
+    large, small = world.submit("large", ranks=4), world.submit("small")
+    failed = world.until(large, Phase.FAILED)
+    assert failed.phase_reason == "UserError"
+    assert "4 cores of 2" in failed.phase_message
+    assert "remedy" in failed.phase_message
+    world.until(small, Phase.SUCCEEDED)
+    assert world.supervisors.started == [(small, 1)]

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of
+from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of, lacking
 from penstock.core.job import PipelineJob
 from tests.support.service import job_manifest
 
@@ -102,3 +102,14 @@ def test_a_job_on_cuda_holds_devices_and_a_core_for_each() -> None:
     """Memory per rank is the device's, of which nobody else has any."""
     held = demand(device="cuda", ranks=3, threadsPerRank=2, memoryPerRank="1Gi")
     assert held == Demand(cores=3, cuda_devices=3)
+
+
+@given(DEMANDS, CAPACITIES)
+def test_what_is_lacking_is_said_exactly_where_a_job_does_not_fit(demand: Demand, capacity: Demand) -> None:
+    assert (lacking(demand, capacity) == "") == demand.fits(capacity)
+
+
+def test_what_is_lacking_is_said_with_its_amounts() -> None:
+    wanted = Demand(cores=4, cuda_devices=1, memory_bytes=2 * 2**30)
+    there = Demand(cores=2, memory_bytes=2**30)
+    assert lacking(wanted, there) == "4 cores of 2 and 1 CUDA devices of 0 and 2 GiB of memory of 1 GiB"

@@ -233,7 +233,7 @@ class TestIngest:
             answer = shipper.post("/v1/ingest", content=body, headers={"Content-Encoding": "gzip"})
             assert answer.json() == {"sequence": 5}
         progress = client.get("/v1/jobs/default/tiny").json()["status"]["progress"]
-        assert (progress["step"], progress["loss"]) == (3, 4.997)
+        assert (progress["step"], progress["numSteps"], progress["loss"]) == (4, 10, 4.997)
 
     def test_an_older_attempt(self, shipper: TestClient, service: Service, uid: str) -> None:
         service.write(uid, lambda c: jobs.add_event(c, uid, "launched", {}, 0.0, attempt=2))

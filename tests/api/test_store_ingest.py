@@ -51,7 +51,17 @@ def test_what_is_sent_is_kept_and_acknowledged(service: Service) -> None:
     assert [(each.step, each.last) for each in chart(service, job.uid)] == [(1, 4.999), (2, 4.998), (3, 4.997)]
     progress = service.read(lambda c: get(c, job.uid)).progress
     assert progress is not None
-    assert (progress.step, progress.loss, progress.step_seconds) == (3, 4.997, 0.5)
+    assert (progress.step, progress.loss, progress.step_seconds) == (4, 4.997, 0.5)
+
+
+def test_steps_tell_where_the_job_stands_without_a_checkpoint(service: Service) -> None:
+    """Or a job would seem to hang between two checkpoints."""
+    job = begun(service)
+    records = step_records(job.uid, range(4))
+    take(service, [record for record in records if record.kind is RecordKind.METRICS])
+    progress = service.read(lambda c: get(c, job.uid)).progress
+    assert progress is not None
+    assert (progress.step, progress.last_checkpoint, progress.reported_at) == (4, None, NOW)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

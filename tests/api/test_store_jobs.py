@@ -13,7 +13,6 @@ from penstock.api.store import jobs
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError, Query, StoredJob
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import IllegalTransitionError, Phase
-from penstock.core.records import Progress
 from tests.support.service import NOW, Clock, add_job
 
 
@@ -92,13 +91,13 @@ def test_a_version_guards_a_change(service: Service) -> None:
 
 def test_progress_is_of_the_newest_attempt_and_changes_no_version(service: Service) -> None:
     made = add_job(service)
-    told = Progress(step=3, num_steps=10, phase="Running", last_checkpoint=2)
-    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt, told, NOW, loss=4.0))
+    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt, NOW, step=2, last_checkpoint=2))
+    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt, NOW, step=3, loss=4.0))
     found = find(service)
     assert found.version == made.version
     assert found.progress is not None
     assert (found.progress.step, found.progress.last_checkpoint, found.progress.loss) == (3, 2, 4.0)
-    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt + 1, told, NOW))
+    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt + 1, NOW, step=1))
     assert find(service).progress is None
 
 

@@ -15,7 +15,6 @@ from penstock.api.store import jobs
 from penstock.api.store.jobs import StoredJob
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
-from penstock.core.records import Progress
 from tests.support.fake_supervisors import FakePlanner, FakeSupervisors
 from tests.support.service import Clock, job_manifest
 
@@ -93,8 +92,7 @@ class World:
         self.service.write(uid, lambda connection: jobs.request_delete(connection, uid, "me", self.clock()))
 
     def report_step(self, uid: str, attempt: int = 1) -> None:
-        told = Progress(step=3, num_steps=10, phase="Running")
-        self.service.write(uid, lambda connection: jobs.report(connection, uid, attempt, told, self.clock()))
+        self.service.write(uid, lambda connection: jobs.report(connection, uid, attempt, self.clock(), step=3))
 
     def folder(self, uid: str, attempt: int = 1) -> AttemptFolder:
         return AttemptFolder(self.service.settings.runs / uid, attempt)

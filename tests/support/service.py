@@ -101,7 +101,7 @@ def step_records(uid: str, steps: range, *, attempt: int = 1, first: int = 0, so
             peak_bytes=10**9,
             attempt=attempt,
         )
-        told = Progress(step=step, num_steps=1000, phase="Running")
+        told = Progress(step=step + 1, num_steps=1000, phase="Running")
         for kind, content in ((RecordKind.METRICS, {"metrics": metrics}), (RecordKind.PROGRESS, {"progress": told})):
             records.append(
                 Record(

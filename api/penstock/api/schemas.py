@@ -33,8 +33,8 @@ def maybe(seconds: float | None) -> datetime | None:
 class ProgressView(Wire):
     """The newest report of the job's ranks."""
 
-    step: int
-    num_steps: int
+    step: int = Field(description="How many are done.")
+    num_steps: int = Field(description="How many there are to do.")
     loss: float | None = Field(description="In nats per token.")
     step_seconds: float | None
     last_checkpoint: int | None = Field(description="The step of the newest complete checkpoint.")
@@ -88,6 +88,72 @@ class EventPage(Wire):
     """Events, oldest first."""
 
     items: list[EventView]
+
+
+class PlanView(Wire):
+    """A plan that a job went by, from an attempt on."""
+
+    revision: int
+    attempt: int
+    created_at: datetime
+    digest: str
+    plan: dict[str, Any] = Field(description="The Plan in its manifest form, as `penstock plan -o json` prints it.")
+
+
+class PlanPage(Wire):
+    """Plans, oldest first."""
+
+    items: list[PlanView]
+
+
+class SeriesPoint(Wire):
+    """Steps from ``step`` on, as one."""
+
+    step: int
+    attempt: int
+    min: float
+    mean: float
+    max: float
+    last: float
+
+
+class SeriesView(Wire):
+    """One number over the steps."""
+
+    name: str = Field(examples=["loss"])
+    rank: int | None = Field(description="Null: of all ranks together.")
+    points: list[SeriesPoint]
+
+
+class MetricsView(Wire):
+    """The numbers of a job."""
+
+    series: list[SeriesView]
+
+
+class TimelineView(Wire):
+    """One measured step."""
+
+    attempt: int
+    step: int
+    timeline: dict[str, Any] = Field(description="The Timeline in its manifest form.")
+
+
+class LogView(Wire):
+    """A line that a rank printed."""
+
+    rank: int
+    number: int
+    attempt: int
+    at: datetime
+    level: str
+    message: str
+
+
+class LogPage(Wire):
+    """Lines, by rank and number."""
+
+    items: list[LogView]
 
 
 class TokenRequest(Wire):
@@ -170,7 +236,7 @@ def job_view(stored: StoredJob) -> JobView:
         if told is None
         else ProgressView(
             step=told.step,
-            num_steps=told.num_steps,
+            num_steps=stored.manifest["spec"]["training"]["steps"],
             loss=told.loss,
             step_seconds=told.step_seconds,
             last_checkpoint=told.last_checkpoint,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.job import Device, JobSpec
+from penstock.core.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,18 @@ class Demand:
             and self.cuda_devices <= capacity.cuda_devices
             and self.memory_bytes <= capacity.memory_bytes
         )
+
+
+def lacking(demand: Demand, capacity: Demand) -> str:
+    """What a machine of that capacity lacks for a job; empty if nothing."""
+    short = []
+    if demand.cores > capacity.cores:
+        short.append(f"{demand.cores} cores of {capacity.cores}")
+    if demand.cuda_devices > capacity.cuda_devices:
+        short.append(f"{demand.cuda_devices} CUDA devices of {capacity.cuda_devices}")
+    if demand.memory_bytes > capacity.memory_bytes:
+        short.append(f"{format_bytes(demand.memory_bytes)} of memory of {format_bytes(capacity.memory_bytes)}")
+    return " and ".join(short)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, insert
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of
+from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of, lacking
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import Seen, observed
 from penstock.api.executor.planning import Planner, Question
@@ -195,6 +195,13 @@ class Executor:
     def _advance(self, look: _Look, free: bool) -> None:
         stored, seen, now = look.stored, look.seen, self._service.clock()
         if seen is None:
+            return
+        short = lacking(demand_of(look.spec), self._capacity)
+        if short and stored.phase is Phase.QUEUED:
+            mistake = UserError(
+                what=f"needs {short}", where="spec.resources", remedy="lower it, or use a larger machine"
+            )
+            self._enter(stored, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
             return
         plan, plan_message = self._plan_step(stored)
         predicted = self._plans.get(stored.plan_digest or "")

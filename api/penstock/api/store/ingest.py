@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
@@ -17,7 +18,7 @@ from penstock.api.store.jobs import NoSuchJobError, report
 from penstock.api.store.schema import jobs, log_lines, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points, upsert
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.records import Record, RecordKind, StepMetrics
+from penstock.core.records import Progress, Record, RecordKind, StepMetrics
 
 NOT_SERIES = frozenset({"step", "attempt"})
 
@@ -90,13 +91,23 @@ def _raise_sequence(connection: Connection, batch: Batch) -> int:
 def _keep(connection: Connection, batch: Batch, fresh: Sequence[Record], now: float) -> None:
     metrics = [record.metrics for record in fresh if record.metrics is not None]
     add_points(connection, batch.uid, batch.attempt, list(_points(metrics)), now)
-    told = [record.progress for record in fresh if record.progress is not None]
+    told = _told(metrics, [record.progress for record in fresh if record.progress is not None])
     if told:
-        newest = metrics[-1] if metrics else None
-        measured = {"loss": newest.loss, "step_seconds": newest.step_seconds} if newest else {}
-        report(connection, batch.uid, batch.attempt, told[-1], now, **measured)
+        report(connection, batch.uid, batch.attempt, now, **told)
     _keep_timelines(connection, batch, fresh)
     _keep_logs(connection, batch, fresh)
+
+
+def _told(metrics: Sequence[StepMetrics], progress: Sequence[Progress]) -> dict[str, Any]:
+    """Where the attempt stands: every step tells it, and checkpoints tell of themselves."""
+    told: dict[str, Any] = {}
+    if metrics:
+        newest = metrics[-1]
+        told = {"step": newest.step + 1, "loss": newest.loss, "step_seconds": newest.step_seconds}
+    if progress:
+        told["step"] = max(progress[-1].step, told.get("step", 0))
+        told["last_checkpoint"] = progress[-1].last_checkpoint
+    return told
 
 
 def _points(metrics: Sequence[StepMetrics]) -> Iterator[Point]:

@@ -18,7 +18,6 @@ from penstock.api.store.schema import events, job_labels, jobs, progress
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, enter
-from penstock.core.records import Progress
 
 MOST_PER_PAGE = 500
 
@@ -83,7 +82,6 @@ class Reported:
 
     attempt: int
     step: int
-    num_steps: int
     loss: float | None
     step_seconds: float | None
     last_checkpoint: int | None
@@ -320,19 +318,16 @@ def enter_phase(
     return get(connection, uid)
 
 
-def report(connection: Connection, uid: str, attempt: int, reported: Progress, now: float, **measured: Any) -> None:
-    """Keep the newest progress of an attempt."""
-    values = {
-        "attempt": attempt,
-        "step": reported.step,
-        "num_steps": reported.num_steps,
-        "last_checkpoint": reported.last_checkpoint,
-        "reported_at": now,
-        **measured,
-    }
-    changed = connection.execute(update(progress).where(progress.c.uid == uid).values(values))
-    if changed.rowcount == 0:
-        connection.execute(insert(progress).values(uid=uid, **values))
+def report(connection: Connection, uid: str, attempt: int, now: float, **told: Any) -> None:
+    """Keep what an attempt tells: any of ``step`` (how many are done), ``loss``, ``step_seconds``, ``last_checkpoint``.
+
+    What it does not tell stays as it told it before; nothing stays of another attempt.
+    """
+    values = {**told, "reported_at": now}
+    same = (progress.c.uid == uid, progress.c.attempt == attempt)
+    if connection.execute(update(progress).where(*same).values(values)).rowcount == 0:
+        connection.execute(delete(progress).where(progress.c.uid == uid))
+        connection.execute(insert(progress).values({"step": 0, **values, "uid": uid, "attempt": attempt}))
 
 
 def history(connection: Connection, uid: str, after: int = 0, limit: int = 1000) -> Sequence[Row[Any]]:

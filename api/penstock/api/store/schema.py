@@ -99,7 +99,6 @@ progress = Table(
     Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
     Column("attempt", Integer, nullable=False),
     Column("step", Integer, nullable=False),
-    Column("num_steps", Integer, nullable=False),
     Column("loss", Double),
     Column("step_seconds", Double),
     Column("last_checkpoint", Integer),

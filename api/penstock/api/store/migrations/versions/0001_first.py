@@ -243,7 +243,6 @@ def _progress() -> None:
         sa.Column("uid", sa.String(length=36), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("step", sa.Integer(), nullable=False),
-        sa.Column("num_steps", sa.Integer(), nullable=False),
         sa.Column("loss", sa.Double(), nullable=True),
         sa.Column("step_seconds", sa.Double(), nullable=True),
         sa.Column("last_checkpoint", sa.Integer(), nullable=True),

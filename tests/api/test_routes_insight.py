@@ -1,0 +1,135 @@
+"""What a job did, over REST, on both databases."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, update
+from starlette.testclient import TestClient
+
+from penstock.api.auth.identity import Role
+from penstock.api.service import Service
+from penstock.api.store import plans
+from penstock.api.store.ingest import Batch, take
+from penstock.api.store.schema import jobs
+from penstock.core.records import LogLine, Record, RecordKind
+from penstock.core.timeline import Activity, Event, Source, Timeline
+from tests.support.sample_run import sample_plan
+from tests.support.service import NOW, add_job, client_of, step_records
+
+PATH = "/v1/jobs/default/tiny"
+
+
+@pytest.fixture
+def uid(service: Service) -> str:
+    """A job in its second attempt, which began again at step 5 and is at 6; the first came to 7."""
+    uid = add_job(service).uid
+    for attempt, steps in ((1, range(8)), (2, range(5, 7))):
+        service.write(uid, partial(begin, uid=uid, attempt=attempt))
+        send(service, [*step_records(uid, steps, attempt=attempt), *others(uid, attempt, first=100)])
+    return uid
+
+
+def begin(connection: Connection, uid: str, attempt: int) -> None:
+    connection.execute(update(jobs).where(jobs.c.uid == uid).values(attempt=attempt))
+
+
+def send(service: Service, records: list[Record]) -> None:
+    batch = Batch.of(records)
+    service.write(batch.uid, lambda connection: take(connection, batch, NOW))
+
+
+def others(uid: str, attempt: int, first: int) -> list[Record]:
+    """Timelines of steps 2 and 5, and two lines of either rank."""
+    contents: list[dict[str, Any]] = [{"timeline": timeline(step)} for step in (2, 5)]
+    contents += [
+        {"log": LogLine(rank=rank, level="info", message=f"{rank}: {attempt}.{i}")} for i in range(2) for rank in (0, 1)
+    ]
+    kinds = [RecordKind.TIMELINE] * 2 + [RecordKind.LOG] * 4
+    return [
+        Record(
+            uid=uid,
+            attempt=attempt,
+            source="rank-0",
+            sequence=first + i,
+            recorded_at=NOW + attempt,
+            kind=kind,
+            **content,
+        )
+        for i, (kind, content) in enumerate(zip(kinds, contents, strict=True))
+    ]
+
+
+def timeline(step: int) -> Timeline:
+    event = Event(rank=0, activity=Activity.COMPUTE, action="0F0.0", start_ns=0, stop_ns=step)
+    return Timeline(source=Source.MEASURED, num_ranks=1, step_ns=step, events=(event,), step=step)
+
+
+@pytest.fixture
+def client(service: Service, uid: str) -> TestClient:
+    return client_of(service, Role.VIEWER)
+
+
+def test_metrics_show_the_newest_attempt(client: TestClient) -> None:
+    found = {each["name"]: each for each in client.get(f"{PATH}/metrics").json()["series"]}
+    assert set(found) == {
+        "loss", "step_seconds", "tokens_per_second", "learning_rate", "gradient_norm", "peak_bytes",
+    }  # fmt: skip
+    loss = found["loss"]
+    assert loss["rank"] is None
+    assert [(point["step"], point["attempt"]) for point in loss["points"]] == [
+        *((step, 1) for step in range(5)), (5, 2), (6, 2),
+    ]  # fmt: skip
+    point = loss["points"][3]
+    assert point["min"] == point["mean"] == point["max"] == point["last"] == 4.997
+
+
+def test_metrics_have_as_many_points_as_wanted(client: TestClient) -> None:
+    for most in (1, 2, 3):
+        (loss,) = [
+            each["points"]
+            for each in client.get(f"{PATH}/metrics", params={"points": most}).json()["series"]
+            if each["name"] == "loss"
+        ]
+        assert 1 <= len(loss) <= most
+
+
+def test_a_job_without_numbers_has_none(service: Service, client: TestClient) -> None:
+    add_job(service, "idle")
+    assert client.get("/v1/jobs/default/idle/metrics").json() == {"series": []}
+    assert client.get("/v1/jobs/default/idle/logs").json() == {"items": []}
+    assert client.get("/v1/jobs/default/idle/plans").json() == {"items": []}
+
+
+def test_timelines_by_step_and_the_newest(client: TestClient) -> None:
+    newest = client.get(f"{PATH}/timeline").json()
+    assert (newest["attempt"], newest["step"]) == (2, 5)
+    assert Timeline.from_manifest(newest["timeline"]) == timeline(5)
+    assert client.get(f"{PATH}/timeline", params={"step": 2}).json()["attempt"] == 2
+    missing = client.get(f"{PATH}/timeline", params={"step": 3})
+    assert missing.status_code == 404
+    assert missing.json()["remedy"] == "the newest sampled steps: 2, 5, 2, 5"
+
+
+def test_logs_by_rank(client: TestClient) -> None:
+    def messages(**query: Any) -> list[str]:
+        return [each["message"] for each in client.get(f"{PATH}/logs", params=query).json()["items"]]
+
+    assert messages(rank=1) == ["1: 1.0", "1: 1.1", "1: 2.0", "1: 2.1"]
+    assert messages(rank=1, after=3) == ["1: 2.1"]
+    assert messages(rank=0, limit=1) == ["0: 1.0"]
+    assert messages(rank=0, limit=1, tail=True) == ["0: 2.1"]
+    assert messages(tail=True, limit=2) == ["0: 2.1", "1: 2.1"]
+    assert len(messages()) == 8
+
+
+def test_plans_are_numbered_and_whole(service: Service, client: TestClient, uid: str) -> None:
+    for attempt in (1, 2):
+        service.write(uid, partial(plans.keep_plan, uid=uid, attempt=attempt, plan=sample_plan(), now=NOW))
+    items = client.get(f"{PATH}/plans").json()["items"]
+    assert [(each["revision"], each["attempt"]) for each in items] == [(1, 1), (2, 2)]
+    assert {each["digest"] for each in items} == {sample_plan().digest}
+    assert items[0]["plan"] == sample_plan().to_manifest()
+    assert client.get(PATH).json()["status"]["planDigest"] == sample_plan().digest
