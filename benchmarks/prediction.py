@@ -47,19 +47,15 @@ UNSTEADY = "the machine's speed keeps drifting: end what else runs on it, and tr
 
 PINNED = {
     "1 slice": ParallelismSpec(pp=2, slices=1, schedule="1f1b", micro_batch=1),
-    "2 slices of 2": ParallelismSpec(pp=2, slices=2, schedule="1f1b", micro_batch=2),
     "4 slices": ParallelismSpec(pp=2, slices=4, schedule="1f1b", micro_batch=1),
     "16 slices": ParallelismSpec(pp=2, slices=16, schedule="1f1b", micro_batch=1),
-    "flush": ParallelismSpec(pp=2, slices=4, schedule="gpipe", micro_batch=1),
     "flush of 2": ParallelismSpec(pp=2, slices=8, schedule="gpipe", micro_batch=2),
     "zero bubble": ParallelismSpec(pp=2, slices=3, schedule="zb", micro_batch=1),
-    "zero bubble of 2": ParallelismSpec(pp=2, slices=6, schedule="zb", micro_batch=2),
     "H1": ParallelismSpec(pp=2, slices=2, schedule="zb-h1", micro_batch=1),
     "V": ParallelismSpec(pp=2, slices=4, schedule="zbv", micro_batch=1),
     "unequal stages": ParallelismSpec(pp=2, slices=4, schedule="1f1b", micro_batch=2, stages=(4.5, 3.5)),
     "unequal slices": ParallelismSpec(pp=2, slices=(400, 344, 280), schedule="zb", micro_batch=2),
     "replicas": ParallelismSpec(dp=2, pp=1, micro_batch=1),
-    "replicas of 4 slices": ParallelismSpec(dp=2, pp=1, micro_batch=1, slices=4),
 }
 
 

@@ -18,7 +18,7 @@ from penstock.trainer.rundir import RunDir
 from penstock.trainer.session import Session
 from penstock.trainer.worker import Worker, run_worker
 
-STEPS_PER_VISIT, STEPS_PER_PLAN = 5, 20
+STEPS_PER_VISIT, STEPS_PER_PLAN = 10, 20
 MOST_ROUNDS = 16
 
 
