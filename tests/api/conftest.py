@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from penstock.api.service import Service
+from penstock.api.store import engine
 from tests.support import postgres
 from tests.support.service import Clock, new_service
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_syncs() -> Iterator[None]:
+    """What these tests are about survives no power cut anyway, and waiting for the disk would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        quick = tuple(each.replace("synchronous = FULL", "synchronous = OFF") for each in engine.SQLITE_PRAGMAS)
+        patch.setattr(engine, "SQLITE_PRAGMAS", quick)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -96,6 +96,13 @@ def test_metrics_have_as_many_points_as_wanted(client: TestClient) -> None:
         assert 1 <= len(loss) <= most
 
 
+def test_metrics_of_single_ranks_come_with_those_of_all(client: TestClient) -> None:
+    found = client.get(f"{PATH}/metrics", params={"rank": [0, 1]}).json()["series"]
+    assert {each["rank"] for each in found} == {None}
+    refused = client.get(f"{PATH}/metrics", params={"rank": [0, -1]})
+    assert (refused.status_code, refused.json()["where"]) == (400, "rank.1")
+
+
 def test_a_job_without_numbers_has_none(service: Service, client: TestClient) -> None:
     add_job(service, "idle")
     assert client.get("/v1/jobs/default/idle/metrics").json() == {"series": []}

@@ -317,3 +317,14 @@ class TestProcesses:
         assert dev.main(["clean"]) == 0
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir())
         assert left == ["runs", "runs/demo", "runs/demo/1", "view", "view/penstock"]
+
+
+def test_tests_of_a_group_share_a_worker(tmp_path: Path) -> None:
+    """They share fixtures that take long to make; xdist and pytest of some versions lose the groups without a word."""
+    marked = (
+        "import pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('n', range(3))\ndef test(n): pass\n"
+    )
+    (tmp_path / "test_marked.py").write_text(marked)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.count("@one") == 3, done.stdout

@@ -24,7 +24,7 @@ import pytest
 
 NAME = "postgres"
 START_SECONDS = 30.0
-SETTINGS = {"listen_addresses": "", "max_connections": "60", "fsync": "on", "shared_buffers": "32MB"}
+SETTINGS = {"listen_addresses": "", "max_connections": "60", "fsync": "off", "shared_buffers": "32MB"}
 
 _numbers = itertools.count(1)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import jobs, migrate, tokens
-from penstock.api.store.engine import make_engine, parse_url
+from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.jobs import StoredJob
 from penstock.core.job import PipelineJob
 from penstock.core.records import Progress, Record, RecordKind, StepMetrics
@@ -53,12 +55,32 @@ def job_manifest(name: str = "tiny", **metadata: Any) -> dict[str, Any]:
 
 
 def new_service(folder: Path, database: str = "", clock: Clock | None = None) -> Service:
-    """A service on a new schema, in ``folder`` or in the database that is named."""
+    """A service in ``folder`` or on the database that is named, which gets its tables if it has none."""
     settings = Settings(folder=folder, database=database)
-    engine = make_engine(parse_url(settings.database_url))
+    url = parse_url(settings.database_url)
+    if is_sqlite(url):
+        path = Path(url.database or "")
+        if not path.exists():
+            path.write_bytes(_empty_database())
+    else:
+        make_tables(settings.database_url)
+    return open_service(settings, clock or Clock())
+
+
+@functools.cache
+def _empty_database() -> bytes:
+    """A SQLite file with all tables: copying it is quicker than making them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "penstock.db"
+        make_tables(f"sqlite:///{path}")
+        return path.read_bytes()
+
+
+def make_tables(database: str) -> None:
+    """Bring the database's schema up to date."""
+    engine = make_engine(parse_url(database))
     migrate.upgrade(engine)
     engine.dispose()
-    return open_service(settings, clock or Clock())
 
 
 def client_of(service: Service, role: Role | None = Role.ADMIN, namespace: str | None = None) -> TestClient:

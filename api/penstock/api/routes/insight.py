@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 from sqlalchemy import Connection
 
 from penstock.api.dependencies import ServiceIn, Viewer
@@ -31,6 +32,7 @@ router = APIRouter(tags=["jobs"])
 
 READS = answers("unauthenticated", "forbidden", "not-found")
 LARGEST_NUMBER = 2**31 - 1
+Rank = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 
 
 def _of_job(service: Service, namespace: str, name: str, question: Callable[[Connection, str], T]) -> T:
@@ -65,7 +67,7 @@ def get_metrics(
     identity: Viewer,
     namespace: str,
     name: str,
-    rank: Annotated[list[int], Query(ge=0, le=LARGEST_NUMBER, description="Also of these ranks.")] = [],  # noqa: B006
+    rank: Annotated[list[Rank], Query(description="Also of these ranks.")] = [],  # noqa: B006
     points: Annotated[int, Query(ge=1, le=series.MOST_POINTS, description="At most so many a series.")] = 500,
 ) -> MetricsView:
     """The job's numbers over its steps, of all ranks together unless ranks are named.
