@@ -26,6 +26,7 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("POST", "/v1/jobs/{namespace}/{name}/suspend"): EDITOR,
     ("POST", "/v1/jobs/{namespace}/{name}/resume"): EDITOR,
     ("GET", "/v1/jobs/{namespace}/{name}/events"): VIEWER,
+    ("GET", "/v1/events"): VIEWER,
     ("GET", "/v1/jobs/{namespace}/{name}/plans"): VIEWER,
     ("GET", "/v1/jobs/{namespace}/{name}/metrics"): VIEWER,
     ("GET", "/v1/jobs/{namespace}/{name}/timeline"): VIEWER,

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from penstock.api.executor import supervisors as module
+from penstock.api.executor.claims import boot_id, is_alive, this_process
+from penstock.api.executor.files import read, write
 from penstock.api.executor.folder import AttemptFolder
-from penstock.api.executor.supervisors import ProcessSupervisors, boot_id, is_alive, read, write
-from penstock.cli.supervisor import this_process
+from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
 

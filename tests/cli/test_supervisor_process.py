@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from penstock.api.executor.claims import is_alive, this_process
 from penstock.api.executor.folder import AttemptFolder
-from penstock.api.executor.supervisors import is_alive
 from penstock.cli import supervisor
 from penstock.cli.state import locked
-from penstock.cli.supervisor import ClaimedError, claim, shipping, supervise, this_process
+from penstock.cli.supervisor import ClaimedError, claim, shipping, supervise
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState

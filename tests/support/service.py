@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.service import Service, open_service
-from penstock.api.settings import Settings
+from penstock.api.settings import Limits, Settings
 from penstock.api.store import jobs, migrate, tokens
 from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.jobs import StoredJob
@@ -24,6 +24,8 @@ from penstock.core.records import Progress, Record, RecordKind, StepMetrics
 
 NOW = 1_700_000_000.0
 HOST = "http://localhost"
+SHORT_STREAMS = Limits(stream_seconds=0.2)
+"""A `TestClient` waits for the end of every answer."""
 
 
 @dataclass
@@ -54,9 +56,11 @@ def job_manifest(name: str = "tiny", **metadata: Any) -> dict[str, Any]:
     }
 
 
-def new_service(folder: Path, database: str = "", clock: Clock | None = None) -> Service:
+def new_service(
+    folder: Path, database: str = "", clock: Clock | None = None, limits: Limits = SHORT_STREAMS
+) -> Service:
     """A service in ``folder`` or on the database that is named, which gets its tables if it has none."""
-    settings = Settings(folder=folder, database=database)
+    settings = Settings(folder=folder, database=database, limits=limits)
     url = parse_url(settings.database_url)
     if is_sqlite(url):
         path = Path(url.database or "")

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.job import STDLIB_CORPUS, JobSpec, PipelineJob
 from penstock.core.manifest import nearest
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.schedules.imported import CSV
 from penstock.planner.schedules.registry import BUILT_IN
 
-STDLIB_CORPUS = "python-stdlib"
 DATA, OUT = "data://", "out://"
 
 

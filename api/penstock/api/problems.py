@@ -55,7 +55,6 @@ PROBLEMS = {
         Kind("unsupported-media-type", "The body is of an unknown type", 415),
         Kind("misdirected", "The host is not this service", 421),
         Kind("invalid", "Something in the body is wrong", 422),
-        Kind("too-many-requests", "Too many requests", 429),
         Kind("internal", "The service failed", 500),
         Kind("unavailable", "Not available now", 503),
         Kind("storage-full", "The disk is full", 507),
@@ -85,7 +84,7 @@ class Problem(HTTPException):
         )
 
 
-ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailable")
+ANY = ("bad-request", "timeout", "misdirected", "unavailable")
 """What every route may answer with."""
 
 

@@ -68,6 +68,20 @@ class JobView(BaseModel):
     status: StatusView
 
 
+class JobRow(Wire):
+    """A job as lists and live streams tell of it: who it is, and where it stands."""
+
+    uid: str
+    namespace: str
+    name: str
+    labels: dict[str, str]
+    created_at: datetime
+    deleted_at: datetime | None
+    version: int = Field(description="As in the ETag.")
+    suspend: bool = Field(description="Whether suspension is asked for.")
+    status: StatusView
+
+
 class JobPage(Wire):
     """Some of the jobs, in order."""
 
@@ -175,7 +189,6 @@ class TokenView(Wire):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
-    last_used_at: datetime | None
 
 
 class NewToken(TokenView):
@@ -212,9 +225,9 @@ class VersionView(Wire):
 
 def job_view(stored: StoredJob) -> JobView:
     """The job as people see it."""
-    told = stored.progress
+    manifest = stored.manifest
     metadata = {
-        **stored.manifest["metadata"],
+        **manifest["metadata"],
         "namespace": stored.namespace,
         "generation": stored.generation,
         "resourceVersion": str(stored.version),
@@ -222,7 +235,33 @@ def job_view(stored: StoredJob) -> JobView:
     }
     if stored.delete_requested_at is not None:
         metadata["deletionTimestamp"] = instant(stored.delete_requested_at)
-    status = StatusView(
+    return JobView(
+        api_version=manifest["apiVersion"],
+        kind=manifest["kind"],
+        metadata=metadata,
+        spec=manifest["spec"],
+        status=status_view(stored),
+    )
+
+
+def job_row(stored: StoredJob) -> JobRow:
+    """The job in a line."""
+    return JobRow(
+        uid=stored.uid,
+        namespace=stored.namespace,
+        name=stored.name,
+        labels=dict(stored.labels),
+        created_at=instant(stored.created_at),
+        deleted_at=maybe(stored.deleted_at),
+        version=stored.version,
+        suspend=stored.manifest["spec"].get("runPolicy", {}).get("suspend", False),
+        status=status_view(stored),
+    )
+
+
+def status_view(stored: StoredJob) -> StatusView:
+    """Where the job stands."""
+    return StatusView(
         phase=stored.phase,
         reason=stored.phase_reason,
         message=stored.phase_message,
@@ -232,24 +271,21 @@ def job_view(stored: StoredJob) -> JobView:
         started_at=maybe(stored.started_at),
         finished_at=maybe(stored.finished_at),
         plan_digest=stored.plan_digest,
-        progress=None
-        if told is None
-        else ProgressView(
-            step=told.step,
-            num_steps=stored.manifest["spec"]["training"]["steps"],
-            loss=told.loss,
-            step_seconds=told.step_seconds,
-            last_checkpoint=told.last_checkpoint,
-            reported_at=instant(told.reported_at),
-        ),
+        progress=_progress_view(stored),
     )
-    manifest = stored.manifest
-    return JobView(
-        api_version=manifest["apiVersion"],
-        kind=manifest["kind"],
-        metadata=metadata,
-        spec=manifest["spec"],
-        status=status,
+
+
+def _progress_view(stored: StoredJob) -> ProgressView | None:
+    told = stored.progress
+    if told is None:
+        return None
+    return ProgressView(
+        step=told.step,
+        num_steps=stored.manifest["spec"]["training"]["steps"],
+        loss=told.loss,
+        step_seconds=told.step_seconds,
+        last_checkpoint=told.last_checkpoint,
+        reported_at=instant(told.reported_at),
     )
 
 
@@ -263,5 +299,4 @@ def token_view(stored: StoredToken) -> TokenView:
         created_at=instant(stored.created_at),
         expires_at=maybe(stored.expires_at),
         revoked_at=maybe(stored.revoked_at),
-        last_used_at=maybe(stored.last_used_at),
     )

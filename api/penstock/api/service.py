@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from penstock.api.live.feed import Feed
 from penstock.api.settings import Settings
+from penstock.api.store import changes
+from penstock.api.store.changes import Change, Signature
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.migrate import require_current
 from penstock.api.store.writer import Writer
@@ -25,6 +28,7 @@ class Service:
     settings: Settings
     engine: Engine
     writer: Writer
+    feed: Feed
     clock: Callable[[], float] = time.time
 
     def read(self, question: Callable[[Connection], T]) -> T:
@@ -54,4 +58,20 @@ def open_service(settings: Settings, clock: Callable[[], float] = time.time) -> 
     except BaseException:
         engine.dispose()
         raise
-    return Service(settings=settings, engine=engine, writer=Writer(engine), clock=clock)
+    feed = Feed(_FeedReader(engine), clock)
+    return Service(settings=settings, engine=engine, writer=Writer(engine, feed.touched), feed=feed, clock=clock)
+
+
+@dataclass(frozen=True, slots=True)
+class _FeedReader:
+    """What live streams are fed from; see `penstock.api.live.feed.Reader`."""
+
+    engine: Engine
+
+    def changed_since(self, since: float) -> Mapping[str, Signature]:
+        with self.engine.connect() as connection:
+            return changes.changed_since(connection, since)
+
+    def read_changes(self, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
+        with self.engine.connect() as connection:
+            return changes.read_changes(connection, uids, after)

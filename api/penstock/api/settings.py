@@ -9,7 +9,6 @@ from pathlib import Path
 from penstock.api.locations import Locations
 
 MEBIBYTE = 2**20
-DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,21 +18,8 @@ class Limits:
     body_bytes: int = 4 * MEBIBYTE
     decompressed_bytes: int = 32 * MEBIBYTE
     request_seconds: float = 30.0
-    requests_per_second: float = 50.0
-    burst: int = 200
-    ingest_requests_per_second: float = 2_000.0
-    streams_per_identity: int = 1_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Retention:
-    """How long what a job did outlives it."""
-
-    points_seconds: float = 7 * DAY_SECONDS
-    rollups_seconds: float = 90 * DAY_SECONDS
-    jobs_seconds: float = 90 * DAY_SECONDS
-    idempotency_seconds: float = DAY_SECONDS
-    log_lines_per_rank: int = 2_000
+    streams: int = 2000
+    stream_seconds: float = 300.0  # then a client comes again, and shows a token that still holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +37,6 @@ class Settings:
     data_roots: Mapping[str, Path] = field(default_factory=dict)
     schedules: frozenset[str] = frozenset()
     limits: Limits = Limits()
-    retention: Retention = Retention()
 
     def answering_to(self, *names: str) -> Settings:
         """The same, under more names."""

@@ -61,10 +61,10 @@ def show_tokens(service: Service, form: Format) -> None:
         return
     from rich.table import Table
 
-    table = Table("id", "name", "role", "namespace", "state", "last used", box=None, pad_edge=False)
+    table = Table("id", "name", "role", "namespace", "state", "expires", box=None, pad_edge=False)
     for each in found:
         row = _data(each, service.clock())
-        table.add_row(*(str(row[name] or "–") for name in ("id", "name", "role", "namespace", "state", "lastUsedAt")))
+        table.add_row(*(str(row[name] or "–") for name in ("id", "name", "role", "namespace", "state", "expiresAt")))
     output.show(table)
 
 
@@ -77,7 +77,6 @@ def _data(token: tokens.StoredToken, now: float) -> dict[str, str | None]:
         "state": "valid" if token.valid(now) else "revoked" if token.revoked_at is not None else "expired",
         "createdAt": _instant(token.created_at),
         "expiresAt": _instant(token.expires_at),
-        "lastUsedAt": _instant(token.last_used_at),
     }
 
 

@@ -22,6 +22,7 @@ from penstock.cli.workers import Workers
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.lifecycle import (
+    LOSSES,
     AttemptState,
     Bind,
     Decision,
@@ -246,10 +247,6 @@ class Executor:
     def _kill(self) -> None:
         if self._attempt is not None:
             self._attempt.kill()
-
-
-LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
-"""The life cycle's reasons for counting one more failure."""
 
 
 def profile_progress(run: RunDir) -> tuple[int, int]:

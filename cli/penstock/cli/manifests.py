@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
-from penstock.core.job import PipelineJob
+from penstock.core.job import STDLIB_CORPUS, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.schedule import ScheduleSpec
@@ -23,7 +23,6 @@ from penstock.core.timeline import Timeline
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
-STDLIB_CORPUS = "python-stdlib"
 SCHEDULE_SUFFIX = ".csv"
 _PATHS = (("data", "source"), ("data", "tokenizer", "file"), ("checkpoint", "resumeFrom"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,10 +47,26 @@ def serve(settings: Settings) -> None:
     )
     with listening(), looking(executor):  # uvicorn ends by a signal, and then sends it once more
         say(f"penstock at {url}")
-        uvicorn.run(
-            create_app(service), host=settings.host, port=settings.port, log_level="warning", server_header=False
-        )
+        _Server(service).run()
     service.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends live streams when it is to end, or it would wait for them."""
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                create_app(service), host=settings.host, port=settings.port, log_level="warning", server_header=False
+            )
+        )
+        self._feed = service.feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server.shutdown`."""
+        self._feed.close()
+        await super().shutdown(sockets)
 
 
 def make_schema(settings: Settings) -> None:

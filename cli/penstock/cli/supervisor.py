@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.api.executor.claims import take, this_process
 from penstock.api.executor.folder import AttemptFolder
 from penstock.cli.attempt import Attempt
 from penstock.cli.executor import Decider, newest_checkpoint_step, profile_progress
@@ -25,7 +25,7 @@ from penstock.cli.workers import Workers
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
-from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
+from penstock.core.supervision import AttemptReport, Binding, Order, Wish
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.rundir import RunDir, write_json
 
@@ -39,24 +39,8 @@ class ClaimedError(PenstockError):
 
 def claim(folder: AttemptFolder) -> None:
     """Become the attempt's supervisor; raises `ClaimedError` if another process was first, whatever became of it."""
-    partial = folder.path / f".claim.{os.getpid()}"
-    with partial.open("w") as file:
-        file.write(json.dumps(this_process().to_manifest()))
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        folder.claim.hardlink_to(partial)  # whole from the first moment, and never over another
-    except FileExistsError:
-        raise ClaimedError(f"attempt {folder.attempt} in {folder.root} has its supervisor") from None
-    finally:
-        partial.unlink()
-
-
-def this_process() -> Claim:
-    """Names this process for as long as the machine runs, and no other ever after."""
-    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return Claim(pid=os.getpid(), started_ticks=int(ticks), boot_id=boot)
+    if not take(folder, this_process()):
+        raise ClaimedError(f"attempt {folder.attempt} in {folder.root} has its supervisor")
 
 
 class Supervisor:

@@ -18,6 +18,7 @@ from penstock.core.units import parse_bytes, quantity
 
 API_VERSION = "penstock.dev/v1alpha1"
 KIND = "PipelineJob"
+STDLIB_CORPUS = "python-stdlib"
 
 
 class Decay(enum.StrEnum):

@@ -57,6 +57,9 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 LIVE = frozenset({Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING})
 """Phases in which an attempt holds devices."""
 
+LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
+"""Reasons for entering a phase that count one more failure."""
+
 BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_MOST_SECONDS = 300.0
 STALL_LEAST_SECONDS = 60.0

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.trainer.data.corpus import STDLIB, Corpus, Event, find_corpus, scan, split_events
+from penstock.core.job import STDLIB_CORPUS
+from penstock.trainer.data.corpus import Corpus, Event, find_corpus, scan, split_events
 from penstock.trainer.data.reporter import Reporter
 
 # files are rewritten by every example
@@ -215,7 +216,7 @@ def test_progress_reaches_the_whole_corpus(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_is_sources_without_tests() -> None:
-    corpus = find_corpus(STDLIB)
+    corpus = find_corpus(STDLIB_CORPUS)
     assert list(corpus.files) == sorted(corpus.files)
     assert {"argparse.py", "json/decoder.py", "asyncio/tasks.py"} <= set(corpus.files)
     assert all(name.endswith(".py") for name in corpus.files)
@@ -225,10 +226,10 @@ def test_the_standard_library_is_sources_without_tests() -> None:
     assert scanned.documents > 300
     assert scanned.num_bytes > 5_000_000
     assert scanned.python == platform.python_version()
-    assert scanned == scan(find_corpus(STDLIB))
+    assert scanned == scan(find_corpus(STDLIB_CORPUS))
 
 
 def test_a_python_without_sources_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(UserError, match="'python-stdlib' holds no text"):
-        scan(find_corpus(STDLIB))
+        scan(find_corpus(STDLIB_CORPUS))

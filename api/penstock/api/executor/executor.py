@@ -19,6 +19,7 @@ from sqlalchemy import Connection, insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of, lacking
+from penstock.api.executor.files import replace_text
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import Seen, observed
 from penstock.api.executor.planning import Planner, Question
@@ -33,6 +34,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import (
     LIVE,
+    LOSSES,
     AttemptState,
     Bind,
     Decision,
@@ -54,9 +56,6 @@ from penstock.core.supervision import Binding, Order, Wish
 from penstock.planner import yamltext
 
 log = logging.getLogger(__name__)
-
-LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
-"""The life cycle's reasons for counting one more failure."""
 
 EXPIRY_LOOK_SECONDS = 30.0
 
@@ -309,8 +308,6 @@ class Executor:
             "num_ranks": decision.ranks,
             "resume_from": decision.resume_from,
             "launched_at": now,
-            "state": "starting",
-            "message": "",
         }
         started = stored.started_at if stored.started_at is not None else now
 
@@ -333,7 +330,7 @@ class Executor:
             return
         root = self._root(stored)
         root.mkdir(parents=True, exist_ok=True)
-        _replace(root / "job.yaml", yamltext.dump(job.to_manifest()))
+        replace_text(root / "job.yaml", yamltext.dump(job.to_manifest()))
         limit = stored.job.spec.run_policy.active_deadline_seconds
         deadline = (stored.started_at or 0.0) + limit if limit else None
         order = Order(
@@ -359,7 +356,7 @@ class Executor:
 
     def _bind(self, stored: StoredJob) -> None:
         plan = self._plans[stored.plan_digest or ""]
-        _replace(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
+        replace_text(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
         self._supervisors.bind(self._folder(stored), Binding(plan_digest=plan.digest))
 
     def _delete(self, stored: StoredJob) -> None:
@@ -390,10 +387,3 @@ def _read_profile(root: Path) -> Profile | None:
         return Profile.from_manifest(json.loads((root / "profile.json").read_text()))
     except FileNotFoundError:
         return None
-
-
-def _replace(path: Path, text: str) -> None:
-    """A supervisor may be reading it, and sees all of it or what was there before."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)

@@ -1,33 +1,26 @@
-"""Supervisors as the executor sees them: started, found again, asked, ended. Everything lies in their files.
-
-A process is known by its number, its start and the machine's boot, so a number that was given away again is never taken
-for a supervisor.
-"""
+"""Supervisors as the executor sees them: started, found again, asked, ended. Everything lies in their files."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from penstock.api.executor.claims import NOBODY, is_alive, take
+from penstock.api.executor.files import read, write
 from penstock.api.executor.folder import AttemptFolder
 from penstock.core.lifecycle import AttemptState
-from penstock.core.manifest import Manifest
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
-
-M = TypeVar("M", bound=Manifest)
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "supervise")
 END_SECONDS = 20.0
 KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-NOBODY = Claim(pid=0, started_ticks=0, boot_id="")
 
 
 class Supervisors(Protocol):
@@ -127,7 +120,7 @@ class ProcessSupervisors:
 
     def end(self, folder: AttemptFolder) -> None:
         """See `Supervisors`. Asked first, because a supervisor ends its ranks faster than they notice by themselves."""
-        _close(folder)
+        take(folder, NOBODY)  # one that is still starting up finds the attempt claimed, and ends
         for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             self._signal(folder, number)
             if self._gone(folder, seconds):
@@ -152,49 +145,7 @@ class ProcessSupervisors:
         return True
 
 
-def _close(folder: AttemptFolder) -> None:
-    """Claim the attempt for nobody, unless it was claimed: one that is still starting up finds that, and ends."""
-    if folder.claim.exists():
-        return
-    folder.path.mkdir(parents=True, exist_ok=True)
-    partial = folder.path / f".claim.{os.getpid()}"
-    write(partial, NOBODY)
-    with contextlib.suppress(FileExistsError):
-        folder.claim.hardlink_to(partial)
-    partial.unlink()
-
-
 def _last_words(log: Path, code: int) -> str:
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
     return f"the supervisor did not start (exit code {code}): {said}"
-
-
-def is_alive(claim: Claim) -> bool:
-    """Whether the process that made the claim still runs; one that ended and was not waited for does not."""
-    try:
-        fields = Path(f"/proc/{claim.pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    state, ticks = fields[0], int(fields[19])
-    return ticks == claim.started_ticks and state not in "ZX" and claim.boot_id == boot_id()
-
-
-def boot_id() -> str:
-    """Names the time since this machine was started."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def read(path: Path, kind: type[M]) -> M | None:
-    """What lies there, whole; none if nothing does, or not yet."""
-    try:
-        return kind.from_manifest(json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def write(path: Path, value: Manifest) -> None:
-    """Replace what lies there, so that a reader sees all of it or what was there before."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(value.to_manifest()) + "\n")
-    partial.replace(path)

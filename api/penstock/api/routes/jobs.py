@@ -13,7 +13,7 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
-from penstock.api.schemas import EventPage, EventView, JobPage, JobView, instant, job_view
+from penstock.api.schemas import JobPage, JobView, job_view
 from penstock.api.store import jobs
 from penstock.api.store.idempotency import Answer
 from penstock.api.store.jobs import StoredJob
@@ -43,6 +43,7 @@ IfMatch = Annotated[
 ]
 NamespaceQuery = Annotated[str | None, Query(max_length=63, description="Only jobs of this namespace.")]
 LabelQuery = Annotated[list[str], Query(description="KEY=VALUE; given several times, all must hold.")]
+NameQuery = Annotated[str, Query(max_length=63, description="Part of the name.")]
 
 
 Change = Callable[[Connection, str, str, float], StoredJob]
@@ -102,7 +103,7 @@ def list_jobs(
     namespace: NamespaceQuery = None,
     phase: Annotated[list[Phase], Query(description="Only these phases.")] = [],  # noqa: B006, FastAPI copies it
     label: LabelQuery = [],  # noqa: B006
-    name: Annotated[str, Query(max_length=63, description="Part of the name.")] = "",
+    name: NameQuery = "",
     sort: Annotated[str, Query(description="created, name, priority or phase; with a minus descending.")] = "-created",
     limit: Annotated[int, Query(ge=1, le=jobs.MOST_PER_PAGE)] = 50,
     cursor: Annotated[str | None, Query(max_length=512, description="The `next` of the page before.")] = None,
@@ -150,26 +151,6 @@ def suspend(editing: Editing) -> Response:
 def resume(editing: Editing) -> Response:
     """Go on with a suspended job."""
     return editing.answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, False, by, now))
-
-
-@router.get("/v1/jobs/{namespace}/{name}/events", responses=READS, operation_id="listJobEvents")
-def list_events(
-    service: ServiceIn,
-    identity: Viewer,
-    namespace: str,
-    name: str,
-    after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only events with a higher number.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
-) -> EventPage:
-    """What happened to the job, oldest first."""
-
-    def question(connection: Connection) -> EventPage:
-        found = jobs.find(connection, namespace, name)
-        rows = jobs.history(connection, found.uid, after, limit)
-        items = [EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body) for row in rows]
-        return EventPage(items=items)
-
-    return service.read(question)
 
 
 @router.get("/v1/history/{uid}", responses=READS, operation_id="getJobByUid")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -75,3 +76,8 @@ def _begin_sqlite(connection: Connection) -> None:
     """Readers see one state and never wait; who writes says so at once."""
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def upsert(connection: Connection, table: Table) -> Any:
+    """An INSERT that may say what to do ON CONFLICT, which each database spells in its own class."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, insert, select
 
 from penstock.api.store.schema import idempotency
 from penstock.core.errors import PenstockError
@@ -48,8 +48,3 @@ def once(connection: Connection, asked: Asked | None, now: float, change: Callab
     kept = {"status": answer.status, "body": answer.body, "headers": dict(answer.headers)}
     connection.execute(insert(idempotency).values(**row, **kept))
     return answer
-
-
-def forget(connection: Connection, before: float) -> int:
-    """Drop answers older than that; how many."""
-    return connection.execute(delete(idempotency).where(idempotency.c.created_at < before)).rowcount

@@ -6,17 +6,17 @@ batch that is sent again after a lost answer changes nothing, whenever the servi
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
+from penstock.api.store.documents import pack
+from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, report
 from penstock.api.store.schema import jobs, log_lines, sources, timelines
-from penstock.api.store.series import ALL_RANKS, Point, add_points, upsert
+from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.records import Progress, Record, RecordKind, StepMetrics
 
@@ -120,7 +120,7 @@ def _points(metrics: Sequence[StepMetrics]) -> Iterator[Point]:
 def _keep_timelines(connection: Connection, batch: Batch, fresh: Sequence[Record]) -> None:
     for record in fresh:
         if record.timeline is not None:
-            body = zlib.compress(json.dumps(record.timeline.to_manifest()).encode())
+            body = pack(record.timeline.to_manifest())
             step = record.timeline.step or 0
             row = {"uid": batch.uid, "attempt": batch.attempt, "step": step, "body": body}
             connection.execute(upsert(connection, timelines).values(row).on_conflict_do_nothing())

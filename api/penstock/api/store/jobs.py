@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from penstock.api.store.schema import events, job_labels, jobs, progress
@@ -47,6 +47,7 @@ class StoredJob:
     generation: int
     created_by: str
     created_at: float
+    changed_at: float
     phase: Phase
     phase_reason: str
     phase_message: str
@@ -61,7 +62,6 @@ class StoredJob:
     deleted_at: float | None
     executor: str | None
     plan_digest: str | None
-    profile_digest: str | None
     last_event: int
     progress: Reported | None = None
 
@@ -125,6 +125,7 @@ def create(connection: Connection, job: PipelineJob, uid: str, by: str, now: flo
         "generation": 1,
         "created_by": by,
         "created_at": now,
+        "changed_at": now,
         "phase": Phase.PENDING.value,
         "phase_reason": "Submitted",
         "phase_message": "",
@@ -188,16 +189,21 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
     return found, _write_cursor(query.sort, last[column.name], last["number"])
 
 
+def select_jobs(connection: Connection, *conditions: ColumnElement[bool]) -> list[StoredJob]:
+    """The jobs of which all conditions hold, oldest first."""
+    return [_stored(row) for row in connection.execute(_JOINED.where(*conditions).order_by(jobs.c.number))]
+
+
 def unfinished(connection: Connection, *, ended: bool = True) -> list[StoredJob]:
     """What an executor has to look at: all that is not deleted, oldest first.
 
     Without ``ended`` those are left out that have ended and that nobody wants deleted.
     """
-    chosen = _JOINED.where(jobs.c.deleted_at.is_(None))
+    conditions: list[ColumnElement[bool]] = [jobs.c.deleted_at.is_(None)]
     if not ended:
         terminal = [phase.value for phase in Phase if phase.terminal]
-        chosen = chosen.where(or_(jobs.c.phase.not_in(terminal), jobs.c.delete_requested_at.is_not(None)))
-    return [_stored(row) for row in connection.execute(chosen.order_by(jobs.c.number))]
+        conditions.append(or_(jobs.c.phase.not_in(terminal), jobs.c.delete_requested_at.is_not(None)))
+    return select_jobs(connection, *conditions)
 
 
 def _filtered(chosen: Select[Any], query: Query) -> Select[Any]:
@@ -249,8 +255,9 @@ def _stored(row: Row[Any]) -> StoredJob:
 
 def add_event(connection: Connection, uid: str, kind: str, body: Mapping[str, Any], now: float, **changes: Any) -> int:
     """Number one more event of the job and keep it, together with changes of the row; raises `NoSuchJobError`."""
-    raised = update(jobs).where(jobs.c.uid == uid).values(last_event=jobs.c.last_event + 1, version=jobs.c.version + 1)
-    number = connection.execute(raised.values(**changes).returning(jobs.c.last_event)).scalar_one_or_none()
+    raised = {"last_event": jobs.c.last_event + 1, "version": jobs.c.version + 1, "changed_at": now}
+    changing = update(jobs).where(jobs.c.uid == uid).values(**raised, **changes)
+    number = connection.execute(changing.returning(jobs.c.last_event)).scalar_one_or_none()
     if number is None:
         raise NoSuchJobError(uid)
     connection.execute(insert(events).values(uid=uid, number=number, at=now, kind=kind, body=dict(body)))

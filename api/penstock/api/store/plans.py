@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
+from penstock.api.store.documents import pack, unpack
+from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import add_event
 from penstock.api.store.schema import job_plans, plans, profiles
-from penstock.api.store.series import upsert
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 
@@ -68,13 +66,3 @@ def keep_profile(connection: Connection, key: str, profile: Profile) -> None:
         "measured_at": profile.measured_at,
     }
     connection.execute(upsert(connection, profiles).values(row).on_conflict_do_nothing())
-
-
-def pack(manifest: Any) -> bytes:
-    """Plain data as compressed JSON."""
-    return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode())
-
-
-def unpack(body: bytes) -> Any:
-    """The data again."""
-    return json.loads(zlib.decompress(body))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from penstock.api.store.documents import unpack
 from penstock.api.store.schema import log_lines, timelines
 
 
@@ -44,7 +43,7 @@ def timeline(connection: Connection, uid: str, step: int | None) -> StoredTimeli
     row = connection.execute(newest).one_or_none()
     if row is None:
         return None
-    return StoredTimeline(attempt=row.attempt, step=row.step, timeline=json.loads(zlib.decompress(row.body)))
+    return StoredTimeline(attempt=row.attempt, step=row.step, timeline=unpack(row.body))
 
 
 def sampled_steps(connection: Connection, uid: str) -> list[tuple[int, int]]:

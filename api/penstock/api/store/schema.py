@@ -55,6 +55,7 @@ jobs = Table(
     Column("generation", Integer, nullable=False),  # of the spec
     Column("created_by", String(63), nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("changed_at", Double, nullable=False),  # by the clock of whoever changed it
     Column("phase", String(16), nullable=False),
     Column("phase_reason", String(63), nullable=False),
     Column("phase_message", Text, nullable=False),
@@ -69,10 +70,10 @@ jobs = Table(
     Column("deleted_at", Double),
     Column("executor", String(UID_LENGTH)),  # the one that it is bound to
     Column("plan_digest", String(64)),
-    Column("profile_digest", String(64)),
     Column("last_event", Integer, nullable=False),  # the number of the newest of its events
     Index("ix_jobs_namespace_name", "namespace", "name", "number"),
     Index("ix_jobs_phase", "phase", "number"),
+    Index("ix_jobs_changed_at", "changed_at"),
     Index(
         "uq_jobs_live",
         "namespace",
@@ -103,6 +104,7 @@ progress = Table(
     Column("step_seconds", Double),
     Column("last_checkpoint", Integer),
     Column("reported_at", Double, nullable=False),
+    Index("ix_progress_reported_at", "reported_at"),
 )
 
 events = Table(
@@ -124,9 +126,6 @@ attempts = Table(
     Column("num_ranks", Integer, nullable=False),
     Column("resume_from", Integer),
     Column("launched_at", Double, nullable=False),
-    Column("ended_at", Double),
-    Column("state", String(16), nullable=False),
-    Column("message", Text, nullable=False),
     PrimaryKeyConstraint("uid", "attempt"),
 )
 
@@ -248,7 +247,6 @@ tokens = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
-    Column("last_used_at", Double),
     CheckConstraint("role IN ('viewer', 'editor', 'admin', 'ingest')", name="role"),
 )
 
@@ -264,17 +262,4 @@ idempotency = Table(
     Column("created_at", Double, nullable=False),
     PrimaryKeyConstraint("identity", "key"),
     Index("ix_idempotency_created_at", "created_at"),
-)
-
-audit = Table(
-    "audit",
-    metadata,
-    Column("id", Id, primary_key=True),
-    Column("at", Double, nullable=False),
-    Column("identity", String(63), nullable=False),
-    Column("action", String(63), nullable=False),
-    Column("target", Text, nullable=False),
-    Column("outcome", Integer, nullable=False),  # the HTTP status
-    Column("address", String(63), nullable=False),
-    Index("ix_audit_at", "at"),
 )

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, Table, case, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Insert, Select, case, delete, func, select
 
+from penstock.api.store.engine import upsert
 from penstock.api.store.schema import points, rollups, series
 
 ROLLUP_STEPS = (16, 256)
@@ -61,11 +61,6 @@ class _Rollup:
         self.min, self.max = min(self.min, value), max(self.max, value)
         if step > self.last_step:
             self.last_step, self.last = step, value
-
-
-def upsert(connection: Connection, table: Table) -> Any:
-    """An INSERT that may say what to do ON CONFLICT, which each database spells in its own class."""
-    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def add_points(connection: Connection, uid: str, attempt: int, new: Sequence[Point], now: float) -> None:

@@ -12,8 +12,6 @@ from penstock.api.auth.identity import Identity, Role, digest, new_token
 from penstock.api.store.schema import tokens
 from penstock.core.errors import PenstockError
 
-USE_NOTED_EVERY_SECONDS = 60.0
-
 
 class NoSuchTokenError(PenstockError):
     """No token has this id."""
@@ -31,7 +29,6 @@ class StoredToken:
     created_at: float
     expires_at: float | None
     revoked_at: float | None
-    last_used_at: float | None
 
     def valid(self, now: float) -> bool:
         """Whether it opens anything."""
@@ -77,12 +74,6 @@ def revoke(connection: Connection, token: str, now: float) -> StoredToken:
     still = update(tokens).where(tokens.c.id == token, tokens.c.revoked_at.is_(None))
     connection.execute(still.values(revoked_at=now))
     return _one(connection, tokens.c.id == token)
-
-
-def note_use(connection: Connection, token: str, now: float) -> None:
-    """Remember that it was used, not more often than once a minute."""
-    stale = tokens.c.last_used_at.is_(None) | (tokens.c.last_used_at < now - USE_NOTED_EVERY_SECONDS)
-    connection.execute(update(tokens).where(tokens.c.id == token, stale).values(last_used_at=now))
 
 
 def _one(connection: Connection, condition: ColumnElement[bool]) -> StoredToken:

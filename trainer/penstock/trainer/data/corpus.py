@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.core.errors import UserError
+from penstock.core.job import STDLIB_CORPUS
 from penstock.trainer.data.reporter import SILENT, Reporter
 
 Event: TypeAlias = str | None
 
-STDLIB = "python-stdlib"
 PIECE_BYTES = 1 << 20
 HOLD_OUT = 20
 """Every 20th document is held out; of fewer than 20 documents, the last 20th of their text."""
@@ -81,8 +81,8 @@ def find_corpus(source: str, *, text_field: str = "text", limit_bytes: int | Non
     Raises:
         UserError: there is nothing of that name.
     """
-    root = Path(sysconfig.get_path("stdlib")) if source == STDLIB else Path(source)
-    if source == STDLIB:
+    root = Path(sysconfig.get_path("stdlib")) if source == STDLIB_CORPUS else Path(source)
+    if source == STDLIB_CORPUS:
         files = tuple(sorted(_stdlib_files(root)))
     elif root.is_dir():
         files = tuple(sorted(_folder_files(root)))
@@ -92,7 +92,7 @@ def find_corpus(source: str, *, text_field: str = "text", limit_bytes: int | Non
         raise UserError(
             what=f"there is no file or folder '{source}'",
             where=_WHERE,
-            remedy=f"give a folder of text, a .jsonl file, a token file, or {STDLIB}",
+            remedy=f"give a folder of text, a .jsonl file, a token file, or {STDLIB_CORPUS}",
         )
     return Corpus(source=source, root=root, files=files, text_field=text_field, limit_bytes=limit_bytes)
 
@@ -135,7 +135,7 @@ def scan(corpus: Corpus, reporter: Reporter = SILENT) -> Scan:
         num_bytes=num_bytes,
         sha256=whole.hexdigest(),
         skipped=frozenset(skipped),
-        python=platform.python_version() if corpus.source == STDLIB else None,
+        python=platform.python_version() if corpus.source == STDLIB_CORPUS else None,
     )
 
 

@@ -13,7 +13,6 @@ Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     """Make them."""
-    _audit()
     _idempotency()
     _jobs()
     _plans()
@@ -50,22 +49,6 @@ def downgrade() -> None:
     op.drop_table("plans")
     op.drop_table("jobs")
     op.drop_table("idempotency")
-    op.drop_table("audit")
-
-
-def _audit() -> None:
-    op.create_table(
-        "audit",
-        sa.Column("id", Id, nullable=False),
-        sa.Column("at", sa.Double(), nullable=False),
-        sa.Column("identity", sa.String(length=63), nullable=False),
-        sa.Column("action", sa.String(length=63), nullable=False),
-        sa.Column("target", sa.Text(), nullable=False),
-        sa.Column("outcome", sa.Integer(), nullable=False),
-        sa.Column("address", sa.String(length=63), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_audit"),
-    )
-    op.create_index("ix_audit_at", "audit", ["at"], unique=False)
 
 
 def _idempotency() -> None:
@@ -95,6 +78,7 @@ def _jobs() -> None:
         sa.Column("generation", sa.Integer(), nullable=False),
         sa.Column("created_by", sa.String(length=63), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("changed_at", sa.Double(), nullable=False),
         sa.Column("phase", sa.String(length=16), nullable=False),
         sa.Column("phase_reason", sa.String(length=63), nullable=False),
         sa.Column("phase_message", sa.Text(), nullable=False),
@@ -109,11 +93,11 @@ def _jobs() -> None:
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("executor", sa.String(length=36), nullable=True),
         sa.Column("plan_digest", sa.String(length=64), nullable=True),
-        sa.Column("profile_digest", sa.String(length=64), nullable=True),
         sa.Column("last_event", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_jobs"),
         sa.UniqueConstraint("uid", name="uq_jobs_uid"),
     )
+    op.create_index("ix_jobs_changed_at", "jobs", ["changed_at"], unique=False)
     op.create_index("ix_jobs_namespace_name", "jobs", ["namespace", "name", "number"], unique=False)
     op.create_index("ix_jobs_phase", "jobs", ["phase", "number"], unique=False)
     op.create_index(
@@ -159,7 +143,6 @@ def _tokens() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=True),
         sa.Column("revoked_at", sa.Double(), nullable=True),
-        sa.Column("last_used_at", sa.Double(), nullable=True),
         sa.CheckConstraint("role IN ('viewer', 'editor', 'admin', 'ingest')", name="ck_tokens_role"),
         sa.PrimaryKeyConstraint("id", name="pk_tokens"),
         sa.UniqueConstraint("digest", name="uq_tokens_digest"),
@@ -174,9 +157,6 @@ def _attempts() -> None:
         sa.Column("num_ranks", sa.Integer(), nullable=False),
         sa.Column("resume_from", sa.Integer(), nullable=True),
         sa.Column("launched_at", sa.Double(), nullable=False),
-        sa.Column("ended_at", sa.Double(), nullable=True),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("message", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_attempts_uid", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("uid", "attempt", name="pk_attempts"),
     )
@@ -250,6 +230,7 @@ def _progress() -> None:
         sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_progress_uid", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("uid", name="pk_progress"),
     )
+    op.create_index("ix_progress_reported_at", "progress", ["reported_at"], unique=False)
 
 
 def _series() -> None:

@@ -1,0 +1,60 @@
+"""Who supervises an attempt: claimed once, and recognised by its number, its start and the machine's boot.
+
+So a number that was given away again is never taken for a supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from penstock.api.executor.folder import AttemptFolder
+from penstock.core.supervision import Claim
+
+NOBODY = Claim(pid=0, started_ticks=0, boot_id="")
+
+
+def take(folder: AttemptFolder, claim: Claim) -> bool:
+    """Claim the attempt; false if it was claimed before, whatever became of that process."""
+    if folder.claim.exists():
+        return False
+    folder.path.mkdir(parents=True, exist_ok=True)
+    partial = folder.path / f".claim.{os.getpid()}"
+    with partial.open("w") as file:
+        file.write(json.dumps(claim.to_manifest()))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        folder.claim.hardlink_to(partial)  # whole from the first moment, and never over another
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink()
+    return True
+
+
+def this_process() -> Claim:
+    """Names this process for as long as the machine runs, and no other ever after."""
+    _, ticks = _state_and_start("self")
+    return Claim(pid=os.getpid(), started_ticks=ticks, boot_id=boot_id())
+
+
+def is_alive(claim: Claim) -> bool:
+    """Whether the process that made the claim still runs; one that ended and was not waited for does not."""
+    try:
+        state, ticks = _state_and_start(str(claim.pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return ticks == claim.started_ticks and state not in "ZX" and claim.boot_id == boot_id()
+
+
+def _state_and_start(process: str) -> tuple[str, int]:
+    """From proc(5): the letter of its state, and its start in clock ticks since the boot."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+def boot_id() -> str:
+    """Names the time since this machine was started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,32 @@
+"""Small files that one side writes and the other reads, always whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.core.manifest import Manifest
+
+M = TypeVar("M", bound=Manifest)
+
+
+def read(path: Path, kind: type[M]) -> M | None:
+    """What lies there; none if nothing does, or nothing that can be read."""
+    try:
+        return kind.from_manifest(json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def write(path: Path, value: Manifest) -> None:
+    """Replace what lies there."""
+    replace_text(path, json.dumps(value.to_manifest()) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write beside and rename: a reader sees all of it or what was there before."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)

@@ -1,0 +1,1 @@
+"""Live streams: one reader of changes for all who listen, and Server-Sent Events."""

@@ -1,0 +1,188 @@
+"""The one reader of all live streams: it reads each job that changed once, and tells everybody who listens to it.
+
+Commits of this service wake it; what another service on the same database commits is found by looking each second. It
+works while anybody listens. What happens to a job is told at once; how far it is, and the rows of lists, at most once a
+second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener
+from penstock.api.live.messages import News
+from penstock.api.store.changes import Change, Signature
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+GATHER_SECONDS = 0.05
+"""Commits that come within this time are read together."""
+OVERLAP_SECONDS = 5.0
+"""Each look goes back so far behind the one before: what was written earlier may be committed, or seen, later."""
+
+
+class Reader(Protocol):
+    """What the feed asks of the store; called from threads."""
+
+    def changed_since(self, since: float) -> Mapping[str, Signature]:
+        """Jobs that changed or reported at that time or later."""
+        ...
+
+    def read_changes(self, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
+        """These jobs, with their events above the numbers in ``after``."""
+        ...
+
+
+class Feed:
+    """Feeds listeners from ``reader``; ``clock`` gives seconds since the epoch.
+
+    `touched` may be called from any thread, everything else from one event loop.
+    """
+
+    def __init__(self, reader: Reader, clock: Callable[[], float]) -> None:
+        self._reader, self._clock = reader, clock
+        self._of_jobs: dict[str, list[JobListener]] = {}
+        self._of_lists: list[ListListener] = []
+        self._work: asyncio.Task[None] | None = None
+        self._wakener = _Wakener()
+        self._known: dict[str, Signature] = {}
+        self._late: set[str] = set()
+        self._rows: dict[str, News] = {}
+
+    def touched(self, uids: frozenset[str]) -> None:
+        """These were changed by a commit just now; what is no job's uid is passed over."""
+        self._wakener.add(uids)
+
+    def add(self, listener: Listener) -> None:
+        """Tell it from now on; a job's is first told what it missed, and how the job is."""
+        if isinstance(listener, JobListener):
+            self._of_jobs.setdefault(listener.uid, []).append(listener)
+        else:
+            self._of_lists.append(listener)
+        if self._work is None or self._work.done():
+            self._wakener = _Wakener(asyncio.get_running_loop())
+            self._work = asyncio.create_task(self._go_on(self._wakener), name="penstock-feed")
+        if isinstance(listener, JobListener):
+            self._wakener.add({listener.uid})
+
+    def remove(self, listener: Listener) -> None:
+        """Nothing more for it."""
+        if isinstance(listener, ListListener):
+            self._of_lists.remove(listener)
+            return
+        others = [each for each in self._of_jobs[listener.uid] if each is not listener]
+        if others:
+            self._of_jobs[listener.uid] = others
+        else:
+            del self._of_jobs[listener.uid]
+
+    def close(self) -> None:
+        """End every stream."""
+        for jobs_own in self._of_jobs.values():
+            for each in jobs_own:
+                each.outgoing.close()
+        for listener in self._of_lists:
+            listener.outgoing.close()
+
+    @property
+    def num_listeners(self) -> int:
+        """How many there are."""
+        return len(self._of_lists) + sum(map(len, self._of_jobs.values()))
+
+    async def _go_on(self, wakener: _Wakener) -> None:
+        loop = asyncio.get_running_loop()
+        looked_at, next_tick = self._clock(), loop.time()
+        while self.num_listeners:
+            await wakener.wait(next_tick - loop.time())
+            touched, tick = wakener.take(), loop.time() >= next_tick
+            try:
+                if tick:
+                    next_tick, began = loop.time() + TICK_SECONDS, self._clock()
+                    touched |= self._late | await self._found(looked_at - OVERLAP_SECONDS)
+                    looked_at, self._late = began, set()
+                await self._tell(touched, loop.time())
+            except SQLAlchemyError as error:
+                log.warning("live streams wait for the database: %s", error)
+                wakener.add(touched)
+                await asyncio.sleep(TICK_SECONDS)
+            if tick:
+                self._tell_lists()
+            await asyncio.sleep(GATHER_SECONDS)
+        self._known, self._late, self._rows = {}, set(), {}
+
+    async def _found(self, since: float) -> set[str]:
+        """Jobs that changed without this service's doing; what is not found again any more is forgotten."""
+        found = await asyncio.to_thread(self._reader.changed_since, since)
+        new = {uid for uid, signature in found.items() if self._known.get(uid) != signature}
+        self._known = {uid: signature for uid, signature in self._known.items() if uid in found}
+        return new
+
+    async def _tell(self, uids: Collection[str], now: float) -> None:
+        """Read them, and tell those who listen to one of them; rows of lists wait for the next tick."""
+        wanted = uids if self._of_lists else [uid for uid in uids if uid in self._of_jobs]
+        if not wanted:
+            return
+        after = {uid: min(each.last_event for each in some) for uid, some in self._of_jobs.items() if uid in wanted}
+        for change in await asyncio.to_thread(self._reader.read_changes, wanted, after):
+            news = News(change)
+            uid = news.job.uid
+            if self._known.get(uid) != news.signature:
+                self._known[uid] = news.signature
+                self._rows[uid] = news
+            heard = [each.hear(news, now) for each in self._of_jobs.get(uid, ())]
+            if not all(heard):
+                self._late.add(uid)
+
+    def _tell_lists(self) -> None:
+        news, self._rows = list(self._rows.values()), {}
+        texts: dict[Filter, bytes] = {}
+        for listener in self._of_lists:
+            if listener.filter not in texts:
+                texts[listener.filter] = b"".join(_rows(news, listener.filter))
+            if texts[listener.filter]:
+                listener.outgoing.put(texts[listener.filter])
+
+
+def _rows(news: Iterable[News], wanted: Filter) -> Iterable[bytes]:
+    return (each.job_message for each in news if wanted.matches(each.job))
+
+
+class _Wakener:
+    """Gathers uids from any thread, and wakes the loop at the first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._uids: set[str] = set()
+        self._woken = asyncio.Event()
+
+    def add(self, uids: Collection[str]) -> None:
+        """More of them; nobody waits without a loop."""
+        if self._loop is None:
+            return
+        with self._lock:
+            first = not self._uids
+            self._uids.update(uids)
+        if first:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._woken.set)
+
+    def take(self) -> set[str]:
+        """All of them."""
+        with self._lock:
+            uids, self._uids = self._uids, set()
+        return uids
+
+    async def wait(self, seconds: float) -> None:
+        """Until there are any, or the time has passed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), max(seconds, 0))
+        self._woken.clear()

@@ -1,0 +1,116 @@
+"""Who listens to a feed, and what waits to be sent to them.
+
+A client that reads more slowly than things happen is dropped once too much waits for it: it may come again and go on
+after the last event that it read, and nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.api.live.messages import News
+from penstock.api.store.changes import Signature
+from penstock.api.store.jobs import StoredJob
+
+MOST_WAITING = 64
+REPORT_SECONDS = 1.0
+"""A job's reports are told at most so often; what happens to it is told at once."""
+
+
+class Outgoing:
+    """Messages that wait to be sent, oldest first."""
+
+    def __init__(self, most_waiting: int = MOST_WAITING) -> None:
+        self._most_waiting = most_waiting
+        self._waiting: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self.dropped = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: bytes) -> None:
+        """Have it sent; the client is dropped if too much waits already."""
+        if len(self._waiting) >= self._most_waiting:
+            self.dropped.set()
+            self.close()
+        if not self._closed:
+            self._waiting.append(message)
+            self._news.set()
+
+    def close(self) -> None:
+        """Nothing more comes after what waits."""
+        self._closed = True
+        self._news.set()
+
+    async def take(self, seconds: float) -> bytes | None:
+        """All that waits, as one; empty if nothing came within ``seconds``, none at the end."""
+        if not self._waiting and not self._closed:
+            try:
+                await asyncio.wait_for(self._news.wait(), seconds)
+            except TimeoutError:
+                return b""
+        self._news.clear()
+        if not self._waiting:
+            return None
+        message = b"".join(self._waiting)
+        self._waiting.clear()
+        return message
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class JobListener:
+    """Hears everything about the job ``uid`` after its event number ``last_event``."""
+
+    uid: str
+    last_event: int
+    outgoing: Outgoing = field(default_factory=Outgoing)
+    _heard: Signature | None = None
+    _heard_at: float = 0.0
+
+    def hear(self, news: News, now: float) -> bool:
+        """Pass on what is new; false if the news is a report too soon after the last one, and should be told again."""
+        for number, message in news.events:
+            if number > self.last_event:
+                self.outgoing.put(message)
+                self.last_event = number
+        if news.signature == self._heard:
+            return True
+        only_reported = self._heard is not None and self._heard[0] == news.signature[0]
+        if only_reported and now < self._heard_at + REPORT_SECONDS:
+            return False
+        self.outgoing.put(news.job_message)
+        self._heard, self._heard_at = news.signature, now
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filter:
+    """Jobs of these namespaces (none: all) that bear the labels and have ``name`` in their name."""
+
+    namespaces: tuple[str, ...] | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    name: str = ""
+
+    @classmethod
+    def of(cls, namespaces: tuple[str, ...] | None, labels: Mapping[str, str], name: str) -> Filter:
+        """The same for the same labels in any order."""
+        return cls(namespaces=namespaces, labels=tuple(sorted(labels.items())), name=name)
+
+    def matches(self, job: StoredJob) -> bool:
+        """Whether the job is one of those."""
+        if self.namespaces is not None and job.namespace not in self.namespaces:
+            return False
+        return self.name in job.name and (not self.labels or dict(self.labels).items() <= job.labels.items())
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class ListListener:
+    """Hears of every job that the filter matches, and at most once a second."""
+
+    filter: Filter
+    outgoing: Outgoing = field(default_factory=Outgoing)
+
+
+Listener = JobListener | ListListener

@@ -1,0 +1,106 @@
+"""What happens, as it happens: a job's events and state, and the states of all jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from penstock.api.dependencies import ServiceIn, Viewer
+from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener
+from penstock.api.live.messages import MEDIA_TYPE
+from penstock.api.live.stream import EventStream
+from penstock.api.problems import Problem, answers
+from penstock.api.routes.jobs import LabelQuery, NameQuery, NamespaceQuery, read_labels, visible
+from penstock.api.schemas import EventPage, EventView, instant
+from penstock.api.service import Service
+from penstock.api.store import jobs
+
+router = APIRouter(tags=["live"])
+
+MESSAGE = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"type": "string", "enum": ["hello", "job", "event"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+        "id": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+}
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "With `Accept: text/event-stream` a stream: `hello`, then `job` (a JobRow: how a job is now) "
+        "and `event` (an EventView: what happened; its number is the id). It ends after some minutes; come again "
+        "with `Last-Event-ID`.",
+        "content": {MEDIA_TYPE: {"schema": MESSAGE}},
+    }
+}
+READS = answers("unauthenticated", "forbidden", "not-found")
+LARGEST_NUMBER = 2**31 - 1
+LastEventId = Annotated[
+    str | None, Header(description="Of a stream: only events with a higher number.", pattern="^[0-9]{1,9}$")
+]
+
+
+@router.get(
+    "/v1/jobs/{namespace}/{name}/events",
+    response_model=EventPage,
+    responses={**READS, **STREAM},
+    operation_id="listJobEvents",
+)
+async def job_events(
+    request: Request,
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: str,
+    name: str,
+    after: Annotated[int, Query(ge=0, le=LARGEST_NUMBER, description="Only events with a higher number.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Not of a stream.")] = 200,
+    last_event_id: LastEventId = None,
+) -> Response | EventPage:
+    """What happened to the job, oldest first; as a stream also what happens next, and how the job is."""
+
+    def question(connection: Connection) -> tuple[str, EventPage]:
+        uid = jobs.find(connection, namespace, name).uid
+        rows = jobs.history(connection, uid, after, limit)
+        items = [EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body) for row in rows]
+        return uid, EventPage(items=items)
+
+    uid, page = await run_in_threadpool(service.read, question)
+    if MEDIA_TYPE not in request.headers.get("accept", ""):
+        return page
+    return opened(service, JobListener(uid=uid, last_event=int(last_event_id or after)))
+
+
+@router.get(
+    "/v1/events",
+    status_code=200,
+    response_class=Response,
+    responses={**READS, **STREAM},
+    operation_id="streamJobs",
+)
+async def list_events(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: NamespaceQuery = None,
+    label: LabelQuery = [],  # noqa: B006, FastAPI copies it
+    name: NameQuery = "",
+) -> Response:
+    """Every job that changes, as a stream of `job` messages, once a second. After `hello` nothing is missed: list the
+    jobs then.
+    """
+    wanted = Filter.of(visible(identity, namespace), read_labels(label), name)
+    return opened(service, ListListener(filter=wanted))
+
+
+def opened(service: Service, listener: Listener) -> EventStream:
+    """A stream for the listener; raises `Problem` where too many are open."""
+    limits = service.settings.limits
+    if service.feed.num_listeners >= limits.streams:
+        remedy = "close some, or ask again later instead of listening"
+        detail = f"{limits.streams} live streams are open"
+        raise Problem(kind="unavailable", detail=detail, remedy=remedy, headers={"Retry-After": "10"})
+    return EventStream(service.feed, listener, limits.stream_seconds)

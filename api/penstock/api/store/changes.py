@@ -1,0 +1,56 @@
+"""Which jobs changed, and how: what live streams are fed with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, or_, select
+
+from penstock.api.store.jobs import StoredJob, select_jobs
+from penstock.api.store.schema import events, jobs, progress
+
+MOST_UIDS = 500
+"""Of one question: databases take only so many parameters."""
+
+Signature = tuple[int, int | None, float | None]
+"""Differs whenever people see something new of a job: its version, and the step and time of its newest report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A job as it is now, and what happened to it since somebody last heard of it, oldest first."""
+
+    job: StoredJob
+    events: Sequence[Row[Any]] = ()
+
+
+def signature(job: StoredJob) -> Signature:
+    """The job's, as it was read."""
+    told = job.progress
+    return job.version, told.step if told else None, told.reported_at if told else None
+
+
+def changed_since(connection: Connection, since: float) -> dict[str, Signature]:
+    """Jobs that changed, or reported, at ``since`` or later, by uid."""
+    reports = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
+    columns = (jobs.c.uid, jobs.c.version, progress.c.step, progress.c.reported_at)
+    joined = select(*columns).select_from(jobs.outerjoin(progress, reports))
+    recent = joined.where(or_(jobs.c.changed_at >= since, progress.c.reported_at >= since))
+    return {uid: (version, step, at) for uid, version, step, at in connection.execute(recent)}
+
+
+def read_changes(connection: Connection, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
+    """These jobs, each with its events above the number that ``after`` has for it; without one, no events."""
+    wanted = sorted(uids)
+    parts = (wanted[i : i + MOST_UIDS] for i in range(0, len(wanted), MOST_UIDS))
+    found = [job for part in parts for job in select_jobs(connection, jobs.c.uid.in_(part))]
+    return [Change(job=job, events=_events(connection, job, after.get(job.uid, job.last_event))) for job in found]
+
+
+def _events(connection: Connection, job: StoredJob, after: int) -> Sequence[Row[Any]]:
+    if after >= job.last_event:
+        return ()
+    following = select(events).where(events.c.uid == job.uid, events.c.number > after)
+    return connection.execute(following.order_by(events.c.number)).all()

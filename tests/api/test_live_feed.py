@@ -1,0 +1,253 @@
+"""The feed and its listeners, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from penstock.api.live import feed as feeds
+from penstock.api.live.feed import Feed
+from penstock.api.live.listeners import MOST_WAITING, Filter, JobListener, ListListener, Outgoing
+from penstock.api.live.messages import KEEP_ALIVE
+from penstock.api.service import Service
+from penstock.api.store import changes, jobs
+from penstock.api.store.changes import Change, Signature
+from penstock.core.lifecycle import Phase
+from tests.support.listening import Ear, ear
+from tests.support.service import Clock, add_job, new_service
+
+EVERYTHING = Filter()
+
+
+@pytest.fixture
+def other(database: str, service: Service, tmp_path: Path, clock: Clock) -> Iterator[Service]:
+    """A second service on the same database."""
+    made = new_service(tmp_path, database, clock)
+    yield made
+    made.close()
+
+
+async def enter(service: Service, uid: str, phase: Phase) -> None:
+    def change(connection: Connection) -> None:
+        jobs.enter_phase(connection, uid, phase, "Because", "", service.clock())
+
+    await asyncio.to_thread(service.write, uid, change)
+
+
+async def report(service: Service, uid: str, step: int) -> None:
+    def change(connection: Connection) -> None:
+        jobs.report(connection, uid, 0, service.clock(), step=step)
+
+    await asyncio.to_thread(service.write, uid, change)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+def test_a_listener_hears_what_it_missed_then_how_the_job_is_then_what_happens(service: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        async with ear(service.feed, JobListener(uid=uid, last_event=0)) as hearing:
+            (first,) = await hearing.until(1)
+            assert [each.kind for each in hearing.heard] == ["hello", "event", "job"]
+            assert first.data["status"]["phase"] == "Pending"
+            began = time.monotonic()
+            await enter(service, uid, Phase.QUEUED)
+            *_, second = await hearing.until(2)
+            assert time.monotonic() - began < 0.9, "a commit wakes the feed before its next look"
+            assert second.data["status"]["phase"] == "Queued"
+            assert [(each.id, each.data["kind"]) for each in hearing.of("event")] == [("1", "created"), ("2", "phase")]
+
+    run(scenario)
+    assert service.feed.num_listeners == 0
+
+
+def test_who_comes_again_goes_on_after_the_last_event(service: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        await enter(service, uid, Phase.QUEUED)
+        async with ear(service.feed, JobListener(uid=uid, last_event=1)) as hearing:
+            await hearing.until(1)
+            assert [each.id for each in hearing.of("event")] == ["2"]
+
+    run(scenario)
+
+
+def test_what_another_service_commits_is_heard(service: Service, other: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        listener = JobListener(uid=uid, last_event=0)
+        async with ear(service.feed, listener) as hearing, ear(service.feed, ListListener(filter=EVERYTHING)) as rows:
+            await hearing.until(1)
+            await enter(other, uid, Phase.QUEUED)
+            *_, heard = await hearing.until(2)
+            assert heard.data["status"]["phase"] == "Queued"
+            *_, row = await rows.until(1)
+            assert row.data == heard.data
+
+    run(scenario)
+
+
+def test_reports_are_told_at_most_once_a_second_and_the_last_is_not_lost(service: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        listener = JobListener(uid=uid, last_event=0)
+        async with ear(service.feed, listener) as hearing, ear(service.feed, ListListener(filter=EVERYTHING)) as rows:
+            await hearing.until(1)
+            began = time.monotonic()
+            for step in itertools.count(1):
+                await report(service, uid, step)
+                if time.monotonic() > began + 2.2:
+                    break
+            while not (told := hearing.of("job")[-1].data["status"]["progress"]) or told["step"] < step:
+                await hearing.until(len(hearing.of("job")) + 1)
+            assert step > 20
+            assert len(hearing.of("job")) <= 2 + (time.monotonic() - began) / 0.9
+            assert len(rows.of("job")) <= 2 + (time.monotonic() - began) / 0.9
+
+    run(scenario)
+
+
+def test_a_list_hears_of_its_own_jobs_only(service: Service) -> None:
+    mine = add_job(service, "mine-1", labels={"team": "a", "kind": "x"}).uid
+    others = [
+        add_job(service, "mine-2", labels={"team": "b"}),
+        add_job(service, "yours-1", labels={"team": "a"}),
+        add_job(service, "mine-3", namespace="elsewhere", labels={"team": "a"}),
+    ]
+    wanted = Filter.of(("default",), {"team": "a"}, "mine")
+
+    async def scenario() -> None:
+        async with (
+            ear(service.feed, ListListener(filter=wanted)) as hearing,
+            ear(service.feed, ListListener(filter=EVERYTHING)) as all_rows,
+        ):
+            for uid in (*(each.uid for each in others), mine):
+                await enter(service, uid, Phase.QUEUED)
+            await hearing.until(1)
+            while len({row.data["uid"] for row in all_rows.of("job") if row.data["status"]["phase"] == "Queued"}) < 4:
+                await all_rows.until(len(all_rows.of("job")) + 1)
+            assert {row.data["uid"] for row in hearing.of("job")} == {mine}
+
+    run(scenario)
+
+
+def test_who_does_not_read_is_dropped_and_nobody_waits(service: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        slow = JobListener(uid=uid, last_event=0)
+        async with ear(service.feed, slow, deaf=True), ear(service.feed, JobListener(uid=uid, last_event=0)) as quick:
+            await quick.until(1)
+            assert service.feed.num_listeners == 2
+            for number in range(MOST_WAITING):
+                slow.outgoing.put(b"%d" % number)
+            while service.feed.num_listeners == 2:
+                await asyncio.sleep(0.01)
+            await enter(service, uid, Phase.QUEUED)
+            await quick.until(2)
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_is_forgotten(service: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        async with ear(service.feed, JobListener(uid=uid, last_event=0)) as hearing:
+            hearing.leave()
+            while service.feed.num_listeners:
+                await asyncio.sleep(0.01)
+        async with ear(service.feed, ListListener(filter=EVERYTHING)) as hearing:  # the feed goes on for the next
+            await enter(service, uid, Phase.QUEUED)
+            await hearing.until(1)
+
+    run(scenario)
+
+
+def test_a_stream_ends_after_its_time_and_when_the_feed_is_closed(service: Service) -> None:
+    async def ends(hearing: Ear) -> None:
+        while not hearing.ended:
+            await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        async with ear(service.feed, ListListener(filter=EVERYTHING), most_seconds=0.2) as hearing:
+            await ends(hearing)
+        assert KEEP_ALIVE in hearing.raw
+        async with ear(service.feed, ListListener(filter=EVERYTHING)) as hearing:
+            service.feed.close()
+            await ends(hearing)
+
+    run(scenario)
+
+
+class Stumbling:
+    """A reader whose database is away at first."""
+
+    def __init__(self, service: Service, failures: int) -> None:
+        self._service, self._failures = service, failures
+
+    def changed_since(self, since: float) -> Mapping[str, Signature]:
+        return self._service.read(lambda connection: changes.changed_since(connection, since))
+
+    def read_changes(self, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
+        self._failures -= 1
+        if self._failures >= 0:
+            raise OperationalError("SELECT", {}, Exception("the database is away"))
+        return self._service.read(lambda connection: changes.read_changes(connection, uids, after))
+
+
+def test_a_database_that_is_away_is_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "TICK_SECONDS", 0.1)
+    uid = add_job(service).uid
+    feed = Feed(Stumbling(service, 3), service.clock)
+
+    async def scenario() -> None:
+        async with ear(feed, JobListener(uid=uid, last_event=0)) as hearing:
+            (heard,) = await hearing.until(1)
+            assert heard.data["uid"] == uid
+
+    run(scenario)
+
+
+def test_a_feed_serves_one_event_loop_after_another(service: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        async with ear(service.feed, JobListener(uid=uid, last_event=0)) as hearing:
+            await hearing.until(1)
+
+    run(scenario)
+    run(scenario)
+
+
+def test_what_waits_is_taken_together_and_too_much_drops() -> None:
+    async def scenario() -> None:
+        outgoing = Outgoing(most_waiting=2)
+        assert await outgoing.take(0.01) == b""
+        outgoing.put(b"a")
+        outgoing.put(b"b")
+        assert await outgoing.take(0.01) == b"ab"
+        for text in (b"a", b"b", b"c"):
+            outgoing.put(text)
+        assert outgoing.dropped.is_set()
+        assert await outgoing.take(0.01) == b"ab"
+        assert await outgoing.take(0.01) is None
+
+    run(scenario)
