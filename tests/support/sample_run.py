@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Iterable
 
+from penstock.core.comparison import FitPoint, RankMemory
 from penstock.core.layout import Precision, stage_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Alternative, Plan, Prediction
@@ -25,7 +26,7 @@ from penstock.core.profile import (
 from penstock.core.records import StepMetrics
 from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.view.data import FitPoint, RankMemory, ReportData, Sample
+from penstock.view.data import ReportData, Sample
 
 UNIT_NS = 3_890_000
 SLICES = (320, 264, 232, 208)

@@ -9,11 +9,11 @@ import re
 import plotly.graph_objects as go
 import pytest
 
+from penstock.core.comparison import FitPoint, RankMemory
 from penstock.core.model import UnitKind
 from penstock.core.profile import LinkRecord, UnitRecord
 from penstock.core.schedule import Kind
 from penstock.view import profile_charts
-from penstock.view.data import FitPoint, RankMemory
 from penstock.view.theme import LIGHT
 from tests.support.sample_run import sample_fit, sample_links, sample_memory, sample_plan, sample_profile
 

@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import plotly.graph_objects as go
 import pytest
 
+from penstock.core.comparison import RankMemory
 from penstock.core.timeline import Source
-from penstock.view.data import RankMemory, ReportData, Sample
+from penstock.view.data import ReportData, Sample
 from penstock.view.markup import Markup
 from penstock.view.page import POLICY, json_in_html, page, plotly_javascript
 from penstock.view.report import (

@@ -10,15 +10,13 @@ from penstock.cli.attempt import read_result
 from penstock.cli.manifests import read_timeline
 from penstock.cli.simulation import MOST_ACTIONS, simulated
 from penstock.cli.state import read_state
-from penstock.core.layout import stage_parameters
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
-from penstock.planner.fit import measured_cost
-from penstock.planner.memory import state_bytes_per_parameter
-from penstock.planner.realise import schedule_of
+from penstock.planner.comparison import rank_memory
+from penstock.planner.fit import fit_points
 from penstock.trainer.rundir import RunDir, write_atomically
-from penstock.view.data import FitPoint, RankMemory, ReportData, Sample
+from penstock.view.data import ReportData, Sample
 from penstock.view.report import report
 from penstock.view.trace import trace
 
@@ -42,9 +40,9 @@ def report_data(run: RunDir) -> ReportData:
         unigram_loss=result.get("unigram_loss"),
         predicted=_predicted(plan, profile),
         measured=measured,
-        memory=_memory(plan, profile, measured),
+        memory=rank_memory(plan, profile.memory.constant_bytes, measured) if plan and profile else (),
         memory_limit_bytes=job.spec.resources.memory_per_rank,
-        fit=_fit(profile),
+        fit=fit_points(profile) if profile else (),
         samples=(Sample(prompt=str(result.get("prompt", "")), text=sample),) if isinstance(sample, str) else (),
         versions=versions(),
     )
@@ -82,44 +80,3 @@ def _predicted(plan: Plan | None, profile: Profile | None) -> Timeline | None:
     if 3 * len(plan.stages) * plan.num_microbatches * len(plan.slices) > MOST_ACTIONS:
         return None
     return simulated(plan, profile).timeline
-
-
-def _memory(plan: Plan | None, profile: Profile | None, measured: Timeline | None) -> tuple[RankMemory, ...]:
-    """Where each rank's bytes were predicted to go, beside the measured peak; replicas hold the same."""
-    if plan is None or plan.prediction is None or profile is None:
-        return ()
-    state = [0] * plan.pp
-    for (first, stop), rank in zip(plan.stages, schedule_of(plan).stage_ranks, strict=True):
-        state[rank] += stage_parameters(plan.model, first, stop) * state_bytes_per_parameter(plan.precision)
-    constant, prediction = profile.memory.constant_bytes, plan.prediction
-    peaks: tuple[int | None, ...] = measured.peak_bytes if measured else ()
-    return tuple(
-        RankMemory(
-            constant_bytes=constant,
-            state_bytes=state[rank % plan.pp],
-            slot_bytes=prediction.slot_bytes[rank % plan.pp],
-            transient_bytes=prediction.peak_bytes[rank % plan.pp]
-            - prediction.slot_bytes[rank % plan.pp]
-            - state[rank % plan.pp]
-            - constant,
-            measured_bytes=peaks[rank] if rank < len(peaks) else None,
-        )
-        for rank in range(plan.num_ranks)
-    )
-
-
-def _fit(profile: Profile | None) -> tuple[FitPoint, ...]:
-    """Every measured point beside what the fitted model says of it with all ranks computing."""
-    if profile is None:
-        return ()
-    cost = measured_cost(profile)
-    return tuple(
-        FitPoint(
-            record=record,
-            predicted_seconds=float(
-                cost.unit_seconds(record.unit, record.kind, record.batch, record.length, record.prefix)
-            )
-            * cost.slowdown(record.unit, record.kind),
-        )
-        for record in profile.units
-    )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.optimize
 
+from penstock.core.comparison import FitPoint
 from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.profile import LinkRecord, Profile, UnitRecord
@@ -234,3 +235,18 @@ def _report(key: Key, records: Sequence[UnitRecord], fit: Fit) -> FitReport:
 def _error(record: UnitRecord, fit: Fit) -> float:
     predicted = float(fit.seconds(record.batch, record.length, record.prefix))
     return abs(predicted - record.alone_seconds) / record.alone_seconds
+
+
+def fit_points(profile: Profile) -> tuple[FitPoint, ...]:
+    """Every measured point beside what the fitted model says of it with all ranks computing."""
+    cost = measured_cost(profile)
+    return tuple(
+        FitPoint(
+            record=record,
+            predicted_seconds=float(
+                cost.unit_seconds(record.unit, record.kind, record.batch, record.length, record.prefix)
+            )
+            * cost.slowdown(record.unit, record.kind),
+        )
+        for record in profile.units
+    )

@@ -7,43 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.comparison import FitPoint, RankMemory
 from penstock.core.plan import Plan
-from penstock.core.profile import Profile, UnitRecord
+from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
 from penstock.core.timeline import Timeline
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankMemory:
-    """Predicted bytes of one rank by cause, and the measured peak of the whole process where there is one.
-
-    ``constant_bytes`` is the process before any parameter; ``state_bytes`` parameters, gradients and optimizer state;
-    ``slot_bytes`` the arena; ``transient_bytes`` the largest that an action takes beyond its slots.
-    """
-
-    constant_bytes: int
-    state_bytes: int
-    slot_bytes: int
-    transient_bytes: int
-    measured_bytes: int | None = None
-
-    @property
-    def predicted_bytes(self) -> int:
-        """The sum of all parts."""
-        return self.constant_bytes + self.state_bytes + self.slot_bytes + self.transient_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FitPoint:
-    """A measured cost record beside what the fitted cost model says of it (the record's ``together_seconds``)."""
-
-    record: UnitRecord
-    predicted_seconds: float
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, minus one."""
-        return self.predicted_seconds / self.record.together_seconds - 1.0 if self.record.together_seconds else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.core.comparison import FitPoint, RankMemory
 from penstock.core.model import UnitKind
 from penstock.core.profile import LinkRecord
 from penstock.core.schedule import Kind
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view.charts import Figure, finite, layout, line
-from penstock.view.data import FitPoint, RankMemory
 from penstock.view.theme import UNIT_NAMES
 
 _PARTS: Final = (

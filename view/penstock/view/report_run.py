@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock.core.comparison import RankMemory
 from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts, profile_charts
 from penstock.view.axis import signed, utc
-from penstock.view.data import RankMemory, ReportData
+from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element
 from penstock.view.profile_charts import FitError
 from penstock.view.section import Section, left_out
