@@ -12,10 +12,10 @@ from rich.console import Console
 
 from penstock.cli.attempt import read_result
 from penstock.cli.reporting import report_data, trace_path, versions, write_report
-from penstock.cli.simulation import simulated
 from penstock.cli.summary import WARM_UP_STEPS, Summary, rendered, settled, summarise
 from penstock.core.errors import UserError
 from penstock.core.timeline import Source
+from penstock.planner.replay import simulated
 from penstock.trainer.rundir import RunDir, metrics_line
 from tests.support.fake_workers import fake_metrics
 from tests.support.local_run import NUM_STEPS, finished_run, local_plan, local_profile

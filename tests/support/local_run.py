@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.probe import Identity
-from penstock.cli.simulation import simulated
 from penstock.cli.state import PhaseChange, RunState, write_state
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
@@ -19,6 +18,7 @@ from penstock.core.timeline import Source
 from penstock.planner import yamltext
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.replay import simulated
 from penstock.planner.search import Budget
 from penstock.trainer.rundir import RunDir, metrics_line, write_json
 from tests.support.fake_workers import fake_metrics

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from penstock.cli.manifests import read_timeline
 from penstock.cli.output import working
-from penstock.cli.simulation import simulated, spec_of
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, finish
 from penstock.core.cluster import ClusterSpec
@@ -16,6 +15,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.planner import yamltext
+from penstock.planner.replay import simulated, spec_of
 from penstock.trainer.rundir import RunDir, write_atomically, write_json
 
 

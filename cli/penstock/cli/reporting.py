@@ -8,13 +8,13 @@ from pathlib import Path
 
 from penstock.cli.attempt import read_result
 from penstock.cli.manifests import read_timeline
-from penstock.cli.simulation import MOST_ACTIONS, simulated
 from penstock.cli.state import read_state
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.planner.comparison import rank_memory
 from penstock.planner.fit import fit_points
+from penstock.planner.replay import MOST_ACTIONS, simulated
 from penstock.trainer.rundir import RunDir, write_atomically
 from penstock.view.data import ReportData, Sample
 from penstock.view.report import report

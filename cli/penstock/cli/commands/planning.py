@@ -71,7 +71,8 @@ def simulate(
 ) -> None:
     """Show one step of a plan as it should go: who computes, waits and sends when."""
     from penstock.cli.deciding import target_of
-    from penstock.cli.simulation import simulated, timeline_lines
+    from penstock.cli.simulation import timeline_lines
+    from penstock.planner.replay import simulated
 
     found = target_of(target, cluster=cluster, profile=profile)
     simulation = simulated(found.plan, found.hardware)

@@ -1,0 +1,58 @@
+"""A plan simulated again on measured or described hardware: for its timeline, and for what it costs elsewhere."""
+
+from __future__ import annotations
+
+from penstock.core.cluster import ClusterSpec
+from penstock.core.errors import UserError
+from penstock.core.job import DataSpec, JobSpec, ResourcesSpec, TrainingSpec
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+from penstock.planner.candidates import Candidate
+from penstock.planner.evaluate import Simulated
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.realise import program_of, schedule_of
+from penstock.planner.simulate.simulation import Simulation, simulate
+from penstock.planner.tables import static_bytes
+
+MOST_ACTIONS = 60_000
+"""Plans of more compute actions have a prediction, but no timeline that anybody could look at."""
+
+
+def problem_of(plan: Plan, hardware: Profile | ClusterSpec) -> Problem:
+    """The planning problem that ``plan`` answers, on ``hardware``."""
+    if isinstance(hardware, Profile):
+        return problem_from_profile(spec_of(plan), hardware)
+    return problem_from_cluster(spec_of(plan), hardware)
+
+
+def spec_of(plan: Plan) -> JobSpec:
+    """The least job that ``plan`` is for."""
+    return JobSpec(
+        model=plan.model,
+        data=DataSpec(source="", sequence_length=plan.sequence_length),
+        training=TrainingSpec(global_batch=plan.global_batch, steps=1, precision=plan.precision),
+        resources=ResourcesSpec(ranks=plan.num_ranks),
+    )
+
+
+def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
+    """One step of ``plan`` on ``hardware``; raises `UserError` for a plan too large to draw."""
+    num_actions = 3 * len(plan.stages) * plan.num_microbatches * len(plan.slices)
+    if num_actions > MOST_ACTIONS:
+        raise UserError(
+            what=f"has about {num_actions:,} actions, too many for a timeline",
+            where="plan",
+            remedy="look at the plan's prediction, or plan with a smaller globalBatch",
+        )
+    problem = problem_of(plan, hardware)
+    judge = Simulated(problem, receive_ahead=plan.receive_ahead)
+    candidate, stage_ranks = candidate_of(plan), schedule_of(plan).stage_ranks
+    always = static_bytes(problem, candidate, stage_ranks)
+    return simulate(program_of(plan), judge.costs(candidate, stage_ranks), static_bytes=always)
+
+
+def candidate_of(plan: Plan) -> Candidate:
+    """The plan as the search saw it."""
+    mesh = Mesh(dp=plan.dp, tp=plan.tp, pp=plan.pp, microbatch=plan.microbatch, num_microbatches=plan.num_microbatches)
+    return Candidate(mesh=mesh, stages=plan.stages, slices=plan.slices, schedule=plan.schedule)
