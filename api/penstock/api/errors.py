@@ -10,10 +10,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
+from penstock.api.pages.problem import problem_page
 from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.store.idempotency import KeyReusedError
 from penstock.api.store.ingest import StaleAttemptError
@@ -126,9 +127,11 @@ def register(app: FastAPI) -> None:
         app.add_exception_handler(kind, _handler(translate))
 
 
-def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exception], JSONResponse]:
-    def handle(request: Request, error: Exception) -> JSONResponse:
+def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exception], Response]:
+    def handle(request: Request, error: Exception) -> Response:
         problem = translate(error)
+        if not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(problem_page(problem).document(None), status_code=problem.status_code)
         if problem.kind == "method-not-allowed":
             problem.headers = {"Allow": ", ".join(allowed(request.app, request.url.path))}
         return answer(problem)

@@ -14,7 +14,7 @@ from penstock.cli import output
 from penstock.cli.output import Format
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
-from penstock.core.units import format_seconds
+from penstock.core.units import format_age, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,14 +91,6 @@ def _progress(status: Status) -> tuple[str, str, str]:
         "–" if told.loss is None else f"{told.loss:.3f}",
         "–" if told.step_seconds is None else format_seconds(told.step_seconds),
     )
-
-
-def format_age(seconds: float) -> str:
-    """``12s``, ``5m``, ``3h`` or ``2d``, as kubectl writes it."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds // size:.0f}{unit}"
-    return f"{max(seconds, 0):.0f}s"
 
 
 def watch_job(client: Client, place: Place) -> int:

@@ -47,6 +47,14 @@ def quantity(count: int) -> str:
     return str(count)
 
 
+def format_age(seconds: float) -> str:
+    """``12s``, ``5m``, ``3h`` or ``2d``, as ``kubectl`` writes it."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"
+
+
 def format_seconds(seconds: float) -> str:
     """``seconds`` for people: 812 ns, 1.25 ms, 3.4 s, 2 min 5 s."""
     if not math.isfinite(seconds):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_CHILDLESS = frozenset({"rect", "line", "path", "circle", "br", "col", "meta"})
+_CHILDLESS = frozenset({"rect", "line", "path", "circle", "br", "col", "meta", "input"})
 _UNSAFE = re.compile("[&<>\"'\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _REPLACED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 
@@ -29,7 +29,7 @@ def number(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def element(name: str, *children: str, **attributes: str | float) -> Markup:
+def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
     """``<name …>children</name>``; ``class_`` is written ``class`` and ``stroke_width`` ``stroke-width``."""
     opening = name + "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'

@@ -32,12 +32,13 @@ def page(title: str, body: Markup, figures: Mapping[str, Figure]) -> str:
 
 
 def _scripts(figures: Mapping[str, Figure]) -> str:
+    return f"<script>{plotly_javascript()}</script>\n{figures_json(figures)}\n<script>{asset('report.js')}</script>"
+
+
+def figures_json(figures: Mapping[str, Figure]) -> Markup:
+    """What `assets/report.js` draws."""
     data = json_in_html({"figures": figures, "palettes": {"light": LIGHT, "dark": DARK}})
-    return (
-        f"<script>{plotly_javascript()}</script>\n"
-        f'<script type="application/json" id="figures">{data}</script>\n'
-        f"<script>{asset('report.js')}</script>"
-    )
+    return Markup(f'<script type="application/json" id="figures">{data}</script>')
 
 
 def json_in_html(value: object) -> str:

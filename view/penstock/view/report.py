@@ -25,6 +25,7 @@ from penstock.view.report_run import (
     memory_section,
     samples_section,
 )
+from penstock.view.tables import phase_badge
 
 _SECTIONS: Final = (
     plan_section,
@@ -55,19 +56,21 @@ def report(data: ReportData) -> str:
     return page(f"{data.job}: penstock report", body, figures)
 
 
-_PHASE_CLASSES: Final = {"Succeeded": "good", "Failed": "bad", "Suspended": "warn", "Recovering": "warn"}
-
-
 def _headline(data: ReportData) -> list[Markup]:
-    phase = element("span", data.phase, class_=f"phase {_PHASE_CLASSES.get(data.phase, '')}".strip())
+    phase = phase_badge(data.phase)
     parts = [
         element("p", "penstock report", class_="brand"),
         element("div", element("h1", data.job), phase, class_="title"),
     ]
     if data.plan:
         parts.append(element("p", model_text(data.plan), class_="lead"))
+    return [*parts, figures_of_merit(data)]
+
+
+def figures_of_merit(data: ReportData) -> Markup:
+    """Loss, throughput, step time and memory at a glance."""
     tiles = (_loss(data), _speed(data), _step(data), _memory(data))
-    return [*parts, element("dl", *(tile.markup for tile in tiles), class_="figures-of-merit")]
+    return element("dl", *(tile.markup for tile in tiles), class_="figures-of-merit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from penstock.view.markup import Markup, element, join
 
@@ -65,3 +66,17 @@ def drawing(wide: str, narrow: str) -> Markup:
 def paragraphs(texts: Iterable[str], class_: str = "note") -> Markup:
     """One paragraph per text."""
     return join(element("p", text, class_=class_) for text in texts)
+
+
+_PHASE_CLASSES: Final = {
+    "Succeeded": "good",
+    "Failed": "bad",
+    "Suspended": "warn",
+    "Recovering": "warn",
+    "Running": "on",
+}
+
+
+def phase_badge(phase: str) -> Markup:
+    """A phase in its colour."""
+    return element("span", phase, class_=f"phase {_PHASE_CLASSES.get(phase, '')}".strip())

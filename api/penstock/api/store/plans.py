@@ -51,6 +51,14 @@ def revisions(connection: Connection, uid: str) -> list[Revision]:
     ]
 
 
+def newest_plan(connection: Connection, uid: str) -> Plan | None:
+    """The plan that the job goes by now."""
+    joined = select(plans.c.body).join(job_plans, plans.c.digest == job_plans.c.digest)
+    newest = joined.where(job_plans.c.uid == uid).order_by(job_plans.c.revision.desc()).limit(1)
+    body = connection.execute(newest).scalar_one_or_none()
+    return None if body is None else Plan.from_manifest(unpack(body))
+
+
 def plan(connection: Connection, digest: str) -> Plan | None:
     """The plan with this digest."""
     body = connection.execute(select(plans.c.body).where(plans.c.digest == digest)).scalar_one_or_none()
@@ -66,3 +74,9 @@ def keep_profile(connection: Connection, key: str, profile: Profile) -> None:
         "measured_at": profile.measured_at,
     }
     connection.execute(upsert(connection, profiles).values(row).on_conflict_do_nothing())
+
+
+def profile(connection: Connection, digest: str) -> Profile | None:
+    """The measurement with this digest."""
+    body = connection.execute(select(profiles.c.body).where(profiles.c.digest == digest)).scalar_one_or_none()
+    return None if body is None else Profile.from_manifest(unpack(body))

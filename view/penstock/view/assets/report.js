@@ -1,8 +1,10 @@
 // Draws the report's figures with plotly in the palette of light or dark, again when the reader's preference or the room changes.
 (() => {
-  const { figures, palettes } = JSON.parse(document.getElementById("figures").textContent);
+  const read = () => JSON.parse(document.getElementById("figures").textContent);
+  let { figures, palettes } = read();
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const places = [...document.querySelectorAll("[data-figure]")];
+  const placed = () => [...document.querySelectorAll("[data-figure]")];
+  let places = placed();
   const options = { displaylogo: false, displayModeBar: false, doubleClick: "reset" };
   const widths = new Map();
 
@@ -36,5 +38,13 @@
     places.forEach((place) => draw(place, palettes.light, Math.min(place.clientWidth, 640)));
   });
   addEventListener("afterprint", () => { widths.clear(); watch(); });
+  // A page that stays open has new figures, or new places for them, and says so.
+  document.addEventListener("figures", () => {
+    ({ figures, palettes } = read());
+    room.disconnect();
+    places = placed();
+    places.forEach((place) => widths.delete(place));
+    watch();
+  });
   watch();
 })();

@@ -1,0 +1,170 @@
+"""A job's page: where it stands, how it learns, how it was planned and whether it goes as planned, what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.pages.job_data import JobData
+from penstock.api.pages.shell import Page
+from penstock.api.store.jobs import StoredJob
+from penstock.core.lifecycle import Phase
+from penstock.core.units import format_age, format_seconds
+from penstock.view.axis import utc
+from penstock.view.data import ReportData
+from penstock.view.markup import Markup, element, join
+from penstock.view.report import figures_of_merit
+from penstock.view.report_plan import plan_section, step_section, why_section
+from penstock.view.report_run import loss_section, memory_section
+from penstock.view.section import Section, left_out
+from penstock.view.tables import card, phase_badge
+
+SAID = {
+    "created": "Submitted",
+    "delete-requested": "Deletion asked for",
+    "suspend-requested": "Suspension asked for",
+    "resume-requested": "Resumption asked for",
+}
+NOT_YET = {
+    "loss": "The first step has not been reported yet.",
+    "plan": "The planner decides once the job has its cores and the machine is measured.",
+}
+
+
+def job_page(data: JobData, identity: Identity, now: float) -> Page:
+    """The page as ``identity`` may see it."""
+    job = data.stored
+    sections = [*_sections(data.report), _events(data.events), _log(data.lines)]
+    body = join(
+        (
+            _head(job, identity),
+            element("div", id="problem", class_="card", role="alert", hidden="", data_keep=""),
+            _failure(job),
+            _progress(job, now),
+            figures_of_merit(data.report) if data.report.metrics else Markup(),
+            *(section.markup for section in sections),
+        )
+    )
+    return Page(
+        title=f"{job.name}, {job.phase}",
+        body=body,
+        stream=f"/v1/jobs/{job.namespace}/{job.name}/events?after={job.last_event}",
+        figures={name: figure for section in sections for name, figure in section.figures.items()},
+    )
+
+
+def _sections(report: ReportData) -> list[Section]:
+    """Of what is there; of a plan that is not made yet one sentence is enough."""
+    if report.plan is None:
+        return [left_out("plan", "The plan", NOT_YET["plan"])]
+    loss = loss_section(report) if report.metrics else left_out("loss", "Loss and speed", NOT_YET["loss"])
+    drawn = [make(report) for make in (plan_section, step_section, memory_section, why_section)]
+    return [loss, *(section for section in drawn if not section.is_missing)]
+
+
+def _head(job: StoredJob, identity: Identity) -> Markup:
+    title = element("h1", job.name)
+    actions = element("div", *_actions(job), class_="actions") if identity.may(Role.EDITOR, job.namespace) else Markup()
+    words = [f"{job.namespace}, submitted by {job.created_by}, {utc(job.created_at)}"]
+    if job.attempt > 1:
+        words.append(f"attempt {job.attempt}")
+    if job.deleted_at is not None:
+        words.append("deleted")
+    head = element("div", title, phase_badge(job.phase.value), actions, class_="head")
+    model = element("p", job_text(job), class_="lead")
+    return join((head, element("p", " · ".join(words), class_="under"), model))
+
+
+def job_text(job: StoredJob) -> str:
+    """The job in a sentence."""
+    spec = job.job.spec
+    model = spec.model
+    return (
+        f"A {model.family.value} of {model.layers} layers, width {model.hidden:,}, on {spec.resources.ranks} ranks: "
+        f"{spec.training.steps:,} steps of {spec.training.global_batch:,} sequences of "
+        f"{spec.data.sequence_length:,} tokens."
+    )
+
+
+def _actions(job: StoredJob) -> list[Markup]:
+    place = f"/v1/jobs/{job.namespace}/{job.name}"
+    if job.deleted_at is not None:
+        return []
+    found = []
+    if not job.phase.terminal:
+        wished = job.job.spec.run_policy.suspend
+        verb = ("Resume", "resume") if wished else ("Suspend", "suspend")
+        found.append(element("button", verb[0], data_call=f"{place}/{verb[1]}"))
+    question = f"Delete {job.name}? It ends, and its name becomes free. Its history stays."
+    attributes = {"data_call": place, "data_method": "DELETE", "data_confirm": question, "data_next": "/"}
+    found.append(element("button", "Delete", class_="danger", **attributes))
+    return found
+
+
+def _failure(job: StoredJob) -> Markup:
+    """What went wrong first, and what to do, above everything else."""
+    if job.phase not in (Phase.FAILED, Phase.RECOVERING) or not job.phase_message:
+        return Markup()
+    first, *others = job.phase_message.splitlines()
+    words = [element("p", line.strip().removeprefix("remedy: ")) for line in others if line.strip()]
+    return card(element("strong", first), *words, class_="failure")
+
+
+def _progress(job: StoredJob, now: float) -> Markup:
+    told = job.progress
+    if told is None:
+        reason = f", {job.phase_reason}" if job.phase_reason else ""
+        waited = format_age(now - job.phase_entered_at)
+        return Markup() if job.phase.terminal else element("p", f"{job.phase}{reason}, for {waited}.", class_="lead")
+    steps: int = job.manifest["spec"]["training"]["steps"]
+    line = element("div", element("b", f"Step {told.step:,} of {steps:,}"), element("span", _left(job, steps, now)))
+    bar = element("progress", value=told.step, max=steps, aria_label=f"step {told.step} of {steps}")
+    return element("div", line, bar, class_="progress")
+
+
+def _left(job: StoredJob, steps: int, now: float) -> str:
+    told = job.progress
+    if job.finished_at is not None and job.started_at is not None:
+        return f"took {format_seconds(job.finished_at - job.started_at)}"
+    if job.phase is not Phase.RUNNING or told is None or told.step_seconds is None:
+        return job.phase.value.lower()
+    remaining = max(0.0, (steps - told.step) * told.step_seconds)
+    silent = now - told.reported_at
+    stale = f", last heard of {format_age(silent)} ago" if silent > max(10.0, 3 * told.step_seconds) else ""
+    return f"about {format_seconds(remaining)} left{stale}"
+
+
+def _events(events: Sequence[Row[Any]]) -> Section:
+    rows = (
+        element("tr", element("td", element("time", utc(row.at))), element("td", event_text(row.kind, row.body)))
+        for row in reversed(events)
+    )
+    table = element("div", element("table", element("tbody", *rows), class_="events"), class_="scroll")
+    return Section(anchor="events", title="What happened", body=card(table))
+
+
+def event_text(kind: str, body: Mapping[str, Any]) -> str:
+    """An event in a sentence; one that is not known here by its name and what it says."""
+    match kind:
+        case "created" | "delete-requested" | "suspend-requested" | "resume-requested":
+            return f"{SAID[kind]} by {body['by']}"
+        case "deleted":
+            return "Deleted"
+        case "phase":
+            why = ": ".join(text for text in (body["reason"], body["message"].partition("\n")[0]) if text)
+            return f"{body['phase']} ({why})" if why else str(body["phase"])
+        case "planned":
+            return f"Plan {body['digest'][:12]} for attempt {body['attempt']}"
+        case "launched":
+            return f"Attempt {body['attempt']} launched on {body['ranks']} ranks"
+    return f"{kind}: {', '.join(str(value) for value in body.values())}"
+
+
+def _log(lines: Sequence[Row[Any]]) -> Section:
+    if not lines:
+        return left_out("log", "Log", "the ranks have printed nothing.")
+    texts = (join((element("b", f"{row.rank} "), row.message)) for row in lines)
+    return Section(anchor="log", title="Log", body=card(element("pre", join(texts, "\n"), class_="log", tabindex="0")))

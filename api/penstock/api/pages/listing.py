@@ -1,0 +1,112 @@
+"""The list of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlencode
+
+from penstock.api.pages.shell import Page
+from penstock.api.store.jobs import Query, StoredJob
+from penstock.core.lifecycle import Phase
+from penstock.core.units import format_age, format_seconds
+from penstock.view.markup import Markup, element, join
+from penstock.view.tables import card, phase_badge
+
+SORTS = {
+    "-created": "newest first",
+    "created": "oldest first",
+    "name": "by name",
+    "-priority": "by priority",
+    "phase": "by phase",
+}
+HEADERS = ("job", "phase", "progress", "loss", "per step", "age")
+
+
+def listing(found: Sequence[StoredJob], query: Query, following: str | None, now: float) -> Page:
+    """``found`` is one page of what ``query`` asks for, ``following`` the cursor of the next."""
+    parts = [
+        element(
+            "div",
+            element("h1", "Jobs"),
+            element("div", element("a", "Submit a job", href="/submit", class_="button strong"), class_="actions"),
+            class_="head",
+        ),
+        _filters(query),
+        _table(found, now) if found else _nothing(query),
+    ]
+    if following or query.cursor:
+        parts.append(_pages(query, following))
+    return Page(title="Jobs", here="/", body=join(parts), stream="/v1/events")
+
+
+def _filters(query: Query) -> Markup:
+    name = element("input", name="name", value=query.name, placeholder="part of a name", aria_label="part of the name")
+    phases = [_option("", "all phases", not query.phases)]
+    phases += [_option(phase.value, phase.value, phase in query.phases) for phase in Phase]
+    sorts = [_option(key, text, key == query.sort) for key, text in SORTS.items()]
+    return element(
+        "form",
+        name,
+        element("select", *phases, name="phase", aria_label="phase"),
+        element("select", *sorts, name="sort", aria_label="order"),
+        element("button", "Show"),
+        method="get",
+        action="/",
+        class_="filters",
+    )
+
+
+def _option(value: str, text: str, chosen: bool) -> Markup:
+    return element("option", text, value=value, **({"selected": ""} if chosen else {}))
+
+
+def _table(found: Sequence[StoredJob], now: float) -> Markup:
+    wide = {2, 3, 4}
+    head = (element("th", text, class_="wide" if i in wide else "") for i, text in enumerate(HEADERS))
+    rows = (element("tr", *_cells(job, now), id=f"job-{job.uid}") for job in found)
+    content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
+    return card(element("div", element("table", content, class_="jobs"), class_="scroll"))
+
+
+def _cells(job: StoredJob, now: float) -> list[Markup]:
+    name = element("a", job.name, href=path_of(job))
+    space = element("small", f" {job.namespace}") if job.namespace != "default" else Markup()
+    told = job.progress
+    steps: int = job.manifest["spec"]["training"]["steps"]
+    bar = Markup()
+    if told is not None:
+        bar = join((element("progress", value=told.step, max=steps), element("small", f"{told.step:,} of {steps:,}")))
+    return [
+        element("td", name, space),
+        element("td", phase_badge(job.phase.value)),
+        element("td", bar, class_="wide"),
+        element("td", f"{told.loss:.3f}" if told and told.loss is not None else "", class_="wide"),
+        element("td", format_seconds(told.step_seconds) if told and told.step_seconds else "", class_="wide"),
+        element("td", format_age(now - job.created_at)),
+    ]
+
+
+def path_of(job: StoredJob) -> str:
+    """The job's page."""
+    return f"/jobs/{job.namespace}/{job.name}"
+
+
+def _nothing(query: Query) -> Markup:
+    if query.name or query.phases or query.labels:
+        words = element("p", "No job is like that. ", element("a", "Show all", href="/"))
+    else:
+        words = Markup(
+            element("p", "No jobs yet. Hand over a manifest here, or from a terminal:")
+            + element("p", element("code", "penstock submit job.yaml"))
+        )
+    return card(words, class_="empty")
+
+
+def _pages(query: Query, following: str | None) -> Markup:
+    asked = [("name", query.name), ("sort", query.sort), *(("phase", phase.value) for phase in query.phases)]
+    links = []
+    if query.cursor:
+        links.append(element("a", "First page", href=f"/?{urlencode(asked)}", class_="button"))
+    if following:
+        links.append(element("a", "Next", href=f"/?{urlencode([*asked, ('cursor', following)])}", class_="button"))
+    return element("div", *links, class_="pages")

@@ -1,0 +1,73 @@
+"""What every page has: head, navigation, who is signed in, and the scripts that keep it up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.api.auth.identity import Identity
+from penstock.api.pages.static import url_of
+from penstock.view.charts import Figure
+from penstock.view.markup import Markup, element, join
+from penstock.view.page import figures_json
+
+PLACES: Final = (("/", "Jobs"), ("/submit", "Submit"), ("/profiles", "Profiles"))
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Scripts come from files of the service alone. Styles may stand in the page: drawings carry theirs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """``body`` is its markup; ``stream`` the live stream whose news make it ask for itself again."""
+
+    title: str
+    body: Markup
+    here: str = ""
+    stream: str = ""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    def document(self, identity: Identity | None) -> str:
+        """The page as HTML."""
+        head = (
+            '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+            '<meta name="color-scheme" content="light dark">'
+            + element("title", f"{self.title} · penstock")
+            + "".join(_style(name) for name in ("view.css", "app.css"))
+            + f'<link rel="icon" href="{url_of("icon.svg")}">'
+            + "".join(_script(name) for name in ("live.js", "actions.js"))
+        )
+        stream = f' data-stream="{self.stream}"' if self.stream else ""
+        body = join((_bar(self.here, identity), element("main", self.body, id="main"), self._figures()), Markup("\n"))
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body{stream}>{body}\n</body></html>\n'
+
+    def _figures(self) -> Markup:
+        """Loaded once a chart comes into sight; see ``live.js``."""
+        if not self.figures:
+            return Markup()
+        scripts = {"data-plotly": url_of("plotly.js"), "data-draw": url_of("report.js")}
+        places = "".join(f' {name}="{url}"' for name, url in scripts.items())
+        return Markup(f'{figures_json(self.figures)}<span id="drawers"{places} hidden></span>')
+
+
+def _style(name: str) -> str:
+    return f'<link rel="stylesheet" href="{url_of(name)}">'
+
+
+def _script(name: str) -> str:
+    return f'<script src="{url_of(name)}" defer></script>'
+
+
+def _bar(here: str, identity: Identity | None) -> Markup:
+    links = [element("a", "penstock", href="/", class_="brand")]
+    if identity is not None:
+        for href, name in PLACES:
+            current = {"aria_current": "page"} if href == here else {}
+            links.append(element("a", name, href=href, **current))
+    who = Markup() if identity is None else element("span", f"{identity.name} ({identity.role})", class_="who")
+    state = element("span", "", id="connection", role="status", aria_live="polite")
+    skip = element("a", "To the content", href="#main", class_="skip")
+    return join((skip, element("nav", *links, state, who, class_="bar", aria_label="Penstock")))

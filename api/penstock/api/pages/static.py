@@ -1,0 +1,53 @@
+"""Files that pages refer to: by a name with a digest of what is in them, so browsers may keep them for ever."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Final
+
+from penstock.view.page import asset, plotly_javascript
+from penstock.view.theme import css_variables
+
+JAVASCRIPT, CSS, SVG = "text/javascript", "text/css", "image/svg+xml"
+DIGEST_LENGTH = 12
+
+
+def _own(name: str) -> Callable[[], str]:
+    return lambda: resources.files("penstock.api.pages").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+FILES: Final[Mapping[str, tuple[str, Callable[[], str]]]] = {
+    "view.css": (CSS, lambda: css_variables() + asset("report.css")),
+    "report.js": (JAVASCRIPT, lambda: asset("report.js")),
+    "plotly.js": (JAVASCRIPT, plotly_javascript),
+    "app.css": (CSS, _own("app.css")),
+    "live.js": (JAVASCRIPT, _own("live.js")),
+    "actions.js": (JAVASCRIPT, _own("actions.js")),
+    "icon.svg": (SVG, _own("icon.svg")),
+}
+
+
+@functools.cache
+def content(name: str) -> bytes:
+    """The file, as it is."""
+    return FILES[name][1]().encode()
+
+
+@functools.cache
+def compressed(name: str) -> bytes:
+    """The file as gzip; made when it is first asked for."""
+    return gzip.compress(content(name), mtime=0)
+
+
+@functools.cache
+def url_of(name: str) -> str:
+    """Where the file is found. plotly is known by its package's version: reading its 5 MB can wait."""
+    if name == "plotly.js":
+        from importlib.metadata import version
+
+        return f"/static/{name}?v={version('plotly')}"
+    return f"/static/{name}?v={hashlib.sha256(content(name)).hexdigest()[:DIGEST_LENGTH]}"

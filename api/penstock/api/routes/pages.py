@@ -1,0 +1,76 @@
+"""The pages: /, /jobs/{namespace}/{name}, /submit, and the files they refer to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import HTMLResponse, Response
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity
+from penstock.api.dependencies import ServiceIn, Viewer
+from penstock.api.pages import static
+from penstock.api.pages.job import job_page
+from penstock.api.pages.job_data import read_job
+from penstock.api.pages.listing import listing
+from penstock.api.pages.shell import POLICY, Page
+from penstock.api.pages.submit import submit_page
+from penstock.api.problems import Problem
+from penstock.api.routes.jobs import visible
+from penstock.api.store import jobs
+from penstock.core.lifecycle import Phase
+
+router = APIRouter(include_in_schema=False)
+
+MONTH_SECONDS = 30 * 86_400
+
+
+def shown(page: Page, identity: Identity | None, status: int = 200) -> HTMLResponse:
+    """The page as an answer."""
+    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
+    return HTMLResponse(page.document(identity), status_code=status, headers=headers)
+
+
+@router.get("/")
+def show_jobs(
+    service: ServiceIn,
+    identity: Viewer,
+    name: Annotated[str, Query(max_length=63)] = "",
+    phase: Phase | str = "",
+    sort: str = "-created",
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> HTMLResponse:
+    """The list of jobs."""
+    phases = (Phase(phase),) if phase in set(Phase) else ()
+    query = jobs.Query(namespaces=visible(identity, None), phases=phases, name=name, sort=sort, cursor=cursor)
+    found, following = service.read(lambda connection: jobs.page(connection, query))
+    return shown(listing(found, query, following, service.clock()), identity)
+
+
+@router.get("/jobs/{namespace}/{name}")
+def show_job(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> HTMLResponse:
+    """A job's page."""
+
+    def question(connection: Connection) -> Page:
+        return job_page(read_job(connection, namespace, name), identity, service.clock())
+
+    return shown(service.read(question), identity)
+
+
+@router.get("/submit")
+def show_submit(identity: Viewer) -> HTMLResponse:
+    """Where a job is handed over."""
+    return shown(submit_page(), identity)
+
+
+@router.get("/static/{name}")
+def show_file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
+    """A file that pages refer to; it is the same for everybody."""
+    if name not in static.FILES:
+        raise Problem(kind="not-found", detail=f"there is no file {name}")
+    headers = {"Cache-Control": f"public, max-age={MONTH_SECONDS}, immutable", "Vary": "Accept-Encoding"}
+    media_type, _ = static.FILES[name]
+    if "gzip" in accept_encoding:
+        return Response(static.compressed(name), media_type=media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return Response(static.content(name), media_type=media_type, headers=headers)
