@@ -25,7 +25,7 @@ from tests.support.service import NOW, Clock, add_job, client_of, new_service
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 VOID = {"meta", "link"}
-SHOWN = ["/", "/jobs/default/tiny", "/submit"]
+SHOWN = ["/", "/jobs/default/tiny", "/compare?job=default/tiny&job=default/tiny", "/submit"]
 
 
 @pytest.fixture
@@ -166,6 +166,27 @@ def test_a_list_shows_ones_own_namespace(service: Service) -> None:
     assert "yours" not in found
 
 
+def test_jobs_are_compared(service: Service) -> None:
+    running_job(service, "first")
+    running_job(service, "second", steps=6)
+    add_job(service, "third")
+    client = client_of(service)
+    path = "/compare?job=default/first&job=default/second&job=default/third"
+    answer = client.get(path, headers=HTML).text
+    found = words(read(client, path))
+    assert "dp 1 × tp 1 × pp 2" in found
+    assert "9 of 10 7 of 10 0 of 10" in found
+    differing = re.findall(r'<tr class="differs"><td class="key">([^<]*)', answer)
+    assert {"steps", "loss", "schedule"} <= set(differing)
+    assert read(client, "/").links.count("/compare") == 1
+
+
+@pytest.mark.parametrize("query", ["", "job=default/tiny", "job=tiny&job=tiny", "job=a/b" + "&job=a/b" * 4])
+def test_what_cannot_be_compared_is_refused(service: Service, query: str) -> None:
+    answer = client_of(service).get(f"/compare?{query}", headers=HTML)
+    assert answer.status_code == 400
+
+
 @pytest.mark.parametrize("path", ["/jobs/default/none", "/nowhere", "/?sort=wrong", "/?cursor=wrong"])
 def test_what_is_not_there_is_a_page_too(service: Service, path: str) -> None:
     reader = Reader()
@@ -182,12 +203,13 @@ def test_machines_get_problem_documents(service: Service) -> None:
 
 def test_every_page_needs_somebody(service: Service) -> None:
     paths = {route.path for route in pages.router.routes if hasattr(route, "path")}
-    assert paths == {"/", "/jobs/{namespace}/{name}", "/submit", "/static/{name}"}
+    assert paths == {"/", "/compare", "/jobs/{namespace}/{name}", "/submit", "/static/{name}"}
     add_job(service)
     for path in SHOWN:
         assert client_of(service, None).get(path, headers=HTML).status_code == 401
         assert client_of(service, Role.INGEST).get(path, headers=HTML).status_code == 403
-        assert client_of(service, Role.EDITOR, "elsewhere").get("/jobs/default/tiny").status_code == 403
+    for path in ("/jobs/default/tiny", "/compare?job=default/tiny&job=elsewhere/tiny"):
+        assert client_of(service, Role.EDITOR, "elsewhere").get(path).status_code == 403
 
 
 def test_files_are_kept_by_browsers_and_named_by_their_content(service: Service) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -32,7 +33,8 @@ def running_job(service: Service, name: str = "tiny", steps: int = 8, line: str 
     report = sample_report()
     assert report.plan is not None
     assert report.profile is not None
-    plan, profile, measured = report.plan, report.profile, report.measured
+    profile, measured = report.profile, report.measured
+    plan = replace(report.plan, profile_digest=profile.digest)
 
     def fill(connection: Connection) -> None:
         plans.keep_profile(connection, "key", profile)

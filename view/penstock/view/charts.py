@@ -7,7 +7,7 @@ of light or dark (`assets/report.js` does). Nothing here loads plotly: its JavaS
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.core.records import StepMetrics
@@ -126,6 +126,19 @@ def _single(metrics: Sequence[StepMetrics], field: str, title: str, colour: str)
     }
     figure["layout"]["yaxis"]["rangemode"] = "tozero"
     return figure
+
+
+SERIES: Final = tuple(f"series-{number}" for number in range(1, 6))
+
+
+def compared(runs: Mapping[str, Sequence[StepMetrics]], field: str, title: str) -> Figure:
+    """One number of several runs over steps, a line for each run by its name; at most as many as there are `SERIES`."""
+    traces = []
+    for (name, metrics), colour in zip(runs.items(), SERIES, strict=False):
+        shown = thin(newest(metrics))
+        values = [getattr(m, field) for m in shown]
+        traces.append(line([m.step for m in shown], values, name=name, colour=colour, showlegend=True))
+    return {"data": traces, "layout": layout("step", title, height=340, legend=True)}
 
 
 def step_time(metrics: Sequence[StepMetrics], predicted_seconds: float | None) -> Figure:

@@ -19,7 +19,7 @@ SORTS = {
     "-priority": "by priority",
     "phase": "by phase",
 }
-HEADERS = ("job", "phase", "progress", "loss", "per step", "age")
+HEADERS = ("", "job", "phase", "progress", "loss", "per step", "age")
 
 
 def listing(found: Sequence[StoredJob], query: Query, following: str | None, now: float) -> Page:
@@ -61,11 +61,13 @@ def _option(value: str, text: str, chosen: bool) -> Markup:
 
 
 def _table(found: Sequence[StoredJob], now: float) -> Markup:
-    wide = {2, 3, 4}
+    wide = {0, 3, 4, 5}
     head = (element("th", text, class_="wide" if i in wide else "") for i, text in enumerate(HEADERS))
     rows = (element("tr", *_cells(job, now), id=f"job-{job.uid}") for job in found)
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
-    return card(element("div", element("table", content, class_="jobs"), class_="scroll"))
+    table = element("div", element("table", content, class_="jobs"), class_="scroll")
+    compare = element("p", element("button", "Compare"), element("span", "two to four marked jobs"), class_="compare")
+    return element("form", card(table), compare if len(found) > 1 else Markup(), method="get", action="/compare")
 
 
 def _cells(job: StoredJob, now: float) -> list[Markup]:
@@ -76,7 +78,9 @@ def _cells(job: StoredJob, now: float) -> list[Markup]:
     bar = Markup()
     if told is not None:
         bar = join((element("progress", value=told.step, max=steps), element("small", f"{told.step:,} of {steps:,}")))
+    mark = element("input", type="checkbox", name="job", value=f"{job.namespace}/{job.name}", aria_label=job.name)
     return [
+        element("td", mark, class_="wide"),
         element("td", name, space),
         element("td", phase_badge(job.phase.value)),
         element("td", bar, class_="wide"),

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import HTMLResponse, Response
 from sqlalchemy import Connection
 
-from penstock.api.auth.identity import Identity
-from penstock.api.dependencies import ServiceIn, Viewer
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.dependencies import ServiceIn, Viewer, forbidden
 from penstock.api.pages import static
+from penstock.api.pages.comparison import FEWEST, MOST, comparison
 from penstock.api.pages.job import job_page
 from penstock.api.pages.job_data import read_job
 from penstock.api.pages.listing import listing
@@ -56,6 +57,32 @@ def show_job(service: ServiceIn, identity: Viewer, namespace: str, name: str) ->
         return job_page(read_job(connection, namespace, name), identity, service.clock())
 
     return shown(service.read(question), identity)
+
+
+@router.get("/compare")
+def show_comparison(
+    service: ServiceIn,
+    identity: Viewer,
+    job: Annotated[list[str], Query(description="NAMESPACE/NAME, two to four times.")] = [],  # noqa: B006
+) -> HTMLResponse:
+    """Jobs side by side."""
+    places = [read_place(text) for text in job]
+    if not FEWEST <= len(places) <= MOST:
+        remedy = "mark two to four jobs in the list, then Compare"
+        raise Problem(kind="bad-request", detail=f"{len(places)} jobs are named", where="job", remedy=remedy)
+    for namespace, _ in places:
+        if not identity.may(Role.VIEWER, namespace):
+            raise forbidden(Role.VIEWER, namespace)
+    found = service.read(lambda connection: [read_job(connection, *place) for place in places])
+    return shown(comparison(found), identity)
+
+
+def read_place(text: str) -> tuple[str, str]:
+    """``NAMESPACE/NAME``; raises `Problem`."""
+    namespace, slash, name = text.partition("/")
+    if not slash or not namespace or not name:
+        raise Problem(kind="bad-request", detail=f"{text!r} is no job", where="job", remedy="write NAMESPACE/NAME")
+    return namespace, name
 
 
 @router.get("/submit")

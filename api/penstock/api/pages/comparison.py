@@ -1,0 +1,125 @@
+"""Two to four jobs side by side: how they learn, how fast they are, and in what their plans differ."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from penstock.api.pages.job_data import JobData
+from penstock.api.pages.listing import path_of
+from penstock.api.pages.shell import Page
+from penstock.core.plan import Plan
+from penstock.core.units import format_bytes, format_seconds
+from penstock.view import charts
+from penstock.view.markup import Markup, element, join
+from penstock.view.report import (
+    measured_peak_bytes,
+    measured_step_seconds,
+    predicted_peak_bytes,
+    predicted_step_seconds,
+)
+from penstock.view.report_plan import slices_text
+from penstock.view.tables import card, chart, phase_badge
+
+FEWEST, MOST = 2, 4
+NOTHING = "–"
+
+
+def comparison(jobs: Sequence[JobData]) -> Page:
+    """The page; jobs of one name in several namespaces are told apart."""
+    names = names_of(jobs)
+    runs = {name: job.report.metrics for name, job in zip(names, jobs, strict=True) if job.report.metrics}
+    figures = {
+        "loss": charts.compared(runs, "loss", "nats per token"),
+        "throughput": charts.compared(runs, "tokens_per_second", "tokens per second"),
+    }
+    drawn = Markup()
+    if runs:
+        places = (chart("loss", "Loss", class_="half"), chart("throughput", "Tokens per second", class_="half"))
+        drawn = element("div", *places, class_="grid")
+    body = join(
+        (
+            element("div", element("h1", "Comparison"), class_="head"),
+            element("p", "What differs stands out.", class_="under"),
+            drawn,
+            _table(names, jobs),
+        )
+    )
+    return Page(title=f"{', '.join(names)} compared", body=body, figures=figures if runs else {})
+
+
+def names_of(jobs: Sequence[JobData]) -> list[str]:
+    """Their names, with namespaces where a name alone would not do."""
+    short = [job.stored.name for job in jobs]
+    if len(set(short)) == len(short):
+        return short
+    return [f"{job.stored.namespace}/{job.stored.name}" for job in jobs]
+
+
+def _table(names: Sequence[str], jobs: Sequence[JobData]) -> Markup:
+    links = (element("th", element("a", name, href=path_of(job.stored))) for name, job in zip(names, jobs, strict=True))
+    phases = (element("td", phase_badge(job.stored.phase.value)) for job in jobs)
+    head = element("thead", element("tr", element("th", ""), *links))
+    rows = [element("tr", element("td", "phase", class_="key"), *phases)]
+    rows += [_row(name, [tell(job) for job in jobs]) for name, tell in chain(RESULTS.items(), PLANS.items())]
+    return card(element("div", element("table", head, element("tbody", *rows), class_="compared"), class_="scroll"))
+
+
+def _row(name: str, values: Sequence[str]) -> Markup:
+    cells = (element("td", value) for value in values)
+    differs = {"class_": "differs"} if len(set(values)) > 1 else {}
+    return element("tr", element("td", name, class_="key"), *cells, **differs)
+
+
+def _steps(job: JobData) -> str:
+    told = job.stored.progress
+    return f"{told.step if told else 0:,} of {job.stored.manifest['spec']['training']['steps']:,}"
+
+
+def _loss(job: JobData) -> str:
+    return f"{job.report.metrics[-1].loss:.3f}" if job.report.metrics else NOTHING
+
+
+def _throughput(job: JobData) -> str:
+    rates = [entry.tokens_per_second for entry in job.report.metrics]
+    return f"{statistics.median(rates):,.0f} tokens/s" if rates else NOTHING
+
+
+def _seconds(of: Callable[..., float | None]) -> Callable[[JobData], str]:
+    def tell(job: JobData) -> str:
+        found = of(job.report)
+        return NOTHING if found is None else format_seconds(found)
+
+    return tell
+
+
+def _bytes(of: Callable[..., int | None]) -> Callable[[JobData], str]:
+    def tell(job: JobData) -> str:
+        found = of(job.report)
+        return NOTHING if found is None else format_bytes(found)
+
+    return tell
+
+
+def _plan(tell: Callable[[Plan], str]) -> Callable[[JobData], str]:
+    return lambda job: tell(job.report.plan) if job.report.plan else NOTHING
+
+
+RESULTS: dict[str, Callable[[JobData], str]] = {
+    "steps": _steps,
+    "loss": _loss,
+    "throughput": _throughput,
+    "step, measured": _seconds(measured_step_seconds),
+    "step, predicted": _seconds(predicted_step_seconds),
+    "memory, measured": _bytes(measured_peak_bytes),
+    "memory, predicted": _bytes(predicted_peak_bytes),
+}
+PLANS: dict[str, Callable[[JobData], str]] = {
+    "mesh": _plan(lambda plan: f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}"),
+    "schedule": _plan(lambda plan: plan.schedule.generator or "imported"),
+    "micro-batches": _plan(lambda plan: f"{plan.num_microbatches} of {plan.microbatch}"),
+    "slices": _plan(lambda plan: slices_text(plan.slices)),
+    "stages": _plan(lambda plan: ", ".join(f"{stop - first}" for first, stop in plan.stages) + " units"),
+    "plan": _plan(lambda plan: plan.digest[:12]),
+}
