@@ -24,7 +24,7 @@ import pytest
 
 NAME = "postgres"
 START_SECONDS = 30.0
-SETTINGS = {"listen_addresses": "", "max_connections": "60", "fsync": "off", "shared_buffers": "32MB"}
+SETTINGS = {"listen_addresses": "", "max_connections": "60", "shared_buffers": "32MB"}
 
 _numbers = itertools.count(1)
 
@@ -45,20 +45,23 @@ def programs() -> Path | None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """The URL of a server that lives as long as the block; skips, loudly, where none can be had."""
+def server(*, durable: bool = False) -> Iterator[str]:
+    """The URL of a server that lives as long as the block; skips, loudly, where none can be had.
+
+    What a ``durable`` one commits is on the disk, which tests seldom ask about.
+    """
     folder = programs()
     if folder is None:
         message = "NOT RUN: PostgreSQL is missing: pip install pgserver, or apt install postgresql"
         if required():
             pytest.fail(message)
         pytest.skip(message)
-    with tempfile.TemporaryDirectory(prefix="penstock-pg-") as root, _running(folder, Path(root)):
+    with tempfile.TemporaryDirectory(prefix="penstock-pg-") as root, _running(folder, Path(root), durable):
         yield f"postgresql://postgres@/postgres?host={root}"
 
 
 @contextmanager
-def _running(programs: Path, root: Path) -> Iterator[None]:
+def _running(programs: Path, root: Path, durable: bool) -> Iterator[None]:
     user: dict[str, Any] = {}
     if os.geteuid() == 0:
         nobody = pwd.getpwnam("nobody")
@@ -80,7 +83,8 @@ def _running(programs: Path, root: Path) -> Iterator[None]:
         "--no-sync",
     ]
     subprocess.run(initdb, check=True, **quiet)
-    options = [item for name, value in SETTINGS.items() for item in ("-c", f"{name}={value}")]
+    settings = {**SETTINGS, "fsync": "on" if durable else "off"}
+    options = [item for name, value in settings.items() for item in ("-c", f"{name}={value}")]
     with subprocess.Popen([programs / "postgres", "-D", data, "-k", root, *options], **quiet) as process:
         try:
             _wait(root, process)

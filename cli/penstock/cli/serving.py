@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
-
-from penstock.api.app import create_app
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.executor.supervisors import ProcessSupervisors
+from penstock.api.server import Server
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import migrate, tokens
@@ -47,26 +44,8 @@ def serve(settings: Settings) -> None:
     )
     with listening(), looking(executor):  # uvicorn ends by a signal, and then sends it once more
         say(f"penstock at {url}")
-        _Server(service).run()
+        Server(service).run()
     service.close()
-
-
-class _Server(uvicorn.Server):
-    """Ends live streams when it is to end, or it would wait for them."""
-
-    def __init__(self, service: Service) -> None:
-        settings = service.settings
-        super().__init__(
-            uvicorn.Config(
-                create_app(service), host=settings.host, port=settings.port, log_level="warning", server_header=False
-            )
-        )
-        self._feed = service.feed
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server.shutdown`."""
-        self._feed.close()
-        await super().shutdown(sockets)
 
 
 def make_schema(settings: Settings) -> None:

@@ -1,0 +1,160 @@
+"""The service under load: 1,000 jobs that report every 5 s while 500 live streams are open, on SQLite and PostgreSQL.
+
+Run as ``python -m benchmarks.service_load [--seconds 120] [--on sqlite|postgresql]``; all of it writes
+``benchmarks/results/service_load.{md,json}``, a part of it only prints. SQLite syncs each commit to the disk, PostgreSQL
+too, and has two services.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support import machine, write_results
+
+from tests.support import postgres
+from tests.support.load import STEPS, Load, Target, bodies, kept, prepare
+from tests.support.load_listening import Heard, listen, paths
+from tests.support.load_sending import Sent, send
+from tests.support.load_service import LoneService, lone_services
+
+NUM_JOB_STREAMS, NUM_LIST_STREAMS = 450, 50
+CONNECTING_SECONDS = 10.0
+AFTERWARDS_SECONDS = 3.0
+LOOK_SECONDS = 0.5
+MOST_MILLISECONDS = {"sqlite": 20.0, "postgresql": 40.0}
+MOST_BYTES, MOST_DELIVERY_SECONDS = 300 * 10**6, 1.0
+
+
+@contextmanager
+def database(kind: str) -> Iterator[str]:
+    """The URL of a new database that syncs its commits; for SQLite none is needed."""
+    if kind == "sqlite":
+        yield ""
+        return
+    with postgres.server(durable=True) as server, postgres.database(server) as url:
+        yield url
+
+
+def measure(kind: str, load: Load) -> dict[str, Any]:
+    """One load on one kind of database."""
+    with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder, database(kind) as url:
+        target = prepare(load, Path(folder), url)
+        with lone_services(target, 1 if kind == "sqlite" else 2) as services:
+            found = put_under(load, target, services)
+        counted = kept(load, target)
+    return {"database": kind, "services": len(services), "wrong": counted.missing(load), **found}
+
+
+def put_under(load: Load, target: Target, services: Sequence[LoneService]) -> dict[str, Any]:
+    """Send and listen, each from a process of its own, and look at the services meanwhile."""
+    ports = [service.port for service in services]
+    written = list(bodies(load))
+    wanted = paths(load.num_jobs, NUM_JOB_STREAMS, NUM_LIST_STREAMS)
+    start = time.monotonic() + CONNECTING_SECONDS
+    until = start + load.seconds + AFTERWARDS_SECONDS
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        sending = pool.submit(send, load, ports, target.ingest, written, start)
+        hearing = pool.submit(listen, wanted, ports, target.viewer, until, True)
+        time.sleep(max(start - time.monotonic(), 0))
+        begun = [service.processor_seconds() for service in services]
+        busy = busy_seconds()
+        time.sleep(max(start + load.seconds - time.monotonic(), 0))
+        took = [service.processor_seconds() - before for service, before in zip(services, begun, strict=True)]
+        busy = busy_seconds() - busy
+        sent, heard = sending.result(), hearing.result()
+        peak = max(service.memory_bytes("VmHWM") for service in services)
+    latencies = [1000 * (each.ended - each.began) for each in sent.sent]
+    late = [1000 * each.late for each in sent.sent]
+    return {
+        "requests": len(sent.sent),
+        "requests_per_second": len(sent.sent) / load.seconds,
+        "ingest_milliseconds": summary(latencies),
+        "sent_late_milliseconds": summary(late),
+        "job_delivery_seconds": summary(deliveries(sent.sent, (each for each in heard.heard if not each.of_list))),
+        "list_delivery_seconds": summary(deliveries(sent.sent, (each for each in heard.heard if each.of_list))),
+        "list_sends_per_second": fastest(each for each in heard.heard if each.of_list),
+        "streams_ended": heard.num_ended,
+        "slow_reader_dropped": heard.slow_dropped,
+        "peak_bytes": peak,
+        "service_cores": [each / load.seconds for each in took],
+        "generator_cores": (sent.processor_seconds + heard.processor_seconds) / load.seconds,
+        "machine_cores": busy / load.seconds,
+    }
+
+
+def busy_seconds() -> float:
+    """What all processes of the machine have taken so far."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def summary(values: Iterable[float]) -> dict[str, float]:
+    """Median, 99th percentile and greatest."""
+    found = sorted(values)
+    if not found:
+        return {"num": 0, "p50": float("nan"), "p99": float("nan"), "max": float("nan")}
+    return {
+        "num": len(found),
+        "p50": statistics.median(found),
+        "p99": found[min(int(0.99 * len(found)), len(found) - 1)],
+        "max": found[-1],
+    }
+
+
+def deliveries(sent: Sequence[Sent], streams: Iterable[Heard]) -> Iterator[float]:
+    """How long after its acknowledgement each report was heard, on each stream that told of its job."""
+    acknowledged: dict[int, list[Sent]] = {}
+    for each in sent:
+        acknowledged.setdefault(each.job, []).append(each)
+    for heard in streams:
+        of_job: dict[int, tuple[list[int], list[float]]] = {}
+        for job, step, at in zip(heard.jobs, heard.steps, heard.at, strict=True):
+            steps, times = of_job.setdefault(job, ([], []))
+            steps.append(step)
+            times.append(at)
+        for job, (steps, times) in of_job.items():
+            for each in acknowledged[job]:
+                place = bisect_left(steps, (each.report + 1) * STEPS)
+                yield max(times[place] - each.ended, 0.0) if place < len(times) else float("inf")
+
+
+def fastest(streams: Iterable[Heard]) -> float:
+    """How often a list told of the same job within a second, at most."""
+    most = 0
+    for heard in streams:
+        times: dict[int, list[float]] = {}
+        for job, at in zip(heard.jobs, heard.at, strict=True):
+            times.setdefault(job, []).append(at)
+        most = max([most, *(bisect_left(some, some[i] + 0.9) - i for some in times.values() for i in range(len(some)))])
+    return most
+
+
+def main() -> int:
+    """Measure; all of it is written down."""
+    asked = argparse.ArgumentParser(prog="service_load")
+    asked.add_argument("--seconds", type=float, default=120.0)
+    asked.add_argument("--on", choices=tuple(MOST_MILLISECONDS))
+    options = asked.parse_args(sys.argv[1:])
+    load = Load(num_reports=max(round(options.seconds / 5), 1))
+    rows = []
+    for kind in [options.on] if options.on else MOST_MILLISECONDS:
+        rows.append(measure(kind, load))
+        print(json.dumps(rows[-1], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
