@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO
 
+from penstock.cli.following import Follower
 from penstock.cli.stopping import listening
 from penstock.trainer.rundir import RunDir, write_json
 
@@ -183,19 +184,44 @@ def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None]) 
 
     Whoever starts this holds the other end of stdin: however that process ends, it is noticed here.
     """
-    outbox = RunDir(root).outbox
-    outbox.mkdir(parents=True, exist_ok=True)
-    with listening() as requests, (outbox / ".lock").open("a") as lock:
+    run = RunDir(root)
+    run.outbox.mkdir(parents=True, exist_ok=True)
+    with listening() as requests, (run.outbox / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with http_post(server, token_file) as post:
-            shipper = Shipper(outbox=outbox, post=post, say=say)
-            return shipper.run(lambda: bool(requests.received) or _is_over(sys.stdin))
+        with contextlib.closing(Follower(run, say, time.time)) as follower, http_post(server, token_file) as post:
+            starter = _Starter(sys.stdin)
+
+            def ended() -> bool:
+                """What was printed until now is shipped too: the last lines matter most."""
+                over = bool(requests.received) or starter.gone or starter.left_within(0)
+                follower.look(last=over)
+                return over
+
+            def pause(seconds: float) -> None:
+                """Lines are taken in while the service is away too, or too many would come at once."""
+                end, known = time.monotonic() + seconds, starter.gone
+                while (left := end - time.monotonic()) > 0 and starter.gone == known:
+                    starter.left_within(min(left, POLL_SECONDS))
+                    follower.look()
+
+            return Shipper(outbox=run.outbox, post=post, say=say, pause=pause).run(ended)
 
 
-def _is_over(stream: TextIO) -> bool:
-    """Whether nobody holds the other end any more."""
-    readable, _, _ = select.select([stream], [], [], 0)
-    return bool(readable) and not stream.read(1)
+class _Starter:
+    """Whoever holds the other end of a stream; ``gone`` once it was seen that nobody does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.gone = False
+
+    def left_within(self, seconds: float) -> bool:
+        """Wait so long for it to go; true if it went."""
+        if self.gone:
+            time.sleep(seconds)
+            return False
+        readable, _, _ = select.select([self._stream], [], [], seconds)
+        self.gone = bool(readable) and not self._stream.read(1)
+        return self.gone
 
 
 @contextlib.contextmanager

@@ -47,9 +47,13 @@ class Progress(Manifest):
     last_checkpoint: int | None = None
 
 
+NO_RANK = -1
+"""Stands for the rank in what those print who started the ranks."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogLine(Manifest):
-    """One line a rank logged."""
+    """One line that a rank printed, or whoever started it (`NO_RANK`)."""
 
     rank: int
     level: str

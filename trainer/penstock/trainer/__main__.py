@@ -80,6 +80,7 @@ def _rehearse(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
 
 def _train(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
     session = Session(run, worker)
+    print(f"rank {worker.rank} of {worker.num_ranks} is ready on {worker.device}")  # noqa: T201, its log is a file
     if worker.rank != 0:
         train(session, options.attempt, Silent())
         return

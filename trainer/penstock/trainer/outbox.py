@@ -20,12 +20,26 @@ LARGEST_BYTES = 64 * 2**20
 class Outbox:
     """Appends numbered records; ``clock`` gives seconds since the epoch."""
 
-    def __init__(self, folder: Path, *, uid: str, attempt: int, source: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        uid: str,
+        attempt: int,
+        source: str,
+        clock: Callable[[], float],
+        largest_bytes: int = LARGEST_BYTES,
+    ) -> None:
         self._path = folder / f"a{attempt}-{source}.jsonl"
         self._identity: dict[str, Any] = {"uid": uid, "attempt": attempt, "source": source}
-        self._clock = clock
+        self._clock, self._largest_bytes = clock, largest_bytes
         self._file = append_lines(self._path)
         self._sequence = 1 + max((record.sequence for record in read_records(self._path)), default=-1)
+
+    @property
+    def sequence(self) -> int:
+        """The number of the next record."""
+        return self._sequence
 
     def put(self, kind: RecordKind, **content: Any) -> None:
         """Append one record; ``content`` sets the field that belongs to ``kind``."""
@@ -33,7 +47,7 @@ class Outbox:
         self._file.write(json.dumps(record.to_manifest()) + "\n")
         self._file.flush()
         self._sequence += 1
-        if self._path.stat().st_size > LARGEST_BYTES:
+        if self._path.stat().st_size > self._largest_bytes:
             self._halve()
 
     def _halve(self) -> None:

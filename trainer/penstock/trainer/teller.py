@@ -70,3 +70,4 @@ class Announcer:
         """See `Teller`."""
         progress = Progress(step=step, num_steps=self._num_steps, phase="Running", last_checkpoint=step)
         self._outbox.put(RecordKind.PROGRESS, progress=progress)
+        print(f"step {step} of {self._num_steps}: checkpoint written")  # noqa: T201, a rank's log is a file
