@@ -106,7 +106,7 @@ def test_metrics_of_single_ranks_come_with_those_of_all(client: TestClient) -> N
 def test_a_job_without_numbers_has_none(service: Service, client: TestClient) -> None:
     add_job(service, "idle")
     assert client.get("/v1/jobs/default/idle/metrics").json() == {"series": []}
-    assert client.get("/v1/jobs/default/idle/logs").json() == {"items": []}
+    assert client.get("/v1/jobs/default/idle/logs").json() == {"items": [], "next": ""}
     assert client.get("/v1/jobs/default/idle/plans").json() == {"items": []}
 
 
@@ -130,6 +130,29 @@ def test_logs_by_rank(client: TestClient) -> None:
     assert messages(rank=0, limit=1, tail=True) == ["0: 2.1"]
     assert messages(tail=True, limit=2) == ["0: 2.1", "1: 2.1"]
     assert len(messages()) == 8
+
+
+def test_logs_are_followed_by_cursor(service: Service, client: TestClient, uid: str) -> None:
+    def page(cursor: str = "", **query: Any) -> tuple[list[str], str]:
+        found = client.get(f"{PATH}/logs", params={"cursor": cursor, **query}).json()
+        return [each["message"] for each in found["items"]], found["next"]
+
+    first, cursor = page(limit=6)
+    assert (first[-1], cursor) == ("1: 1.1", "0:4,1:2")
+    assert page(cursor, limit=1) == (["1: 2.0"], "0:4,1:3")
+    last, cursor = page(tail=True, limit=1)
+    assert (last, cursor) == (["1: 2.1"], "0:4,1:4")
+    assert page(cursor) == ([], cursor)
+    send(service, others(uid, 2, first=200))
+    assert page(cursor) == (["0: 2.0", "0: 2.1", "1: 2.0", "1: 2.1"], "0:6,1:6")
+    assert page("0:5", rank=0)[0] == ["0: 2.1"]
+    assert len(page("0:6")[0]) == 6
+
+
+@pytest.mark.parametrize("cursor", ["x", "0", "0:", ":1", "0:1,", "-2:1", "0:1;1:2", "9" * 10 + ":1", "0:" + "9" * 16])
+def test_a_cursor_that_is_none_is_refused(client: TestClient, cursor: str) -> None:
+    answer = client.get(f"{PATH}/logs", params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["where"]) == (400, "cursor")
 
 
 def test_plans_are_numbered_and_whole(service: Service, client: TestClient, uid: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -165,6 +166,37 @@ def test_lines_are_numbered_by_rank(service: Service) -> None:
     assert [tuple(row) for row in rows] == [
         (0, 1, "line 0"), (0, 2, "line 2"), (0, 3, "line 4"), (1, 1, "line 1"), (1, 2, "line 3"),
     ]  # fmt: skip
+
+
+def test_the_newest_lines_of_each_rank_are_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "MOST_LINES", 3)
+    job = begun(service)
+    take(service, log_records(job.uid, [0, 1]))
+    for start in range(2, 12, 2):
+        take(service, log_records(job.uid, [0, 0], first=start))
+    take(service, log_records(job.uid, [1] * 7, first=12))
+    kept = select(log_lines.c.rank, log_lines.c.number, log_lines.c.message).where(log_lines.c.uid == job.uid)
+    rows = service.read(lambda c: c.execute(kept.order_by(log_lines.c.rank, log_lines.c.number)).all())
+    assert [tuple(row) for row in rows] == [
+        (0, 9, "line 9"), (0, 10, "line 10"), (0, 11, "line 11"),
+        (1, 6, "line 16"), (1, 7, "line 17"), (1, 8, "line 18"),
+    ]  # fmt: skip
+
+
+def test_a_line_that_no_database_takes_is_kept_as_far_as_it_can_be(service: Service) -> None:
+    job = begun(service)
+    log = LogLine(rank=-1, level="x" * 40, message="a\0b" + "c" * 10_000)
+    take(service, [replace(log_records(job.uid, [0])[0], log=log)])
+    kept = select(log_lines).where(log_lines.c.uid == job.uid)
+    row = service.read(lambda c: c.execute(kept).one())
+    assert (row.rank, row.level, row.message[:4], len(row.message)) == (-1, "x" * 15, "a\ufffdbc", 8192)
+
+
+@pytest.mark.parametrize("rank", [-2, 2**31])
+def test_a_rank_that_is_none_is_refused(rank: int) -> None:
+    record = replace(log_records("a", [0])[0], log=LogLine(rank=rank, level="info", message=""))
+    with pytest.raises(UserError, match=r"records\[0\].log.rank: .* is no rank"):
+        Batch.of([record])
 
 
 def test_a_batch_is_of_one_source_and_in_order() -> None:

@@ -156,7 +156,7 @@ class TimelineView(Wire):
 class LogView(Wire):
     """A line that a rank printed."""
 
-    rank: int
+    rank: int = Field(description="-1: who started the ranks.")
     number: int
     attempt: int
     at: datetime
@@ -168,6 +168,7 @@ class LogPage(Wire):
     """Lines, by rank and number."""
 
     items: list[LogView]
+    next: str = Field(description="Pass it as `cursor` for the lines that follow, also those that are yet to come.")
 
 
 class TokenRequest(Wire):

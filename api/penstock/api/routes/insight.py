@@ -24,7 +24,9 @@ from penstock.api.schemas import (
 )
 from penstock.api.service import Service
 from penstock.api.store import jobs, plans, records, series
+from penstock.api.store.records import LinesQuery, Seen
 from penstock.api.store.series import ALL_RANKS
+from penstock.core.records import NO_RANK
 
 T = TypeVar("T")
 
@@ -32,6 +34,7 @@ router = APIRouter(tags=["jobs"])
 
 READS = answers("unauthenticated", "forbidden", "not-found")
 LARGEST_NUMBER = 2**31 - 1
+CURSOR = r"^((-1|[0-9]{1,9}):[0-9]{1,15}(,(-1|[0-9]{1,9}):[0-9]{1,15}){0,499})?$"
 Rank = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 
 
@@ -122,18 +125,22 @@ def get_logs(
     identity: Viewer,
     namespace: str,
     name: str,
-    rank: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER, description="Only this rank.")] = None,
+    rank: Annotated[
+        int | None, Query(ge=NO_RANK, le=LARGEST_NUMBER, description="Only this rank; -1: who started the ranks.")
+    ] = None,
     after: Annotated[int, Query(ge=0, le=2**53, description="Only lines with a higher number.")] = 0,
+    cursor: Annotated[
+        str | None, Query(pattern=CURSOR, max_length=16_384, description="The `next` of an answer before.")
+    ] = None,
     tail: Annotated[bool, Query(description="The last lines instead of the first.")] = False,
     limit: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> LogPage:
-    """What the ranks printed, by rank; lines of a rank are numbered on across attempts."""
-    rows = _of_job(
-        service,
-        namespace,
-        name,
-        lambda c, uid: records.lines(c, uid, rank=rank, after=after, limit=limit, tail=tail),
-    )
+    """What the ranks printed, by rank; lines of a rank are numbered on across attempts.
+
+    The last 2,000 lines of every rank are here, all of them in the files among the job's artifacts.
+    """
+    query = LinesQuery(rank=rank, after=after, seen=read_cursor(cursor or ""), tail=tail, limit=limit)
+    rows, seen = _of_job(service, namespace, name, lambda c, uid: records.lines(c, uid, query))
     items = [
         LogView(
             rank=row.rank,
@@ -145,4 +152,15 @@ def get_logs(
         )
         for row in rows
     ]
-    return LogPage(items=items)
+    return LogPage(items=items, next=write_cursor(seen))
+
+
+def read_cursor(text: str) -> Seen:
+    """``RANK:NUMBER`` pairs."""
+    pairs = (pair.split(":") for pair in text.split(",") if pair)
+    return {int(rank): int(number) for rank, number in pairs}
+
+
+def write_cursor(seen: Seen) -> str:
+    """The same as text."""
+    return ",".join(f"{rank}:{number}" for rank, number in sorted(seen.items()))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
@@ -18,9 +18,13 @@ from penstock.api.store.jobs import NoSuchJobError, report
 from penstock.api.store.schema import jobs, log_lines, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.records import Progress, Record, RecordKind, StepMetrics
+from penstock.core.records import NO_RANK, Progress, Record, RecordKind, StepMetrics
 
 NOT_SERIES = frozenset({"step", "attempt"})
+MOST_LINES = 2_000
+"""Of each rank of a job; the rest stays in files."""
+MOST_LINE_CHARACTERS, MOST_LEVEL_CHARACTERS = 8_192, 15
+LARGEST_RANK = 2**31 - 1
 
 
 class StaleAttemptError(PenstockError):
@@ -51,6 +55,9 @@ class Batch:
             if record.sequence <= last:
                 what, remedy = f"{record.sequence} does not follow {last}", "send records in their order"
                 raise UserError(what=what, where=f"records[{i}].sequence", remedy=remedy)
+            if record.log is not None and not NO_RANK <= record.log.rank <= LARGEST_RANK:
+                what, remedy = f"{record.log.rank} is no rank", f"number ranks from 0; {NO_RANK} stands for none"
+                raise UserError(what=what, where=f"records[{i}].log.rank", remedy=remedy)
             last = record.sequence
         return cls(uid=first.uid, attempt=first.attempt, source=first.source, records=tuple(records))
 
@@ -127,27 +134,35 @@ def _keep_timelines(connection: Connection, batch: Batch, fresh: Sequence[Record
 
 
 def _keep_logs(connection: Connection, batch: Batch, fresh: Sequence[Record]) -> None:
-    """Lines are numbered on by rank, across attempts."""
-    lines = [(record, record.log) for record in fresh if record.kind is RecordKind.LOG and record.log is not None]
-    if not lines:
-        return
-    ranks = {log.rank for _, log in lines}
-    newest = select(log_lines.c.rank, func.max(log_lines.c.number)).where(
-        log_lines.c.uid == batch.uid, log_lines.c.rank.in_(ranks)
-    )
-    numbers = {row[0]: row[1] for row in connection.execute(newest.group_by(log_lines.c.rank))}
-    rows = []
-    for record, log in lines:
-        numbers[log.rank] = numbers.get(log.rank, 0) + 1
-        rows.append(
-            {
-                "uid": batch.uid,
-                "rank": log.rank,
-                "number": numbers[log.rank],
-                "attempt": batch.attempt,
-                "at": record.recorded_at,
-                "level": log.level,
-                "message": log.message,
-            }
-        )
-    connection.execute(insert(log_lines), rows)
+    """Lines are numbered on by rank, across attempts; the newest of each rank are kept."""
+    by_rank: dict[int, list[Record]] = {}
+    for record in fresh:
+        if record.kind is RecordKind.LOG and record.log is not None:
+            by_rank.setdefault(record.log.rank, []).append(record)
+    for rank, records in by_rank.items():
+        mine = (log_lines.c.uid == batch.uid, log_lines.c.rank == rank)
+        newest = connection.execute(select(func.max(log_lines.c.number)).where(*mine)).scalar_one() or 0
+        rows = list(_rows(batch, records[-MOST_LINES:], newest + 1 + max(len(records) - MOST_LINES, 0)))
+        connection.execute(insert(log_lines), rows)
+        if rows[-1]["number"] > MOST_LINES:
+            old = log_lines.c.number <= rows[-1]["number"] - MOST_LINES
+            connection.execute(delete(log_lines).where(*mine, old))
+
+
+def _rows(batch: Batch, records: Sequence[Record], first: int) -> Iterator[dict[str, Any]]:
+    for number, record in enumerate(records, start=first):
+        assert record.log is not None
+        yield {
+            "uid": batch.uid,
+            "rank": record.log.rank,
+            "number": number,
+            "attempt": batch.attempt,
+            "at": record.recorded_at,
+            "level": _text(record.log.level, MOST_LEVEL_CHARACTERS),
+            "message": _text(record.log.message, MOST_LINE_CHARACTERS),
+        }
+
+
+def _text(value: str, most: int) -> str:
+    """As PostgreSQL takes it: no NUL, and no longer than there is room for."""
+    return value[:most].replace("\0", "\N{REPLACEMENT CHARACTER}")

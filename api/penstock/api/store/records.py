@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
 from penstock.api.store.documents import unpack
 from penstock.api.store.schema import log_lines, timelines
@@ -21,17 +21,42 @@ class StoredTimeline:
     timeline: dict[str, Any]
 
 
-def lines(
-    connection: Connection, uid: str, *, rank: int | None, after: int, limit: int, tail: bool
-) -> Sequence[Row[Any]]:
-    """Log lines with a number above ``after``, by rank and number; the last ones if ``tail``, else the first."""
-    chosen = select(log_lines).where(log_lines.c.uid == uid, log_lines.c.number > after)
-    if rank is not None:
-        chosen = chosen.where(log_lines.c.rank == rank)
-    if not tail:
-        return connection.execute(chosen.order_by(log_lines.c.rank, log_lines.c.number).limit(limit)).all()
-    newest = chosen.order_by(log_lines.c.at.desc(), log_lines.c.number.desc()).limit(limit)
-    return sorted(connection.execute(newest).all(), key=lambda row: (row.rank, row.number))
+Seen = Mapping[int, int]
+"""The number of the last line that was read, by rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinesQuery:
+    """Which log lines: of ``rank`` or of all, those after ``after`` and ``seen``; ``tail`` wants the last ones."""
+
+    rank: int | None = None
+    after: int = 0
+    seen: Seen = field(default_factory=dict)
+    tail: bool = False
+    limit: int = 200
+
+
+def lines(connection: Connection, uid: str, query: LinesQuery) -> tuple[Sequence[Row[Any]], Seen]:
+    """Log lines by rank and number, and what is seen after them."""
+    chosen = select(log_lines).where(log_lines.c.uid == uid, log_lines.c.number > query.after)
+    if query.rank is not None:
+        chosen = chosen.where(log_lines.c.rank == query.rank)
+    if query.seen:
+        chosen = chosen.where(_unseen(query.seen))
+    if not query.tail:
+        rows = connection.execute(chosen.order_by(log_lines.c.rank, log_lines.c.number).limit(query.limit)).all()
+        return rows, {**query.seen, **{row.rank: row.number for row in rows}}
+    newest = chosen.order_by(log_lines.c.at.desc(), log_lines.c.number.desc(), log_lines.c.rank.desc()).limit(
+        query.limit
+    )
+    rows = sorted(connection.execute(newest).all(), key=lambda row: (row.rank, row.number))
+    last = select(log_lines.c.rank, func.max(log_lines.c.number)).where(log_lines.c.uid == uid)
+    return rows, {row[0]: row[1] for row in connection.execute(last.group_by(log_lines.c.rank))}
+
+
+def _unseen(seen: Seen) -> ColumnElement[bool]:
+    newer = [and_(log_lines.c.rank == rank, log_lines.c.number > number) for rank, number in seen.items()]
+    return or_(log_lines.c.rank.not_in(list(seen)), *newer)
 
 
 def timeline(connection: Connection, uid: str, step: int | None) -> StoredTimeline | None:
