@@ -32,6 +32,12 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/jobs/{namespace}/{name}/timeline"): VIEWER,
     ("GET", "/v1/jobs/{namespace}/{name}/logs"): VIEWER,
     ("GET", "/v1/history/{uid}"): VIEWER,
+    ("POST", "/v1/plans"): EDITOR,
+    ("GET", "/v1/plans"): VIEWER,
+    ("GET", "/v1/plans/{request}"): VIEWER,
+    ("DELETE", "/v1/plans/{request}"): EDITOR,
+    ("GET", "/v1/profiles"): VIEWER,
+    ("GET", "/v1/profiles/{digest}"): VIEWER,
     ("POST", "/v1/tokens"): ADMIN,
     ("GET", "/v1/tokens"): ADMIN,
     ("DELETE", "/v1/tokens/{token}"): ADMIN,
@@ -60,10 +66,7 @@ def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
 
 
 def ask(client: TestClient, route: tuple[str, str], **options: Any) -> int:
-    method, path = route
-    return client.request(
-        method, path.format(namespace="default", name="tiny", uid="x", token="x"), **options
-    ).status_code
+    return client.request(*filled(route), **options).status_code
 
 
 def test_every_route_has_a_row(service: Service) -> None:
@@ -90,7 +93,7 @@ def test_what_proves_nobody_is_turned_away(service: Service, clock: Clock, route
 
 def filled(route: tuple[str, str]) -> tuple[str, str]:
     method, path = route
-    return method, path.format(namespace="default", name="tiny", uid="x", token="x")
+    return method, path.format(namespace="default", name="tiny", uid="x", token="x", request="x", digest="x")
 
 
 def expired_and_revoked(service: Service, clock: Clock) -> list[str]:

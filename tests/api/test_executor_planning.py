@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.executor.planning import Answer, ProcessPlanner, Question, answer
+from penstock.api.executor.planning import Answer, ProcessPlanner, Question
+from penstock.api.executor.planning_process import answer
 from penstock.core.errors import PenstockError
 from penstock.core.job import JobSpec
 from penstock.planner.decide import decide
@@ -63,10 +64,10 @@ def test_a_question_about_no_hardware_is_answered() -> None:
     [(MemoryError(), "more memory"), (MemoryError("2 TiB"), "2 TiB"), (PenstockError("a cycle"), "a cycle")],
 )
 def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
-    def broken(problem: object) -> None:
+    def broken(problem: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("penstock.planner.decide.decide", broken)
+    monkeypatch.setattr("penstock.api.executor.planning_process.decide", broken)
     assert said in answer(Question(spec=job(), profile=profile())).error
 
 
@@ -111,7 +112,7 @@ def test_what_is_cancelled_is_ended_and_forgotten() -> None:
     planner = ProcessPlanner(SLEEPS)
     planner.start("a", Question(spec=job()))
     planner.start("b", Question(spec=job()))
-    pids = {key: running[0].pid for key, running in planner._running.items()}
+    pids = {key: running.process.pid for key, running in planner._running.items()}
     planner.cancel("a")
     planner.cancel("a")
     assert (planner.busy("a"), planner.busy("b")) == (False, True)

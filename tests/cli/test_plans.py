@@ -11,8 +11,9 @@ import pytest
 
 from penstock.cli.plans import LocalDecider, blocks_of, serves
 from penstock.cli.probe import Identity
-from penstock.cli.profiles import OLDEST_SECONDS, Profiles, require_fit, unfit
+from penstock.cli.profiles import Profiles, require_fit, unfit
 from penstock.core.errors import UserError
+from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.job import JobSpec, ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision
 from penstock.core.profile import Profile

@@ -10,9 +10,9 @@ import pytest
 from penstock.cli import probe
 from penstock.cli.probe import Answer, Identity, Question, identify
 from penstock.core.errors import UserError
+from penstock.core.fitness import model_digest
 from penstock.core.job import Device
 from penstock.core.layout import Precision
-from penstock.trainer.profiling.profile import model_digest
 from tests.support.local_run import local_job
 from tests.support.sample_run import sample_machine, sample_model
 

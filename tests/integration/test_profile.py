@@ -7,11 +7,12 @@ import math
 
 import pytest
 
+from penstock.core.fitness import batches_to_measure
 from penstock.core.profile import Profile
 from penstock.planner.decide import decide
 from penstock.planner.fit import REQUIRED, measured_cost
 from penstock.planner.measured import problem_from_profile
-from penstock.trainer.profiling.grid import batches_to_measure, profile_grid, transient_grid
+from penstock.trainer.profiling.grid import profile_grid, transient_grid
 from penstock.trainer.rundir import RunDir, write_json
 from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
 

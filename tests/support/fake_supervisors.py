@@ -11,7 +11,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from penstock.api.executor.folder import AttemptFolder
-from penstock.api.executor.planning import Answer, Question
+from penstock.api.executor.planning import Answer, Progress, Question
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.core.lifecycle import AttemptState, Step
@@ -191,6 +191,9 @@ class FakePlanner:
 
     def busy(self, key: str) -> bool:
         return key in self.polls
+
+    def progress(self, key: str) -> Progress:
+        return Progress(candidates=self.polls[key])
 
     def cancel(self, key: str) -> None:
         self.polls.pop(key, None)

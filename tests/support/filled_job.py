@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from penstock.api.service import Service
-from penstock.api.store import jobs, plans
+from penstock.api.store import jobs, plans, profiles
 from penstock.api.store.ingest import Batch, take
 from penstock.api.store.jobs import StoredJob
 from penstock.core.lifecycle import Phase
@@ -37,7 +37,7 @@ def running_job(service: Service, name: str = "tiny", steps: int = 8, line: str 
     plan = replace(report.plan, profile_digest=profile.digest)
 
     def fill(connection: Connection) -> None:
-        plans.keep_profile(connection, "key", profile)
+        profiles.keep(connection, profile)
         plans.keep_plan(connection, uid, 0, plan, service.clock())
         found: list[dict[str, Any]] = [{"kind": RecordKind.METRICS, "metrics": each} for each in report.metrics[:steps]]
         found.append({"kind": RecordKind.TIMELINE, "timeline": measured})

@@ -9,10 +9,20 @@ from fastapi import FastAPI
 from penstock.api import errors
 from penstock.api.guard import Guard
 from penstock.api.problems import PROBLEMS, ProblemDocument
-from penstock.api.routes import health, ingest, insight, jobs, pages, streams, tokens
+from penstock.api.routes import health, ingest, insight, jobs, pages, plans, profiles, streams, tokens
 from penstock.api.service import Service
 
-ROUTERS = (jobs.router, streams.router, insight.router, tokens.router, ingest.router, health.router, pages.router)
+ROUTERS = (
+    jobs.router,
+    streams.router,
+    insight.router,
+    plans.router,
+    profiles.router,
+    tokens.router,
+    ingest.router,
+    health.router,
+    pages.router,
+)
 
 
 def create_app(service: Service) -> FastAPI:

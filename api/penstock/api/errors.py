@@ -19,6 +19,8 @@ from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.store.idempotency import KeyReusedError
 from penstock.api.store.ingest import StaleAttemptError
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
+from penstock.api.store.plan_requests import NoSuchRequestError
+from penstock.api.store.profiles import NoSuchProfileError
 from penstock.api.store.tokens import NoSuchTokenError
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import UserError
@@ -40,6 +42,15 @@ def _no_such_job(error: NoSuchJobError) -> Problem:
 
 def _no_such_token(error: NoSuchTokenError) -> Problem:
     return Problem(kind="not-found", detail=str(error), remedy="list the tokens: GET /v1/tokens")
+
+
+def _no_such_request(error: NoSuchRequestError) -> Problem:
+    remedy = "list them: GET /v1/plans"
+    return Problem(kind="not-found", detail=f"there is no request for a plan {error}", remedy=remedy)
+
+
+def _no_such_profile(error: NoSuchProfileError) -> Problem:
+    return Problem(kind="not-found", detail=f"there is no profile {error}", remedy="list them: GET /v1/profiles")
 
 
 def _name_taken(error: NameTakenError) -> Problem:
@@ -108,6 +119,8 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     UserError: _user_error,
     NoSuchJobError: _no_such_job,
     NoSuchTokenError: _no_such_token,
+    NoSuchRequestError: _no_such_request,
+    NoSuchProfileError: _no_such_profile,
     NameTakenError: _name_taken,
     ChangedMeanwhileError: _changed,
     StaleAttemptError: _stale,

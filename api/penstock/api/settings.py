@@ -26,7 +26,8 @@ class Limits:
 class Settings:
     """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding).
 
-    ``data_roots`` and ``schedules`` are what jobs may name; see `penstock.api.locations`.
+    ``data_roots`` and ``schedules`` are what jobs may name; see `penstock.api.locations`. ``machine`` is the host whose
+    measurements are meant where none are named; any if empty.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Settings:
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
     data_roots: Mapping[str, Path] = field(default_factory=dict)
     schedules: frozenset[str] = frozenset()
+    machine: str = ""
     limits: Limits = Limits()
 
     def answering_to(self, *names: str) -> Settings:

@@ -98,7 +98,8 @@ def main() -> None:
     """Answer the question on stdin."""
     import torch
 
-    from penstock.trainer.profiling.profile import machine_key, model_digest
+    from penstock.core.fitness import model_digest
+    from penstock.trainer.profiling.profile import machine_key
 
     question = Question.from_manifest(json.load(sys.stdin))
     num_cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from penstock.cli.manifests import read_profile
 from penstock.cli.probe import Identity
+from penstock.core import fitness
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
-from penstock.core.profile import MachineKey, Profile, digest
+from penstock.core.profile import MachineKey, Profile
 from penstock.trainer.prepare import cache_folder
-from penstock.trainer.profiling.grid import batches_to_measure
 from penstock.trainer.rundir import write_json
-
-OLDEST_SECONDS = 7 * 86_400
 
 
 def profiles_folder() -> Path:
@@ -29,8 +27,8 @@ class Profiles:
 
     def path(self, identity: Identity) -> Path:
         """Where a profile of that identity is kept."""
-        parts = [identity.key.to_manifest(), identity.model_digest, identity.precision.value, identity.num_ranks]
-        return self._folder / f"{digest(parts)[:32]}.json"
+        of = fitness.subject(identity.key, identity.model_digest, identity.precision, identity.num_ranks)
+        return self._folder / f"{of[:32]}.json"
 
     def find(self, spec: JobSpec, identity: Identity, places: list[Path], now: float) -> Profile | None:
         """The first that serves ``spec`` now, of those in ``places`` and the one kept here."""
@@ -51,17 +49,7 @@ def unfit(profile: Profile, spec: JobSpec, identity: Identity, now: float) -> st
     """Why ``profile`` does not serve ``spec`` at ``now`` (seconds since the epoch); none if it does."""
     if profile.key != identity.key:
         return f"is of another machine: {_difference(profile.key, identity.key)}"
-    if profile.model_digest != identity.model_digest:
-        return "is of another model"
-    if profile.precision is not identity.precision:
-        return f"was measured in {profile.precision.value}, the job trains in {identity.precision.value}"
-    if profile.num_ranks != identity.num_ranks:
-        return f"was measured with {profile.num_ranks} ranks, the job has {identity.num_ranks}"
-    if not set(batches_to_measure(spec.training.global_batch)) <= {record.batch for record in profile.units}:
-        return "lacks micro-batch sizes that the job may use"
-    if now - profile.measured_at > OLDEST_SECONDS:
-        return f"is {(now - profile.measured_at) / 86_400:.0f} days old"
-    return None
+    return fitness.unfit(profile, spec, identity.model_digest) or fitness.stale(profile, now)
 
 
 def _difference(theirs: MachineKey, ours: MachineKey) -> str:

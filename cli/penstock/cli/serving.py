@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.planning import ProcessPlanner
+from penstock.api.executor.requests import Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.api.server import Server
 from penstock.api.service import Service, open_service
@@ -42,7 +44,9 @@ def serve(settings: Settings) -> None:
         name=f"{os.uname().nodename}:{settings.folder}"[:36],
         reports=reports,
     )
-    with listening(), looking(executor):  # uvicorn ends by a signal, and then sends it once more
+    desk = Desk(service, ProcessPlanner(), name=desk_name(settings))
+    # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
+    with listening(), looking("executor", executor.turn), looking("desk", desk.turn, desk.close):
         say(f"penstock at {url}")
         Server(service).run()
     service.close()
@@ -78,6 +82,11 @@ def ingest_token(service: Service) -> Path:
     return path
 
 
+def desk_name(settings: Settings) -> str:
+    """The same at every start, so that a service knows what it was planning, and no other service's."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))
+
+
 def write_secret(path: Path, text: str) -> None:
     """Write what only this user may read, from its first moment on."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,15 +106,16 @@ def this_machine() -> Demand:
 
 
 @contextmanager
-def looking(executor: Executor) -> Iterator[None]:
-    """The executor looks at its jobs, in a thread of its own, for as long as the block lasts."""
+def looking(name: str, turn: Callable[[], None], close: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """``turn`` is called again and again, in a thread of its own, for as long as the block lasts; then ``close``."""
     ending = threading.Event()
 
     def look() -> None:
         while not ending.wait(LOOK_SECONDS):
-            executor.turn()
+            turn()
+        close()
 
-    thread = threading.Thread(target=look, name="penstock-executor", daemon=True)
+    thread = threading.Thread(target=look, name=f"penstock-{name}", daemon=True)
     thread.start()
     try:
         yield

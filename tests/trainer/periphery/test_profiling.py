@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.fitness import model_digest
 from penstock.core.layout import Precision
 from penstock.core.model import Family, UnitKind
 from penstock.core.schedule import Kind
 from penstock.planner.fit import REQUIRED
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.profiling.network import MESSAGE_BYTES, fit_line, tournament
-from penstock.trainer.profiling.profile import model_digest
 from penstock.trainer.profiling.units import UnitTimer, median_and_spread
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model

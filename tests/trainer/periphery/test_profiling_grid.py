@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.fitness import batches_to_measure
 from penstock.trainer.profiling.grid import (
     Point,
-    batches_to_measure,
     halvings,
     profile_grid,
     transient_grid,

@@ -25,9 +25,9 @@ from penstock.api.executor.observe import Seen, observed
 from penstock.api.executor.planning import Planner, Question
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
-from penstock.api.store import jobs
+from penstock.api.store import jobs, profiles
 from penstock.api.store.jobs import ChangedMeanwhileError, StoredJob
-from penstock.api.store.plans import keep_plan, keep_profile
+from penstock.api.store.plans import keep_plan
 from penstock.api.store.plans import plan as stored_plan
 from penstock.api.store.schema import attempts
 from penstock.core.errors import UserError
@@ -51,7 +51,7 @@ from penstock.core.lifecycle import (
     decide,
 )
 from penstock.core.plan import Plan
-from penstock.core.profile import Profile, digest
+from penstock.core.profile import Profile
 from penstock.core.supervision import Binding, Order, Wish
 from penstock.planner import yamltext
 
@@ -251,15 +251,7 @@ class Executor:
 
     def _keep(self, stored: StoredJob, plan: Plan) -> None:
         now = self._service.clock()
-        profile = _read_profile(self._root(stored))
-
-        def change(connection: Connection) -> None:
-            if profile is not None:
-                key = digest([profile.key.to_manifest(), profile.model_digest])
-                keep_profile(connection, key, profile)
-            keep_plan(connection, stored.uid, stored.attempt, plan, now)
-
-        self._service.write(stored.uid, change)
+        self._service.write(stored.uid, lambda c: keep_plan(c, stored.uid, stored.attempt, plan, now))
 
     # Doing
 
@@ -352,6 +344,8 @@ class Executor:
         if profile is None:
             self._no_plan[stored.uid] = "the measurement left no profile; submit the job anew"
             return
+        measured = profile
+        self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
         self._planner.start(stored.uid, Question(spec=self._spec(stored), profile=profile))
 
     def _bind(self, stored: StoredJob) -> None:

@@ -1,28 +1,35 @@
 """Planning in a process of its own: it can be limited, and ended, and a mistake in it takes nothing else along.
 
-python -m penstock.api.executor.planning < question.json > answer.json
+The process (`penstock.api.executor.planning_process`) writes a line now and then about how far it is, and its answer as
+the last one. The planner is loaded there alone: it takes more memory than the service.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import resource
+import logging
+import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
-from typing import IO, Any, Protocol
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import IO, Protocol
 
 from penstock.core.cluster import ClusterSpec
-from penstock.core.errors import PenstockError, UserError
+from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 
-MOST_BYTES = 4 * 2**30
-COMMAND = (sys.executable, "-m", "penstock.api.executor.planning")
+log = logging.getLogger(__name__)
+
+MOST_SECONDS = 600.0
+LOGGED_BYTES = 4_096
+SMALLER = "plan a smaller search: pin dp, pp or slices"
+COMMAND = (sys.executable, "-m", "penstock.api.executor.planning_process")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +56,24 @@ class Answer(Manifest):
         return str(UserError(what=self.what, where=self.where, remedy=self.remedy)) if self.what else ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress(Manifest):
+    """How far a search is: divisions of the devices it opened, candidates it simulated, the best that fits."""
+
+    divisions: int = 0
+    candidates: int = 0
+    best: str = ""
+    best_step_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line(Manifest):
+    """What the process tells."""
+
+    progress: Progress | None = None
+    answer: Answer | None = None
+
+
 class Planner(Protocol):
     """Plans one thing at a time per key."""
 
@@ -64,95 +89,115 @@ class Planner(Protocol):
         """Whether it was begun and its answer not told."""
         ...
 
+    def progress(self, key: str) -> Progress:
+        """How far it is, while it is worked on."""
+        ...
+
     def cancel(self, key: str) -> None:
         """Forget it."""
         ...
 
 
-class ProcessPlanner:
-    """A process per question."""
+@dataclass(slots=True)
+class _Running:
+    """A process, what it says, what it complains of, and what was heard of that."""
 
-    def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
-        self._command = command
-        self._running: dict[str, tuple[subprocess.Popen[str], IO[str]]] = {}
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    complaints: IO[bytes]
+    began_at: float
+    num_read: int = 0
+    heard: Line = field(default_factory=lambda: Line(progress=Progress()))
+
+    def listen(self) -> None:
+        """Hear the lines that were written since. The process writes where its file ends, so that is left alone."""
+        descriptor = self.said.fileno()
+        text = os.pread(descriptor, os.fstat(descriptor).st_size - self.num_read, self.num_read)
+        whole = text[: text.rfind(b"\n") + 1]
+        self.num_read += len(whole)
+        for line in _lines(whole):
+            self.heard = replace(self.heard, progress=line.progress or self.heard.progress, answer=line.answer)
+
+    def end(self) -> None:
+        """Let it not go on."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self, key: str) -> None:
+        """Put its complaints into the log."""
+        with self.said, self.complaints:
+            size = os.fstat(self.complaints.fileno()).st_size
+            words = os.pread(self.complaints.fileno(), LOGGED_BYTES, max(size - LOGGED_BYTES, 0))
+        if words.strip():
+            log.warning("planning %s: %s", key, words.decode(errors="replace").strip())
+
+
+def _lines(text: bytes) -> Iterator[Line]:
+    """Those that can be understood."""
+    for each in text.splitlines():
+        try:
+            yield Line.from_manifest(json.loads(each))
+        except (ValueError, UserError):
+            continue
+
+
+class ProcessPlanner:
+    """A process per question, which is ended after ``seconds``."""
+
+    def __init__(
+        self,
+        command: tuple[str, ...] = COMMAND,
+        *,
+        seconds: float = MOST_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command, self._seconds, self._clock = command, seconds, clock
+        self._running: dict[str, _Running] = {}
 
     def start(self, key: str, question: Question) -> None:
         """See `Planner`."""
         if key in self._running:
             return
-        answered = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed when the answer is told
-        with tempfile.TemporaryFile("w+") as asked:
-            json.dump(question.to_manifest(), asked)
+        said, complaints = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed at its end
+        with tempfile.TemporaryFile() as asked:
+            asked.write(json.dumps(question.to_manifest()).encode())
             asked.seek(0)
             process = subprocess.Popen(
-                self._command,
-                stdin=asked,
-                stdout=answered,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
+                self._command, stdin=asked, stdout=said, stderr=complaints, start_new_session=True
             )
-        self._running[key] = (process, answered)
+        self._running[key] = _Running(process, said, complaints, self._clock())
 
     def poll(self, key: str) -> Answer | None:
         """See `Planner`."""
-        process, answered = self._running[key]
-        code = process.poll()
-        if code is None:
+        running = self._running[key]
+        code = running.process.poll()
+        late = self._clock() - running.began_at > self._seconds
+        if code is None and not late:
             return None
+        if code is None:
+            running.end()
+        running.listen()
         del self._running[key]
-        with answered:
-            answered.seek(0)
-            text = answered.read()
-        with contextlib.suppress(ValueError, UserError):
-            found = Answer.from_manifest(json.loads(text))
-            if found.plan is not None or found.what:
-                return found
-        return Answer(what=f"planning ended with code {code}", remedy="plan a smaller search: pin dp, pp or slices")
+        running.close(key)
+        found = running.heard.answer
+        if found is not None and (found.plan is not None or found.what):
+            return found
+        what = f"planning ended with code {code}" if code is not None else f"planning took over {self._seconds:g} s"
+        return Answer(what=what, remedy=SMALLER)
 
     def busy(self, key: str) -> bool:
         """See `Planner`."""
         return key in self._running
 
+    def progress(self, key: str) -> Progress:
+        """See `Planner`."""
+        running = self._running[key]
+        running.listen()
+        return running.heard.progress or Progress()
+
     def cancel(self, key: str) -> None:
         """See `Planner`."""
         if key in self._running:
-            process, answered = self._running.pop(key)
-            process.kill()
-            process.wait()
-            answered.close()
-
-
-def answer(question: Question) -> Answer:
-    """Plan now, here."""
-    from penstock.planner.decide import decide
-
-    try:
-        return Answer(plan=decide(_problem(question)).plan)
-    except UserError as mistake:
-        return Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)
-    except (MemoryError, PenstockError) as error:
-        return Answer(what=str(error) or "planning needs more memory than it may have", remedy="pin dp, pp or slices")
-
-
-def _problem(question: Question) -> Any:
-    if question.cluster is not None:
-        from penstock.planner.problem import problem_from_cluster
-
-        return problem_from_cluster(question.spec, question.cluster)
-    from penstock.planner.measured import problem_from_profile
-
-    if question.profile is None:
-        raise UserError(what="neither a profile nor a cluster is given", remedy="give one of them")
-    return problem_from_profile(question.spec, question.profile)
-
-
-def main() -> None:
-    """Answer the question on stdin."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    question = Question.from_manifest(json.load(sys.stdin))
-    json.dump(answer(question).to_manifest(), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+            running = self._running.pop(key)
+            running.end()
+            running.close(key)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from penstock.api.store import jobs, plans, records, series
+from penstock.api.store import jobs, plans, profiles, records, series
 from penstock.api.store.jobs import StoredJob
 from penstock.api.store.series import ALL_RANKS, ChartPoint
 from penstock.core.records import StepMetrics
@@ -37,7 +37,7 @@ def read_job(connection: Connection, namespace: str, name: str) -> JobData:
     stored = jobs.find(connection, namespace, name)
     uid = stored.uid
     newest = plans.newest_plan(connection, uid)
-    profile = plans.profile(connection, newest.profile_digest) if newest and newest.profile_digest else None
+    profile = profiles.find(connection, newest.profile_digest) if newest and newest.profile_digest else None
     found = records.timeline(connection, uid, None)
     measured = Timeline.from_manifest(found.timeline) if found else None
     return JobData(

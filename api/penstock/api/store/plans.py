@@ -1,4 +1,4 @@
-"""Plans and profiles in the store: documents by digest, compressed, and which of them a job went by."""
+"""Plans in the store: documents by digest, compressed, and which of them a job went by."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from sqlalchemy import Connection, func, insert, select
 from penstock.api.store.documents import pack, unpack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import add_event
-from penstock.api.store.schema import job_plans, plans, profiles
+from penstock.api.store.schema import job_plans, plans
 from penstock.core.plan import Plan
-from penstock.core.profile import Profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,20 +62,3 @@ def plan(connection: Connection, digest: str) -> Plan | None:
     """The plan with this digest."""
     body = connection.execute(select(plans.c.body).where(plans.c.digest == digest)).scalar_one_or_none()
     return None if body is None else Plan.from_manifest(unpack(body))
-
-
-def keep_profile(connection: Connection, key: str, profile: Profile) -> None:
-    """Keep a measurement; ``key`` names what it is of."""
-    row = {
-        "digest": profile.digest,
-        "key": key,
-        "body": pack(profile.to_manifest()),
-        "measured_at": profile.measured_at,
-    }
-    connection.execute(upsert(connection, profiles).values(row).on_conflict_do_nothing())
-
-
-def profile(connection: Connection, digest: str) -> Profile | None:
-    """The measurement with this digest."""
-    body = connection.execute(select(profiles.c.body).where(profiles.c.digest == digest)).scalar_one_or_none()
-    return None if body is None else Profile.from_manifest(unpack(body))

@@ -153,9 +153,38 @@ profiles = Table(
     metadata,
     Column("digest", String(64), primary_key=True),
     Column("key", String(64), nullable=False),  # of the machine and the job's shape; the newest of a key is used
+    Column("host", String(255), nullable=False),
+    Column("device", Text, nullable=False),
+    Column("model_digest", String(64), nullable=False),
+    Column("precision", String(15), nullable=False),
+    Column("num_ranks", Integer, nullable=False),
+    Column("method", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("measured_at", Double, nullable=False),
     Index("ix_profiles_key_measured_at", "key", "measured_at"),
+)
+
+plan_requests = Table(
+    "plan_requests",
+    metadata,
+    Column("number", Id, primary_key=True),
+    Column("id", String(UID_LENGTH), nullable=False, unique=True),
+    Column("namespace", String(63), nullable=False),
+    Column("name", String(63), nullable=False),  # of the job that is planned; it need not be there
+    Column("body", LargeBinary, nullable=False),  # the job, and the cluster or the profile's digest
+    Column("created_by", String(63), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("state", String(15), nullable=False),
+    Column("begun", Integer, nullable=False),  # how often a service set about it
+    Column("worker", String(UID_LENGTH)),  # the service that works on it
+    Column("renewed_at", Double),  # by the worker; long ago, and another may take it
+    Column("progress", JSON, nullable=False),
+    Column("finished_at", Double),
+    Column("error", JSON, nullable=False),
+    Column("plan_digest", String(64)),
+    Column("plan", LargeBinary),
+    Index("ix_plan_requests_state", "state", "number"),
+    Index("ix_plan_requests_namespace", "namespace", "number"),
 )
 
 sources = Table(

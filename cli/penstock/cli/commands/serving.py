@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,7 @@ def serve(
         port=port,
         data_roots=dict(map(_root, data or ())),
         schedules=frozenset(schedule or ()),
+        machine=socket.gethostname(),
     )
     check_port(port, "--port")
     answer(settings.answering_to(host, *(allow_host or ())))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LONGEST_BATCH = 4
 SHORTEST_LENGTH = 16
 NUM_LENGTHS = 6
 _REPEATED_TOKENS, _FEWEST, _MOST = 1536, 3, 6
@@ -69,8 +68,3 @@ def _between(sequence_length: int) -> list[tuple[int, int]]:
     """Points that lie between those of the grid in both directions."""
     wanted = [(3 * sequence_length // 16, 5 * sequence_length // 16), (3 * sequence_length // 8, sequence_length // 2)]
     return [(length, prefix) for length, prefix in wanted if length > 0]
-
-
-def batches_to_measure(global_batch: int) -> tuple[int, ...]:
-    """Micro-batch sizes that a plan could use, up to a bound beyond which costs are in proportion."""
-    return tuple(b for b in range(1, min(global_batch, LONGEST_BATCH) + 1) if global_batch % b == 0)

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from penstock.core.fitness import batches_to_measure, model_digest
 from penstock.core.job import JobSpec
-from penstock.core.model import ModelSpec
-from penstock.core.profile import MachineKey, MemoryRecord, Profile, TransientRecord, UnitRecord, digest
+from penstock.core.profile import MachineKey, MemoryRecord, Profile, TransientRecord, UnitRecord
 from penstock.trainer.clock import device_clock
 from penstock.trainer.memory import release_unused, resident_bytes
-from penstock.trainer.profiling.grid import Point, batches_to_measure, profile_grid, transient_grid
+from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
 from penstock.trainer.profiling.network import (
     measure_collectives,
     measure_instruction,
@@ -58,13 +58,6 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def model_digest(model: ModelSpec, sequence_length: int) -> str:
-    """What unit costs depend on: the dimensions, but not how many blocks there are."""
-    dimensions = model.to_manifest()
-    del dimensions["layers"]
-    return digest({**dimensions, "sequenceLength": sequence_length})
 
 
 def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = ignore) -> Profile | None:

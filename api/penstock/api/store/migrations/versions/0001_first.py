@@ -15,6 +15,7 @@ def upgrade() -> None:
     """Make them."""
     _idempotency()
     _jobs()
+    _plan_requests()
     _plans()
     _profiles()
     _tokens()
@@ -47,6 +48,7 @@ def downgrade() -> None:
     op.drop_table("tokens")
     op.drop_table("profiles")
     op.drop_table("plans")
+    op.drop_table("plan_requests")
     op.drop_table("jobs")
     op.drop_table("idempotency")
 
@@ -110,6 +112,32 @@ def _jobs() -> None:
     )
 
 
+def _plan_requests() -> None:
+    op.create_table(
+        "plan_requests",
+        sa.Column("number", Id, nullable=False),
+        sa.Column("id", sa.String(length=36), nullable=False),
+        sa.Column("namespace", sa.String(length=63), nullable=False),
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("created_by", sa.String(length=63), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("state", sa.String(length=15), nullable=False),
+        sa.Column("begun", sa.Integer(), nullable=False),
+        sa.Column("worker", sa.String(length=36), nullable=True),
+        sa.Column("renewed_at", sa.Double(), nullable=True),
+        sa.Column("progress", sa.JSON(), nullable=False),
+        sa.Column("finished_at", sa.Double(), nullable=True),
+        sa.Column("error", sa.JSON(), nullable=False),
+        sa.Column("plan_digest", sa.String(length=64), nullable=True),
+        sa.Column("plan", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("number", name="pk_plan_requests"),
+        sa.UniqueConstraint("id", name="uq_plan_requests_id"),
+    )
+    op.create_index("ix_plan_requests_namespace", "plan_requests", ["namespace", "number"], unique=False)
+    op.create_index("ix_plan_requests_state", "plan_requests", ["state", "number"], unique=False)
+
+
 def _plans() -> None:
     op.create_table(
         "plans",
@@ -125,6 +153,12 @@ def _profiles() -> None:
         "profiles",
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("key", sa.String(length=64), nullable=False),
+        sa.Column("host", sa.String(length=255), nullable=False),
+        sa.Column("device", sa.Text(), nullable=False),
+        sa.Column("model_digest", sa.String(length=64), nullable=False),
+        sa.Column("precision", sa.String(length=15), nullable=False),
+        sa.Column("num_ranks", sa.Integer(), nullable=False),
+        sa.Column("method", sa.Text(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("measured_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("digest", name="pk_profiles"),

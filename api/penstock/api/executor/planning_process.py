@@ -1,0 +1,106 @@
+"""The process that plans: it answers one question, and is limited in memory and candidates; its parent limits its time.
+
+python -m penstock.api.executor.planning_process < question.json > lines.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from penstock.api.executor.planning import SMALLER, Answer, Line, Progress, Question
+from penstock.core.errors import PenstockError, UserError
+from penstock.core.units import to_seconds
+from penstock.planner.decide import decide
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.search import Evaluation, Reporter
+
+MOST_BYTES = 4 * 2**30
+MOST_CANDIDATES = 5_000
+"""Several times what a search simulates by its own budget, which holds only once a plan fits. A count: equal questions
+end alike on any machine."""
+
+TELL_SECONDS = 0.25
+
+
+class Counter(Reporter):
+    """Counts what a search does and hands it to ``tell``; ends one that goes on for too long."""
+
+    def __init__(self, tell: Callable[[Progress], None], most_candidates: int = MOST_CANDIDATES) -> None:
+        self._tell, self._most_candidates = tell, most_candidates
+        self._now = Progress()
+        self._best_ns: int | None = None
+
+    def opened(self, mesh: Mesh, num_candidates: int) -> None:
+        """See `Reporter`."""
+        self._told(divisions=self._now.divisions + 1)
+
+    def judged(self, evaluation: Evaluation, fits: bool) -> None:
+        """See `Reporter`."""
+        if self._now.candidates >= self._most_candidates:
+            raise UserError(what=f"{self._most_candidates} candidates did not end the search", remedy=SMALLER)
+        better: dict[str, Any] = {}
+        if fits and (self._best_ns is None or evaluation.step_ns < self._best_ns):
+            self._best_ns = evaluation.step_ns
+            better = {"best": evaluation.candidate.label, "best_step_seconds": to_seconds(evaluation.step_ns)}
+        self._told(candidates=self._now.candidates + 1, **better)
+
+    def _told(self, **changes: Any) -> None:
+        self._now = replace(self._now, **changes)
+        self._tell(self._now)
+
+
+def answer(question: Question, reporter: Reporter | None = None) -> Answer:
+    """Plan now, here."""
+    try:
+        return Answer(plan=decide(_problem(question), reporter=reporter).plan)
+    except UserError as mistake:
+        return Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)
+    except (MemoryError, PenstockError) as error:
+        return Answer(what=str(error) or "planning needs more memory than it may have", remedy=SMALLER)
+
+
+def _problem(question: Question) -> Problem:
+    if question.cluster is not None:
+        return problem_from_cluster(question.spec, question.cluster)
+    if question.profile is None:
+        raise UserError(what="neither a profile nor a cluster is given", remedy="give one of them")
+    return problem_from_profile(question.spec, question.profile)
+
+
+def _teller(clock: Callable[[], float]) -> Callable[[Progress], None]:
+    """Writes progress now and then; ends this process once nobody waits for its answer."""
+    parent, due_at = os.getppid(), clock()
+
+    def tell(progress: Progress) -> None:
+        nonlocal due_at
+        if os.getppid() != parent:
+            raise SystemExit("the service is gone")
+        if clock() >= due_at:
+            due_at = clock() + TELL_SECONDS
+            _write(Line(progress=progress))
+
+    return tell
+
+
+def _write(line: Line) -> None:
+    sys.stdout.write(json.dumps(line.to_manifest()) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    question = Question.from_manifest(json.load(sys.stdin))
+    _write(Line(answer=answer(question, Counter(_teller(time.monotonic)))))
+
+
+if __name__ == "__main__":
+    main()
