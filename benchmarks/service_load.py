@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support import machine, write_results
-
 from tests.support import postgres
 from tests.support.load import STEPS, Load, Target, bodies, kept, prepare
 from tests.support.load_listening import Heard, listen, paths
