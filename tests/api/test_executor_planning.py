@@ -16,6 +16,7 @@ from penstock.core.job import JobSpec
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
+from penstock.planner.replay import simulated
 from tests.support.planning import cluster, job, profile
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -38,6 +39,7 @@ def test_the_process_plans_as_the_planner_does() -> None:
     found = asked(job())
     assert found.plan is not None
     assert found.plan.digest == decide(problem_from_profile(job(), profile())).plan.digest
+    assert found.timeline == simulated(found.plan, profile()).timeline
     assert found.error == ""
 
 

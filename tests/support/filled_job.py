@@ -38,7 +38,7 @@ def running_job(service: Service, name: str = "tiny", steps: int = 8, line: str 
 
     def fill(connection: Connection) -> None:
         profiles.keep(connection, profile)
-        plans.keep_plan(connection, uid, 0, plan, service.clock())
+        plans.keep_plan(connection, uid, 0, plan, service.clock(), report.predicted)
         found: list[dict[str, Any]] = [{"kind": RecordKind.METRICS, "metrics": each} for each in report.metrics[:steps]]
         found.append({"kind": RecordKind.TIMELINE, "timeline": measured})
         logs = (LogLine(rank=rank, level="info", message=line) for rank in range(2))

@@ -14,7 +14,7 @@ from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.planner.comparison import rank_memory
 from penstock.planner.fit import fit_points
-from penstock.planner.replay import MOST_ACTIONS, simulated
+from penstock.planner.replay import MOST_ACTIONS, num_actions, simulated
 from penstock.trainer.rundir import RunDir, write_atomically
 from penstock.view.data import ReportData, Sample
 from penstock.view.report import report
@@ -77,6 +77,6 @@ def _predicted(plan: Plan | None, profile: Profile | None) -> Timeline | None:
     """The plan's step, simulated; none where there is nothing to simulate from or too much to draw."""
     if plan is None or profile is None:
         return None
-    if 3 * len(plan.stages) * plan.num_microbatches * len(plan.slices) > MOST_ACTIONS:
+    if num_actions(plan) > MOST_ACTIONS:
         return None
     return simulated(plan, profile).timeline

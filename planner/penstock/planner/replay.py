@@ -36,12 +36,16 @@ def spec_of(plan: Plan) -> JobSpec:
     )
 
 
+def num_actions(plan: Plan) -> int:
+    """About how many compute actions a step has."""
+    return 3 * len(plan.stages) * plan.num_microbatches * len(plan.slices)
+
+
 def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
     """One step of ``plan`` on ``hardware``; raises `UserError` for a plan too large to draw."""
-    num_actions = 3 * len(plan.stages) * plan.num_microbatches * len(plan.slices)
-    if num_actions > MOST_ACTIONS:
+    if num_actions(plan) > MOST_ACTIONS:
         raise UserError(
-            what=f"has about {num_actions:,} actions, too many for a timeline",
+            what=f"has about {num_actions(plan):,} actions, too many for a timeline",
             where="plan",
             remedy="look at the plan's prediction, or plan with a smaller globalBatch",
         )

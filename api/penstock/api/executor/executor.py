@@ -53,6 +53,7 @@ from penstock.core.lifecycle import (
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.supervision import Binding, Order, Wish
+from penstock.core.timeline import Timeline
 from penstock.planner import yamltext
 
 log = logging.getLogger(__name__)
@@ -240,7 +241,7 @@ class Executor:
         if answer.plan is None:
             self._no_plan[stored.uid] = answer.error
             return Step.FAILED, answer.error
-        self._keep(stored, answer.plan)
+        self._keep(stored, answer.plan, answer.timeline)
         return Step.WORKING, ""  # the next turn finds it in the store
 
     def _remember(self, plan_digest: str) -> None:
@@ -249,9 +250,9 @@ class Executor:
             if found is not None:
                 self._plans[plan_digest] = found
 
-    def _keep(self, stored: StoredJob, plan: Plan) -> None:
+    def _keep(self, stored: StoredJob, plan: Plan, timeline: Timeline | None) -> None:
         now = self._service.clock()
-        self._service.write(stored.uid, lambda c: keep_plan(c, stored.uid, stored.attempt, plan, now))
+        self._service.write(stored.uid, lambda c: keep_plan(c, stored.uid, stored.attempt, plan, now, timeline))
 
     # Doing
 

@@ -23,6 +23,7 @@ from penstock.core.job import JobSpec
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,10 @@ class Question(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(Manifest):
-    """The plan, or why there is none."""
+    """The plan and its step as simulated, unless it is too long to be drawn; or why there is none."""
 
     plan: Plan | None = None
+    timeline: Timeline | None = None
     what: str = ""
     where: str = ""
     remedy: str = ""

@@ -16,10 +16,13 @@ from typing import Any
 
 from penstock.api.executor.planning import SMALLER, Answer, Line, Progress, Question
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.plan import Plan
+from penstock.core.timeline import Timeline
 from penstock.core.units import to_seconds
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.replay import num_actions, simulated
 from penstock.planner.search import Evaluation, Reporter
 
 MOST_BYTES = 4 * 2**30
@@ -27,6 +30,7 @@ MOST_CANDIDATES = 5_000
 """Several times what a search simulates by its own budget, which holds only once a plan fits. A count: equal questions
 end alike on any machine."""
 
+MOST_DRAWN_ACTIONS = 4_000
 TELL_SECONDS = 0.25
 
 
@@ -60,11 +64,19 @@ class Counter(Reporter):
 def answer(question: Question, reporter: Reporter | None = None) -> Answer:
     """Plan now, here."""
     try:
-        return Answer(plan=decide(_problem(question), reporter=reporter).plan)
+        plan = decide(_problem(question), reporter=reporter).plan
+        return Answer(plan=plan, timeline=_timeline(plan, question))
     except UserError as mistake:
         return Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)
     except (MemoryError, PenstockError) as error:
         return Answer(what=str(error) or "planning needs more memory than it may have", remedy=SMALLER)
+
+
+def _timeline(plan: Plan, question: Question) -> Timeline | None:
+    hardware = question.cluster or question.profile
+    if hardware is None or num_actions(plan) > MOST_DRAWN_ACTIONS:
+        return None
+    return simulated(plan, hardware).timeline
 
 
 def _problem(question: Question) -> Problem:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row
 
 from penstock.api.store import jobs, plans, profiles, records, series
 from penstock.api.store.jobs import StoredJob
+from penstock.api.store.records import LinesQuery
 from penstock.api.store.series import ALL_RANKS, ChartPoint
 from penstock.core.records import StepMetrics
 from penstock.core.timeline import Timeline
@@ -24,7 +25,7 @@ SPARSE = "validation_loss"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobData:
-    """Events oldest first, log lines by rank and number; ``report`` holds what drawings and charts are made from."""
+    """Events and log lines oldest first; ``report`` holds what drawings and charts are made from."""
 
     stored: StoredJob
     report: ReportData
@@ -40,6 +41,7 @@ def read_job(connection: Connection, namespace: str, name: str) -> JobData:
     profile = profiles.find(connection, newest.profile_digest) if newest and newest.profile_digest else None
     found = records.timeline(connection, uid, None)
     measured = Timeline.from_manifest(found.timeline) if found else None
+    lines, _ = records.lines(connection, uid, LinesQuery(limit=MOST_LINES, tail=True))
     return JobData(
         stored=stored,
         report=ReportData(
@@ -49,12 +51,13 @@ def read_job(connection: Connection, namespace: str, name: str) -> JobData:
             plan=newest,
             profile=profile,
             metrics=step_metrics(series.charts(connection, uid)),
+            predicted=plans.predicted(connection, newest.digest) if newest else None,
             measured=measured,
             memory=rank_memory(newest, profile.memory.constant_bytes, measured) if newest and profile else (),
             memory_limit_bytes=stored.job.spec.resources.memory_per_rank,
         ),
         events=jobs.history(connection, uid, max(0, stored.last_event - MOST_EVENTS)),
-        lines=records.lines(connection, uid, rank=None, after=0, limit=MOST_LINES, tail=True),
+        lines=sorted(lines, key=lambda row: (row.at, row.rank, row.number)),
     )
 
 

@@ -11,6 +11,7 @@ from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import add_event
 from penstock.api.store.schema import job_plans, plans
 from penstock.core.plan import Plan
+from penstock.core.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +24,12 @@ class Revision:
     plan: Plan
 
 
-def keep_plan(connection: Connection, uid: str, attempt: int, plan: Plan, now: float) -> int:
-    """Make it the job's newest revision; its number."""
-    row = {"digest": plan.digest, "body": pack(plan.to_manifest()), "created_at": now}
+def keep_plan(
+    connection: Connection, uid: str, attempt: int, plan: Plan, now: float, timeline: Timeline | None = None
+) -> int:
+    """Make it the job's newest revision; its number. ``timeline`` is that of its step as simulated."""
+    drawn = pack(timeline.to_manifest()) if timeline else None
+    row = {"digest": plan.digest, "body": pack(plan.to_manifest()), "timeline": drawn, "created_at": now}
     connection.execute(upsert(connection, plans).values(row).on_conflict_do_nothing())
     add_event(connection, uid, "planned", {"digest": plan.digest, "attempt": attempt}, now, plan_digest=plan.digest)
     newest = select(func.max(job_plans.c.revision)).where(job_plans.c.uid == uid)
@@ -56,6 +60,12 @@ def newest_plan(connection: Connection, uid: str) -> Plan | None:
     newest = joined.where(job_plans.c.uid == uid).order_by(job_plans.c.revision.desc()).limit(1)
     body = connection.execute(newest).scalar_one_or_none()
     return None if body is None else Plan.from_manifest(unpack(body))
+
+
+def predicted(connection: Connection, digest: str) -> Timeline | None:
+    """The plan's step as simulated, if it was kept."""
+    body = connection.execute(select(plans.c.timeline).where(plans.c.digest == digest)).scalar_one_or_none()
+    return None if body is None else Timeline.from_manifest(unpack(body))
 
 
 def plan(connection: Connection, digest: str) -> Plan | None:

@@ -134,6 +134,7 @@ plans = Table(
     metadata,
     Column("digest", String(64), primary_key=True),
     Column("body", LargeBinary, nullable=False),  # compressed JSON: a recorded schedule is long
+    Column("timeline", LargeBinary),  # of its step as simulated
     Column("created_at", Double, nullable=False),
 )
 

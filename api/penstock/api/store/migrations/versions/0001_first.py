@@ -143,6 +143,7 @@ def _plans() -> None:
         "plans",
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.Column("timeline", sa.LargeBinary(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("digest", name="pk_plans"),
     )
