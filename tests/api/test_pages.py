@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import html
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -25,7 +26,7 @@ from tests.support.service import NOW, Clock, add_job, client_of, new_service
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 VOID = {"meta", "link"}
-SHOWN = ["/", "/jobs/default/tiny", "/compare?job=default/tiny&job=default/tiny", "/submit"]
+SHOWN = ["/", "/jobs/default/tiny", "/compare?job=default/tiny&job=default/tiny", "/submit", "/whatif", "/profiles"]
 
 
 @pytest.fixture
@@ -181,6 +182,34 @@ def test_jobs_are_compared(service: Service) -> None:
     assert read(client, "/").links.count("/compare") == 1
 
 
+def test_profiles_are_listed_and_shown(service: Service) -> None:
+    client = client_of(service)
+    assert "No machine was measured yet" in words(read(client, "/profiles"))
+    running_job(service)
+    listed = read(client, "/profiles")
+    (link,) = [link for link in listed.links if link.startswith("/profiles/")]
+    assert "newest" in words(listed)
+    found = words(read(client, link))
+    for said in ("What layers cost", "Cost model", "Bandwidth between ranks", "Machine and versions"):
+        assert said in found
+    assert client.get("/profiles/none", headers=HTML).status_code == 404
+
+
+def test_an_answer_is_shown_as_far_as_it_is(service: Service) -> None:
+    client = client_of(service)
+    base = re.search(r'id="base">(.*?)</script>', client.get("/whatif", headers=HTML).text)
+    assert base is not None
+    made = client.post("/v1/plans", json=json.loads(base[1]))
+    assert made.status_code == 202, made.text
+    request = made.json()["id"]
+    assert "Queued: 0 candidates" in words(read(client, f"/plans/{request}"))
+    client.delete(f"/v1/plans/{request}")
+    assert "Canceled" in words(read(client, f"/plans/{request}"))
+    stranger = client_of(service, Role.VIEWER, "elsewhere")
+    assert stranger.get(f"/plans/{request}", headers=HTML).status_code == 403
+    assert client.get("/plans/none", headers=HTML).status_code == 404
+
+
 @pytest.mark.parametrize("query", ["", "job=default/tiny", "job=tiny&job=tiny", "job=a/b" + "&job=a/b" * 4])
 def test_what_cannot_be_compared_is_refused(service: Service, query: str) -> None:
     answer = client_of(service).get(f"/compare?{query}", headers=HTML)
@@ -203,7 +232,8 @@ def test_machines_get_problem_documents(service: Service) -> None:
 
 def test_every_page_needs_somebody(service: Service) -> None:
     paths = {route.path for route in pages.router.routes if hasattr(route, "path")}
-    assert paths == {"/", "/compare", "/jobs/{namespace}/{name}", "/submit", "/static/{name}"}
+    listed = {"/", "/compare", "/jobs/{namespace}/{name}", "/submit", "/whatif", "/plans/{request}", "/static/{name}"}
+    assert paths == listed | {"/profiles", "/profiles/{digest}"}
     add_job(service)
     for path in SHOWN:
         assert client_of(service, None).get(path, headers=HTML).status_code == 401

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.core.comparison import FitPoint, RankMemory
 from penstock.core.model import UnitKind
-from penstock.core.profile import LinkRecord
+from penstock.core.profile import LinkRecord, UnitRecord
 from penstock.core.schedule import Kind
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view.charts import Figure, finite, layout, line
@@ -157,6 +157,22 @@ def _describe(point: FitPoint) -> str:
         f"measured {format_seconds(record.together_seconds)}, predicted {format_seconds(point.predicted_seconds)} "
         f"({point.error:+.1%}){', held out' if record.held_out else ''}"
     )
+
+
+def curves(records: Sequence[UnitRecord], kind: Kind) -> Figure:
+    """Seconds of one pass over the tokens of a slice, without a prefix and at the smallest micro-batch, by unit."""
+    shown = [record for record in records if record.kind is kind and record.prefix == 0]
+    smallest = min((record.batch for record in shown), default=1)
+    traces = []
+    for unit in UnitKind:
+        points = sorted((r.length, r.together_seconds) for r in shown if r.unit is unit and r.batch == smallest)
+        if points:
+            lengths, seconds = zip(*points, strict=True)
+            options = {"mode": "lines+markers", "showlegend": True}
+            traces.append(line(lengths, seconds, name=UNIT_NAMES[unit], colour=_UNIT_COLOURS[unit], **options))
+    figure: Figure = {"data": traces, "layout": layout("tokens of the slice", "", height=300, legend=True)}
+    figure["layout"]["yaxis"] |= {"rangemode": "tozero", "exponentformat": "SI", "ticksuffix": "s"}
+    return figure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

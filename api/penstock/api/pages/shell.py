@@ -12,7 +12,7 @@ from penstock.view.charts import Figure
 from penstock.view.markup import Markup, element, join
 from penstock.view.page import figures_json
 
-PLACES: Final = (("/", "Jobs"), ("/submit", "Submit"), ("/profiles", "Profiles"))
+PLACES: Final = (("/", "Jobs"), ("/submit", "Submit"), ("/whatif", "What if"), ("/profiles", "Profiles"))
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -29,6 +29,7 @@ class Page:
     here: str = ""
     stream: str = ""
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    scripts: tuple[str, ...] = ()
 
     def document(self, identity: Identity | None) -> str:
         """The page as HTML."""
@@ -38,7 +39,7 @@ class Page:
             + element("title", f"{self.title} · penstock")
             + "".join(_style(name) for name in ("view.css", "app.css"))
             + f'<link rel="icon" href="{url_of("icon.svg")}">'
-            + "".join(_script(name) for name in ("live.js", "actions.js"))
+            + "".join(_script(name) for name in ("live.js", "actions.js", *self.scripts))
         )
         stream = f' data-stream="{self.stream}"' if self.stream else ""
         body = join((_bar(self.here, identity), element("main", self.body, id="main"), self._figures()), Markup("\n"))

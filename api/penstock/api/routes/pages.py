@@ -15,12 +15,16 @@ from penstock.api.pages.comparison import FEWEST, MOST, comparison
 from penstock.api.pages.job import job_page
 from penstock.api.pages.job_data import read_job
 from penstock.api.pages.listing import listing
+from penstock.api.pages.profiles import profile_list, profile_page
 from penstock.api.pages.shell import POLICY, Page
 from penstock.api.pages.submit import submit_page
+from penstock.api.pages.whatif import answer_page, whatif_page
 from penstock.api.problems import Problem
 from penstock.api.routes.jobs import visible
-from penstock.api.store import jobs
+from penstock.api.store import jobs, plan_requests, profiles
+from penstock.api.store.plan_requests import StoredRequest
 from penstock.core.lifecycle import Phase
+from penstock.core.plan import Plan
 
 router = APIRouter(include_in_schema=False)
 
@@ -89,6 +93,40 @@ def read_place(text: str) -> tuple[str, str]:
 def show_submit(identity: Viewer) -> HTMLResponse:
     """Where a job is handed over."""
     return shown(submit_page(), identity)
+
+
+@router.get("/whatif")
+def show_whatif(identity: Viewer) -> HTMLResponse:
+    """Controls, and the plan that they lead to."""
+    return shown(whatif_page(), identity)
+
+
+@router.get("/plans/{request}")
+def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLResponse:
+    """A request for a plan, as far as it is."""
+
+    def question(connection: Connection) -> tuple[StoredRequest, Plan | None]:
+        return plan_requests.get(connection, request), plan_requests.plan(connection, request)
+
+    stored, plan = service.read(question)
+    if not identity.may(Role.VIEWER, stored.namespace):
+        raise forbidden(Role.VIEWER, stored.namespace)
+    return shown(answer_page(stored, plan), identity)
+
+
+@router.get("/profiles")
+def show_profiles(service: ServiceIn, identity: Viewer) -> HTMLResponse:
+    """What was measured."""
+    return shown(profile_list(service.read(profiles.every), service.clock()), identity)
+
+
+@router.get("/profiles/{digest}")
+def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLResponse:
+    """One measurement."""
+    from penstock.planner.fit import fit_points
+
+    stored, profile = service.read(lambda connection: profiles.get(connection, digest))
+    return shown(profile_page(stored, profile, fit_points(profile)), identity)
 
 
 @router.get("/static/{name}")

@@ -1,0 +1,66 @@
+"""What was measured: the list of profiles, and one profile with the costs of layers and the links between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.api.pages.shell import Page
+from penstock.api.store.profiles import StoredProfile
+from penstock.core.comparison import FitPoint
+from penstock.core.profile import Profile
+from penstock.core.schedule import Kind
+from penstock.core.units import format_age
+from penstock.view import profile_charts
+from penstock.view.data import ReportData
+from penstock.view.markup import Markup, element, join
+from penstock.view.report_run import fit_section, machine_section
+from penstock.view.section import Section
+from penstock.view.tables import card, chart
+
+HEADERS = ("host", "device", "ranks", "precision", "method", "measured", "")
+CURVES = {Kind.F: "forward", Kind.I: "input gradient", Kind.W: "weight gradient"}
+NONE_YET = "No machine was measured yet. A job measures the machine it runs on before it is planned."
+
+
+def profile_list(found: Sequence[StoredProfile], now: float) -> Page:
+    """Every profile, newest first."""
+    head = element("div", element("h1", "Profiles"), class_="head")
+    under = element("p", "What layers, links and memory cost, as measured; plans are made from it.", class_="under")
+    body = _table(found, now) if found else card(element("p", NONE_YET), class_="empty")
+    return Page(title="Profiles", here="/profiles", body=join((head, under, body)))
+
+
+def _table(found: Sequence[StoredProfile], now: float) -> Markup:
+    head = (element("th", text) for text in HEADERS)
+    rows = (element("tr", *(element("td", cell) for cell in _cells(each, now))) for each in found)
+    content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
+    return card(element("div", element("table", content, class_="listed"), class_="scroll"))
+
+
+def _cells(each: StoredProfile, now: float) -> tuple[str, ...]:
+    host = element("a", each.host, href=f"/profiles/{each.digest}")
+    age = f"{format_age(now - each.measured_at)} ago"
+    newest = element("span", "newest", class_="good") if each.newest else Markup()
+    return host, each.device, f"{each.num_ranks}", each.precision.value, each.method, age, newest
+
+
+def profile_page(stored: StoredProfile, profile: Profile, fit: tuple[FitPoint, ...]) -> Page:
+    """One profile; ``fit`` is what the cost model that is fitted to it says of its points."""
+    report = ReportData(job=profile.key.host, phase="", command="", profile=profile, fit=fit)
+    sections = [_curves(profile), fit_section(report), machine_section(report)]
+    words = f"{profile.num_ranks} ranks, {profile.precision.value}, {stored.method}"
+    head = element("div", element("h1", stored.host), class_="head")
+    return Page(
+        title=f"Profile of {stored.host}",
+        here="/profiles",
+        body=join((head, element("p", words, class_="under"), *(section.markup for section in sections))),
+        figures={name: figure for section in sections for name, figure in section.figures.items()},
+    )
+
+
+def _curves(profile: Profile) -> Section:
+    places = (chart(f"curve-{kind.value}", name.capitalize(), class_="third") for kind, name in CURVES.items())
+    note = element("p", "One pass over a slice without a prefix, with all ranks computing.", class_="note")
+    figures = {f"curve-{kind.value}": profile_charts.curves(profile.units, kind) for kind in CURVES}
+    body = Markup(note + element("div", *places, class_="grid"))
+    return Section(anchor="curves", title="What layers cost", body=body, figures=figures)

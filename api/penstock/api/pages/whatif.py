@@ -1,0 +1,147 @@
+"""What would be planned elsewhere: five controls, and the answer of /v1/plans drawn anew whenever one moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.api.pages.shell import Page
+from penstock.api.pages.submit import EXAMPLE
+from penstock.api.store.plan_requests import State, StoredRequest
+from penstock.core.plan import Plan
+from penstock.core.units import format_bytes, format_seconds
+from penstock.planner import yamltext
+from penstock.view.data import ReportData
+from penstock.view.markup import Markup, element, join
+from penstock.view.page import json_in_html
+from penstock.view.report_plan import plan_section, why_section
+from penstock.view.tables import card, facts, phase_badge
+
+CLUSTER: dict[str, Any] = {
+    "name": "what-if",
+    "device": {"name": "A100-80GB", "peakFlops": 312e12, "memoryBytes": "80Gi", "memoryBandwidth": 2e12},
+    "numNodes": 1,
+    "devicesPerNode": 8,
+    "intraNode": {"latencySeconds": 5e-6, "bytesPerSecond": 250e9},
+    "interNode": {"latencySeconds": 1e-5, "bytesPerSecond": 22e9},
+}
+JOB: dict[str, Any] = {
+    "metadata": {"name": "what-if"},
+    "spec": {
+        "model": {"family": "gpt2", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 50304},
+        "training": {"globalBatch": 8, "steps": 1, "precision": "bf16"},
+        "resources": {"device": "cuda", "ranks": 8, "memoryPerRank": "80Gi"},
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """A number that people move. ``paths`` lead to the fields it sets; ``unit`` is written behind it there."""
+
+    label: str
+    paths: tuple[str, ...]
+    values: tuple[int, ...]
+    chosen: int
+    unit: str = ""
+    shown: str = ""
+
+
+CONTROLS = (
+    Control(
+        label="devices",
+        paths=("job.spec.resources.ranks", "cluster.devicesPerNode"),
+        values=(1, 2, 4, 8, 16, 32),
+        chosen=8,
+    ),
+    Control(
+        label="memory of a device",
+        paths=("job.spec.resources.memoryPerRank", "cluster.device.memoryBytes"),
+        values=(16, 24, 40, 80, 141, 192),
+        chosen=80,
+        unit="Gi",
+        shown="GiB",
+    ),
+    Control(
+        label="bandwidth of a link",
+        paths=("cluster.intraNode.bytesPerSecond",),
+        values=(1, 5, 12, 25, 64, 250, 450),
+        chosen=250,
+        unit="e9",
+        shown="GB/s",
+    ),
+    Control(label="sequences a step", paths=("job.spec.training.globalBatch",), values=(1, 2, 4, 8, 16, 64), chosen=8),
+    Control(
+        label="tokens a sequence",
+        paths=("job.spec.data.sequenceLength",),
+        values=(512, 1024, 2048, 4096, 8192),
+        chosen=2048,
+    ),
+)
+
+
+def whatif_page() -> Page:
+    """The controls, and a place for the answer."""
+    example = yamltext.load(EXAMPLE, "the example")
+    job = {**example, **JOB, "spec": {**example["spec"], **JOB["spec"]}}
+    base = f'<script type="application/json" id="base">{json_in_html({"job": job, "cluster": CLUSTER})}</script>'
+    form = element("form", *map(_control, CONTROLS), id="whatif", class_="controls")
+    words = "A model of 24 layers, width 2,048, on described devices. Nothing runs; move a control to plan anew."
+    parts = (
+        element("div", element("h1", "What if"), class_="head"),
+        element("p", words, class_="under"),
+        card(form),
+        element("div", id="problem", class_="card", role="alert", hidden=""),
+        element("div", id="answer", aria_live="polite"),
+        Markup(base),
+    )
+    return Page(title="What if", here="/whatif", body=join(parts), scripts=("whatif.js",))
+
+
+def _control(control: Control) -> Markup:
+    options = (_option(control, value) for value in control.values)
+    select = element("select", *options, data_paths=" ".join(control.paths))
+    return element("label", element("span", control.label), select)
+
+
+def _option(control: Control, value: int) -> Markup:
+    chosen = {"selected": ""} if value == control.chosen else {}
+    return element("option", f"{value:,} {control.shown}".strip(), value=f"{value}{control.unit}", **chosen)
+
+
+def answer_page(stored: StoredRequest, plan: Plan | None) -> Page:
+    """What was asked for, as far as it is."""
+    head = element("div", element("h1", stored.name), phase_badge(stored.state.value), class_="head")
+    return Page(title=f"Plan of {stored.name}", here="/whatif", body=join((head, _answer(stored, plan))))
+
+
+def _answer(stored: StoredRequest, plan: Plan | None) -> Markup:
+    if stored.state is State.FAILED:
+        words = [element("p", text) for text in (stored.error.get("remedy", ""),) if text]
+        return card(element("strong", _mistake(stored)), *words, class_="failure")
+    if plan is None:
+        told = stored.progress
+        seen = f"{told.get('candidates', 0):,} candidates of {told.get('divisions', 0):,} divisions simulated"
+        return element("p", f"{stored.state.value}: {seen}.", class_="lead")
+    data = ReportData(job=stored.name, phase="", command="", plan=plan)
+    return join((_numbers(plan), *(make(data).markup for make in (plan_section, why_section))))
+
+
+def _mistake(stored: StoredRequest) -> str:
+    where, what = stored.error.get("where", ""), stored.error.get("what", "there is no plan")
+    return f"{where}: {what}" if where else f"{what}"
+
+
+def _numbers(plan: Plan) -> Markup:
+    prediction = plan.prediction
+    if prediction is None:
+        return Markup()
+    tokens = plan.global_batch * plan.sequence_length / prediction.step_seconds
+    return facts(
+        {
+            "step": format_seconds(prediction.step_seconds),
+            "throughput": f"{tokens:,.0f} tokens/s",
+            "memory": format_bytes(max(prediction.peak_bytes, default=0)),
+            "waiting": f"{prediction.bubble_seconds / prediction.step_seconds:.1%} of the step",
+        }
+    )
