@@ -24,6 +24,7 @@ FIGURES = {
     "learning rate": charts.learning_rate(METRICS),
     "gradient norm": charts.gradient_norm(METRICS),
     "step time": charts.step_time(METRICS, 0.23),
+    "compared": charts.compared({"a": METRICS, "b": METRICS[:9]}, "loss", "nats per token"),
     "empty loss": charts.loss((), 6.4),
     "empty step time": charts.step_time((), None),
 }
@@ -113,6 +114,14 @@ def test_step_time_compares_with_the_prediction_in_milliseconds() -> None:
 def test_single_charts_show_their_field(name: str, field: str) -> None:
     (trace,) = FIGURES[name]["data"]
     assert trace["y"] == [getattr(m, field) for m in METRICS]
+
+
+def test_runs_are_compared_by_name_each_in_its_colour() -> None:
+    first, second = FIGURES["compared"]["data"]
+    assert (first["name"], second["name"]) == ("a", "b")
+    assert first["line"]["color"] != second["line"]["color"]
+    assert second["x"] == [m.step for m in METRICS[:9]]
+    assert second["y"] == [m.loss for m in METRICS[:9]]
 
 
 def test_figures_share_no_mutable_parts() -> None:

@@ -32,6 +32,7 @@ FIGURES = {
     "links": profile_charts.links(LINKS),
     "many links": profile_charts.links(sample_links(24)),
     "no links": profile_charts.links(()),
+    "curves": profile_charts.curves(sample_profile().units, Kind.F),
 }
 
 
@@ -84,6 +85,17 @@ def test_fit_shows_every_record_once_held_out_ones_hollow() -> None:
     shown = [trace["name"] for trace in marks if trace["showlegend"]]
     assert len(shown) == len(set(shown)) == len({(p.record.unit, p.record.kind) for p in POINTS})
     assert data[0]["x"] == data[0]["y"]
+
+
+def test_curves_show_slices_without_a_prefix_by_unit() -> None:
+    profile = sample_profile()
+    figure = profile_charts.curves(profile.units, Kind.F)
+    shown = [r for r in profile.units if r.kind is Kind.F and r.prefix == 0]
+    smallest = min(r.batch for r in shown)
+    expected = {(r.length, 1e3 * r.together_seconds) for r in shown if r.batch == smallest}
+    assert {point for trace in figure["data"] for point in zip(trace["x"], trace["y"], strict=True)} == expected
+    assert all(list(trace["x"]) == sorted(trace["x"]) for trace in figure["data"])
+    assert profile_charts.curves((), Kind.W)["data"] == []
 
 
 def record(predicted: float, measured: float, held_out: bool) -> FitPoint:

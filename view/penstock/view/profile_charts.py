@@ -160,18 +160,18 @@ def _describe(point: FitPoint) -> str:
 
 
 def curves(records: Sequence[UnitRecord], kind: Kind) -> Figure:
-    """Seconds of one pass over the tokens of a slice, without a prefix and at the smallest micro-batch, by unit."""
+    """Milliseconds of one pass over a slice, without a prefix and at the smallest micro-batch, by tokens and unit."""
     shown = [record for record in records if record.kind is kind and record.prefix == 0]
     smallest = min((record.batch for record in shown), default=1)
     traces = []
     for unit in UnitKind:
-        points = sorted((r.length, r.together_seconds) for r in shown if r.unit is unit and r.batch == smallest)
+        points = sorted((r.length, 1e3 * r.together_seconds) for r in shown if r.unit is unit and r.batch == smallest)
         if points:
-            lengths, seconds = zip(*points, strict=True)
+            lengths, milliseconds = zip(*points, strict=True)
             options = {"mode": "lines+markers", "showlegend": True}
-            traces.append(line(lengths, seconds, name=UNIT_NAMES[unit], colour=_UNIT_COLOURS[unit], **options))
-    figure: Figure = {"data": traces, "layout": layout("tokens of the slice", "", height=300, legend=True)}
-    figure["layout"]["yaxis"] |= {"rangemode": "tozero", "exponentformat": "SI", "ticksuffix": "s"}
+            traces.append(line(lengths, milliseconds, name=UNIT_NAMES[unit], colour=_UNIT_COLOURS[unit], **options))
+    figure: Figure = {"data": traces, "layout": layout("tokens of the slice", "milliseconds", height=300, legend=True)}
+    figure["layout"]["yaxis"]["rangemode"] = "tozero"
     return figure
 
 

@@ -28,7 +28,7 @@ CLUSTER: dict[str, Any] = {
 JOB: dict[str, Any] = {
     "metadata": {"name": "what-if"},
     "spec": {
-        "model": {"family": "gpt2", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 50304},
+        "model": {"family": "llama", "layers": 24, "hidden": 2048, "heads": 16, "vocab": 32768},
         "training": {"globalBatch": 8, "steps": 1, "precision": "bf16"},
         "resources": {"device": "cuda", "ranks": 8, "memoryPerRank": "80Gi"},
     },
