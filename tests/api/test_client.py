@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 from penstock.api.app import create_app
-from penstock.api.auth.identity import Identity, Role
-from penstock.api.client import AsyncClient, Client, Place, ServiceError, Status, Target, target
+from penstock.api.client import AsyncClient, Client, Place, ServiceError, Status, target
 from penstock.api.client.calls import MOST_TRIES
 from penstock.api.service import Service
-from penstock.api.store import jobs, tokens
+from penstock.api.store import jobs
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
-from tests.support.service import HOST, NOW, Clock, add_job, client_of, job_manifest, new_service
+from tests.support.application import Application, here
+from tests.support.service import NOW, Clock, add_job, job_manifest, new_service
 
 TINY = Place(name="tiny")
 JOB = PipelineJob.from_manifest(job_manifest(labels={"a": "b"}))
@@ -31,24 +31,6 @@ def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
     made = new_service(tmp_path, clock=clock)
     yield made
     made.close()
-
-
-def here(service: Service) -> Target:
-    admin = Identity(name="me", role=Role.ADMIN)
-    _, secret = service.write("tokens", lambda c: tokens.add(c, admin, NOW))
-    return Target(server=HOST, token=secret)
-
-
-class Application(httpx.BaseTransport):
-    """Hands requests to the application, as the test client does."""
-
-    def __init__(self, service: Service) -> None:
-        self._client = client_of(service, None)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        headers = dict(request.headers)
-        answer = self._client.request(request.method, str(request.url), content=request.read(), headers=headers)
-        return httpx.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import LOST
 from penstock.api.executor.planning import Answer
 from penstock.api.service import Service
-from penstock.api.store import jobs
+from penstock.api.store import jobs, profiles
 from penstock.api.store.plans import revisions
 from penstock.core.lifecycle import STALL_LEAST_SECONDS, AttemptState, Phase
+from penstock.core.profile import Profile
 from penstock.core.supervision import AttemptReport
 from tests.support.executing import MOST_TURNS, WHOLE_LIFE, World
 from tests.support.fake_supervisors import (
@@ -299,6 +301,14 @@ def test_a_restarted_service_asks_again_and_hears_the_same(world: World) -> None
     world.restart()
     assert world.until(uid, Phase.FAILED).phase_message == "nothing fits"
     assert world.planner.asked == [uid]
+
+
+def test_what_was_measured_is_kept_even_if_nothing_can_be_planned(world: World) -> None:
+    world.planner.answer = Answer(what="nothing fits")
+    uid = world.submit()
+    world.until(uid, Phase.FAILED)
+    measured = Profile.from_manifest(json.loads((world.folder(uid).root / "profile.json").read_text()))
+    assert [each.digest for each in world.service.read(profiles.every)] == [measured.digest]
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"foreign": 1}'])

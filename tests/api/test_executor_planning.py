@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from penstock.api.executor.planning import Answer, ProcessPlanner, Question
-from penstock.api.executor.planning_process import answer
+from penstock.api.executor.planning import Answer, ProcessPlanner, Progress, Question
+from penstock.api.executor.planning_process import Counter, answer
 from penstock.core.errors import PenstockError
 from penstock.core.job import JobSpec
 from penstock.planner.decide import decide
@@ -82,6 +83,9 @@ def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, e
         ("print('{\"foreign\": 1}')", 0),
         ("print('[]')", 0),
         ("print('{}')", 0),
+        ("print('{\"answer\": {}}')", 0),
+        ('print(\'{"progress": {"candidates": 3}}\')', 0),
+        ('import sys; sys.stdout.write(\'{"answer": {"what": "cut off"}}\')', 0),
     ],
 )
 def test_a_process_that_breaks_answers_with_its_code(program: str, code: int) -> None:
@@ -122,3 +126,92 @@ def test_what_is_cancelled_is_ended_and_forgotten() -> None:
         os.kill(pids["a"], 0)
     os.kill(pids["b"], 0)
     planner.cancel("b")
+
+
+TELLS = """
+import sys, time
+for line in ('{"progress": {"candidates": 1}}', 'noise', '{"progress": {"candidates": 2, "best": "b"}}', '{"progr'):
+    sys.stdout.write(line + "\\n" * (line[-4:] != "rogr"))
+    sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+def test_progress_is_heard_while_it_works() -> None:
+    planner = ProcessPlanner((sys.executable, "-c", TELLS))
+    planner.start("a", Question(spec=job()))
+    end = time.monotonic() + 30
+    while planner.progress("a").candidates < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    assert planner.progress("a") == Progress(candidates=2, best="b")
+    assert planner.poll("a") is None
+    planner.cancel("a")
+
+
+def test_the_search_is_counted() -> None:
+    told: list[Progress] = []
+    found = answer(Question(spec=job(ranks=4), cluster=cluster()), Counter(told.append))
+    assert found.plan is not None
+    assert found.plan.prediction is not None
+    last = told[-1]
+    assert (last.candidates > 0, last.divisions > 0) == (True, True)
+    assert [each.candidates for each in told] == sorted(each.candidates for each in told)
+    assert last.best_step_seconds == found.plan.prediction.step_seconds
+    assert last.best
+
+
+@pytest.mark.parametrize(("most", "plans"), [(0, False), (100, True)])
+def test_a_search_ends_by_its_count(most: int, plans: bool) -> None:
+    """Where nothing fits, the planner's own budget does not hold."""
+    found = answer(Question(spec=job(), cluster=cluster()), Counter(lambda progress: None, most_candidates=most))
+    assert (found.plan is not None) == plans
+    assert plans or ("0 candidates did not end the search" in found.what and found.remedy)
+
+
+def test_time_runs_by_the_clock_that_was_given() -> None:
+    now = [0.0]
+    planner = ProcessPlanner(SLEEPS, seconds=10, clock=lambda: now[0])
+    planner.start("a", Question(spec=job()))
+    now[0] = 10.0
+    assert planner.poll("a") is None
+    now[0] = 10.1
+    found = planner.poll("a")
+    assert found is not None
+    assert (found.what, bool(found.remedy), planner.busy("a")) == ("planning took over 10 s", True, False)
+
+
+def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
+    """A killed service leaves no planning behind: the next one begins it anew."""
+    program = f"""
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}])
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+while not os.path.exists({str(tmp_path / "told")!r}):
+    pass
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, timeout=60)
+    pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists() or "Z" in _state(pid)
+
+
+ORPHAN = """
+import time
+from penstock.api.executor.planning import Progress
+from penstock.api.executor.planning_process import _teller
+tell = _teller(time.monotonic)
+while True:
+    tell(Progress())
+    open("told", "w").close()
+    time.sleep(0.05)
+"""
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"

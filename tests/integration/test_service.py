@@ -61,6 +61,17 @@ def test_a_job_is_measured_planned_and_trained(service: Served, undisturbed: dic
     assert undisturbed[STEPS - 1] < undisturbed[0]
 
 
+def test_what_was_measured_plans_what_was_run(service: Served, undisturbed: dict[int, float]) -> None:
+    """The service keeps the measurement; asked without hardware, it plans by it what the job was run by."""
+    (profile,) = service.client.get("/v1/profiles").json()["items"]
+    assert (profile["fresh"], profile["numRanks"]) == (True, 2)
+    asked = service.client.post("/v1/plans", json={"job": served_job("undisturbed")}).json()
+    assert asked["profile"] == profile["digest"]
+    wait_until(lambda: service.client.get(f"/v1/plans/{asked['id']}").json()["finishedAt"] is not None)
+    found = service.client.get(f"/v1/plans/{asked['id']}").json()
+    assert (found["state"], found["planDigest"]) == ("Succeeded", service.status("undisturbed")["planDigest"])
+
+
 def test_a_killed_service_finds_its_job_again(service: Served, undisturbed: dict[int, float]) -> None:
     uid = service.submit("outlives")
     service.wait_for("outlives", "Running")

@@ -317,7 +317,7 @@ class Metadata(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PipelineJob:
+class PipelineJob(Manifest):
     """The manifest: `metadata` and `spec` under the API version and kind."""
 
     metadata: Metadata

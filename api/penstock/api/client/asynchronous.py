@@ -9,13 +9,16 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from penstock.api.client import calls
+from penstock.api.client import calls, planning
 from penstock.api.client.calls import Call, Place
 from penstock.api.client.config import Target
+from penstock.api.client.planning import PlanRequest, ProfileEntry
 from penstock.api.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, document, new_key
 from penstock.api.client.types import Event, Job
+from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
+from penstock.core.profile import Profile
 
 T = TypeVar("T")
 
@@ -93,6 +96,43 @@ class AsyncClient:
     async def wait(self, place: Place) -> Job:
         """The job once it has ended or is suspended."""
         return [job async for job in self.follow(place)][-1]
+
+    async def plan(
+        self, job: PipelineJob, *, cluster: ClusterSpec | None = None, profile: str | None = None
+    ) -> PlanRequest:
+        """Ask for a plan without running, for described hardware or a stored profile; else for its own machine."""
+        return await self._do(planning.ask(job, cluster, profile, new_key()))
+
+    async def planned(self, request: str) -> PlanRequest:
+        """A request for a plan as it is."""
+        return await self._do(planning.get(request))
+
+    async def plans(self, **query: Any) -> tuple[PlanRequest, ...]:
+        """The newest requests for plans (namespace, limit), newest first."""
+        return await self._do(planning.newest(query))
+
+    async def cancel_plan(self, request: str) -> PlanRequest:
+        """Cancel a request for a plan, or forget one that has ended."""
+        return await self._do(planning.cancel(request))
+
+    async def follow_plan(self, request: str) -> AsyncIterator[PlanRequest]:
+        """A request for a plan as it is, and again whenever it changed, until it has ended."""
+        seen: PlanRequest | None = None
+        while seen is None or not seen.ended:
+            found = await self.planned(request)
+            if found != seen:
+                yield found
+            seen = found
+            if not found.ended:
+                await self._pause(LOOK_SECONDS)
+
+    async def profiles(self) -> tuple[ProfileEntry, ...]:
+        """What was measured, newest first."""
+        return await self._do(planning.profiles())
+
+    async def profile(self, digest: str) -> Profile:
+        """The measurements with this digest."""
+        return await self._do(planning.profile(digest))
 
     async def _do(self, call: Call[T]) -> T:
         for tries in itertools.count(1):

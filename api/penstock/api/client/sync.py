@@ -10,12 +10,15 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from penstock.api.client import calls
+from penstock.api.client import calls, planning
 from penstock.api.client.calls import Call, Place
 from penstock.api.client.config import Target
+from penstock.api.client.planning import PlanRequest, ProfileEntry
 from penstock.api.client.types import Event, Job
+from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
+from penstock.core.profile import Profile
 
 T = TypeVar("T")
 
@@ -97,6 +100,41 @@ class Client:
         """The job once it has ended or is suspended."""
         *_, last = self.follow(place)
         return last
+
+    def plan(self, job: PipelineJob, *, cluster: ClusterSpec | None = None, profile: str | None = None) -> PlanRequest:
+        """Ask for a plan without running, for described hardware or a stored profile; else for its own machine."""
+        return self._do(planning.ask(job, cluster, profile, new_key()))
+
+    def planned(self, request: str) -> PlanRequest:
+        """A request for a plan as it is."""
+        return self._do(planning.get(request))
+
+    def plans(self, **query: Any) -> tuple[PlanRequest, ...]:
+        """The newest requests for plans (namespace, limit), newest first."""
+        return self._do(planning.newest(query))
+
+    def cancel_plan(self, request: str) -> PlanRequest:
+        """Cancel a request for a plan, or forget one that has ended."""
+        return self._do(planning.cancel(request))
+
+    def follow_plan(self, request: str) -> Iterator[PlanRequest]:
+        """A request for a plan as it is, and again whenever it changed, until it has ended."""
+        seen: PlanRequest | None = None
+        while seen is None or not seen.ended:
+            found = self.planned(request)
+            if found != seen:
+                yield found
+            seen = found
+            if not found.ended:
+                self._pause(LOOK_SECONDS)
+
+    def profiles(self) -> tuple[ProfileEntry, ...]:
+        """What was measured, newest first."""
+        return self._do(planning.profiles())
+
+    def profile(self, digest: str) -> Profile:
+        """The measurements with this digest."""
+        return self._do(planning.profile(digest))
 
     def _do(self, call: Call[T]) -> T:
         for tries in itertools.count(1):

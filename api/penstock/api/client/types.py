@@ -23,7 +23,7 @@ class ServiceError(PenstockError):
         super().__init__(f"{place}{detail}" + (f"\n  remedy: {remedy}" if remedy else ""))
 
 
-class _Answer(Manifest):
+class KnownFields(Manifest):
     """Reads what it knows."""
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class _Answer(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress(_Answer):
+class Progress(KnownFields):
     """The newest report of a job's ranks; ``loss`` in nats per token."""
 
     step: int
@@ -50,7 +50,7 @@ class Progress(_Answer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Status(_Answer):
+class Status(KnownFields):
     """Where a job stands; times as ISO 8601."""
 
     phase: Phase
@@ -107,7 +107,7 @@ METADATA = ("name", "namespace", "labels", "annotations", "uid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Event(_Answer):
+class Event(KnownFields):
     """Something that happened to a job; ``number`` rises by one."""
 
     number: int

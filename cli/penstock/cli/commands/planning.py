@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import output
 from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, Output, RunDirectory
 from penstock.cli.output import Format
+
+if TYPE_CHECKING:
+    from penstock.core.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -43,13 +46,29 @@ def plan(
     cluster: Cluster = None,
     profile: MeasuredProfile = None,
     run_dir: RunDirectory = None,
+    server: Annotated[str | None, typer.Option("--server", help="Have this service plan.")] = None,
     form: Output = Format.TEXT,
 ) -> None:
     """Decide how to run a job, and say why.
 
-    Without --cluster and --profile the newest measurement of this machine counts.
+    Without --cluster and --profile the newest measurement of this machine counts, or with --server of the service's.
     """
-    from penstock.cli.deciding import hardware_for, make_plan, plan_lines, store_plan
+    from penstock.cli.deciding import plan_lines
+
+    if server is not None:
+        from penstock.cli.whatif import plan_at
+
+        made = plan_at(server, job, cluster=cluster, local={"--profile": profile, "--run-dir": run_dir})
+    else:
+        made = _plan_here(job, cluster, profile, run_dir)
+    if form is Format.TEXT:
+        output.show(*plan_lines(made))
+    else:
+        output.write_data(made.to_manifest(), form)
+
+
+def _plan_here(job: Path, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> Plan:
+    from penstock.cli.deciding import hardware_for, make_plan, store_plan
     from penstock.cli.manifests import read_job
 
     wanted = read_job(job, output.warn)
@@ -57,10 +76,7 @@ def plan(
     made = make_plan(wanted.spec, hardware)
     if run_dir is not None:
         store_plan(run_dir, wanted, made, hardware)
-    if form is Format.TEXT:
-        output.show(*plan_lines(made))
-    else:
-        output.write_data(made.to_manifest(), form)
+    return made
 
 
 def simulate(

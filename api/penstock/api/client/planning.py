@@ -1,0 +1,126 @@
+"""Calls about plans and profiles, and what they answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from penstock.api.client.calls import Call
+from penstock.api.client.types import KnownFields
+from penstock.core.cluster import ClusterSpec
+from penstock.core.job import PipelineJob
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+
+ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search(KnownFields):
+    """How far planning is: divisions opened, candidates simulated, the best that fits."""
+
+    divisions: int = 0
+    candidates: int = 0
+    best: str = ""
+    best_step_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mistake(KnownFields):
+    """Why there is no plan."""
+
+    what: str
+    where: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest(KnownFields):
+    """A request for a plan; lists leave the plan out. Times are ISO 8601."""
+
+    id: str
+    namespace: str
+    name: str
+    state: str
+    created_at: str = ""
+    finished_at: str | None = None
+    progress: Search = field(default_factory=Search)
+    error: Mistake | None = None
+    plan_digest: str | None = None
+    plan: Plan | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing follows."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileEntry(KnownFields):
+    """A profile as it is listed."""
+
+    digest: str
+    key: str
+    host: str
+    device: str
+    precision: str
+    num_ranks: int
+    method: str
+    measured_at: str
+    age_seconds: float
+    fresh: bool
+
+
+def ask(job: PipelineJob, cluster: ClusterSpec | None, profile: str | None, key: str) -> Call[PlanRequest]:
+    """Plan without running; sent again with the same key it is asked once."""
+    body: dict[str, Any] = {"job": job.to_manifest()}
+    if cluster is not None:
+        body["cluster"] = cluster.to_manifest()
+    if profile is not None:
+        body["profile"] = profile
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    read = PlanRequest.from_manifest
+    return Call(method="POST", path="/v1/plans", read=read, body=json.dumps(body).encode(), headers=headers)
+
+
+def get(request: str) -> Call[PlanRequest]:
+    """A request as it is."""
+    return Call(method="GET", path=_path(request), read=PlanRequest.from_manifest)
+
+
+def newest(query: Mapping[str, Any]) -> Call[tuple[PlanRequest, ...]]:
+    """The newest requests."""
+    asked = {name: value for name, value in query.items() if value is not None}
+    return Call(
+        method="GET",
+        path="/v1/plans",
+        read=lambda value: tuple(map(PlanRequest.from_manifest, value["items"])),
+        query=asked,
+    )
+
+
+def cancel(request: str) -> Call[PlanRequest]:
+    """Cancel a request, or forget one that has ended."""
+    return Call(method="DELETE", path=_path(request), read=PlanRequest.from_manifest)
+
+
+def profiles() -> Call[tuple[ProfileEntry, ...]]:
+    """Every profile, newest first."""
+    return Call(
+        method="GET",
+        path="/v1/profiles",
+        read=lambda value: tuple(map(ProfileEntry.from_manifest, value["items"])),
+    )
+
+
+def profile(digest: str) -> Call[Profile]:
+    """The profile with this digest."""
+    path = f"/v1/profiles/{quote(digest, safe='')}"
+    return Call(method="GET", path=path, read=lambda value: Profile.from_manifest(value["profile"]))
+
+
+def _path(request: str) -> str:
+    return f"/v1/plans/{quote(request, safe='')}"

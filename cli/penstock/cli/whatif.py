@@ -1,0 +1,60 @@
+"""Plans that a service makes: asked for, watched, and taken back when the user stops waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from penstock.api.client import Client, PlanRequest
+from penstock.cli.manifests import read_cluster, read_for_service
+from penstock.cli.output import warn
+from penstock.cli.progress import Line, line
+from penstock.cli.remote import connected
+from penstock.core.errors import UserError
+from penstock.core.plan import Plan
+from penstock.core.units import format_seconds
+
+
+def plan_at(server: str, job: Path, *, cluster: Path | None, local: Mapping[str, Path | None]) -> Plan:
+    """The plan that the service makes of the job; ``local`` are options that mean this machine alone.
+
+    Raises:
+        UserError: such an option was given, or the service refused, or it found no plan.
+    """
+    for name, value in local.items():
+        if value is not None:
+            remedy = f"leave {name} out, or --server"
+            raise UserError(what=f"{name} is of this machine, and the service plans", where=name, remedy=remedy)
+    wanted = read_for_service(job, warn)
+    hardware = None if cluster is None else read_cluster(cluster)
+    with connected(server) as client, closing(line()) as shown:
+        return _plan_of(_ended(client, client.plan(wanted, cluster=hardware).id, shown))
+
+
+def _ended(client: Client, request: str, shown: Line) -> PlanRequest:
+    """The request once it has ended; it is canceled if the user does not wait for that."""
+    try:
+        for found in client.follow_plan(request):
+            shown.update(progress_text(found), None)
+    except KeyboardInterrupt:
+        client.cancel_plan(request)
+        raise
+    return found
+
+
+def progress_text(found: PlanRequest) -> str:
+    """How far it is, in a line."""
+    told = found.progress
+    if not told.candidates:
+        return "waiting" if found.state == "Queued" else "planning"
+    best = "" if told.best_step_seconds is None else f", best {format_seconds(told.best_step_seconds)} per step"
+    return f"{told.candidates} simulated{best}"
+
+
+def _plan_of(found: PlanRequest) -> Plan:
+    if found.plan is not None:
+        return found.plan
+    if found.error is not None:
+        raise UserError(what=found.error.what, where=found.error.where, remedy=found.error.remedy)
+    raise UserError(what="somebody canceled the request", where=found.id, remedy="ask again")

@@ -1,0 +1,116 @@
+"""The client asks for plans and profiles of the real application; the command says how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.api.app import create_app
+from penstock.api.client import AsyncClient, Client, PlanRequest, ServiceError
+from penstock.api.client.planning import Search
+from penstock.api.executor.planning import Answer
+from penstock.api.service import Service
+from penstock.cli.whatif import progress_text
+from tests.support.application import Application, here
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.planning import cluster
+from tests.support.sample_run import sample_plan
+from tests.support.service import Clock, new_service
+from tests.support.whatif import desk_of, keep_profile, profile_for, tiny_job
+
+MEASURED = profile_for(tiny_job().spec)
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
+    made = new_service(tmp_path, clock=clock)
+    yield made
+    made.close()
+
+
+def client_with(service: Service, planner: FakePlanner) -> Client:
+    """One that lets the desk turn whenever it waits."""
+    desk = desk_of(service, planner)
+    return Client(here(service), transport=Application(service), pause=lambda seconds: desk.turn())
+
+
+def test_a_plan_is_asked_for_and_followed(service: Service) -> None:
+    with client_with(service, FakePlanner()) as client:
+        asked = client.plan(tiny_job(), cluster=cluster())
+        assert (asked.state, asked.name, asked.namespace, asked.ended) == ("Queued", "tiny", "default", False)
+        states = [(each.state, each.progress.candidates) for each in client.follow_plan(asked.id)]
+        assert states == [("Queued", 0), ("Working", 0), ("Working", 1), ("Succeeded", 1)]
+        found = client.planned(asked.id)
+        assert (found.plan, found.plan_digest, found.ended) == (sample_plan(), sample_plan().digest, True)
+        (listed,) = client.plans()
+        assert (listed.id, listed.plan, listed.plan_digest) == (asked.id, None, sample_plan().digest)
+        assert client.plans(namespace="other") == ()
+
+
+def test_why_there_is_none_is_told(service: Service) -> None:
+    answer = Answer(what="too large", where="spec.model", remedy="shrink it")
+    with client_with(service, FakePlanner(answer=answer)) as client:
+        *_, found = client.follow_plan(client.plan(tiny_job(), cluster=cluster()).id)
+    assert found.error is not None
+    assert (found.state, found.error.what, found.error.where) == ("Failed", "too large", "spec.model")
+
+
+def test_canceled_then_forgotten(service: Service) -> None:
+    with client_with(service, FakePlanner()) as client:
+        asked = client.plan(tiny_job(), cluster=cluster())
+        assert client.cancel_plan(asked.id).state == "Canceled"
+        client.cancel_plan(asked.id)
+        with pytest.raises(ServiceError, match="no request"):
+            client.planned(asked.id)
+
+
+def test_profiles_are_listed_and_read_and_planned_with(service: Service) -> None:
+    digest = keep_profile(service, MEASURED)
+    with client_with(service, FakePlanner()) as client:
+        (listed,) = client.profiles()
+        assert (listed.digest, listed.fresh, listed.num_ranks) == (digest, True, 2)
+        assert client.profile(digest) == MEASURED
+        for profile in (None, digest):
+            assert client.plan(tiny_job(), profile=profile).state == "Queued"
+        with pytest.raises(ServiceError, match="no such profile"):
+            client.plan(tiny_job(), profile="none")
+
+
+def test_the_awaiting_client_does_the_same(service: Service) -> None:
+    keep_profile(service, MEASURED)
+    desk = desk_of(service, FakePlanner())
+
+    async def pause(seconds: float) -> None:
+        await asyncio.to_thread(desk.turn)
+
+    async def life() -> list[str]:
+        transport = httpx.ASGITransport(app=create_app(service))
+        async with AsyncClient(here(service), transport=transport, pause=pause) as client:
+            asked = await client.plan(tiny_job())
+            states = [each.state async for each in client.follow_plan(asked.id)]
+            assert (await client.planned(asked.id)).plan == sample_plan()
+            assert [each.id for each in await client.plans(limit=5)] == [asked.id]
+            assert [each.digest for each in await client.profiles()] == [MEASURED.digest]
+            assert await client.profile(MEASURED.digest) == MEASURED
+            await client.cancel_plan(asked.id)
+            assert await client.plans() == ()
+            return states
+
+    assert asyncio.run(life())[-1] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("state", "progress", "text"),
+    [
+        ("Queued", Search(), "waiting"),
+        ("Working", Search(), "planning"),
+        ("Working", Search(candidates=3), "3 simulated"),
+        ("Working", Search(candidates=3, best_step_seconds=0.25), "3 simulated, best 250 ms per step"),
+    ],
+)
+def test_how_far_it_is_in_a_line(state: str, progress: Search, text: str) -> None:
+    assert progress_text(PlanRequest(id="r", namespace="n", name="j", state=state, progress=progress)) == text

@@ -1,0 +1,260 @@
+"""The desk: what it does about open requests, as a table; and with real processes, killed, canceled and too slow."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.api.executor.planning import Answer, ProcessPlanner
+from penstock.api.executor.requests import (
+    AT_ONCE,
+    KEPT_SECONDS,
+    LAPSE_SECONDS,
+    MOST_BEGINNINGS,
+    Begin,
+    Desk,
+    Drop,
+    GiveUp,
+    Hear,
+    Step,
+    due,
+)
+from penstock.api.service import Service, open_service
+from penstock.api.settings import Settings
+from penstock.api.store import plan_requests
+from penstock.api.store.plan_requests import NoSuchRequestError, State, StoredRequest, Wanted
+from penstock.planner.decide import decide
+from penstock.planner.problem import problem_from_cluster
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.planning import cluster
+from tests.support.service import NOW, Clock, new_service
+from tests.support.whatif import add_request, desk_of, request_of, tiny_job, turn_until
+
+SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+def request(id_: str, **changes: Any) -> StoredRequest:
+    fields: dict[str, Any] = {"number": 1, "namespace": "default", "name": "tiny", "created_by": "me"}
+    return StoredRequest(**{**fields, "id": id_, "created_at": NOW, "state": State.QUEUED, **changes})
+
+
+def worked_on(id_: str, worker: str, *, ago: float = 0.0, begun: int = 1) -> StoredRequest:
+    return request(id_, state=State.WORKING, worker=worker, renewed_at=NOW - ago, begun=begun)
+
+
+A, B, C = request("a"), request("b"), request("c")
+MINE, LOST = worked_on("m", "here"), worked_on("l", "here")
+THEIRS, LAPSED = worked_on("t", "there", ago=LAPSE_SECONDS), worked_on("t", "there", ago=LAPSE_SECONDS + 1)
+POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
+
+
+@pytest.mark.parametrize(
+    ("found", "busy", "steps"),
+    [
+        ([], set(), []),
+        ([A], set(), [Begin(A)]),
+        ([A, B, C], set(), [Begin(A), Begin(B)]),
+        ([MINE, A, B], {"m"}, [Hear(MINE), Begin(A)]),
+        ([LOST], set(), [Begin(LOST)]),
+        ([LOST, A, B], set(), [Begin(LOST), Begin(A)]),
+        ([THEIRS], set(), []),
+        ([LAPSED], set(), [Begin(LAPSED)]),
+        ([], {"x"}, [Drop("x")]),
+        ([THEIRS], {"t"}, [Drop("t")]),
+        ([A, B, C], {"x"}, [Drop("x"), Begin(A), Begin(B)]),
+        ([POISON, A, B], set(), [GiveUp(POISON), Begin(A), Begin(B)]),
+        ([POISON], {"p"}, [Hear(POISON)]),
+        ([MINE, LOST, A], {"m", "l"}, [Hear(MINE), Hear(LOST)]),
+    ],
+)
+def test_what_is_due(found: list[StoredRequest], busy: set[str], steps: list[Step]) -> None:
+    assert due(found, busy, "here", NOW) == steps
+
+
+def test_no_more_than_a_few_at_once(service: Service) -> None:
+    for i in range(AT_ONCE + 3):
+        add_request(service, f"r{i}")
+    planner = FakePlanner()
+    desk = desk_of(service, planner)
+    desk.turn()
+    assert planner.asked == [f"r{i}" for i in range(AT_ONCE)]
+    for _ in range(20):
+        desk.turn()
+    assert planner.asked == [f"r{i}" for i in range(AT_ONCE + 3)]
+    assert {request_of(service, f"r{i}").state for i in range(AT_ONCE + 3)} == {State.SUCCEEDED}
+
+
+def test_an_error_is_kept(service: Service) -> None:
+    add_request(service, "r")
+    desk = desk_of(service, FakePlanner(answer=Answer(what="too large", where="spec.model", remedy="shrink it")))
+    for _ in range(4):
+        desk.turn()
+    found = request_of(service, "r")
+    assert found.state is State.FAILED
+    assert found.error == {"what": "too large", "where": "spec.model", "remedy": "shrink it"}
+
+
+def test_two_services_share_the_work(service: Service) -> None:
+    planners = FakePlanner(), FakePlanner()
+    desks = [desk_of(service, planner, name) for planner, name in zip(planners, ("one", "two"), strict=True)]
+    for i in range(4):
+        add_request(service, f"r{i}")
+    for _ in range(3):
+        for desk in desks:
+            desk.turn()
+    assert [planner.asked for planner in planners] == [["r0", "r1"], ["r2", "r3"]]
+
+
+def test_what_another_service_left_is_taken_up(service: Service, clock: Clock) -> None:
+    add_request(service, "r")
+    desk_of(service, FakePlanner(), "killed").turn()
+    planner = FakePlanner()
+    desk = desk_of(service, planner)
+    desk.turn()
+    assert planner.asked == []
+    clock.now += LAPSE_SECONDS + 1
+    for _ in range(4):
+        desk.turn()
+    assert (planner.asked, request_of(service, "r").begun) == (["r"], 2)
+    assert request_of(service, "r").state is State.SUCCEEDED
+
+
+def test_who_works_is_not_taken_for_gone(service: Service, clock: Clock) -> None:
+    add_request(service, "r")
+    planner, other = Patient(), FakePlanner()
+    desks = desk_of(service, planner), desk_of(service, other, "other")
+    for _ in range(30):
+        for desk in desks:
+            desk.turn()
+        clock.now += LAPSE_SECONDS / 10
+    assert (planner.asked, other.asked) == (["r"], [])
+
+
+class Patient(FakePlanner):
+    """Never comes to an end."""
+
+    def poll(self, key: str) -> Answer | None:
+        return None
+
+
+def test_what_kills_the_service_again_and_again_is_given_up(service: Service) -> None:
+    add_request(service, "r")
+    for _ in range(MOST_BEGINNINGS):
+        desk_of(service, FakePlanner()).turn()
+    assert request_of(service, "r").state is State.WORKING
+    desk_of(service, FakePlanner()).turn()
+    found = request_of(service, "r")
+    assert (found.state, f"begun {MOST_BEGINNINGS} times" in found.error["what"]) == (State.FAILED, True)
+
+
+def test_a_request_whose_profile_is_gone_fails_and_others_go_on(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_request(service, "r", Wanted(job=tiny_job(), profile="0" * 64))
+    add_request(service, "s")
+    desk = desk_of(service, FakePlanner())
+    for _ in range(4):
+        desk.turn()
+    assert [request_of(service, each).state for each in "rs"] == [State.FAILED, State.SUCCEEDED]
+    assert "cannot be read" in request_of(service, "r").error["what"]
+    assert "NoSuchProfileError" in caplog.text
+
+
+def test_what_ended_long_ago_is_forgotten(service: Service, clock: Clock) -> None:
+    for each in ("old", "new", "open"):
+        add_request(service, each)
+    service.write("old", lambda c: plan_requests.cancel(c, "old", NOW))
+    service.write("new", lambda c: plan_requests.cancel(c, "new", NOW + 2))
+    clock.now += KEPT_SECONDS + 1
+    desk_of(service, FakePlanner()).turn()
+    with pytest.raises(NoSuchRequestError):
+        request_of(service, "old")
+    assert request_of(service, "new").state is State.CANCELED
+    assert request_of(service, "open").state is State.WORKING
+
+
+# With real processes, on SQLite: what they do does not depend on the database.
+
+
+@pytest.fixture
+def here(tmp_path: Path, clock: Clock) -> Iterator[Service]:
+    made = new_service(tmp_path, clock=clock)
+    yield made
+    made.close()
+
+
+def pid_of(planner: ProcessPlanner, key: str) -> int:
+    return planner._running[key].process.pid
+
+
+def ended_at(desk: Desk, service: Service, key: str) -> StoredRequest:
+    turn_until(desk, lambda: request_of(service, key).state.terminal)
+    return request_of(service, key)
+
+
+def test_canceling_kills_the_process(here: Service) -> None:
+    add_request(here, "r")
+    planner = ProcessPlanner(SLEEPS)
+    desk = desk_of(here, planner)
+    desk.turn()
+    pid = pid_of(planner, "r")
+    here.write("r", lambda c: plan_requests.cancel(c, "r", NOW))
+    os.kill(pid, 0)
+    desk.turn()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert request_of(here, "r").state is State.CANCELED
+
+
+def test_one_that_takes_too_long_is_ended(here: Service) -> None:
+    add_request(here, "r")
+    planner = ProcessPlanner(SLEEPS, seconds=0.2)
+    desk = desk_of(here, planner)
+    desk.turn()
+    pid = pid_of(planner, "r")
+    found = ended_at(desk, here, "r")
+    assert (found.state, found.error["what"]) == (State.FAILED, "planning took over 0.2 s")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_desk_that_closes_leaves_no_process(here: Service) -> None:
+    add_request(here, "r")
+    planner = ProcessPlanner(SLEEPS)
+    desk = desk_of(here, planner)
+    desk.turn()
+    pid = pid_of(planner, "r")
+    desk.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert request_of(here, "r").state is State.WORKING
+
+
+def test_a_killed_service_plans_anew_and_alike(here: Service, tmp_path: Path, clock: Clock) -> None:
+    add_request(here, "r")
+    add_request(here, "s")
+    killed = ProcessPlanner(SLEEPS)
+    desk_of(here, killed).turn()
+    again = open_service(Settings(folder=tmp_path), clock)
+    desk = desk_of(again, ProcessPlanner())
+    found = [ended_at(desk, again, each) for each in "rs"]
+    expected = decide(problem_from_cluster(tiny_job().spec, cluster())).plan.digest
+    assert [(each.state, each.begun, each.plan_digest) for each in found] == [(State.SUCCEEDED, 2, expected)] * 2
+    for each in "rs":
+        killed.cancel(each)
+    again.close()
+
+
+def test_what_a_process_complains_of_is_in_the_log(here: Service, caplog: pytest.LogCaptureFixture) -> None:
+    add_request(here, "r")
+    planner = ProcessPlanner((sys.executable, "-c", "raise RuntimeError('no such luck')"))
+    with caplog.at_level(logging.WARNING):
+        found = ended_at(desk_of(here, planner), here, "r")
+    assert found.error["what"] == "planning ended with code 1"
+    assert "no such luck" in caplog.text

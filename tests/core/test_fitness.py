@@ -1,0 +1,61 @@
+"""Which measurements serve which job."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from penstock.core.fitness import OLDEST_SECONDS, model_digest, stale, subject, unfit
+from penstock.core.layout import Precision
+from penstock.core.profile import MachineKey
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine
+from tests.support.whatif import profile_for
+
+SPEC = job(sequence_length=16, global_batch=2, ranks=2)
+MODEL = model_digest(SPEC.model, SPEC.data.sequence_length)
+FITTING = profile_for(SPEC)
+
+
+def test_a_profile_of_the_job_s_model_serves() -> None:
+    assert unfit(FITTING, SPEC, MODEL) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_digest": "0" * 64}, "is of another model"),
+        ({"precision": Precision.BF16}, "was measured in bf16, the job trains in fp32"),
+        ({"num_ranks": 4}, "was measured with 4 ranks, the job has 2"),
+        ({"units": tuple(each for each in FITTING.units if each.batch == 1)}, "lacks micro-batch sizes"),
+    ],
+)
+def test_another_does_not_and_says_why(changes: dict[str, Any], reason: str) -> None:
+    assert reason in (unfit(dataclasses.replace(FITTING, **changes), SPEC, MODEL) or "")
+
+
+def test_the_number_of_blocks_does_not_matter() -> None:
+    deeper = dataclasses.replace(TINY_LLAMA, layers=99)
+    assert model_digest(TINY_LLAMA, 16) == model_digest(deeper, 16)
+    assert len({model_digest(TINY_LLAMA, 16), model_digest(TINY_LLAMA, 32), model_digest(TINY_GPT2, 16)}) == 3
+
+
+@pytest.mark.parametrize(("age", "old"), [(0, False), (OLDEST_SECONDS, False), (OLDEST_SECONDS + 1, True)])
+def test_a_profile_ages(age: float, old: bool) -> None:
+    reason = stale(FITTING, FITTING.measured_at + age)
+    assert (reason is not None) == old
+    assert reason in (None, "is 7 days old")
+
+
+def test_each_part_names_another_subject() -> None:
+    here = machine()
+    parts: list[tuple[MachineKey, str, Precision, int]] = [
+        (here, "m", Precision.FP32, 2),
+        (dataclasses.replace(here, threads_per_rank=2), "m", Precision.FP32, 2),
+        (here, "n", Precision.FP32, 2),
+        (here, "m", Precision.BF16, 2),
+        (here, "m", Precision.FP32, 4),
+    ]
+    assert len({subject(*each) for each in parts}) == len(parts)
+    assert subject(*parts[0]) == subject(*parts[0])

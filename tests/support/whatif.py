@@ -1,0 +1,87 @@
+"""Requests for plans: what is asked, and a desk that answers turn by turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.api.executor.planning import Planner
+from penstock.api.executor.requests import Desk
+from penstock.api.service import Service
+from penstock.api.store import plan_requests, profiles
+from penstock.api.store.plan_requests import StoredRequest, Wanted
+from penstock.core.cluster import ClusterSpec
+from penstock.core.fitness import model_digest
+from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.profile import Profile
+from tests.support.planning import cluster, profile
+from tests.support.service import NOW, job_manifest
+
+PATIENCE_SECONDS = 90.0
+
+
+def tiny_job(**resources: Any) -> PipelineJob:
+    """The tiny job on two ranks."""
+    manifest = job_manifest()
+    manifest["spec"]["resources"] = {"ranks": 2, **resources}
+    return PipelineJob.from_manifest(manifest)
+
+
+def asked_for(job: PipelineJob | None = None, described: ClusterSpec | None = None) -> dict[str, Any]:
+    """The body of a request for a plan on described hardware."""
+    return {"job": (job or tiny_job()).to_manifest(), "cluster": (described or cluster()).to_manifest()}
+
+
+def profile_for(spec: JobSpec, **changes: Any) -> Profile:
+    """A measurement that serves such a job, made just now."""
+    of = {"model_digest": model_digest(spec.model, spec.data.sequence_length), "measured_at": NOW}
+    found = profile(**{**of, "precision": spec.training.precision, "num_ranks": spec.resources.ranks, **changes})
+    return found if "units" in changes else _at_both_batches(found)
+
+
+def _at_both_batches(found: Profile) -> Profile:
+    both = [
+        dataclasses.replace(
+            each,
+            batch=batch,
+            alone_seconds=batch * each.alone_seconds,
+            together_seconds=batch * each.together_seconds,
+        )
+        for batch in (1, 2)
+        for each in found.units
+    ]
+    return dataclasses.replace(found, units=tuple(both))
+
+
+def keep_profile(service: Service, found: Profile) -> str:
+    """Store it; its digest."""
+    service.write("profiles", lambda connection: profiles.keep(connection, found))
+    return found.digest
+
+
+def add_request(service: Service, request: str, wanted: Wanted | None = None) -> StoredRequest:
+    """A request that waits, with this id."""
+    what = wanted or Wanted(job=tiny_job(), cluster=cluster())
+    now = service.clock()
+    return service.write(request, lambda connection: plan_requests.create(connection, what, request, "me", now))
+
+
+def request_of(service: Service, request: str) -> StoredRequest:
+    """The request as it is."""
+    return service.read(lambda connection: plan_requests.get(connection, request))
+
+
+def desk_of(service: Service, planner: Planner, name: str = "here") -> Desk:
+    """A desk of that name."""
+    return Desk(service, planner, name=name)
+
+
+def turn_until(desk: Desk, holds: Callable[[], bool]) -> None:
+    """Turn until it holds; fails after a while."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        desk.turn()
+        time.sleep(0.02)
