@@ -43,7 +43,7 @@ async def enter(service: Service, uid: str, phase: Phase) -> None:
 
 async def report(service: Service, uid: str, step: int) -> None:
     def change(connection: Connection) -> None:
-        jobs.report(connection, uid, 0, service.clock(), step=step)
+        jobs.report(connection, [(uid, jobs.Reported(attempt=0, step=step, reported_at=service.clock()))])
 
     await asyncio.to_thread(service.write, uid, change)
 

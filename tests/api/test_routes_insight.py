@@ -37,8 +37,8 @@ def begin(connection: Connection, uid: str, attempt: int) -> None:
 
 
 def send(service: Service, records: list[Record]) -> None:
-    batch = Batch.of(records)
-    service.write(batch.uid, lambda connection: take(connection, batch, NOW))
+    batch = Batch.of(records, NOW)
+    service.submit_joint(batch.uid, take, batch).result()
 
 
 def others(uid: str, attempt: int, first: int) -> list[Record]:

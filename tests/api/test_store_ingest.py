@@ -38,8 +38,8 @@ def begin(service: Service, uid: str, attempt: int) -> StoredJob:
 
 
 def take(service: Service, records: Sequence[Record]) -> int:
-    batch = Batch.of(records)
-    return service.write(batch.uid, lambda connection: ingest.take(connection, batch, NOW))
+    batch = Batch.of(records, NOW)
+    return service.submit_joint(batch.uid, ingest.take, batch).result()
 
 
 def chart(service: Service, uid: str, most: int = 500) -> list[ChartPoint]:
@@ -114,7 +114,7 @@ def test_a_long_chart_is_rolled_up_without_losing_anything(service: Service, ste
     new = [Point("loss", ALL_RANKS, step, value) for step, value in enumerate(values)]
     for start in range(0, steps, 333):
         some = new[start : start + 333]
-        service.write(job.uid, partial(series.add_points, uid=job.uid, attempt=1, new=some, now=NOW))
+        service.write(job.uid, partial(series.add_points, new={(job.uid, 1): some}, now=NOW))
     found = chart(service, job.uid, most)
     assert len(found) <= most
     starts = [each.step for each in found]
@@ -128,15 +128,15 @@ def test_a_long_chart_is_rolled_up_without_losing_anything(service: Service, ste
 def test_numbers_that_are_none_are_left_out(service: Service) -> None:
     job = begun(service)
     new = [Point("loss", ALL_RANKS, 1, math.nan), Point("loss", ALL_RANKS, 2, 1.0), Point("x", ALL_RANKS, 1, math.inf)]
-    service.write(job.uid, lambda c: series.add_points(c, job.uid, 1, new, NOW))
+    service.write(job.uid, lambda c: series.add_points(c, {(job.uid, 1): new}, NOW))
     assert list(service.read(lambda c: series.charts(c, job.uid))) == [("loss", ALL_RANKS)]
 
 
 def test_old_points_go_and_their_rollups_stay(service: Service) -> None:
     job = begun(service)
     new = [Point("loss", ALL_RANKS, step, float(step)) for step in range(40)]
-    service.write(job.uid, lambda c: series.add_points(c, job.uid, 1, new[:32], NOW))
-    service.write(job.uid, lambda c: series.add_points(c, job.uid, 1, new[32:], NOW + 10))
+    service.write(job.uid, lambda c: series.add_points(c, {(job.uid, 1): new[:32]}, NOW))
+    service.write(job.uid, lambda c: series.add_points(c, {(job.uid, 1): new[32:]}, NOW + 10))
     assert service.write("points", lambda c: series.forget_points(c, NOW + 5)) == 32
     assert [each.step for each in chart(service, job.uid, most=39)] == [0, 16, 32]
     assert service.write("points", lambda c: series.forget_rollups(c, NOW + 20)) == 4
@@ -203,8 +203,8 @@ def test_a_batch_is_of_one_source_and_in_order() -> None:
     one, two = step_records("a", range(1))
     other = step_records("b", range(1))
     with pytest.raises(UserError, match="at least one"):
-        Batch.of([])
+        Batch.of([], NOW)
     with pytest.raises(UserError, match=r"records\[1\].sequence: 0 does not follow 1"):
-        Batch.of([two, one])
+        Batch.of([two, one], NOW)
     with pytest.raises(UserError, match=r"records\[1\]: is of another source"):
-        Batch.of([one, *other])
+        Batch.of([one, *other], NOW)

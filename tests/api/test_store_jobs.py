@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.api.service import Service
 from penstock.api.store import jobs
-from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError, Query, StoredJob
+from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError, Query, Reported, StoredJob
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import IllegalTransitionError, Phase
 from tests.support.service import NOW, Clock, add_job
@@ -91,13 +92,18 @@ def test_a_version_guards_a_change(service: Service) -> None:
 
 def test_progress_is_of_the_newest_attempt_and_changes_no_version(service: Service) -> None:
     made = add_job(service)
-    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt, NOW, step=2, last_checkpoint=2))
-    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt, NOW, step=3, loss=4.0))
+
+    def report(**told: Any) -> None:
+        reported = Reported(**{"attempt": made.attempt, "reported_at": NOW, **told})
+        service.write(made.uid, lambda c: jobs.report(c, [(made.uid, reported)]))
+
+    report(step=2, last_checkpoint=2)
+    report(step=3, loss=4.0)
     found = find(service)
     assert found.version == made.version
     assert found.progress is not None
     assert (found.progress.step, found.progress.last_checkpoint, found.progress.loss) == (3, 2, 4.0)
-    service.write(made.uid, lambda c: jobs.report(c, made.uid, made.attempt + 1, NOW, step=1))
+    report(attempt=made.attempt + 1, step=1)
     assert find(service).progress is None
 
 

@@ -92,7 +92,8 @@ class World:
         self.service.write(uid, lambda connection: jobs.request_delete(connection, uid, "me", self.clock()))
 
     def report_step(self, uid: str, attempt: int = 1) -> None:
-        self.service.write(uid, lambda connection: jobs.report(connection, uid, attempt, self.clock(), step=3))
+        told = jobs.Reported(attempt=attempt, step=3, reported_at=self.clock())
+        self.service.write(uid, lambda connection: jobs.report(connection, [(uid, told)]))
 
     def folder(self, uid: str, attempt: int = 1) -> AttemptFolder:
         return AttemptFolder(self.service.settings.runs / uid, attempt)

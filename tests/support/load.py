@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Select, func, select, update
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.store import jobs as stored_jobs
@@ -92,8 +93,10 @@ def bodies(load: Load) -> Iterator[list[bytes]]:
 
 def records(report: int) -> list[Record]:
     """A report of job 0."""
-    contents = [{"metrics": _metrics(report * STEPS + i)} for i in range(STEPS)]
-    lines = [{"log": LogLine(rank=0, level="INFO", message=f"line {report * LINES + i}")} for i in range(LINES)]
+    steps: list[dict[str, Any]] = [{"metrics": _metrics(report * STEPS + i)} for i in range(STEPS)]
+    lines: list[dict[str, Any]] = [
+        {"log": LogLine(rank=0, level="INFO", message=f"line {report * LINES + i}")} for i in range(LINES)
+    ]
     return [
         Record(
             uid=uid_of(0),
@@ -104,7 +107,7 @@ def records(report: int) -> list[Record]:
             kind=RecordKind(next(iter(content))),
             **content,
         )
-        for i, content in enumerate([*contents, *lines])
+        for i, content in enumerate([*steps, *lines])
     ]
 
 
@@ -156,18 +159,18 @@ def kept(load: Load, target: Target) -> Kept:
     engine = make_engine(parse_url(target.database))
     lines = select(log_lines.c.uid, log_lines.c.message).distinct().subquery()
     of_job = select(func.count()).select_from(points.join(series)).group_by(series.c.uid)
+    complete = load.num_reports * STEPS * POINTS_PER_STEP
     with engine.connect() as connection:
-
-        def count(chosen: object) -> int:
-            return int(connection.execute(select(func.count()).select_from(chosen)).scalar_one())  # type: ignore[arg-type]
-
-        complete = load.num_reports * STEPS * POINTS_PER_STEP
         found = Kept(
-            points=count(points),
-            rolled_up=int(connection.execute(select(func.sum(rollups.c.count))).scalar_one() or 0),
-            lines=count(log_lines),
-            different_lines=count(lines),
+            points=_count(connection, select(func.count()).select_from(points)),
+            rolled_up=_count(connection, select(func.sum(rollups.c.count))),
+            lines=_count(connection, select(func.count()).select_from(log_lines)),
+            different_lines=_count(connection, select(func.count()).select_from(lines)),
             jobs_complete=sum(number == complete for (number,) in connection.execute(of_job)),
         )
     engine.dispose()
     return found
+
+
+def _count(connection: Connection, chosen: Select[Any]) -> int:
+    return int(connection.execute(chosen).scalar_one() or 0)

@@ -67,6 +67,11 @@ class LoneService:
         self.process.send_signal(number)
         self.process.wait(PATIENCE_SECONDS)
 
+    def close(self) -> None:
+        """End it if it still runs."""
+        if self.process.poll() is None:
+            self.end()
+
     def processor_seconds(self) -> float:
         """What it has taken of the processors so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -88,7 +93,7 @@ def lone_services(target: Target, count: int = 1) -> Iterator[list[LoneService]]
         for port in free_ports(count):
             service = LoneService(target, port)
             service.start()
-            ends.callback(lambda each: each.process.poll() is None and each.end(), service)
+            ends.callback(service.close)
             made.append(service)
         yield made
 

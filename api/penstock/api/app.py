@@ -13,16 +13,17 @@ from penstock.api.routes import health, ingest, insight, jobs, pages, plans, pro
 from penstock.api.service import Service
 
 ROUTERS = (
+    ingest.router,
     jobs.router,
     streams.router,
     insight.router,
     plans.router,
     profiles.router,
     tokens.router,
-    ingest.router,
     health.router,
     pages.router,
 )
+"""What is asked most comes first: a request is matched against one route after the other."""
 
 
 def create_app(service: Service) -> FastAPI:

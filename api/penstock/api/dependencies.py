@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -22,8 +22,8 @@ MOST_YAML_CHARACTERS = 128 * 2**10
 LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
 
 
-def service_of(request: Request) -> Service:
-    """The service that was wired at the start."""
+async def service_of(request: Request) -> Service:
+    """The service that was wired at the start. This and who asks are coroutines, or each would wait for a thread."""
     service: Service = request.app.state.service
     return service
 
@@ -31,13 +31,16 @@ def service_of(request: Request) -> Service:
 ServiceIn = Annotated[Service, Depends(service_of)]
 
 
-def identify(request: Request, service: ServiceIn) -> Identity:
+async def identify(request: Request, service: ServiceIn) -> Identity:
     """Who bears the request's token; raises `Problem` for none, a wrong, expired or revoked one."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret:
         raise _unknown("no token came with the request")
-    found = service.read(lambda connection: tokens.by_secret(connection, secret.strip()))
-    if found is None or not found.valid(service.clock()):
+    secret, now = secret.strip(), service.clock()
+    found = await service.known_tokens.find(
+        secret, now, lambda: service.read(lambda connection: tokens.by_secret(connection, secret))
+    )
+    if found is None or not found.valid(now):
         raise _unknown("the token is unknown, expired or revoked")
     return found.identity
 
@@ -50,12 +53,12 @@ def _unknown(detail: str) -> Problem:
 IdentityIn = Annotated[Identity, Depends(identify)]
 
 
-def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Identity], Identity]:
+def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Identity], Awaitable[Identity]]:
     """A dependency that lets ``role`` pass: in the namespace that the path names; where it names none, in whichever the
     identity has, which the route looks at, or ``everywhere``.
     """
 
-    def required(request: Request, identity: IdentityIn) -> Identity:
+    async def required(request: Request, identity: IdentityIn) -> Identity:
         namespace = request.path_params.get("namespace")
         if not identity.may(role, namespace if namespace or everywhere else identity.namespace):
             raise forbidden(role, namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import uvicorn
 
@@ -11,6 +12,11 @@ from penstock.api.service import Service
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than jobs are silent: who reports every few seconds should not have to connect each time."""
+
+
+SWITCH_SECONDS = 0.0005
+"""After which a thread has to let another run Python. With the usual 5 ms the writer, which lets go of the interpreter
+at every statement, waits longer to get it back than it works."""
 
 
 class Server(uvicorn.Server):
@@ -29,6 +35,7 @@ class Server(uvicorn.Server):
             )
         )
         self._feed = service.feed
+        sys.setswitchinterval(SWITCH_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server.shutdown`."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from penstock.api.auth.known import KnownTokens
 from penstock.api.live.feed import Feed
 from penstock.api.settings import Settings
 from penstock.api.store import changes
 from penstock.api.store.changes import Change, Signature
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.migrate import require_current
-from penstock.api.store.writer import Writer
+from penstock.api.store.writer import Joint, Writer
 
+I = TypeVar("I")  # noqa: E741
 T = TypeVar("T")
 
 
@@ -30,6 +32,7 @@ class Service:
     writer: Writer
     feed: Feed
     clock: Callable[[], float] = time.time
+    known_tokens: KnownTokens = field(default_factory=KnownTokens)
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """What ``question`` finds, of one state of the database."""
@@ -43,6 +46,10 @@ class Service:
     def submit(self, key: str, change: Callable[[Connection], T]) -> Future[T]:
         """The same, for those who wait otherwise."""
         return self.writer.submit(key, change)
+
+    def submit_joint(self, key: str, joint: Joint[I, T], item: I) -> Future[T]:
+        """The same, of a change that ``joint`` makes together with others."""
+        return self.writer.submit_joint(key, joint, item)
 
     def close(self) -> None:
         """Commit what was asked for, and let go of the database."""

@@ -51,11 +51,34 @@ def join(path: str, name: str | int) -> str:
     return f"{path}.{name}" if path else name
 
 
+Reader = Callable[[Any, str], Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Field:
+    """One field of a dataclass; a value that is of type ``plain`` needs no reading."""
+
+    declared: dataclasses.Field[Any]
+    read: Reader
+    plain: type | None
+    required: bool
+
+
 @functools.cache
-def _fields(cls: Hashable) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+def _fields(cls: Hashable) -> dict[str, _Field]:
     owner = typing.cast(Any, cls)
     hints = typing.get_type_hints(owner)
-    return {camel(field.name): (field, hints[field.name]) for field in dataclasses.fields(owner)}
+    return {camel(field.name): _field(field, hints[field.name]) for field in dataclasses.fields(owner)}
+
+
+def _field(declared: dataclasses.Field[Any], annotation: Any) -> _Field:
+    own: Reader | None = declared.metadata.get("read")
+    return _Field(
+        declared=declared,
+        read=own or _reader(annotation),
+        plain=annotation if own is None and annotation in _SCALAR_NAMES else None,
+        required=declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING,
+    )
 
 
 def read_dataclass(cls: type[T], value: Any, path: str) -> T:
@@ -67,10 +90,13 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
         if name not in known:
             raise unknown_field(str(name), known, path)
     arguments = {}
-    for name, (field, annotation) in known.items():
+    for name, field in known.items():
         if name in value:
-            arguments[field.name] = _read_field(field, annotation, value[name], join(path, name))
-        elif _required(field):
+            given = value[name]
+            arguments[field.declared.name] = (
+                given if type(given) is field.plain else field.read(given, join(path, name))
+            )
+        elif field.required:
             raise UserError(what="is missing", where=join(path, name), remedy=f"add {name}")
     try:
         return cls(**arguments)
@@ -82,34 +108,35 @@ def _below(path: str, where: str) -> str:
     return join(path, where) if path and where else path or where
 
 
-def _required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _read_field(field: dataclasses.Field[Any], annotation: Any, value: Any, path: str) -> Any:
-    reader: Callable[[Any, str], Any] | None = field.metadata.get("read")
-    return reader(value, path) if reader else read_value(annotation, value, path)
-
-
 def read_value(annotation: Any, value: Any, path: str) -> Any:
     """``value`` checked against, and converted to, the type ``annotation``."""
+    return _reader(annotation)(value, path)
+
+
+@functools.cache
+def _reader(annotation: Any) -> Reader:
+    """How values of a type are read: found out once, because records are read by the thousand."""
     origin = typing.get_origin(annotation)
     if annotation is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        return _read_union(annotation, value, path)
-    if origin is typing.Literal:
-        return _read_choice(typing.get_args(annotation), value, path)
-    if origin is tuple:
-        return _read_tuple(annotation, value, path)
-    if origin in (dict, Mapping):
-        return _read_mapping(annotation, value, path)
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return annotation(_read_choice(tuple(member.value for member in annotation), value, path))
+        return lambda value, path: value
     if dataclasses.is_dataclass(annotation):
-        reader = getattr(annotation, "from_manifest", None)
-        return reader(value, path) if reader else read_dataclass(typing.cast(type, annotation), value, path)
-    return _read_scalar(annotation, value, path)
+        own: Reader | None = getattr(annotation, "from_manifest", None)
+        return own or functools.partial(read_dataclass, typing.cast(type, annotation))
+    return functools.partial(_how_to_read(annotation, origin), annotation)
+
+
+def _how_to_read(annotation: Any, origin: Any) -> Callable[[Any, Any, str], Any]:
+    if origin in (types.UnionType, typing.Union):
+        return _read_union
+    if origin is typing.Literal:
+        return _read_literal
+    if origin is tuple:
+        return _read_tuple
+    if origin in (dict, Mapping):
+        return _read_mapping
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _read_enum
+    return _read_scalar
 
 
 def _read_union(annotation: Any, value: Any, path: str) -> Any:
@@ -124,6 +151,14 @@ def _read_union(annotation: Any, value: Any, path: str) -> Any:
         except UserError:
             continue
     raise mistyped(value, " or ".join(_type_name(option) for option in options), path)
+
+
+def _read_literal(annotation: Any, value: Any, path: str) -> Any:
+    return _read_choice(typing.get_args(annotation), value, path)
+
+
+def _read_enum(annotation: Any, value: Any, path: str) -> Any:
+    return annotation(_read_choice(tuple(member.value for member in annotation), value, path))
 
 
 def _read_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
@@ -192,11 +227,11 @@ def nearest(name: str, choices: tuple[Any, ...]) -> str:
 def write_dataclass(instance: Any) -> dict[str, Any]:
     """The plain form of a dataclass instance; `read_dataclass` gives the instance back."""
     written = {}
-    for name, (field, _) in _fields(typing.cast(Hashable, type(instance))).items():
-        value = getattr(instance, field.name)
-        if value == _default(field):
+    for name, field in _fields(typing.cast(Hashable, type(instance))).items():
+        value = getattr(instance, field.declared.name)
+        if value == _default(field.declared):
             continue
-        writer = field.metadata.get("write", write_value)
+        writer = field.declared.metadata.get("write", write_value)
         written[name] = writer(value)
     return written
 

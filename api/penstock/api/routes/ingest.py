@@ -53,7 +53,7 @@ async def read_batch(request: Request, service: ServiceIn, identity: Ingester) -
     elif encoding != "identity":
         remedy = "send gzip, or nothing compressed"
         raise Problem(kind="bad-request", detail=f"{encoding} is not read", where="Content-Encoding", remedy=remedy)
-    return Batch.of(_records(load_json(body)))
+    return Batch.of(_records(load_json(body)), service.clock())
 
 
 def _records(document: Any) -> list[Record]:
@@ -72,6 +72,5 @@ async def ingest(service: ServiceIn, batch: Annotated[Batch, Depends(read_batch)
 
     Once an attempt has been followed by another its records are refused with 409, and its sender should stop.
     """
-    now = service.clock()
-    kept = service.submit(batch.uid, lambda connection: take(connection, batch, now))
+    kept = service.submit_joint(batch.uid, take, batch)
     return Acknowledged(sequence=await asyncio.wrap_future(kept))

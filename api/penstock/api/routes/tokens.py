@@ -42,4 +42,6 @@ def list_tokens(service: ServiceIn, identity: Admin) -> TokenPage:
 def revoke(service: ServiceIn, identity: Admin, token: str) -> TokenView:
     """Close a token for good."""
     now = service.clock()
-    return token_view(service.write("tokens", lambda connection: tokens.revoke(connection, token, now)))
+    revoked = service.write("tokens", lambda connection: tokens.revoke(connection, token, now))
+    service.known_tokens.forget()
+    return token_view(revoked)

@@ -2,25 +2,28 @@
 
 A source numbers its records; the highest number taken is a row, changed in the transaction that keeps the data. So a
 batch that is sent again after a lost answer changes nothing, whenever the service was killed.
+
+Batches that come at about the same time are kept together: a statement costs more than the rows that it writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, Delete, Insert, bindparam, delete, func, insert, select
 
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
-from penstock.api.store.jobs import NoSuchJobError, report
+from penstock.api.store.jobs import NoSuchJobError, Reported, report
 from penstock.api.store.schema import jobs, log_lines, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.records import NO_RANK, Progress, Record, RecordKind, StepMetrics
+from penstock.core.records import NO_RANK, Record, StepMetrics
 
-NOT_SERIES = frozenset({"step", "attempt"})
+SERIES = tuple(field.name for field in fields(StepMetrics) if field.name not in ("step", "attempt"))
 MOST_LINES = 2_000
 """Of each rank of a job; the rest stays in files."""
 MOST_LINE_CHARACTERS, MOST_LEVEL_CHARACTERS = 8_192, 15
@@ -38,10 +41,16 @@ class Batch:
     uid: str
     attempt: int
     source: str
+    received_at: float
     records: tuple[Record, ...]
 
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """Whose sequences these are."""
+        return self.uid, self.attempt, self.source
+
     @classmethod
-    def of(cls, records: Sequence[Record]) -> Batch:
+    def of(cls, records: Sequence[Record], received_at: float) -> Batch:
         """The batch of these records; raises `UserError` unless they are of one source and in order."""
         if not records:
             raise UserError(what="is empty", where="records", remedy="send at least one record")
@@ -59,110 +68,167 @@ class Batch:
                 what, remedy = f"{record.log.rank} is no rank", f"number ranks from 0; {NO_RANK} stands for none"
                 raise UserError(what=what, where=f"records[{i}].log.rank", remedy=remedy)
             last = record.sequence
-        return cls(uid=first.uid, attempt=first.attempt, source=first.source, records=tuple(records))
+        uid, attempt, source = identity
+        return cls(uid=uid, attempt=attempt, source=source, received_at=received_at, records=tuple(records))
 
 
-def take(connection: Connection, batch: Batch, now: float) -> int:
-    """Keep what is new; the highest sequence that is kept.
+def take(connection: Connection, batches: Sequence[Batch]) -> list[int | PenstockError]:
+    """Keep what is new; of each batch the highest sequence that is kept, or why it is refused:
 
-    Raises:
-        NoSuchJobError: the uid is unknown.
-        StaleAttemptError: another attempt has followed.
+    NoSuchJobError: the uid is unknown.
+    StaleAttemptError: another attempt has followed.
     """
-    locked = select(jobs.c.attempt).where(jobs.c.uid == batch.uid).with_for_update()
-    current = connection.execute(locked).scalar_one_or_none()
-    if current is None:
-        raise NoSuchJobError(batch.uid)
-    if batch.attempt != current:
-        raise StaleAttemptError(f"attempt {batch.attempt}, not {current}")
-    last = _raise_sequence(connection, batch)
-    fresh = [record for record in batch.records if record.sequence > last]
+    attempts = _locked(connection, sorted({batch.uid for batch in batches}))
+    taken = _taken(connection, batches)
+    outcomes: list[int | PenstockError] = []
+    fresh: list[Batch] = []
+    for batch in batches:
+        refusal = _refusal(batch, attempts.get(batch.uid))
+        if refusal is not None:
+            outcomes.append(refusal)
+            continue
+        last = taken.get(batch.key, -1)
+        new = tuple(record for record in batch.records if record.sequence > last)
+        if new:
+            fresh.append(replace(batch, records=new))
+        taken[batch.key] = max(last, batch.records[-1].sequence)
+        outcomes.append(taken[batch.key])
     if fresh:
-        _keep(connection, batch, fresh, now)
-    return max(last, batch.records[-1].sequence)
+        _keep(connection, fresh)
+    return outcomes
 
 
-def _raise_sequence(connection: Connection, batch: Batch) -> int:
-    """The highest sequence taken before; the row is locked and raised."""
-    key = {"uid": batch.uid, "attempt": batch.attempt, "source": batch.source}
-    begun = upsert(connection, sources).values(**key, sequence=-1).on_conflict_do_nothing()
-    connection.execute(begun)
-    mine = [sources.c[name] == value for name, value in key.items()]
-    last = int(connection.execute(select(sources.c.sequence).where(*mine).with_for_update()).scalar_one())
-    newest = batch.records[-1].sequence
-    if newest > last:
-        connection.execute(sources.update().where(*mine).values(sequence=newest))
-    return last
+def _refusal(batch: Batch, current: int | None) -> PenstockError | None:
+    if current is None:
+        return NoSuchJobError(batch.uid)
+    return None if batch.attempt == current else StaleAttemptError(f"attempt {batch.attempt}, not {current}")
 
 
-def _keep(connection: Connection, batch: Batch, fresh: Sequence[Record], now: float) -> None:
-    metrics = [record.metrics for record in fresh if record.metrics is not None]
-    add_points(connection, batch.uid, batch.attempt, list(_points(metrics)), now)
-    told = _told(metrics, [record.progress for record in fresh if record.progress is not None])
-    if told:
-        report(connection, batch.uid, batch.attempt, now, **told)
-    _keep_timelines(connection, batch, fresh)
-    _keep_logs(connection, batch, fresh)
+def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
+    """The current attempts. Who takes records of a job holds its row, so nobody else raises its sources."""
+    chosen = select(jobs.c.uid, jobs.c.attempt).where(jobs.c.uid.in_(uids)).order_by(jobs.c.uid)
+    return {uid: attempt for uid, attempt in connection.execute(chosen.with_for_update())}
 
 
-def _told(metrics: Sequence[StepMetrics], progress: Sequence[Progress]) -> dict[str, Any]:
+def _taken(connection: Connection, batches: Sequence[Batch]) -> dict[tuple[str, int, str], int]:
+    """The highest sequence taken before, of each source."""
+    mine = (
+        sources.c.uid.in_({batch.uid for batch in batches}),
+        sources.c.source.in_({each.source for each in batches}),
+    )
+    rows = connection.execute(select(sources).where(*mine))
+    return {(uid, attempt, source): sequence for uid, attempt, source, sequence in rows}
+
+
+def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
+    """Each kind of record of all batches by one statement."""
+    dialect = connection.dialect.name
+    _execute(connection, _raise_sequence(dialect), map(_sequence_row, fresh))
+    points: dict[tuple[str, int], list[Point]] = {}
+    for batch in fresh:
+        points.setdefault((batch.uid, batch.attempt), []).extend(_points(batch))
+    add_points(connection, points, max(batch.received_at for batch in fresh))
+    report(connection, [(batch.uid, told) for batch in fresh if (told := _reported(batch)) is not None])
+    _execute(connection, _keep_timelines(dialect), (row for batch in fresh for row in _timeline_rows(batch)))
+    _keep_lines(connection, [row for batch in fresh for row in _line_rows(batch)])
+
+
+def _execute(connection: Connection, statement: Insert | Delete, rows: Iterable[dict[str, Any]]) -> None:
+    listed = list(rows)
+    if listed:
+        connection.execute(statement, listed)
+
+
+def _sequence_row(batch: Batch) -> dict[str, Any]:
+    return {
+        "uid": batch.uid,
+        "attempt": batch.attempt,
+        "source": batch.source,
+        "sequence": batch.records[-1].sequence,
+    }
+
+
+@functools.cache
+def _raise_sequence(dialect: str) -> Insert:
+    raising = upsert(dialect, sources)
+    raised = {"sequence": raising.excluded.sequence}
+    found: Insert = raising.on_conflict_do_update(index_elements=list(sources.primary_key), set_=raised)
+    return found
+
+
+def _points(batch: Batch) -> Iterator[Point]:
+    for record in batch.records:
+        if record.metrics is None:
+            continue
+        for name in SERIES:
+            value = getattr(record.metrics, name)
+            if value is not None:
+                yield Point(name, ALL_RANKS, record.metrics.step, float(value))
+
+
+def _reported(batch: Batch) -> Reported | None:
     """Where the attempt stands: every step tells it, and checkpoints tell of themselves."""
-    told: dict[str, Any] = {}
-    if metrics:
-        newest = metrics[-1]
-        told = {"step": newest.step + 1, "loss": newest.loss, "step_seconds": newest.step_seconds}
-    if progress:
-        told["step"] = max(progress[-1].step, told.get("step", 0))
-        told["last_checkpoint"] = progress[-1].last_checkpoint
-    return told
+    metrics = next((record.metrics for record in reversed(batch.records) if record.metrics is not None), None)
+    progress = next((record.progress for record in reversed(batch.records) if record.progress is not None), None)
+    if metrics is None and progress is None:
+        return None
+    return Reported(
+        attempt=batch.attempt,
+        step=max(metrics.step + 1 if metrics else 0, progress.step if progress else 0),
+        loss=metrics.loss if metrics else None,
+        step_seconds=metrics.step_seconds if metrics else None,
+        last_checkpoint=progress.last_checkpoint if progress else None,
+        reported_at=batch.received_at,
+    )
 
 
-def _points(metrics: Sequence[StepMetrics]) -> Iterator[Point]:
-    for entry in metrics:
-        for name, value in asdict(entry).items():
-            if name not in NOT_SERIES and value is not None:
-                yield Point(name, ALL_RANKS, entry.step, float(value))
+def _timeline_rows(batch: Batch) -> Iterator[dict[str, Any]]:
+    for timeline in (record.timeline for record in batch.records if record.timeline is not None):
+        body = pack(timeline.to_manifest())
+        yield {"uid": batch.uid, "attempt": batch.attempt, "step": timeline.step or 0, "body": body}
 
 
-def _keep_timelines(connection: Connection, batch: Batch, fresh: Sequence[Record]) -> None:
-    for record in fresh:
-        if record.timeline is not None:
-            body = pack(record.timeline.to_manifest())
-            step = record.timeline.step or 0
-            row = {"uid": batch.uid, "attempt": batch.attempt, "step": step, "body": body}
-            connection.execute(upsert(connection, timelines).values(row).on_conflict_do_nothing())
+@functools.cache
+def _keep_timelines(dialect: str) -> Insert:
+    keeping: Insert = upsert(dialect, timelines).on_conflict_do_nothing()
+    return keeping
 
 
-def _keep_logs(connection: Connection, batch: Batch, fresh: Sequence[Record]) -> None:
+def _keep_lines(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     """Lines are numbered on by rank, across attempts; the newest of each rank are kept."""
-    by_rank: dict[int, list[Record]] = {}
-    for record in fresh:
-        if record.kind is RecordKind.LOG and record.log is not None:
-            by_rank.setdefault(record.log.rank, []).append(record)
-    for rank, records in by_rank.items():
-        mine = (log_lines.c.uid == batch.uid, log_lines.c.rank == rank)
-        newest = connection.execute(select(func.max(log_lines.c.number)).where(*mine)).scalar_one() or 0
-        rows = list(_rows(batch, records[-MOST_LINES:], newest + 1 + max(len(records) - MOST_LINES, 0)))
-        connection.execute(insert(log_lines), rows)
-        if rows[-1]["number"] > MOST_LINES:
-            old = log_lines.c.number <= rows[-1]["number"] - MOST_LINES
-            connection.execute(delete(log_lines).where(*mine, old))
+    _execute(connection, _NUMBER_LINES, rows)
+    _execute(connection, _FORGET_LINES, [{"of": of, "by": by} for of, by in {(row["of"], row["by"]) for row in rows}])
 
 
-def _rows(batch: Batch, records: Sequence[Record], first: int) -> Iterator[dict[str, Any]]:
-    for number, record in enumerate(records, start=first):
-        assert record.log is not None
-        yield {
-            "uid": batch.uid,
-            "rank": record.log.rank,
-            "number": number,
-            "attempt": batch.attempt,
-            "at": record.recorded_at,
-            "level": _text(record.log.level, MOST_LEVEL_CHARACTERS),
-            "message": _text(record.log.message, MOST_LINE_CHARACTERS),
-        }
+def _line_rows(batch: Batch) -> Iterator[dict[str, Any]]:
+    for record in batch.records:
+        if record.log is not None:
+            yield {
+                "of": batch.uid,
+                "by": record.log.rank,
+                "attempt": batch.attempt,
+                "at": record.recorded_at,
+                "level": _text(record.log.level, MOST_LEVEL_CHARACTERS),
+                "message": _text(record.log.message, MOST_LINE_CHARACTERS),
+            }
 
 
 def _text(value: str, most: int) -> str:
     """As PostgreSQL takes it: no NUL, and no longer than there is room for."""
     return value[:most].replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+_OF, _BY = bindparam("of", type_=log_lines.c.uid.type), bindparam("by", type_=log_lines.c.rank.type)
+_LAST_LINE = select(func.max(log_lines.c.number)).where(log_lines.c.uid == _OF, log_lines.c.rank == _BY)
+_NUMBER_LINES = insert(log_lines).values(
+    uid=_OF,
+    rank=_BY,
+    number=func.coalesce(_LAST_LINE.scalar_subquery(), 0) + 1,
+    attempt=bindparam("attempt"),
+    at=bindparam("at"),
+    level=bindparam("level"),
+    message=bindparam("message"),
+)
+_FORGET_LINES = delete(log_lines).where(
+    log_lines.c.uid == _OF, log_lines.c.rank == _BY, log_lines.c.number <= _LAST_LINE.scalar_subquery() - MOST_LINES
+)

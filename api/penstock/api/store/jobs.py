@@ -6,14 +6,30 @@ What changes a job locks its row first (`add_event` does), so two services never
 from __future__ import annotations
 
 import base64
+import functools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
+from penstock.api.store.engine import upsert
 from penstock.api.store.schema import events, job_labels, jobs, progress
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
@@ -82,10 +98,10 @@ class Reported:
 
     attempt: int
     step: int
-    loss: float | None
-    step_seconds: float | None
-    last_checkpoint: int | None
     reported_at: float
+    loss: float | None = None
+    step_seconds: float | None = None
+    last_checkpoint: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,16 +341,27 @@ def enter_phase(
     return get(connection, uid)
 
 
-def report(connection: Connection, uid: str, attempt: int, now: float, **told: Any) -> None:
-    """Keep what an attempt tells: any of ``step`` (how many are done), ``loss``, ``step_seconds``, ``last_checkpoint``.
+def report(connection: Connection, told: Iterable[tuple[str, Reported]]) -> None:
+    """Keep what attempts tell, by uid; ``step`` is how many are done.
 
-    What it does not tell stays as it told it before; nothing stays of another attempt.
+    What an attempt does not tell stays as it told it before; nothing stays of another attempt.
     """
-    values = {**told, "reported_at": now}
-    same = (progress.c.uid == uid, progress.c.attempt == attempt)
-    if connection.execute(update(progress).where(*same).values(values)).rowcount == 0:
-        connection.execute(delete(progress).where(progress.c.uid == uid))
-        connection.execute(insert(progress).values({"step": 0, **values, "uid": uid, "attempt": attempt}))
+    rows = [{"uid": uid, **asdict(reported)} for uid, reported in told]
+    if rows:
+        connection.execute(_report(connection.dialect.name), rows)
+
+
+@functools.cache
+def _report(dialect: str) -> Insert:
+    telling = upsert(dialect, progress)
+    new, old = telling.excluded, progress.c
+    same = old.attempt == new.attempt
+    kept = {
+        name: func.coalesce(new[name], case((same, old[name]))) for name in ("loss", "step_seconds", "last_checkpoint")
+    }
+    always = {name: new[name] for name in ("attempt", "step", "reported_at")}
+    reporting: Insert = telling.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always})
+    return reporting
 
 
 def history(connection: Connection, uid: str, after: int = 0, limit: int = 1000) -> Sequence[Row[Any]]:

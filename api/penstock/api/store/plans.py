@@ -30,7 +30,7 @@ def keep_plan(
     """Make it the job's newest revision; its number. ``timeline`` is that of its step as simulated."""
     drawn = pack(timeline.to_manifest()) if timeline else None
     row = {"digest": plan.digest, "body": pack(plan.to_manifest()), "timeline": drawn, "created_at": now}
-    connection.execute(upsert(connection, plans).values(row).on_conflict_do_nothing())
+    connection.execute(upsert(connection.dialect.name, plans).values(row).on_conflict_do_nothing())
     add_event(connection, uid, "planned", {"digest": plan.digest, "attempt": attempt}, now, plan_digest=plan.digest)
     newest = select(func.max(job_plans.c.revision)).where(job_plans.c.uid == uid)
     revision = 1 + (connection.execute(newest).scalar_one() or 0)

@@ -58,7 +58,7 @@ def keep(connection: Connection, profile: Profile) -> None:
         "body": pack(profile.to_manifest()),
         "measured_at": profile.measured_at,
     }
-    connection.execute(upsert(connection, profiles).values(row).on_conflict_do_nothing())
+    connection.execute(upsert(connection.dialect.name, profiles).values(row).on_conflict_do_nothing())
 
 
 def every(connection: Connection) -> list[StoredProfile]:

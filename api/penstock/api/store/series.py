@@ -7,9 +7,11 @@ up to date in the transaction of their points, so that a chart of a million poin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, case, delete, func, select
@@ -44,81 +46,78 @@ class ChartPoint:
     last: float
 
 
-@dataclass(slots=True)
-class _Rollup:
-    """What a transaction adds to one row of roll-ups."""
+def add_points(connection: Connection, new: Mapping[tuple[str, int], Sequence[Point]], now: float) -> None:
+    """Keep points, by the uid and attempt that they are of, and bring their roll-ups up to date.
 
-    count: int = 0
-    sum: float = 0.0
-    min: float = math.inf
-    max: float = -math.inf
-    last_step: int = -1
-    last: float = 0.0
-
-    def add(self, step: int, value: float) -> None:
-        self.count += 1
-        self.sum += value
-        self.min, self.max = min(self.min, value), max(self.max, value)
-        if step > self.last_step:
-            self.last_step, self.last = step, value
-
-
-def add_points(connection: Connection, uid: str, attempt: int, new: Sequence[Point], now: float) -> None:
-    """Keep points and bring their roll-ups up to date. A step that is there already stays as it is."""
-    finite = [point for point in new if math.isfinite(point.value)]
-    if not finite:
+    A step that is there already stays as it is.
+    """
+    finite = {of: [point for point in some if math.isfinite(point.value)] for of, some in new.items()}
+    wanted = {(uid, point.name, point.rank) for (uid, _), some in finite.items() for point in some}
+    if not wanted:
         return
-    ids = _ids(connection, uid, {(point.name, point.rank) for point in finite})
+    ids = _ids(connection, wanted)
     rows = [
-        {"series": ids[point.name, point.rank], "attempt": attempt, "step": point.step, "value": point.value}
-        for point in finite
+        {"series": ids[uid, point.name, point.rank], "attempt": attempt, "step": point.step, "value": point.value}
+        for (uid, attempt), some in finite.items()
+        for point in some
     ]
-    connection.execute(upsert(connection, points).on_conflict_do_nothing(), rows)
-    connection.execute(_merge(connection), list(_rolled_up(rows, now)))
+    rows.sort(key=lambda row: (row["series"], row["attempt"], row["step"]))
+    dialect = connection.dialect.name
+    connection.execute(_keep(dialect), rows)
+    connection.execute(_merge(dialect), [rollup for steps in ROLLUP_STEPS for rollup in _rolled_up(rows, steps, now)])
 
 
-def _ids(connection: Connection, uid: str, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    known = _known_ids(connection, uid)
-    missing = [{"uid": uid, "name": name, "rank": rank} for name, rank in sorted(wanted - known.keys())]
+def _ids(connection: Connection, wanted: set[tuple[str, str, int]]) -> dict[tuple[str, str, int], int]:
+    uids = sorted({uid for uid, _, _ in wanted})
+    known = _known_ids(connection, uids)
+    missing = [{"uid": uid, "name": name, "rank": rank} for uid, name, rank in sorted(wanted - known.keys())]
     if not missing:
         return known
-    connection.execute(upsert(connection, series).on_conflict_do_nothing(), missing)
-    return _known_ids(connection, uid)
+    connection.execute(upsert(connection.dialect.name, series).on_conflict_do_nothing(), missing)
+    return _known_ids(connection, uids)
 
 
-def _known_ids(connection: Connection, uid: str) -> dict[tuple[str, int], int]:
-    rows = connection.execute(select(series.c.name, series.c.rank, series.c.id).where(series.c.uid == uid))
-    return {(name, rank): number for name, rank, number in rows}
+def _known_ids(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, str, int], int]:
+    columns = (series.c.uid, series.c.name, series.c.rank, series.c.id)
+    rows = connection.execute(select(*columns).where(series.c.uid.in_(uids)))
+    return {(uid, name, rank): number for uid, name, rank, number in rows}
 
 
-def _rolled_up(rows: Iterable[Mapping[str, Any]], now: float) -> Iterator[dict[str, Any]]:
-    found: dict[tuple[int, int, int, int], _Rollup] = {}
-    for row in rows:
-        for steps in ROLLUP_STEPS:
-            key = (row["series"], steps, row["attempt"], row["step"] // steps)
-            found.setdefault(key, _Rollup()).add(row["step"], row["value"])
-    for (number, steps, attempt, bucket), rollup in sorted(found.items()):
+def _rolled_up(rows: Iterable[Mapping[str, Any]], steps: int, now: float) -> Iterator[dict[str, Any]]:
+    """What the rows add to roll-ups of so many steps; they are sorted by series, attempt and step."""
+    for (number, attempt, bucket), some in groupby(
+        rows, key=lambda row: (row["series"], row["attempt"], row["step"] // steps)
+    ):
+        part = list(some)
+        values = [row["value"] for row in part]
         yield {
             "series": number,
             "steps": steps,
             "attempt": attempt,
             "bucket": bucket,
-            "count": rollup.count,
-            "sum": rollup.sum,
-            "min": rollup.min,
-            "max": rollup.max,
-            "last_step": rollup.last_step,
-            "last": rollup.last,
+            "count": len(values),
+            "sum": sum(values),
+            "min": min(values),
+            "max": max(values),
+            "last_step": part[-1]["step"],
+            "last": values[-1],
             "received_at": now,
         }
 
 
-def _merge(connection: Connection) -> Insert:
+@functools.cache
+def _keep(dialect: str) -> Insert:
+    keeping: Insert = upsert(dialect, points).on_conflict_do_nothing()
+    return keeping
+
+
+@functools.cache
+def _merge(dialect: str) -> Insert:
     """Adds a roll-up to the one that is there."""
-    adding = upsert(connection, rollups)
+    adding = upsert(dialect, rollups)
     new, old = adding.excluded, rollups.c
     is_later = new.last_step >= old.last_step
-    lesser, greater = (func.min, func.max) if connection.dialect.name == "sqlite" else (func.least, func.greatest)
+    lesser, greater = (func.min, func.max) if dialect == "sqlite" else (func.least, func.greatest)
     merged: Insert = adding.on_conflict_do_update(
         index_elements=list(rollups.primary_key),
         set_={
@@ -141,8 +140,8 @@ def charts(
     connection: Connection, uid: str, ranks: Sequence[int] = (ALL_RANKS,), most: int = MOST_POINTS
 ) -> dict[tuple[str, int], list[ChartPoint]]:
     """Every series of the job over its steps, by name and rank, in at most ``most`` points each."""
-    known = _known_ids(connection, uid)
-    return {key: _chart(connection, number, most) for key, number in sorted(known.items()) if key[1] in ranks}
+    known = _known_ids(connection, [uid])
+    return {key[1:]: _chart(connection, number, most) for key, number in sorted(known.items()) if key[2] in ranks}
 
 
 def _chart(connection: Connection, number: int, most: int) -> list[ChartPoint]:

@@ -4,6 +4,9 @@ A change is a function of a connection. It runs inside a savepoint, so one that 
 its future is resolved only after the commit. It may run more than once (when the database gives up a transaction in a
 conflict with another service), and must therefore depend on nothing but what it reads from the connection.
 
+Changes of which there are many a second are joint: one function makes all of a transaction's, with as many statements
+as one of them needs. If it fails, each is made alone, so that only the one at fault fails.
+
 Changes of one transaction run in the order of their keys: two services that change the same jobs lock them in the same
 order, and so seldom wait in a circle.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,8 +23,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+I = TypeVar("I")  # noqa: E741, what a joint change is made of
 T = TypeVar("T")
 Change = Callable[[Connection], T]
+Joint = Callable[[Connection, Sequence[I]], Sequence[T | Exception]]
+"""Makes several changes; the outcome of each, in their order."""
 
 MOST_CHANGES_PER_COMMIT = 128
 MOST_ATTEMPTS = 8
@@ -36,7 +42,8 @@ class WriterClosedError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class _Asked:
     key: str
-    change: Change[Any]
+    joint: Joint[Any, Any]
+    item: Any
     future: Future[Any]
 
 
@@ -53,11 +60,15 @@ class Writer:
 
     def submit(self, key: str, change: Change[T]) -> Future[T]:
         """Ask for a change of what ``key`` names (a job's uid, or a table); the future ends after the commit."""
+        return self.submit_joint(key, lambda connection, items: [change(connection)], None)
+
+    def submit_joint(self, key: str, joint: Joint[I, T], item: I) -> Future[T]:
+        """The same, of a change that ``joint`` makes together with others that it is to make at the time."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise WriterClosedError("the service is ending")
-            self._asked.put(_Asked(key, change, future))
+            self._asked.put(_Asked(key, joint, item, future))
         return future
 
     def write(self, key: str, change: Change[T]) -> T:
@@ -112,24 +123,35 @@ class Writer:
         for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
                 with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
-                    return [_outcome(connection, asked.change) for asked in batch]
+                    return _outcomes(connection, batch)
             except DBAPIError as error:
                 if attempt == MOST_ATTEMPTS or not is_conflict(error):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
 
-def _outcome(connection: Connection, change: Change[Any]) -> Any:
+def _outcomes(connection: Connection, batch: list[_Asked]) -> list[Any]:
+    members: dict[Joint[Any, Any], list[int]] = {}
+    for number, asked in enumerate(batch):
+        members.setdefault(asked.joint, []).append(number)
+    found: dict[int, Any] = {}
+    for joint, numbers in members.items():
+        made = _make(connection, joint, [batch[number].item for number in numbers])
+        found.update(zip(numbers, made, strict=True))
+    return [found[number] for number in range(len(batch))]
+
+
+def _make(connection: Connection, joint: Joint[Any, Any], items: Sequence[Any]) -> Sequence[Any]:
     """Conflicts and lost connections concern the whole transaction and are raised."""
     try:
         with connection.begin_nested():
-            return change(connection)
-    except DBAPIError as error:
-        if is_conflict(error) or error.connection_invalidated:
-            raise
-        return error
+            return joint(connection, items)
     except Exception as error:
-        return error
+        if isinstance(error, DBAPIError) and (is_conflict(error) or error.connection_invalidated):
+            raise
+        if len(items) == 1:
+            return [error]
+        return [outcome for item in items for outcome in _make(connection, joint, [item])]
 
 
 def is_conflict(error: DBAPIError) -> bool:

@@ -1,0 +1,39 @@
+"""Tokens that were looked up a moment ago: a thousand jobs that report every few seconds bear few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.concurrency import run_in_threadpool
+
+from penstock.api.auth.identity import digest
+from penstock.api.store.tokens import StoredToken
+
+KNOWN_SECONDS = 5.0
+"""How long a token that was revoked elsewhere (by another service, or on the database itself) may still pass."""
+MOST_KNOWN = 1024
+
+
+class KnownTokens:
+    """Remembers tokens by digest, never the unknown; to be asked from one event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, StoredToken]] = {}
+
+    async def find(self, secret: str, now: float, look_up: Callable[[], StoredToken | None]) -> StoredToken | None:
+        """The token with this secret, as it was a moment ago or as it is looked up in a thread."""
+        known, key = self._known, digest(secret)
+        at, token = known.get(key, (0.0, None))
+        if token is not None and 0 <= now - at < KNOWN_SECONDS:
+            return token
+        token = await run_in_threadpool(look_up)
+        if token is not None:
+            known.pop(key, None)  # the newest come last, and the oldest go first
+            if len(known) >= MOST_KNOWN:
+                del known[next(iter(known))]
+            known[key] = (now, token)  # lost if all were forgotten meanwhile
+        return token
+
+    def forget(self) -> None:
+        """Look all up again: one was revoked. May be called from any thread."""
+        self._known = {}
