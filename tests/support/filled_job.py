@@ -48,7 +48,7 @@ def running_job(service: Service, name: str = "tiny", steps: int = 8, line: str 
             Record(uid=uid, attempt=0, source="rank-0", sequence=number, recorded_at=now, **content)
             for number, content in enumerate(found)
         ]
-        take(connection, Batch.of(records), now)
+        take(connection, [Batch.of(records, now)])
 
     service.write(uid, fill)
     return service.read(lambda connection: jobs.get(connection, uid))

@@ -107,7 +107,7 @@ def _refusal(batch: Batch, current: int | None) -> PenstockError | None:
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
     """The current attempts. Who takes records of a job holds its row, so nobody else raises its sources."""
     chosen = select(jobs.c.uid, jobs.c.attempt).where(jobs.c.uid.in_(uids)).order_by(jobs.c.uid)
-    return {uid: attempt for uid, attempt in connection.execute(chosen.with_for_update())}
+    return {row.uid: row.attempt for row in connection.execute(chosen.with_for_update())}
 
 
 def _taken(connection: Connection, batches: Sequence[Batch]) -> dict[tuple[str, int, str], int]:
