@@ -31,6 +31,12 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/jobs/{namespace}/{name}/metrics"): VIEWER,
     ("GET", "/v1/jobs/{namespace}/{name}/timeline"): VIEWER,
     ("GET", "/v1/jobs/{namespace}/{name}/logs"): VIEWER,
+    ("POST", "/v1/jobs/{namespace}/{name}/retry"): EDITOR,
+    ("GET", "/v1/jobs/{namespace}/{name}/reproduce"): VIEWER,
+    ("GET", "/v1/jobs/{namespace}/{name}/checkpoints"): VIEWER,
+    ("POST", "/v1/jobs/{namespace}/{name}/checkpoints/{attempt}/{step}/export"): EDITOR,
+    ("GET", "/v1/jobs/{namespace}/{name}/artifacts"): VIEWER,
+    ("GET", "/v1/jobs/{namespace}/{name}/artifacts/{path}"): VIEWER,
     ("GET", "/v1/history/{uid}"): VIEWER,
     ("POST", "/v1/plans"): EDITOR,
     ("GET", "/v1/plans"): VIEWER,
@@ -93,7 +99,8 @@ def test_what_proves_nobody_is_turned_away(service: Service, clock: Clock, route
 
 def filled(route: tuple[str, str]) -> tuple[str, str]:
     method, path = route
-    return method, path.format(namespace="default", name="tiny", uid="x", token="x", request="x", digest="x")
+    fields = {"namespace": "default", "name": "tiny", "attempt": 1, "step": 2}
+    return method, path.format(**fields, **dict.fromkeys(("uid", "token", "request", "digest", "path"), "x"))
 
 
 def expired_and_revoked(service: Service, clock: Clock) -> list[str]:

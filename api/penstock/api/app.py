@@ -9,14 +9,16 @@ from fastapi import FastAPI
 from penstock.api import errors
 from penstock.api.guard import Guard
 from penstock.api.problems import PROBLEMS, ProblemDocument
-from penstock.api.routes import health, ingest, insight, jobs, pages, plans, profiles, streams, tokens
+from penstock.api.routes import again, files, health, ingest, insight, jobs, pages, plans, profiles, streams, tokens
 from penstock.api.service import Service
 
 ROUTERS = (
     ingest.router,
     jobs.router,
+    again.router,
     streams.router,
     insight.router,
+    files.router,
     plans.router,
     profiles.router,
     tokens.router,

@@ -156,7 +156,8 @@ def allowed(app: FastAPI, path: str) -> list[str]:
     """The methods that a path has; each route by itself knows only its own."""
     found: set[str] = set()
     for template, operations in app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"\{[a-z]+\}", "[^/]+", template), path):
+        anywhere = template.replace("{path}", ".+")  # the one parameter that may hold slashes
+        if re.fullmatch(re.sub(r"\{[a-z]+\}", "[^/]+", anywhere), path):
             found |= {method.upper() for method in operations}
     return sorted(found)
 

@@ -53,6 +53,7 @@ PROBLEMS = {
         Kind("changed-meanwhile", "Changed meanwhile", 412),
         Kind("too-large", "The body is too large", 413),
         Kind("unsupported-media-type", "The body is of an unknown type", 415),
+        Kind("out-of-range", "The file has no such part", 416),
         Kind("misdirected", "The host is not this service", 421),
         Kind("invalid", "Something in the body is wrong", 422),
         Kind("internal", "The service failed", 500),

@@ -11,6 +11,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 
 from penstock.api.auth.known import KnownTokens
+from penstock.api.exporting import Exports
 from penstock.api.live.feed import Feed
 from penstock.api.settings import Settings
 from penstock.api.store import changes
@@ -33,6 +34,7 @@ class Service:
     feed: Feed
     clock: Callable[[], float] = time.time
     known_tokens: KnownTokens = field(default_factory=KnownTokens)
+    exports: Exports = field(default_factory=Exports)
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """What ``question`` finds, of one state of the database."""
@@ -52,7 +54,8 @@ class Service:
         return self.writer.submit_joint(key, joint, item)
 
     def close(self) -> None:
-        """Commit what was asked for, and let go of the database."""
+        """Commit what was asked for, end what else is under way, and let go of the database."""
+        self.exports.close()
         self.writer.close()
         self.engine.dispose()
 

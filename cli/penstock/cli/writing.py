@@ -32,13 +32,15 @@ class Exported(Manifest):
     step: int
 
 
-def newest(run: RunDir) -> Checkpoint:
-    """The newest complete checkpoint; raises `UserError` if there is none."""
-    found = find_checkpoints(run.checkpoints)
+def newest(run: RunDir, *, attempt: int | None = None, step: int | None = None) -> Checkpoint:
+    """The newest complete checkpoint, of that attempt and step if they are given; raises `UserError` without one."""
+    place, known = f"run directory {run.root}", find_checkpoints(run.checkpoints)
+    if not known:
+        raise UserError(what="has no checkpoint yet", where=place, remedy="train it first: penstock run JOB")
+    found = [each for each in known if attempt in (None, each.attempt) and step in (None, each.step)]
     if not found:
-        raise UserError(
-            what="has no checkpoint yet", where=f"run directory {run.root}", remedy="train it first: penstock run JOB"
-        )
+        there = ", ".join(f"attempt {each.attempt} step {each.step}" for each in known)
+        raise UserError(what="has no such checkpoint", where=place, remedy=f"there are {there}")
     return found[0]
 
 
@@ -61,12 +63,13 @@ def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed
     return Written(prompt=prompt, text=prompt + tokenizer.decode(added), step=checkpoint.step)
 
 
-def exported(run: RunDir, folder: Path) -> Exported:
-    """The newest checkpoint in ``folder``, as transformers reads it, with its tokenizer if there is a file of it.
+def exported(run: RunDir, folder: Path, *, attempt: int | None = None, step: int | None = None) -> Exported:
+    """The newest checkpoint, of that attempt and step if they are given, in ``folder``, as transformers reads it, with
+    its tokenizer if there is a file of it.
 
     Raises:
         UserError: there is no checkpoint, it is corrupt, or the folder cannot be written.
     """
-    checkpoint, tokenizer = newest(run), open_data(run).tokenizer
+    checkpoint, tokenizer = newest(run, attempt=attempt, step=step), open_data(run).tokenizer
     export(checkpoint.folder, folder, None if tokenizer is None else tokenizer.to_json())
     return Exported(folder=str(folder), step=checkpoint.step)

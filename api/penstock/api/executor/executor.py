@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ from penstock.planner import yamltext
 log = logging.getLogger(__name__)
 
 EXPIRY_LOOK_SECONDS = 30.0
+VERSION = version("penstock")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,7 +309,12 @@ class Executor:
         def change(connection: Connection) -> StoredJob:
             jobs.require_version(connection, stored.uid, stored.version)
             connection.execute(insert(attempts).values(row))
-            body = {"attempt": decision.attempt, "ranks": decision.ranks, "resumeFrom": decision.resume_from}
+            body = {
+                "attempt": decision.attempt,
+                "ranks": decision.ranks,
+                "resumeFrom": decision.resume_from,
+                "penstock": VERSION,
+            }
             changes = {"attempt": decision.attempt, "started_at": started, "executor": self._name}
             jobs.add_event(connection, stored.uid, "launched", body, now, **changes)
             return _enter_phase(connection, stored, entered, now)

@@ -29,7 +29,7 @@ class EventStream(Response):
         self._feed.add(self._listener)
         ends = [
             asyncio.create_task(self._send(send)),
-            asyncio.create_task(_left(receive)),
+            asyncio.create_task(left(receive)),
             asyncio.create_task(self._listener.outgoing.dropped.wait()),
         ]
         try:
@@ -53,7 +53,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
     """Returns once the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

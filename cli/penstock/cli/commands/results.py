@@ -59,13 +59,15 @@ def generate(
 def export(
     run_dir: ExistingRun,
     to: Annotated[Path, typer.Option("--to", help="The folder to write.")],
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt's checkpoints.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="The checkpoint after so many steps.")] = None,
     form: Output = Format.TEXT,
 ) -> None:
     """Write the newest checkpoint's weights as safetensors, in the names that transformers reads."""
     from penstock.cli.writing import exported
     from penstock.trainer.rundir import RunDir
 
-    written = exported(RunDir(run_dir), to)
+    written = exported(RunDir(run_dir), to, attempt=attempt, step=step)
     if form is Format.TEXT:
         output.say(f"wrote the model of step {written.step} to {to}")
     else:

@@ -1,0 +1,77 @@
+"""A job once more: the manifest of a retry, and the commands that run it as it ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Collection, Sequence
+
+from penstock.core.job import ParallelismSpec, PipelineJob
+from penstock.core.plan import Plan
+from penstock.planner import yamltext
+
+LONGEST_NAME = 63
+_NUMBERED = re.compile(r"(.+)-\d+")
+
+
+def next_name(name: str, taken: Collection[str]) -> str:
+    """``tiny-2`` for ``tiny``, ``tiny-3`` for ``tiny-2`` if there was a ``tiny``: the first that is not taken."""
+    match = _NUMBERED.fullmatch(name)
+    base = match[1] if match and match[1] in taken else name
+    for number in itertools.count(2):
+        end = f"-{number}"
+        found = base[: LONGEST_NAME - len(end)].rstrip("-") + end
+        if found not in taken:
+            return found
+    raise AssertionError("numbers do not end")
+
+
+def name_stem(name: str) -> str:
+    """What the names begin with that `next_name` has to know."""
+    match = _NUMBERED.fullmatch(name)
+    return (match[1] if match else name)[: LONGEST_NAME - 8]
+
+
+def retried(job: PipelineJob, name: str, resume_from: str | None) -> PipelineJob:
+    """The job under another name, from the checkpoint ``resume_from``, or from where it began itself."""
+    begin = resume_from or job.spec.checkpoint.resume_from
+    renamed = dataclasses.replace(job, metadata=dataclasses.replace(job.metadata, name=name, uid=""))
+    return renamed.with_spec(
+        checkpoint=dataclasses.replace(job.spec.checkpoint, resume_from=begin),
+        run_policy=dataclasses.replace(job.spec.run_policy, suspend=False),
+    )
+
+
+def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
+    """The job with all pinned that ``plan`` decided, so that planning it again decides the same."""
+    parallelism = ParallelismSpec(
+        dp=plan.dp,
+        tp=plan.tp,
+        pp=plan.pp,
+        micro_batch=plan.microbatch,
+        slices=plan.slices,
+        schedule=plan.schedule,
+        stages=_blocks(plan.stages, plan.model.layers),
+    )
+    resources = dataclasses.replace(job.spec.resources, ranks=plan.num_ranks, min_ranks=None)
+    return job.with_spec(parallelism=parallelism, resources=resources)
+
+
+def _blocks(stages: Sequence[tuple[int, int]], layers: int) -> tuple[float, ...]:
+    """Blocks per stage: unit 0 is the embedding, then come two to a block, and the head."""
+    ends = [(stop - 1) / 2 for _, stop in stages[:-1]] + [float(layers)]
+    return tuple(end - begin for begin, end in itertools.pairwise([0.0, *ends]))
+
+
+def commands(job: PipelineJob, server: str, packages: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """What a person types to run the job on the service at the URL ``server``, with these packages and versions."""
+    file = f"{job.metadata.name}.yaml"
+    wanted = " ".join(f"'{_requirement(name)}=={version.partition('+')[0]}'" for name, version in packages)
+    install = (f"pip install {wanted}",) if wanted else ()
+    document = f"cat > {file} <<'END'\n{yamltext.dump(job.to_manifest()).rstrip()}\nEND"
+    return (*install, document, f"penstock submit {file} --server {server}")
+
+
+def _requirement(package: str) -> str:
+    return "penstock[trainer,client,cli]" if package == "penstock" else package

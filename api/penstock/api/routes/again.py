@@ -1,0 +1,98 @@
+"""A job once more: retried from its newest checkpoint, and what reproduces it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Request, Response
+from sqlalchemy import Connection
+
+from penstock.api.again import commands, name_stem, next_name, pinned, retried
+from penstock.api.dependencies import Editor, ServiceIn, Viewer
+from penstock.api.locations import OUT
+from penstock.api.problems import Problem, answers
+from penstock.api.replies import Once, reply, write_once
+from penstock.api.routes.jobs import WRITTEN, etag
+from penstock.api.run_schemas import ReproductionView, RetryRequest
+from penstock.api.runfiles import newest_checkpoint
+from penstock.api.schemas import job_view
+from penstock.api.service import Service
+from penstock.api.store import jobs, lineage
+from penstock.api.store.idempotency import Answer
+from penstock.api.store.jobs import StoredJob
+
+router = APIRouter(tags=["jobs"])
+
+READS = answers("unauthenticated", "forbidden", "not-found")
+
+
+@router.post("/v1/jobs/{namespace}/{name}/retry", status_code=201, **WRITTEN, operation_id="retryJob")
+def retry(
+    service: ServiceIn,
+    identity: Editor,
+    namespace: str,
+    name: str,
+    asked: Once,
+    wanted: Annotated[RetryRequest | None, Body()] = None,
+) -> Response:
+    """Make a new job of one that has ended.
+
+    It goes on from the newest complete checkpoint; without one it begins where the old one began.
+    """
+    uid, now = str(uuid.uuid4()), service.clock()
+
+    def change(connection: Connection) -> Answer:
+        old = jobs.find(connection, namespace, name)
+        _require_ended(old)
+        begin = _begin(service, old)
+        taken = lineage.names(connection, namespace, name_stem(name))
+        job = retried(old.job, (wanted and wanted.name) or next_name(name, taken), begin)
+        service.settings.locations.resolved(job)
+        jobs.create(connection, job, uid, identity.name, now)
+        jobs.add_event(connection, uid, "retry", {"of": old.uid, "resumeFrom": begin}, now)
+        made = jobs.get(connection, uid)
+        place = f"/v1/jobs/{made.namespace}/{made.name}"
+        return reply(job_view(made), 201, {"Location": place, "ETag": etag(made)})
+
+    return write_once(service, uid, asked, change)
+
+
+def _require_ended(old: StoredJob) -> None:
+    if old.phase.terminal or old.deleted_at is not None:
+        return
+    remedy = "wait until it has ended, or delete it; a suspended job goes on with resume"
+    raise Problem(kind="conflict", detail=f"the job is {old.phase}", remedy=remedy)
+
+
+def _begin(service: Service, old: StoredJob) -> str | None:
+    """The newest complete checkpoint; raises `Problem` if there is nothing left to do after it."""
+    newest, steps = newest_checkpoint(service.settings.runs / old.uid), old.job.spec.training.steps
+    if newest is None:
+        return None
+    uri = f"{OUT}{old.uid}/{newest.attempt}/{newest.step}"
+    if newest.step >= steps:
+        detail, remedy = f"all {steps} steps are done", f"submit a job with more steps and resumeFrom: {uri}"
+        raise Problem(kind="conflict", detail=detail, remedy=remedy)
+    return uri
+
+
+@router.get("/v1/jobs/{namespace}/{name}/reproduce", responses=READS, operation_id="reproduceJob")
+def reproduce(request: Request, service: ServiceIn, identity: Viewer, namespace: str, name: str) -> ReproductionView:
+    """What runs the job again as it ran: its manifest with the newest plan pinned, versions, and commands to paste."""
+
+    def question(connection: Connection) -> tuple[StoredJob, lineage.Origin, str]:
+        found = jobs.find(connection, namespace, name)
+        taken = lineage.names(connection, namespace, name_stem(name))
+        free = name if found.deleted_at is not None else next_name(name, taken)
+        return found, lineage.origin(connection, found), free
+
+    found, origin, free = service.read(question)
+    begin = found.job.spec.checkpoint.resume_from
+    job = retried(found.job if origin.plan is None else pinned(found.job, origin.plan), free, begin)
+    return ReproductionView(
+        manifest=job.to_manifest(),
+        plan_digest=found.plan_digest if origin.plan else None,
+        versions=dict(origin.versions),
+        commands=list(commands(job, str(request.base_url).rstrip("/"), origin.versions)),
+    )

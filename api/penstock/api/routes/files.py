@@ -1,0 +1,136 @@
+"""The files of a job, below /v1/jobs/{namespace}/{name}: checkpoints, their export, and artifacts to download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Response
+from fastapi import Path as InPath
+from sqlalchemy import Connection
+
+from penstock.api.dependencies import Editor, ServiceIn, Viewer
+from penstock.api.download import MEDIA_TYPE, FilePart
+from penstock.api.locations import OUT
+from penstock.api.problems import Problem, answers
+from penstock.api.replies import Once, reply, write_once
+from penstock.api.run_schemas import ArtifactPage, ArtifactView, CheckpointPage, CheckpointView, ExportView
+from penstock.api.runfiles import Checkpoint, artifacts, checkpoints, export_folder, open_artifact
+from penstock.api.schemas import instant
+from penstock.api.service import Service
+from penstock.api.store import jobs
+from penstock.api.store.idempotency import Answer
+from penstock.api.store.jobs import StoredJob
+
+router = APIRouter(tags=["files"])
+
+READS = answers("unauthenticated", "forbidden", "not-found")
+LARGEST_NUMBER = 2**31 - 1
+Number = Annotated[int, InPath(ge=0, le=LARGEST_NUMBER)]
+WHOLE = {
+    "description": "The file, or the part of it that was asked for.",
+    "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+}
+DOWNLOADS: dict[int | str, dict[str, Any]] = {**answers("out-of-range"), **READS, 200: WHOLE, 206: WHOLE}
+
+
+def _find(service: Service, namespace: str, name: str) -> tuple[StoredJob, Path]:
+    """The job and its run directory."""
+    found = service.read(lambda connection: jobs.find(connection, namespace, name))
+    return found, service.settings.runs / found.uid
+
+
+def _view(service: Service, uid: str, found: Checkpoint) -> CheckpointView:
+    root = service.settings.runs / uid
+    export = service.exports.of(root, found.attempt, found.step)
+    folder = export_folder(root, found.attempt, found.step).relative_to(root).as_posix()
+    return CheckpointView(
+        step=found.step,
+        attempt=found.attempt,
+        complete=found.complete,
+        bytes=found.num_bytes,
+        created_at=instant(found.created_at),
+        uri=f"{OUT}{uid}/{found.attempt}/{found.step}",
+        export=None if export is None else ExportView(state=export.state, message=export.message, folder=folder),
+    )
+
+
+@router.get("/v1/jobs/{namespace}/{name}/checkpoints", responses=READS, operation_id="listCheckpoints")
+def list_checkpoints(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> CheckpointPage:
+    """The job's checkpoints, newest first: where another job may begin, and what can be exported."""
+    job, root = _find(service, namespace, name)
+    return CheckpointPage(items=[_view(service, job.uid, each) for each in checkpoints(root)])
+
+
+@router.post(
+    "/v1/jobs/{namespace}/{name}/checkpoints/{attempt}/{step}/export",
+    status_code=202,
+    response_model=CheckpointView,
+    responses={
+        **answers("unauthenticated", "forbidden", "not-found", "conflict", "storage-full"),
+        **answers("invalid"),
+    },
+    operation_id="exportCheckpoint",
+)
+def export_checkpoint(
+    service: ServiceIn, identity: Editor, namespace: str, name: str, attempt: Number, step: Number, asked: Once
+) -> Response:
+    """Have a checkpoint written as safetensors with its configuration, as transformers reads it.
+
+    It is made in the background; the list of checkpoints tells how far it is, and its files are artifacts then.
+    """
+    job, root = _find(service, namespace, name)
+    now = service.clock()
+    found = next((each for each in checkpoints(root) if (each.attempt, each.step) == (attempt, step)), None)
+    if found is None or not found.complete:
+        detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them: GET .../checkpoints"
+        raise Problem(kind="not-found", detail=detail, where="step", remedy=remedy)
+
+    def change(connection: Connection) -> Answer:
+        jobs.add_event(connection, job.uid, "export", {"by": identity.name, "attempt": attempt, "step": step}, now)
+        if not service.exports.start(root, attempt, step):
+            retry = {"Retry-After": "30"}
+            raise Problem(kind="unavailable", detail="too many exports wait", remedy="try again later", headers=retry)
+        return reply(_view(service, job.uid, found), 202)
+
+    return write_once(service, job.uid, asked, change)
+
+
+@router.get("/v1/jobs/{namespace}/{name}/artifacts", responses=READS, operation_id="listArtifacts")
+def list_artifacts(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> ArtifactPage:
+    """The job's files that can be downloaded: numbers, plan, profile, timelines, logs, exported models."""
+    _, root = _find(service, namespace, name)
+    items = [
+        ArtifactView(name=each.name, bytes=each.num_bytes, modified_at=instant(each.modified_at))
+        for each in artifacts(root)
+    ]
+    return ArtifactPage(items=items)
+
+
+@router.get(
+    "/v1/jobs/{namespace}/{name}/artifacts/{path:path}",
+    status_code=200,
+    response_class=Response,
+    responses=DOWNLOADS,
+    operation_id="downloadArtifact",
+)
+def download_artifact(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: str,
+    name: str,
+    path: Annotated[str, InPath(max_length=1024, description="The artifact's name, slashes and all.")],
+    range_: Annotated[str | None, Header(alias="Range", description="One part: bytes=FIRST-LAST.")] = None,
+    if_range: Annotated[str | None, Header(description="The ETag of the file that the part belongs to.")] = None,
+) -> FilePart:
+    """A file, or one part of it. It is always a download, never a page."""
+    _, root = _find(service, namespace, name)
+    file = open_artifact(root, path)
+    if file is None:
+        detail, remedy = f"there is no artifact {path!r}", "list them: GET .../artifacts"
+        raise Problem(kind="not-found", detail=detail, where="path", remedy=remedy)
+    try:
+        return FilePart(file, path, range_, if_range)
+    except Problem:
+        file.close()
+        raise
