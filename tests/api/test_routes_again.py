@@ -222,5 +222,5 @@ def test_a_pinned_job_says_all_that_its_plan_decided() -> None:
     job = pinned(PipelineJob.from_manifest(job_manifest()), plan)
     found = job.spec.parallelism
     assert (found.pp, found.dp, found.micro_batch, found.slices) == (2, 1, 1, (20, 12))
-    assert (found.stages, found.schedule, job.spec.resources.ranks) == ((1.0, 1.0), plan.schedule, 2)
+    assert (found.stages, found.schedule, job.spec.resources.ranks) == ((1.0, 1.0), "1f1b", 2)
     assert PipelineJob.from_manifest(job.to_manifest()) == job

@@ -9,7 +9,10 @@ from collections.abc import Collection, Sequence
 
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan
+from penstock.core.schedule import ScheduleSpec
 from penstock.planner import yamltext
+from penstock.planner.realise import schedule_of
+from penstock.planner.schedules.imported import CSV
 
 LONGEST_NAME = 63
 _NUMBERED = re.compile(r"(.+)-\d+")
@@ -51,11 +54,18 @@ def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
         pp=plan.pp,
         micro_batch=plan.microbatch,
         slices=plan.slices,
-        schedule=plan.schedule,
+        schedule=_schedule(plan),
         stages=_blocks(plan.stages, plan.model.layers),
     )
     resources = dataclasses.replace(job.spec.resources, ranks=plan.num_ranks, min_ranks=None)
     return job.with_spec(parallelism=parallelism, resources=resources)
+
+
+def _schedule(plan: Plan) -> str | ScheduleSpec:
+    """By name where shape alone makes it; else its actions, in the one form of a list that jobs may pin."""
+    if not plan.schedule.text:
+        return plan.schedule.generator
+    return ScheduleSpec(generator=CSV, text=schedule_of(plan).to_csv())
 
 
 def _blocks(stages: Sequence[tuple[int, int]], layers: int) -> tuple[float, ...]:
