@@ -132,16 +132,6 @@ def test_numbers_that_are_none_are_left_out(service: Service) -> None:
     assert list(service.read(lambda c: series.charts(c, job.uid))) == [("loss", ALL_RANKS)]
 
 
-def test_old_points_go_and_their_rollups_stay(service: Service) -> None:
-    job = begun(service)
-    new = [Point("loss", ALL_RANKS, step, float(step)) for step in range(40)]
-    service.write(job.uid, lambda c: series.add_points(c, {(job.uid, 1): new[:32]}, NOW))
-    service.write(job.uid, lambda c: series.add_points(c, {(job.uid, 1): new[32:]}, NOW + 10))
-    assert service.write("points", lambda c: series.forget_points(c, NOW + 5)) == 32
-    assert [each.step for each in chart(service, job.uid, most=39)] == [0, 16, 32]
-    assert service.write("points", lambda c: series.forget_rollups(c, NOW + 20)) == 4
-
-
 def log_records(uid: str, ranks: Sequence[int], first: int = 0) -> list[Record]:
     return [
         Record(

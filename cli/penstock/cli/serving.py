@@ -7,9 +7,10 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from penstock.api import retention
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
@@ -26,6 +27,7 @@ from penstock.cli.output import say
 from penstock.cli.stopping import listening
 
 LOOK_SECONDS = 0.5
+FORGET_SECONDS = 3600.0
 
 
 def serve(settings: Settings) -> None:
@@ -45,8 +47,11 @@ def serve(settings: Settings) -> None:
         reports=reports,
     )
     desk = Desk(service, ProcessPlanner(), name=desk_name(settings))
+    workers = (looking("executor", executor.turn), looking("desk", desk.turn, desk.close), forgetting(service))
     # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
-    with listening(), looking("executor", executor.turn), looking("desk", desk.turn, desk.close):
+    with listening(), ExitStack() as stack:
+        for worker in workers:
+            stack.enter_context(worker)
         say(f"penstock at {url}")
         Server(service).run()
     service.close()
@@ -108,14 +113,30 @@ def this_machine() -> Demand:
 @contextmanager
 def looking(name: str, turn: Callable[[], None], close: Callable[[], None] = lambda: None) -> Iterator[None]:
     """``turn`` is called again and again, in a thread of its own, for as long as the block lasts; then ``close``."""
+    with _repeating(name, LOOK_SECONDS, lambda ending: turn(), close):
+        yield
+
+
+@contextmanager
+def forgetting(service: Service) -> Iterator[None]:
+    """Now and then what is older than its limit is dropped, for as long as the block lasts."""
+    with _repeating("retention", FORGET_SECONDS, lambda ending: retention.forget_old(service, ending.is_set)):
+        yield
+
+
+@contextmanager
+def _repeating(
+    name: str, seconds: float, do: Callable[[threading.Event], object], close: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Does it again and again, ``seconds`` in between, in a thread; it is told by an event that the block ends."""
     ending = threading.Event()
 
-    def look() -> None:
-        while not ending.wait(LOOK_SECONDS):
-            turn()
+    def work() -> None:
+        while not ending.wait(seconds):
+            do(ending)
         close()
 
-    thread = threading.Thread(target=look, name=f"penstock-{name}", daemon=True)
+    thread = threading.Thread(target=work, name=f"penstock-{name}", daemon=True)
     thread.start()
     try:
         yield

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from penstock.api.store.schema import idempotency
 from penstock.core.errors import PenstockError
@@ -48,3 +48,16 @@ def once(connection: Connection, asked: Asked | None, now: float, change: Callab
     kept = {"status": answer.status, "body": answer.body, "headers": dict(answer.headers)}
     connection.execute(insert(idempotency).values(**row, **kept))
     return answer
+
+
+def old_keys(connection: Connection, before: float, most: int) -> list[tuple[str, str]]:
+    """Identity and key of answers that were given before that time, oldest first."""
+    chosen = select(idempotency.c.identity, idempotency.c.key).where(idempotency.c.created_at < before)
+    rows = connection.execute(chosen.order_by(idempotency.c.created_at).limit(most))
+    return [(identity, key) for identity, key in rows]
+
+
+def forget_keys(connection: Connection, old: Sequence[tuple[str, str]]) -> None:
+    """Drop these answers: a request that is sent again with such a key is a new one."""
+    own = (idempotency.c.identity == bindparam("of"), idempotency.c.key == bindparam("named"))
+    connection.execute(delete(idempotency).where(*own), [{"of": identity, "named": key} for identity, key in old])

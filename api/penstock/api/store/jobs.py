@@ -370,6 +370,12 @@ def history(connection: Connection, uid: str, after: int = 0, limit: int = 1000)
     return connection.execute(following.order_by(events.c.number).limit(limit)).all()
 
 
+def deleted_before(connection: Connection, before: float, most: int) -> list[str]:
+    """The uids of jobs that were deleted before that time, oldest first."""
+    chosen = select(jobs.c.uid).where(jobs.c.deleted_at < before)
+    return list(connection.execute(chosen.order_by(jobs.c.number).limit(most)).scalars())
+
+
 def forget(connection: Connection, uid: str) -> None:
     """Remove a job and everything that was kept of it."""
     connection.execute(delete(jobs).where(jobs.c.uid == uid))

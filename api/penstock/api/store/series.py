@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, case, delete, func, select
+from sqlalchemy import Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
 
 from penstock.api.store.engine import upsert
 from penstock.api.store.schema import points, rollups, series
@@ -207,19 +207,49 @@ def _joined(parts: Sequence[ChartPoint]) -> ChartPoint:
     )
 
 
-def forget_points(connection: Connection, before: float) -> int:
-    """Drop raw points whose roll-ups last changed before that time; how many."""
-    fine = ROLLUP_STEPS[0]
-    old = select(rollups.c.series).where(
-        rollups.c.steps == fine,
-        rollups.c.series == points.c.series,
-        rollups.c.attempt == points.c.attempt,
-        rollups.c.bucket == points.c.step // fine,
-        rollups.c.received_at < before,
-    )
-    return connection.execute(delete(points).where(old.exists())).rowcount
+Bucket = tuple[int, int, int, int]
+"""The key of a row of roll-ups: series, how many steps it covers, attempt, and which of those it is."""
 
 
-def forget_rollups(connection: Connection, before: float) -> int:
-    """Drop roll-ups that last changed before that time; how many."""
-    return connection.execute(delete(rollups).where(rollups.c.received_at < before)).rowcount
+def old_buckets(
+    connection: Connection, before: float, after: Bucket, most: int, *, with_points: bool = False
+) -> list[Bucket]:
+    """Roll-ups that last changed before that time, in the order of their keys, from behind ``after`` on.
+
+    ``with_points`` asks for those alone whose points are still there.
+    """
+    key = (rollups.c.series, rollups.c.steps, rollups.c.attempt, rollups.c.bucket)
+    behind = and_(rollups.c.series >= after[0], tuple_(*key) > tuple_(*after))
+    chosen = select(*key).where(behind, rollups.c.received_at < before)
+    if with_points:
+        fine = ROLLUP_STEPS[0]
+        first = rollups.c.bucket * fine
+        own = (points.c.series == rollups.c.series, points.c.attempt == rollups.c.attempt)
+        inside = select(points.c.step).where(*own, points.c.step >= first, points.c.step < first + fine)
+        chosen = chosen.where(rollups.c.steps == fine, inside.exists())
+    rows = connection.execute(chosen.order_by(*key).limit(most))
+    return [(number, steps, attempt, bucket) for number, steps, attempt, bucket in rows]
+
+
+def forget_points(connection: Connection, old: Sequence[Bucket]) -> None:
+    """Drop the points below these roll-ups, which stay."""
+    own = (points.c.series == bindparam("old_series"), points.c.attempt == bindparam("old_attempt"))
+    within = (points.c.step >= bindparam("old_first"), points.c.step < bindparam("old_stop"))
+    rows = [
+        {
+            "old_series": number,
+            "old_attempt": attempt,
+            "old_first": bucket * steps,
+            "old_stop": (bucket + 1) * steps,
+        }
+        for number, steps, attempt, bucket in old
+    ]
+    connection.execute(delete(points).where(*own, *within), rows)
+
+
+def forget_rollups(connection: Connection, old: Sequence[Bucket]) -> None:
+    """Drop these roll-ups."""
+    names = ("series", "steps", "attempt", "bucket")
+    own = [rollups.c[name] == bindparam(f"old_{name}") for name in names]
+    rows = [{f"old_{name}": value for name, value in zip(names, key, strict=True)} for key in old]
+    connection.execute(delete(rollups).where(*own), rows)

@@ -1,0 +1,100 @@
+"""What is dropped once it is old enough: one table of limits, and a slice of work at a time.
+
+What is old is looked for beside the writer; only the dropping takes its turn there, in slices so small that nobody
+waits for them. A slice that was dropped stays dropped, so it does not matter where this is cut off, nor who else does
+it on the same database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from penstock.api.service import Service
+from penstock.api.store import idempotency, jobs, series
+from penstock.api.store.series import Bucket
+from penstock.api.store.writer import WriterClosedError
+
+log = logging.getLogger(__name__)
+
+DAY_SECONDS = 86_400.0
+SLICE = 500
+
+Find = Callable[[Connection, float, Any, int], Sequence[Any]]
+"""What is older than a time, behind the last that was found before (none at first), and at most so much."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """How long something is kept, how the old of it is found, and how it is dropped."""
+
+    what: str
+    seconds: float
+    find: Find
+    drop: Callable[[Connection, Sequence[Any]], None]
+    most: int = SLICE
+
+
+_FIRST: Bucket = (0, 0, 0, -1)
+
+
+def _forget_jobs(connection: Connection, uids: Sequence[str]) -> None:
+    for uid in uids:
+        jobs.forget(connection, uid)
+
+
+LIMITS = (
+    Limit(
+        what="points",
+        seconds=7 * DAY_SECONDS,
+        find=lambda c, before, last, most: series.old_buckets(c, before, last or _FIRST, most, with_points=True),
+        drop=series.forget_points,
+    ),
+    Limit(
+        what="roll-ups",
+        seconds=90 * DAY_SECONDS,
+        find=lambda c, before, last, most: series.old_buckets(c, before, last or _FIRST, most),
+        drop=series.forget_rollups,
+    ),
+    Limit(
+        what="idempotency keys",
+        seconds=DAY_SECONDS,
+        find=lambda c, before, last, most: idempotency.old_keys(c, before, most),
+        drop=idempotency.forget_keys,
+    ),
+    Limit(  # after its numbers, which are most of what goes with it
+        what="deleted jobs",
+        seconds=90 * DAY_SECONDS,
+        find=lambda c, before, last, most: jobs.deleted_before(c, before, most),
+        drop=_forget_jobs,
+        most=1,
+    ),
+)
+"""Of log lines the last of each rank are kept, whatever their age; see `penstock.api.store.ingest`."""
+
+
+def forget_old(service: Service, stopping: Callable[[], bool] = lambda: False) -> None:
+    """Drop all that is older than its limit, unless ``stopping``. What cannot be dropped now is tried the next time."""
+    now = service.clock()
+    for limit in LIMITS:
+        try:
+            _forget(service, limit, now - limit.seconds, stopping)
+        except SQLAlchemyError as error:
+            log.warning("old %s stay for now: %s", limit.what, error)
+        except WriterClosedError:
+            return
+
+
+def _forget(service: Service, limit: Limit, before: float, stopping: Callable[[], bool]) -> None:
+    last: Any = None
+    while not stopping():
+        old = service.read(lambda c, last=last: limit.find(c, before, last, limit.most))  # type: ignore[misc]
+        if not old:
+            return
+        service.write("retention", lambda c, old=old: limit.drop(c, old))  # type: ignore[misc]
+        last = old[-1]
