@@ -8,19 +8,28 @@ with Client(target(None, os.environ, Path.home())) as client:
 from penstock.api.client.asynchronous import AsyncClient
 from penstock.api.client.calls import Place
 from penstock.api.client.config import Target, target
+from penstock.api.client.listening import Message
 from penstock.api.client.planning import PlanRequest, ProfileEntry
+from penstock.api.client.run_types import Artifact, Checkpoint, Export, Line, LinePage, Reproduction
 from penstock.api.client.sync import Client
 from penstock.api.client.types import Event, Job, Progress, ServiceError, Status
 
 __all__ = [
+    "Artifact",
     "AsyncClient",
+    "Checkpoint",
     "Client",
     "Event",
+    "Export",
     "Job",
+    "Line",
+    "LinePage",
+    "Message",
     "Place",
     "PlanRequest",
     "ProfileEntry",
     "Progress",
+    "Reproduction",
     "ServiceError",
     "Status",
     "Target",

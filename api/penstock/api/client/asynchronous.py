@@ -12,12 +12,13 @@ import httpx
 from penstock.api.client import calls, planning
 from penstock.api.client.calls import Call, Place
 from penstock.api.client.config import Target
+from penstock.api.client.listening import Downloading, Listening, Message, stream_path
 from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, document, new_key
+from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
+from penstock.api.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, new_key, refused
 from penstock.api.client.types import Event, Job
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
-from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 
 T = TypeVar("T")
@@ -80,18 +81,91 @@ class AsyncClient:
         """What happened to a job, oldest first."""
         return await self._do(calls.events(place, after))
 
-    async def follow(self, place: Place) -> AsyncIterator[Job]:
-        """The job as it is, and again whenever it changed, until it has ended or is suspended."""
-        seen: tuple[Any, ...] | None = None
+    async def retry(self, place: Place, name: str | None = None) -> Job:
+        """Make a new job of one that has ended: it goes on from the newest checkpoint."""
+        return await self._do(calls.retry(place, name, new_key()))
+
+    async def reproduce(self, place: Place) -> Reproduction:
+        """What runs a job again as it ran."""
+        return await self._do(calls.reproduce(place))
+
+    async def logs(
+        self, place: Place, *, rank: int | None = None, cursor: str = "", tail: int | None = None
+    ) -> LinePage:
+        """Some of what ranks printed: the first lines behind the cursor, or the last so many."""
+        return await self._do(calls.logs(place, rank, cursor, tail))
+
+    async def checkpoints(self, place: Place) -> tuple[Checkpoint, ...]:
+        """A job's checkpoints, newest first."""
+        return await self._do(calls.checkpoints(place))
+
+    async def export(self, place: Place, checkpoint: Checkpoint) -> Checkpoint:
+        """Have a checkpoint written as safetensors; `checkpoints` tells how far it is."""
+        return await self._do(calls.export(place, checkpoint, new_key()))
+
+    async def artifacts(self, place: Place) -> tuple[Artifact, ...]:
+        """A job's files, by name."""
+        return await self._do(calls.artifacts(place))
+
+    async def download(self, place: Place, name: str) -> AsyncIterator[bytes]:
+        """A file, piece by piece; a connection that breaks is gone on with."""
+        download = Downloading()
         while True:
-            job = await self.get(place)
-            now = (job.uid, job.status)
-            if now != seen:
-                yield job
-                seen = now
-            if job.status.phase.terminal or job.status.phase is Phase.SUSPENDED:
+            try:
+                async with self._http.stream(
+                    "GET", calls.artifact_path(place, name), headers=download.headers()
+                ) as answer:
+                    if answer.is_success:
+                        download.begin(answer.status_code, answer.headers)
+                        async for chunk in answer.aiter_raw():
+                            yield download.take(chunk)
+                        return
+                    await answer.aread()
+                    problem, hint = refused(answer)
+            except httpx.TransportError as error:
+                problem, hint = calls.unreachable(self._server, str(error)), None
+            await self._pause(download.pause_after(problem, hint))
+
+    async def listen(
+        self, place: Place | None = None, *, after: int | None = None, **query: Any
+    ) -> AsyncIterator[Message]:
+        """What happens to a job after its event number ``after``, or to all jobs (namespace, label, name), without end.
+
+        A connection that ends is followed by another; each begins with ``hello``, after which nothing is missed.
+        """
+        listening = Listening(last_event=None if after is None else str(after))
+        while True:
+            problem, hint = None, None
+            try:
+                async with self._http.stream(
+                    "GET", stream_path(place), params=query, headers=listening.headers()
+                ) as answer:
+                    if answer.is_success:
+                        async for line in answer.aiter_lines():
+                            if (message := listening.hear(line)) is not None:
+                                yield message
+                    else:
+                        await answer.aread()
+                        problem, hint = refused(answer)
+            except httpx.TransportError as error:
+                problem = calls.unreachable(self._server, str(error))
+            await self._pause(listening.pause_after(problem, hint))
+
+    async def follow(self, place: Place) -> AsyncIterator[Job]:
+        """The job as it is, and again whenever it changed, until it has ended, is suspended or deleted."""
+        job = await self.get(place)
+        yield job
+        if job.resting:
+            return
+        async for message in self.listen(place):
+            if message.kind != "job":
+                continue
+            now = job.updated(message.data) if message.data["uid"] == job.uid else await self.get(place)
+            if (now.uid, now.status) != (job.uid, job.status):
+                yield now
+            job = now
+            if job.resting or message.data["deletedAt"] is not None:
                 return
-            await self._pause(LOOK_SECONDS)
 
     async def wait(self, place: Place) -> Job:
         """The job once it has ended or is suspended."""
@@ -145,6 +219,6 @@ class AsyncClient:
             else:
                 if answer.is_success:
                     return call.read(answer.json())
-                problem, hint = calls.refusal(answer.status_code, document(answer)), answer.headers.get("retry-after")
+                problem, hint = refused(answer)
             await self._pause(calls.pause_before(tries, problem, hint))
         raise AssertionError("tries are counted without end")

@@ -8,10 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from penstock.api.client.types import Event, Job, Page, ServiceError
+from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
+from penstock.api.client.types import Answer, Event, Job, Page, ServiceError
 from penstock.core.job import PipelineJob
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
+
+MOST_LINES = 2_000
+"""Of one call."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 MOST_TRIES = 6
@@ -81,9 +86,53 @@ def events(place: Place, after: int) -> Call[tuple[Event, ...]]:
     return Call(
         method="GET",
         path=f"{place.path}/events",
-        read=lambda value: tuple(map(Event.from_manifest, value["items"])),
+        read=_items(Event),
         query={"after": after, "limit": 1000},
     )
+
+
+def retry(place: Place, name: str | None, key: str) -> Call[Job]:
+    """Make a new job of one that has ended."""
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    body = json.dumps({} if name is None else {"name": name}).encode()
+    return Call(method="POST", path=f"{place.path}/retry", read=Job.from_manifest, body=body, headers=headers)
+
+
+def reproduce(place: Place) -> Call[Reproduction]:
+    """What runs a job again."""
+    return Call(method="GET", path=f"{place.path}/reproduce", read=Reproduction.from_manifest)
+
+
+def logs(place: Place, rank: int | None, cursor: str, tail: int | None) -> Call[LinePage]:
+    """Lines behind the cursor, or the last ones."""
+    found = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
+    query = {name: value for name, value in found.items() if value is not None}
+    return Call(method="GET", path=f"{place.path}/logs", read=LinePage.from_manifest, query=query)
+
+
+def checkpoints(place: Place) -> Call[tuple[Checkpoint, ...]]:
+    """A job's checkpoints, newest first."""
+    return Call(method="GET", path=f"{place.path}/checkpoints", read=_items(Checkpoint))
+
+
+def export(place: Place, checkpoint: Checkpoint, key: str) -> Call[Checkpoint]:
+    """Have a checkpoint written for other programs."""
+    path = f"{place.path}/checkpoints/{checkpoint.attempt}/{checkpoint.step}/export"
+    return Call(method="POST", path=path, read=Checkpoint.from_manifest, headers={"Idempotency-Key": key})
+
+
+def artifacts(place: Place) -> Call[tuple[Artifact, ...]]:
+    """A job's files, by name."""
+    return Call(method="GET", path=f"{place.path}/artifacts", read=_items(Artifact))
+
+
+def artifact_path(place: Place, name: str) -> str:
+    """Where a file is."""
+    return f"{place.path}/artifacts/{quote(name)}"
+
+
+def _items(kind: type[A]) -> Callable[[Any], tuple[A, ...]]:
+    return lambda value: tuple(map(kind.from_manifest, value["items"]))
 
 
 def refusal(status: int, document: Any) -> ServiceError:

@@ -13,17 +13,17 @@ import httpx
 from penstock.api.client import calls, planning
 from penstock.api.client.calls import Call, Place
 from penstock.api.client.config import Target
+from penstock.api.client.listening import Downloading, Listening, Message, stream_path
 from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.types import Event, Job
+from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
+from penstock.api.client.types import Event, Job, ServiceError
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
-from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 30.0
-LOOK_SECONDS = 0.5
 
 
 class Client:
@@ -83,18 +83,80 @@ class Client:
         """What happened to a job, oldest first."""
         return self._do(calls.events(place, after))
 
-    def follow(self, place: Place) -> Iterator[Job]:
-        """The job as it is, and again whenever it changed, until it has ended or is suspended."""
-        seen: tuple[Any, ...] | None = None
+    def retry(self, place: Place, name: str | None = None) -> Job:
+        """Make a new job of one that has ended: it goes on from the newest checkpoint."""
+        return self._do(calls.retry(place, name, new_key()))
+
+    def reproduce(self, place: Place) -> Reproduction:
+        """What runs a job again as it ran."""
+        return self._do(calls.reproduce(place))
+
+    def logs(self, place: Place, *, rank: int | None = None, cursor: str = "", tail: int | None = None) -> LinePage:
+        """Some of what ranks printed: the first lines behind the cursor, or the last so many."""
+        return self._do(calls.logs(place, rank, cursor, tail))
+
+    def checkpoints(self, place: Place) -> tuple[Checkpoint, ...]:
+        """A job's checkpoints, newest first."""
+        return self._do(calls.checkpoints(place))
+
+    def export(self, place: Place, checkpoint: Checkpoint) -> Checkpoint:
+        """Have a checkpoint written as safetensors; `checkpoints` tells how far it is."""
+        return self._do(calls.export(place, checkpoint, new_key()))
+
+    def artifacts(self, place: Place) -> tuple[Artifact, ...]:
+        """A job's files, by name."""
+        return self._do(calls.artifacts(place))
+
+    def download(self, place: Place, name: str) -> Iterator[bytes]:
+        """A file, piece by piece; a connection that breaks is gone on with."""
+        download = Downloading()
         while True:
-            job = self.get(place)
-            now = (job.uid, job.status)
-            if now != seen:
-                yield job
-                seen = now
-            if job.status.phase.terminal or job.status.phase is Phase.SUSPENDED:
+            try:
+                with self._http.stream("GET", calls.artifact_path(place, name), headers=download.headers()) as answer:
+                    if answer.is_success:
+                        download.begin(answer.status_code, answer.headers)
+                        yield from map(download.take, answer.iter_raw())
+                        return
+                    answer.read()
+                    problem, hint = refused(answer)
+            except httpx.TransportError as error:
+                problem, hint = calls.unreachable(self._server, str(error)), None
+            self._pause(download.pause_after(problem, hint))
+
+    def listen(self, place: Place | None = None, *, after: int | None = None, **query: Any) -> Iterator[Message]:
+        """What happens to a job after its event number ``after``, or to all jobs (namespace, label, name), without end.
+
+        A connection that ends is followed by another; each begins with ``hello``, after which nothing is missed.
+        """
+        listening = Listening(last_event=None if after is None else str(after))
+        while True:
+            problem, hint = None, None
+            try:
+                with self._http.stream("GET", stream_path(place), params=query, headers=listening.headers()) as answer:
+                    if answer.is_success:
+                        yield from filter(None, map(listening.hear, answer.iter_lines()))
+                    else:
+                        answer.read()
+                        problem, hint = refused(answer)
+            except httpx.TransportError as error:
+                problem = calls.unreachable(self._server, str(error))
+            self._pause(listening.pause_after(problem, hint))
+
+    def follow(self, place: Place) -> Iterator[Job]:
+        """The job as it is, and again whenever it changed, until it has ended, is suspended or deleted."""
+        job = self.get(place)
+        yield job
+        if job.resting:
+            return
+        for message in self.listen(place):
+            if message.kind != "job":
+                continue
+            now = job.updated(message.data) if message.data["uid"] == job.uid else self.get(place)
+            if (now.uid, now.status) != (job.uid, job.status):
+                yield now
+            job = now
+            if job.resting or message.data["deletedAt"] is not None:
                 return
-            self._pause(LOOK_SECONDS)
 
     def wait(self, place: Place) -> Job:
         """The job once it has ended or is suspended."""
@@ -147,17 +209,18 @@ class Client:
             else:
                 if answer.is_success:
                     return call.read(answer.json())
-                problem, hint = calls.refusal(answer.status_code, document(answer)), answer.headers.get("retry-after")
+                problem, hint = refused(answer)
             self._pause(calls.pause_before(tries, problem, hint))
         raise AssertionError("tries are counted without end")
 
 
-def document(answer: httpx.Response) -> Any:
-    """The JSON of a refusal; none if it is something else."""
+def refused(answer: httpx.Response) -> tuple[ServiceError, str | None]:
+    """The error that an answer tells, and when to try again, if it says so."""
     try:
-        return answer.json()
+        document = answer.json()
     except ValueError:
-        return None
+        document = None
+    return calls.refusal(answer.status_code, document), answer.headers.get("retry-after")
 
 
 def new_key() -> str:

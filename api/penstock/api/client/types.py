@@ -102,6 +102,21 @@ class Job:
             created_at=metadata["creationTimestamp"],
         )
 
+    def updated(self, row: Mapping[str, Any]) -> Job:
+        """The same job as a live stream's row tells of it now."""
+        policy = dataclasses.replace(self.job.spec.run_policy, suspend=row["suspend"])
+        return dataclasses.replace(
+            self,
+            job=self.job.with_spec(run_policy=policy),
+            status=Status.from_manifest(row["status"]),
+            etag=f'"{row["version"]}"',
+        )
+
+    @property
+    def resting(self) -> bool:
+        """Whether it has ended or is suspended: nothing happens to it by itself."""
+        return self.status.phase.terminal or self.status.phase is Phase.SUSPENDED
+
 
 METADATA = ("name", "namespace", "labels", "annotations", "uid")
 

@@ -1,0 +1,98 @@
+"""Live streams and downloads as data: what is asked for next, and what the lines that come say. Nothing is sent here.
+
+See https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.api.client.calls import Place, pause_before
+from penstock.api.client.types import ServiceError
+
+MEDIA_TYPE = "text/event-stream"
+RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something that a stream told: ``hello``, ``job`` (how a job is now) or ``event`` (what happened to it)."""
+
+    kind: str
+    data: Any
+
+
+@dataclass
+class Listening:
+    """One stream over however many connections; what happened is told once."""
+
+    last_event: str | None = None
+    retry_seconds: float = RETRY_SECONDS
+    _failures: int = 0
+    _fields: dict[str, str] = field(default_factory=dict)
+
+    def headers(self) -> dict[str, str]:
+        """What a new connection is asked for."""
+        self._fields = {}
+        return {"Accept": MEDIA_TYPE, **({} if self.last_event is None else {"Last-Event-ID": self.last_event})}
+
+    def hear(self, line: str) -> Message | None:
+        """The message that ends with this line."""
+        if line:
+            name, _, value = line.partition(":")
+            self._fields[name] = value.removeprefix(" ")
+            return None
+        fields, self._fields = self._fields, {}
+        self._failures = 0
+        self.last_event = fields.get("id", self.last_event)
+        if fields.get("retry", "").isdecimal():
+            self.retry_seconds = int(fields["retry"]) / 1000
+        return Message(fields.get("event", "message"), json.loads(fields["data"])) if "data" in fields else None
+
+    def pause_after(self, problem: ServiceError | None, hint: str | None) -> float:
+        """Seconds until the next connection; raises the problem once there were tries enough."""
+        if problem is None:
+            return self.retry_seconds
+        self._failures += 1
+        return pause_before(self._failures, problem, hint)
+
+
+def stream_path(place: Place | None) -> str:
+    """Where a job's stream is, or that of all jobs."""
+    return "/v1/events" if place is None else f"{place.path}/events"
+
+
+@dataclass
+class Downloading:
+    """One download over however many connections, each of which goes on where the last one broke."""
+
+    got_bytes: int = 0
+    tag: str = ""
+    _failures: int = 0
+
+    def headers(self) -> dict[str, str]:
+        """What a new connection is asked for."""
+        plain = {"Accept-Encoding": "identity"}
+        return {**plain, "Range": f"bytes={self.got_bytes}-", "If-Range": self.tag} if self.got_bytes else plain
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """A connection answered; raises `ServiceError` if the file is another by now."""
+        if self.got_bytes and status != 206:
+            raise ServiceError(
+                status=status, kind="changed", detail="the file changed while it was sent", remedy="download it again"
+            )
+        self.tag = headers.get("etag", "")
+
+    def take(self, chunk: bytes) -> bytes:
+        """What came."""
+        self.got_bytes += len(chunk)
+        self._failures = 0
+        return chunk
+
+    def pause_after(self, problem: ServiceError, hint: str | None) -> float:
+        """Seconds until the next connection; raises the problem once there were tries enough."""
+        self._failures += 1
+        return pause_before(self._failures, problem, hint)

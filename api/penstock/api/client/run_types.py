@@ -1,0 +1,69 @@
+"""What a service answers about what a job left, as frozen types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.api.client.types import KnownFields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line(KnownFields):
+    """A line that a rank printed; ``rank`` -1 is who started the ranks."""
+
+    rank: int
+    number: int
+    attempt: int
+    at: str
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinePage(KnownFields):
+    """Some lines, by rank; ``next`` is the cursor of those that follow, also those yet to come."""
+
+    items: tuple[Line, ...]
+    next: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export(KnownFields):
+    """A checkpoint as a model for other programs: ``queued``, ``running``, ``done`` or ``failed``."""
+
+    state: str
+    message: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint(KnownFields):
+    """A model after ``step`` steps; ``uri`` is what `resumeFrom` takes."""
+
+    step: int
+    attempt: int
+    complete: bool
+    bytes: int
+    created_at: str
+    uri: str
+    export: Export | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact(KnownFields):
+    """A file of a job."""
+
+    name: str
+    bytes: int
+    modified_at: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduction(KnownFields):
+    """What runs a job again as it ran: its manifest with the plan pinned, versions, commands for a shell."""
+
+    manifest: dict[str, Any]
+    versions: dict[str, str]
+    commands: tuple[str, ...]
+    plan_digest: str | None = None
