@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands import administration, planning, remote, results, running, serving, setup
+from penstock.cli.commands import administration, fetching, planning, remote, results, running, serving, setup
 from penstock.core.errors import PenstockError, UserError
 
 RUN_FAILED = 1
@@ -38,6 +38,7 @@ planning.register(app)
 running.register(app)
 serving.register(app)
 remote.register(app)
+fetching.register(app)
 administration.register(app)
 results.register(app)
 

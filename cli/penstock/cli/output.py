@@ -12,6 +12,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import UserError
@@ -54,6 +55,24 @@ def show(*renderables: RenderableType) -> None:
         console.width = PIPED_COLUMNS
     for each in renderables:
         console.print(each, markup=False, soft_wrap=isinstance(each, str))
+
+
+def show_line(line: str, style: str | None = None) -> None:
+    """One line of a result, colored where somebody watches; square brackets in it mean themselves."""
+    stdout().print(line, style=style, markup=False, soft_wrap=True)
+
+
+@functools.cache
+def stdout() -> Console:
+    """Where results go."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def age_seconds(instant: str) -> float:
+    """How long ago it was, of a time in ISO 8601."""
+    return (datetime.now(UTC) - datetime.fromisoformat(instant)).total_seconds()
 
 
 def write(text: str) -> None:

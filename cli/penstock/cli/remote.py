@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,7 @@ def show_jobs(jobs: Sequence[Job], form: Format) -> None:
     if form is not Format.TEXT:
         output.write_data([as_data(job) for job in jobs], form)
     elif jobs:
-        output.show(_table(jobs))
+        output.show(job_table(jobs))
     else:
         output.say("no jobs; next: penstock submit JOB")
 
@@ -52,7 +51,7 @@ def show_job(job: Job, form: Format) -> None:
     if form is not Format.TEXT:
         output.write_data(as_data(job), form)
         return
-    output.show(_table([job]))
+    output.show(job_table([job]))
     if job.status.message:
         output.show(job.status.message)
 
@@ -62,22 +61,21 @@ def as_data(job: Job) -> dict[str, Any]:
     return {**job.job.to_manifest(), "status": job.status.to_manifest()}
 
 
-def _table(jobs: Sequence[Job]) -> Table:
+def job_table(jobs: Sequence[Job]) -> Table:
+    """A row for each."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table("namespace", "name", "phase", "step", "loss", "per step", "attempt", "age", box=None, pad_edge=False)
-    now = datetime.now(UTC)
     for job in jobs:
         phase = job.status.phase
-        age = (now - datetime.fromisoformat(job.created_at)).total_seconds()
         table.add_row(
             job.namespace,
             job.name,
             Text(phase.value, style=COLORS.get(phase, "")),
             *_progress(job.status),
             str(job.status.attempt),
-            format_age(age),
+            format_age(output.age_seconds(job.created_at)),
         )
     return table
 

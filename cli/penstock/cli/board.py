@@ -1,0 +1,67 @@
+"""All jobs at a glance, as they change: what `penstock top` shows."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.api.client import Client, Message
+from penstock.api.client.types import Job
+from penstock.cli import output
+from penstock.cli.remote import job_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MOST_ROWS = 200
+
+
+@dataclass
+class Board:
+    """The jobs that a stream told of, by uid, the newest first."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    def begin(self, jobs: list[Job]) -> None:
+        """These are all there are now."""
+        self.jobs = {job.uid: job for job in jobs}
+
+    def hear(self, row: dict[str, Any]) -> bool:
+        """A job is so now; false if it is one that nobody told of before."""
+        known = self.jobs.get(row["uid"])
+        if row["deletedAt"] is not None:
+            self.jobs.pop(row["uid"], None)
+        elif known is not None:
+            self.jobs[known.uid] = known.updated(row)
+        return known is not None or row["deletedAt"] is not None
+
+    def table(self) -> Table:
+        """A row for each, those that do something first."""
+        newest = sorted(self.jobs.values(), key=lambda job: job.created_at, reverse=True)
+        return job_table(sorted(newest, key=lambda job: job.resting)[:MOST_ROWS])
+
+
+def show_board(client: Client, namespace: str | None) -> None:
+    """Show all jobs until somebody presses Ctrl-C; where no terminal is, the table as it was last."""
+    from rich.live import Live
+
+    board = Board()
+    query: dict[str, Any] = {"namespace": namespace} if namespace else {}
+    shown = output.terminal()
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=shown, auto_refresh=False, screen=shown.is_terminal) as live,
+    ):
+        for message in client.listen(**query):
+            if hears(board, client, message, query):
+                live.update(board.table(), refresh=True)
+
+
+def hears(board: Board, client: Client, message: Message, query: dict[str, Any]) -> bool:
+    """Whether the board changed by the message. After ``hello``, and for a new job, the jobs are listed."""
+    if message.kind == "event":
+        return False
+    if message.kind == "hello" or not board.hear(message.data):
+        board.begin(list(client.jobs(**query)))
+    return True

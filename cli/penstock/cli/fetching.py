@@ -1,0 +1,132 @@
+"""What a job printed and left, brought here from a service."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from penstock.api.client import Artifact, Checkpoint, Client, Line, Place
+from penstock.cli import output
+from penstock.cli.output import Format, printable
+from penstock.cli.remote import format_age
+from penstock.core.errors import RunError, UserError
+from penstock.core.records import NO_RANK
+from penstock.core.units import format_bytes
+
+LOOK_SECONDS = 1.0
+QUIET_LOOKS = 3
+"""After a job's end its last lines may still be on their way."""
+STYLES = {"error": "red", "warning": "yellow"}
+
+
+def show_logs(
+    client: Client,
+    place: Place,
+    *,
+    rank: int | None,
+    tail: int | None,
+    follow: bool,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print what ranks printed, and with ``follow`` what they go on to print until the job has ended."""
+    page = client.logs(place, rank=rank, tail=tail)
+    quiet = 0
+    while True:
+        _print(page.items)
+        if page.items and (tail is None or follow):
+            quiet = 0
+        elif not follow or (client.get(place).resting and (quiet := quiet + 1) >= QUIET_LOOKS):
+            return
+        else:
+            pause(LOOK_SECONDS)
+        page = client.logs(place, rank=rank, cursor=page.next)
+
+
+def _print(lines: Iterable[Line]) -> None:
+    for line in sorted(lines, key=lambda line: (line.at, line.rank, line.number)):
+        name = "run" if line.rank == NO_RANK else str(line.rank)
+        output.show_line(f"{name:>3} | {printable(line.message)}", STYLES.get(line.level))
+
+
+def show_artifacts(found: Sequence[Artifact], form: Format) -> None:
+    """A line for each file, or all as data."""
+    if form is not Format.TEXT:
+        output.write_data([each.to_manifest() for each in found], form)
+        return
+    from rich.table import Table
+
+    table = Table("file", "size", "age", box=None, pad_edge=False)
+    for each in found:
+        table.add_row(each.name, format_bytes(each.bytes), format_age(output.age_seconds(each.modified_at)))
+    output.show(table)
+
+
+def download(client: Client, place: Place, patterns: Sequence[str], folder: Path) -> list[Path]:
+    """Write the files that the patterns name below ``folder``; each is there whole or not at all.
+
+    Raises:
+        UserError: a pattern names none, or a file cannot be written.
+    """
+    known = client.artifacts(place)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(each.name, pattern) for each in known):
+            raise UserError(what=f"{pattern} names no file of {place}", remedy=f"list them: penstock download {place}")
+    wanted = [each for each in known if any(fnmatch.fnmatchcase(each.name, pattern) for pattern in patterns)]
+    return [_download(client, place, each.name, folder) for each in wanted]
+
+
+def _download(client: Client, place: Place, name: str, folder: Path) -> Path:
+    target = folder / local_name(name)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            for chunk in client.download(place, name):
+                file.write(chunk)
+        partial.replace(target)
+    except OSError as error:
+        raise UserError(
+            what=f"cannot be written: {error.strerror}", where=str(target), remedy="name another folder with --to"
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def local_name(name: str) -> PurePosixPath:
+    """The name as a path that stays below a folder, whatever a service says; raises `UserError` for any other."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise UserError(what=f"{name!r} leads out of the folder", remedy="do not trust this service")
+    return path
+
+
+def export_newest(client: Client, place: Place, pause: Callable[[float], None] = time.sleep) -> str:
+    """Have the newest complete checkpoint exported, wait, and name the pattern of its files.
+
+    Raises:
+        UserError: there is no complete checkpoint.
+        RunError: it could not be exported.
+    """
+    newest = next((each for each in client.checkpoints(place) if each.complete), None)
+    if newest is None:
+        raise UserError(what=f"{place} has no checkpoint yet", remedy="wait until it has: penstock watch")
+    found = client.export(place, newest)
+    with output.working(f"exporting step {newest.step}"):
+        while found.export is None or found.export.state not in ("done", "failed"):
+            pause(LOOK_SECONDS)
+            found = _again(client, place, newest)
+    if found.export.state == "failed":
+        raise RunError(f"step {newest.step} was not exported: {found.export.message}")
+    return f"{found.export.folder}/*"
+
+
+def _again(client: Client, place: Place, wanted: Checkpoint) -> Checkpoint:
+    for each in client.checkpoints(place):
+        if (each.attempt, each.step) == (wanted.attempt, wanted.step):
+            if each.export is None:
+                raise RunError("the service began anew and forgot the export; ask again")
+            return each
+    raise RunError(f"the checkpoint of step {wanted.step} was pruned meanwhile; ask again")
