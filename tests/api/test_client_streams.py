@@ -205,7 +205,8 @@ def test_what_a_stream_tells_of_a_job_is_taken_over(service: Service, uid: str, 
     service.write(uid, lambda c: c.execute(update(jobs_table).where(jobs_table.c.uid == uid).values(attempt=1)))
     before = client.get(TINY)
     client.suspend(TINY)
-    service.write(uid, lambda c: jobs.report(c, uid, 1, NOW, step=3, loss=2.5))
+    told = jobs.Reported(attempt=1, step=3, loss=2.5, reported_at=NOW)
+    service.write(uid, lambda c: jobs.report(c, [(uid, told)]))
     rows = (each.data for each in client.listen(TINY) if each.kind == "job")
     assert before.updated(next(rows)) == client.get(TINY)
 
@@ -268,7 +269,7 @@ def send_lines(service: Service, uid: str, *lines: tuple[int, str], first: int =
         )
         for i, (rank, text) in enumerate(lines)
     ]
-    service.write(uid, lambda c: ingest.take(c, Batch.of(records), NOW))
+    service.write(uid, lambda c: ingest.take(c, [Batch.of(records, NOW)]))
 
 
 def test_lines_are_read_on_by_cursor(service: Service, uid: str, client: Client) -> None:

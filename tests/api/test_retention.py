@@ -27,7 +27,7 @@ def count(service: Service, table: Table) -> int:
 
 def add(service: Service, uid: str, steps: range, at: float, attempt: int = 1) -> None:
     new = [Point(name, ALL_RANKS, step, float(step)) for name in ("loss", "speed") for step in steps]
-    service.write(uid, partial(series.add_points, uid=uid, attempt=attempt, new=new, now=at))
+    service.write(uid, lambda c: series.add_points(c, {(uid, attempt): new}, at))
 
 
 def later(clock: Clock, days: float) -> None:

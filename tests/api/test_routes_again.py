@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from penstock.api.again import next_name, pinned, retried
 from penstock.api.exporting import ExportState
 from penstock.api.service import Service
-from penstock.api.store import jobs, plans
+from penstock.api.store import jobs, plans, profiles
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.planner import yamltext
@@ -204,7 +204,7 @@ def test_a_planned_job_is_reproduced_with_its_plan_and_versions(service: Service
     profile, plan = local_profile(), local_plan()
     made = client.post("/v1/jobs", json=local_job().to_manifest()).json()["metadata"]
     uid, launched = made["uid"], {"attempt": 1, "penstock": "0.1.0"}
-    service.write(uid, partial(plans.keep_profile, key="k", profile=profile))
+    service.write(uid, partial(profiles.keep, profile=profile))
     service.write(uid, partial(plans.keep_plan, uid=uid, attempt=1, plan=plan, now=NOW))
     service.write(uid, lambda c: jobs.add_event(c, uid, "launched", launched, NOW))
     found = client.get(f"/v1/jobs/default/{made['name']}/reproduce").json()

@@ -186,7 +186,7 @@ def test_a_line_that_no_database_takes_is_kept_as_far_as_it_can_be(service: Serv
 def test_a_rank_that_is_none_is_refused(rank: int) -> None:
     record = replace(log_records("a", [0])[0], log=LogLine(rank=rank, level="info", message=""))
     with pytest.raises(UserError, match=r"records\[0\].log.rank: .* is no rank"):
-        Batch.of([record])
+        Batch.of([record], NOW)
 
 
 def test_a_batch_is_of_one_source_and_in_order() -> None:

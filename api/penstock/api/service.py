@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from penstock.api.auth.known import KnownTokens
 from penstock.api.exporting import Exports
+from penstock.api.known import KnownTokens
 from penstock.api.live.feed import Feed
 from penstock.api.settings import Settings
 from penstock.api.store import changes

@@ -10,10 +10,9 @@ from pathlib import Path, PurePosixPath
 from penstock.api.client import Artifact, Checkpoint, Client, Line, Place
 from penstock.cli import output
 from penstock.cli.output import Format, printable
-from penstock.cli.remote import format_age
 from penstock.core.errors import RunError, UserError
 from penstock.core.records import NO_RANK
-from penstock.core.units import format_bytes
+from penstock.core.units import format_age, format_bytes
 
 LOOK_SECONDS = 1.0
 QUIET_LOOKS = 3

@@ -9,11 +9,11 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
-from penstock.api.client.types import Answer, Event, Job, Page, ServiceError
+from penstock.api.client.types import Event, Job, KnownFields, Page, ServiceError
 from penstock.core.job import PipelineJob
 
 T = TypeVar("T")
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=KnownFields)
 
 MOST_LINES = 2_000
 """Of one call."""

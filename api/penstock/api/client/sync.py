@@ -24,6 +24,7 @@ from penstock.core.profile import Profile
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 30.0
+LOOK_SECONDS = 0.5
 
 
 class Client:
