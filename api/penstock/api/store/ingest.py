@@ -197,7 +197,8 @@ def _keep_timelines(dialect: str) -> Insert:
 def _keep_lines(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     """Lines are numbered on by rank, across attempts; the newest of each rank are kept."""
     _execute(connection, _NUMBER_LINES, rows)
-    _execute(connection, _FORGET_LINES, [{"of": of, "by": by} for of, by in {(row["of"], row["by"]) for row in rows}])
+    ranks = {(row["of"], row["by"]) for row in rows}
+    _execute(connection, _FORGET_LINES, ({"of": of, "by": by, "most": MOST_LINES} for of, by in ranks))
 
 
 def _line_rows(batch: Batch) -> Iterator[dict[str, Any]]:
@@ -230,5 +231,7 @@ _NUMBER_LINES = insert(log_lines).values(
     message=bindparam("message"),
 )
 _FORGET_LINES = delete(log_lines).where(
-    log_lines.c.uid == _OF, log_lines.c.rank == _BY, log_lines.c.number <= _LAST_LINE.scalar_subquery() - MOST_LINES
+    log_lines.c.uid == _OF,
+    log_lines.c.rank == _BY,
+    log_lines.c.number <= _LAST_LINE.scalar_subquery() - bindparam("most"),
 )
