@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Identity, Role
+from penstock.api.credentials import COOKIE
 from penstock.api.routes import health
 from penstock.api.service import Service
-from penstock.api.store import tokens
-from tests.support.service import HOST, Clock, add_job, client_of, job_manifest, new_service
+from penstock.api.store import sessions, tokens
+from tests.support.service import HOST, Clock, add_job, browser_of, client_of, job_manifest, new_service, session_of
 
 VIEWER, EDITOR, ADMIN, INGEST = Role.VIEWER, Role.EDITOR, Role.ADMIN, Role.INGEST
 
@@ -47,6 +49,12 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("POST", "/v1/tokens"): ADMIN,
     ("GET", "/v1/tokens"): ADMIN,
     ("DELETE", "/v1/tokens/{token}"): ADMIN,
+    ("GET", "/v1/me"): VIEWER,
+    ("POST", "/v1/login-links"): VIEWER,
+    ("GET", "/v1/sessions"): VIEWER,
+    ("DELETE", "/v1/sessions/{session}"): VIEWER,
+    ("POST", "/v1/logout"): VIEWER,
+    ("GET", "/v1/audit"): ADMIN,
     ("POST", "/v1/ingest"): INGEST,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
@@ -60,7 +68,12 @@ ALLOWED = {
     ADMIN: {ADMIN},
     INGEST: {INGEST},
 }
+OPEN_PAGES = {"/login", "/static", "/v1/openapi.json"}
+BY_TOKEN_ONLY = {("POST", "/v1/login-links")}
 GUARDED = [route for route, role in NEEDS.items() if role is not None]
+WRITES = [route for route in GUARDED if route[0] != "GET"]
+FOREIGN = [None, "null", "http://evil.example", "http://localhost:8471", "https://localhost", "http://127.0.0.1"]
+"""Where a page may lie that is none of the service's, which is at http://localhost."""
 
 
 @pytest.fixture
@@ -100,7 +113,7 @@ def test_what_proves_nobody_is_turned_away(service: Service, clock: Clock, route
 def filled(route: tuple[str, str]) -> tuple[str, str]:
     method, path = route
     fields = {"namespace": "default", "name": "tiny", "attempt": 1, "step": 2}
-    return method, path.format(**fields, **dict.fromkeys(("uid", "token", "request", "digest", "path"), "x"))
+    return method, path.format(**fields, **dict.fromkeys(("uid", "token", "request", "digest", "path", "session"), "x"))
 
 
 def expired_and_revoked(service: Service, clock: Clock) -> list[str]:
@@ -125,6 +138,79 @@ def test_a_role_opens_what_it_should(service: Service, role: Role) -> None:
 @pytest.mark.parametrize("route", [route for route, role in NEEDS.items() if role is None], ids=" ".join)
 def test_health_needs_no_token(service: Service, route: tuple[str, str]) -> None:
     assert ask(client_of(service, None), route) == 200
+
+
+def test_every_page_is_known(service: Service) -> None:
+    """What is not in the OpenAPI document has a row here."""
+    documented = {path for _, path in NEEDS}
+    assert {route.path for route in routes_of(create_app(service))} - documented == OPEN_PAGES
+
+
+def routes_of(app: FastAPI) -> Iterator[Any]:
+    """Every route, also those of routers."""
+    waiting: list[Any] = list(app.routes)
+    while waiting:
+        route = waiting.pop()
+        if hasattr(route, "path"):
+            yield route
+        else:
+            waiting += route.original_router.routes
+
+
+class TestSessions:
+    """The same by the cookie of a session."""
+
+    @pytest.mark.parametrize("role", [VIEWER, EDITOR, ADMIN])
+    def test_a_role_opens_what_it_should(self, service: Service, role: Role) -> None:
+        for route in GUARDED:
+            needed = NEEDS[route]
+            assert needed is not None
+            refused = ask(browser_of(service, role), route) == 403
+            assert refused == (role not in ALLOWED[needed] or route in BY_TOKEN_ONLY), route
+
+    @pytest.mark.parametrize("route", WRITES, ids=" ".join)
+    @pytest.mark.parametrize("origin", FOREIGN)
+    def test_a_write_from_elsewhere_is_turned_away(
+        self, service: Service, route: tuple[str, str], origin: str | None
+    ) -> None:
+        answer = browser_of(service, ADMIN, origin=origin).request(*filled(route))
+        assert answer.status_code == 403
+        assert answer.json()["type"].endswith("/cross-origin")
+        assert answer.json()["where"] == "Origin"
+
+    @pytest.mark.parametrize("route", GUARDED, ids=" ".join)
+    def test_one_that_ended_proves_nobody(self, service: Service, clock: Clock, route: tuple[str, str]) -> None:
+        nobody = client_of(service, None)
+        for secret in ["", "x", "x" * 9000, *ended_sessions(service, clock)]:
+            headers = {"Cookie": f"{COOKIE}={secret}", "Origin": HOST}
+            answer = nobody.request(*filled(route), headers=headers)
+            assert answer.status_code == 401, secret
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert ("penstock ui" in answer.json()["remedy"]) == (secret != "")
+
+    def test_a_token_goes_before_a_cookie(self, service: Service) -> None:
+        _, secret = session_of(service)
+        headers = {"Cookie": f"{COOKIE}={secret}"}
+        assert client_of(service, VIEWER).get("/v1/tokens", headers=headers).status_code == 403
+        answer = client_of(service, None).get("/v1/tokens", headers={**headers, "Authorization": "Bearer x"})
+        assert answer.status_code == 401
+
+    def test_a_token_needs_no_origin(self, service: Service) -> None:
+        client = client_of(service, EDITOR)
+        answer = client.post("/v1/jobs", json=job_manifest(), headers={"Origin": "http://evil.example"})
+        assert answer.status_code == 201
+
+
+def ended_sessions(service: Service, clock: Clock) -> list[str]:
+    """Ended, of a token that was revoked, of one that expired, and too old."""
+    ended, signed_out = session_of(service)
+    service.write("sessions", lambda c: sessions.end(c, ended.id, clock.now))
+    orphan, orphaned = session_of(service)
+    service.write("tokens", lambda c: tokens.revoke(c, orphan.token, clock.now))
+    _, outlived = session_of(service, lifetime_seconds=5)
+    _, old = session_of(service)
+    clock.now += sessions.SESSION_SECONDS
+    return [signed_out, orphaned, outlived, old]
 
 
 class TestNamespaces:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,13 +19,16 @@ from schemathesis.checks import CHECKS
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Role
+from penstock.api.auth.throttle import Rate
 from tests.support.repository import ROOT
-from tests.support.service import Clock, add_job, client_of, new_service
+from tests.support.service import SHORT_STREAMS, Clock, add_job, client_of, new_service
 
 COMMITTED = ROOT / "docs" / "openapi.json"
 RENEW = "PENSTOCK_RENEW"
 
 ROLES = (Role.ADMIN, Role.VIEWER, Role.INGEST)
+
+UNHURRIED = replace(SHORT_STREAMS, requests=Rate(per_second=1e6, burst=10**6))
 
 schema = schemathesis.openapi.from_dict(json.loads(COMMITTED.read_text()))
 NOT_OURS = ["positive_data_acceptance"]
@@ -42,7 +45,7 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    service = new_service(tmp_path_factory.mktemp("openapi"), clock=Clock())
+    service = new_service(tmp_path_factory.mktemp("openapi"), clock=Clock(), limits=UNHURRIED)
     add_job(service, "tiny")
     add_job(service, "tiny", namespace="team")
     bearers = {role: client_of(service, role).headers["Authorization"] for role in ROLES}

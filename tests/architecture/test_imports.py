@@ -17,8 +17,8 @@ THIRD_PARTIES = {
     "planner": {"numba", "numpy", "ruamel", "scipy"},
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
-    "api": {"alembic", "fastapi", "httpx", "pydantic", "sqlalchemy", "starlette"},
-    "cli": {"httpx", "numpy", "plotly", "rich", "safetensors", "tokenizers", "torch", "typer", "uvicorn"},
+    "api": {"alembic", "fastapi", "h11", "httpx", "pydantic", "sqlalchemy", "starlette", "uvicorn"},
+    "cli": {"httpx", "numpy", "plotly", "rich", "safetensors", "tokenizers", "torch", "typer"},
 }
 PURE = ("core", "planner", "view")
 IMPURE_MODULES = {

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.types import Message
 
-from penstock.api.app import create_app
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.live.feed import Feed
 from penstock.api.live.listeners import Listener
 from penstock.api.live.stream import EventStream
+from penstock.api.server import Server
 from penstock.api.service import Service
 from penstock.api.store import tokens
 
@@ -54,14 +53,13 @@ def answering(service: Service) -> Iterator[str]:
     """The URL of a real server of the service, which runs in a thread during the block."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(create_app(service), log_level="warning", timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
+        listening.listen()  # who comes before the server is up waits
+        server = Server(service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"{'https' if service.settings.tls else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
         finally:
-            service.feed.close()
             server.should_exit = True
             thread.join()
 

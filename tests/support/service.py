@@ -13,12 +13,14 @@ from sqlalchemy import Connection
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
-from penstock.api.auth.identity import Identity, Role
+from penstock.api.auth.identity import Identity, Role, new_token
+from penstock.api.credentials import COOKIE
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Limits, Settings
-from penstock.api.store import jobs, migrate, tokens
+from penstock.api.store import jobs, migrate, sessions, tokens
 from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.jobs import StoredJob
+from penstock.api.store.sessions import StoredSession
 from penstock.core.job import PipelineJob
 from penstock.core.records import Progress, Record, RecordKind, StepMetrics
 
@@ -94,6 +96,31 @@ def client_of(service: Service, role: Role | None = Role.ADMIN, namespace: str |
         bearer = Identity(name=f"a-{role}", role=role, namespace=namespace)
         _, secret = service.write("tokens", lambda connection: tokens.add(connection, bearer, service.clock()))
         headers["Authorization"] = f"Bearer {secret}"
+    return TestClient(create_app(service), base_url=HOST, headers=headers, raise_server_exceptions=False)
+
+
+def session_of(
+    service: Service, role: Role = Role.ADMIN, namespace: str | None = None, lifetime_seconds: float | None = None
+) -> tuple[StoredSession, str]:
+    """A session of a new token with that role, and the session's secret."""
+    who = Identity(name=f"a-{role}", role=role, namespace=namespace)
+    now = service.clock()
+
+    def change(connection: Connection) -> tuple[StoredSession, str]:
+        token, _ = tokens.add(connection, who, now, lifetime_seconds)
+        link = new_token(sessions.LINK_PREFIX)
+        sessions.add_link(connection, token.id, link, now)
+        return sessions.begin(connection, link, "127.0.0.1", now)
+
+    return service.write("sessions", change)
+
+
+def browser_of(
+    service: Service, role: Role = Role.ADMIN, namespace: str | None = None, origin: str | None = HOST
+) -> TestClient:
+    """A client that is signed in by a cookie, on a page of ``origin``."""
+    _, secret = session_of(service, role, namespace)
+    headers = {"Cookie": f"{COOKIE}={secret}", **({"Origin": origin} if origin else {})}
     return TestClient(create_app(service), base_url=HOST, headers=headers, raise_server_exceptions=False)
 
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
 from penstock.api import errors
+from penstock.api.gate import Gate
 from penstock.api.guard import Guard
 from penstock.api.problems import PROBLEMS, ProblemDocument
-from penstock.api.routes import again, files, health, ingest, insight, jobs, pages, plans, profiles, streams, tokens
+from penstock.api.routes import (
+    again,
+    audit,
+    files,
+    health,
+    ingest,
+    insight,
+    jobs,
+    login,
+    pages,
+    plans,
+    profiles,
+    sessions,
+    streams,
+    tokens,
+)
 from penstock.api.service import Service
 
 ROUTERS = (
@@ -22,14 +40,20 @@ ROUTERS = (
     plans.router,
     profiles.router,
     tokens.router,
+    sessions.router,
+    audit.router,
     health.router,
     pages.router,
+    login.router,
 )
 """What is asked most comes first: a request is matched against one route after the other."""
 
 
-def create_app(service: Service) -> FastAPI:
-    """The service as an ASGI application. Who opened the service closes it, once the application has ended."""
+def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) -> FastAPI:
+    """The service as an ASGI application. Who opened the service closes it, once the application has ended.
+
+    ``seconds`` counts from anywhere, but steadily: rates are taken by it.
+    """
     app = FastAPI(
         title="penstock",
         version=version("penstock"),
@@ -42,5 +66,6 @@ def create_app(service: Service) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     errors.register(app)
+    app.add_middleware(Gate, service=service, clock=seconds)
     app.add_middleware(Guard, settings=service.settings)
     return app

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from penstock.api.auth.identity import Identity, Role
+from penstock.api.auth.identity import Caller, Identity, Role
+from penstock.api.auth.origin import SAFE_METHODS, same_origin
+from penstock.api.credentials import Credential
 from penstock.api.problems import Problem
 from penstock.api.service import Service
-from penstock.api.store import tokens
 from penstock.planner import yamltext
 
 JSON_TYPES = frozenset({"application/json", ""})
@@ -31,23 +32,52 @@ async def service_of(request: Request) -> Service:
 ServiceIn = Annotated[Service, Depends(service_of)]
 
 
-async def identify(request: Request, service: ServiceIn) -> Identity:
-    """Who bears the request's token; raises `Problem` for none, a wrong, expired or revoked one."""
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not secret:
-        raise _unknown("no token came with the request")
-    secret, now = secret.strip(), service.clock()
-    found = await service.known_tokens.find(
-        secret, now, lambda: service.read(lambda connection: tokens.by_secret(connection, secret))
-    )
-    if found is None or not found.valid(now):
-        raise _unknown("the token is unknown, expired or revoked")
-    return found.identity
+def authenticated(request: Request) -> Caller:
+    """Who sends the request, as the gate found; raises `Problem` for nobody, and for another site's write."""
+    caller: Caller | None = request.state.caller
+    if caller is None:
+        raise _unknown(request.state.credential)
+    if caller.session is not None and request.method not in SAFE_METHODS:
+        require_same_origin(request)
+    return caller
 
 
-def _unknown(detail: str) -> Problem:
+def require_same_origin(request: Request) -> None:
+    """Raise `Problem` unless the request comes from a page of this service."""
+    origin = request.headers.get("origin")
+    if not same_origin(origin, request.url.scheme, request.headers.get("host", "")):
+        raise Problem(
+            kind="cross-origin",
+            detail=f"{origin or 'no origin'} is not this service",
+            where="Origin",
+            remedy="use this service's own pages, or send a token: Authorization: Bearer TOKEN",
+        )
+
+
+def _unknown(credential: Credential | None) -> Problem:
+    if credential is not None and credential.session:
+        detail = "the session has ended"
+        remedy = "sign in anew: penstock ui"
+        return Problem(kind="unauthenticated", detail=detail, where="Cookie", remedy=remedy, headers=LOGIN)
+    known = credential is not None and credential.secret
+    detail = "the token is unknown, expired or revoked" if known else "no token came with the request"
     remedy = "send Authorization: Bearer TOKEN; a new token: penstock token create"
     return Problem(kind="unauthenticated", detail=detail, where="Authorization", remedy=remedy, headers=LOGIN)
+
+
+def credential_of(request: Request, caller: Annotated[Caller, Depends(authenticated)]) -> Credential:
+    """What the sender showed."""
+    credential: Credential = request.state.credential
+    return credential
+
+
+CallerIn = Annotated[Caller, Depends(authenticated)]
+CredentialIn = Annotated[Credential, Depends(credential_of)]
+
+
+def identify(caller: CallerIn) -> Identity:
+    """Who sends the request, by a token or from a session."""
+    return caller.identity
 
 
 IdentityIn = Annotated[Identity, Depends(identify)]

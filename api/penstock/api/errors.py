@@ -21,6 +21,7 @@ from penstock.api.store.ingest import StaleAttemptError
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
 from penstock.api.store.plan_requests import NoSuchRequestError
 from penstock.api.store.profiles import NoSuchProfileError
+from penstock.api.store.sessions import NoSuchSessionError
 from penstock.api.store.tokens import NoSuchTokenError
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import UserError
@@ -51,6 +52,10 @@ def _no_such_request(error: NoSuchRequestError) -> Problem:
 
 def _no_such_profile(error: NoSuchProfileError) -> Problem:
     return Problem(kind="not-found", detail=f"there is no profile {error}", remedy="list them: GET /v1/profiles")
+
+
+def _no_such_session(error: NoSuchSessionError) -> Problem:
+    return Problem(kind="not-found", detail=str(error), remedy="list the sessions: GET /v1/sessions")
 
 
 def _name_taken(error: NameTakenError) -> Problem:
@@ -121,6 +126,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     NoSuchTokenError: _no_such_token,
     NoSuchRequestError: _no_such_request,
     NoSuchProfileError: _no_such_profile,
+    NoSuchSessionError: _no_such_session,
     NameTakenError: _name_taken,
     ChangedMeanwhileError: _changed,
     StaleAttemptError: _stale,
@@ -132,6 +138,11 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     HTTPException: _http,
     Exception: _unexpected,
 }
+
+
+def translated(error: Exception) -> Problem:
+    """The problem that an error is, for those who stand outside of the routes."""
+    return next(TABLE[kind](error) for kind in type(error).__mro__ if kind in TABLE)
 
 
 def register(app: FastAPI) -> None:

@@ -17,7 +17,8 @@ from penstock.api.settings import Settings
 HEADERS = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
     (b"cross-origin-opener-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"same-origin"),  # with none at all a form of ours would be sent with Origin: null
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )

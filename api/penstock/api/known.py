@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from starlette.concurrency import run_in_threadpool
 
-from penstock.api.auth.identity import digest
-from penstock.api.store.tokens import StoredToken
+from penstock.api.auth.identity import Caller, digest
 
 KNOWN_SECONDS = 5.0
 """How long a token that was revoked elsewhere (by another service, or on the database itself) may still pass."""
@@ -15,24 +14,24 @@ MOST_KNOWN = 1024
 
 
 class KnownTokens:
-    """Remembers tokens by digest, never the unknown; to be asked from one event loop."""
+    """Remembers who bears a token by its digest, never the unknown; to be asked from one event loop."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, StoredToken]] = {}
+        self._known: dict[str, tuple[float, Caller]] = {}
 
-    async def find(self, secret: str, now: float, look_up: Callable[[], StoredToken | None]) -> StoredToken | None:
-        """The token with this secret, as it was a moment ago or as it is looked up in a thread."""
+    async def find(self, secret: str, now: float, look_up: Callable[[], Caller | None]) -> Caller | None:
+        """Who bears the token with this secret, as it was a moment ago or as it is looked up in a thread."""
         known, key = self._known, digest(secret)
-        at, token = known.get(key, (0.0, None))
-        if token is not None and 0 <= now - at < KNOWN_SECONDS:
-            return token
-        token = await run_in_threadpool(look_up)
-        if token is not None:
+        at, caller = known.get(key, (0.0, None))
+        if caller is not None and 0 <= now - at < KNOWN_SECONDS:
+            return caller if caller.until is None or now < caller.until else None
+        caller = await run_in_threadpool(look_up)
+        if caller is not None:
             known.pop(key, None)  # the newest come last, and the oldest go first
             if len(known) >= MOST_KNOWN:
                 del known[next(iter(known))]
-            known[key] = (now, token)  # lost if all were forgotten meanwhile
-        return token
+            known[key] = (now, caller)  # lost if all were forgotten meanwhile
+        return caller
 
     def forget(self) -> None:
         """Look all up again: one was revoked. May be called from any thread."""

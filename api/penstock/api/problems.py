@@ -44,6 +44,7 @@ PROBLEMS = {
         Kind("bad-request", "The request cannot be read", 400),
         Kind("unauthenticated", "A valid token is needed", 401),
         Kind("forbidden", "The token does not allow this", 403),
+        Kind("cross-origin", "The request comes from another site", 403),
         Kind("not-found", "Not found", 404),
         Kind("method-not-allowed", "The path has no such method", 405),
         Kind("timeout", "The request came too slowly", 408),
@@ -56,6 +57,7 @@ PROBLEMS = {
         Kind("out-of-range", "The file has no such part", 416),
         Kind("misdirected", "The host is not this service", 421),
         Kind("invalid", "Something in the body is wrong", 422),
+        Kind("too-many-requests", "Too many requests", 429),
         Kind("internal", "The service failed", 500),
         Kind("unavailable", "Not available now", 503),
         Kind("storage-full", "The disk is full", 507),
@@ -85,7 +87,7 @@ class Problem(HTTPException):
         )
 
 
-ANY = ("bad-request", "timeout", "misdirected", "unavailable")
+ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailable")
 """What every route may answer with."""
 
 

@@ -1,14 +1,25 @@
-"""The web server around one service."""
+"""The web server: uvicorn, on this address, with TLS if it was given a certificate, and without patience.
+
+uvicorn waits for ever for a request's head, for the rest of a body that nobody reads, and for a client that does not
+read its answer. Each holds a connection, and whoever opens enough of them shuts all others out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import ssl
 import sys
+from pathlib import Path
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from penstock.api.app import create_app
 from penstock.api.service import Service
+from penstock.api.settings import Limits, Settings, Tls
+from penstock.core.errors import UserError
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than jobs are silent: who reports every few seconds should not have to connect each time."""
@@ -23,17 +34,7 @@ class Server(uvicorn.Server):
     """Ends live streams when it is to end, or it would wait for them."""
 
     def __init__(self, service: Service) -> None:
-        settings = service.settings
-        super().__init__(
-            uvicorn.Config(
-                create_app(service),
-                host=settings.host,
-                port=settings.port,
-                log_level="warning",
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            )
-        )
+        super().__init__(_configured(service))
         self._feed = service.feed
         sys.setswitchinterval(SWITCH_SECONDS)
 
@@ -41,3 +42,110 @@ class Server(uvicorn.Server):
         """See `uvicorn.Server.shutdown`."""
         self._feed.close()
         await super().shutdown(sockets)
+
+
+def _configured(service: Service) -> uvicorn.Config:
+    settings = service.settings
+    tls = settings.tls
+    return uvicorn.Config(
+        create_app(service),
+        host=settings.host,
+        port=settings.port,
+        http=_protocol(settings.limits),
+        ws="none",
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        proxy_headers=False,  # any process of this machine could say that it asks for somebody else
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
+    )
+
+
+def _protocol(limits: Limits) -> type[asyncio.Protocol]:
+    class Protocol(_Impatient):
+        idle_seconds = limits.idle_seconds
+
+    return Protocol
+
+
+class _Impatient(H11Protocol):
+    """Cuts off a client that the server has waited for too long; bodies that are read have a limit of their own."""
+
+    idle_seconds: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._sending = _Patience(transport, self.idle_seconds)
+        self._reading = _Patience(transport, self.idle_seconds)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reading.begin()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reading.end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._sending.end()
+        self._reading.end()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        state = self.conn.their_state
+        cycle: RequestResponseCycle | None = self.cycle
+        answered = cycle is None or cycle.response_complete
+        if state is h11.IDLE or (state is h11.SEND_BODY and answered):
+            self._sending.begin()
+        else:
+            self._sending.end()
+
+
+class _Patience:
+    """Cuts the connection unless it ends in time, from its first beginning on: not anew with every byte that comes."""
+
+    def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
+        self._transport, self._seconds = transport, seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._transport.abort)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+
+def check_tls(settings: Settings) -> None:
+    """Raise `UserError` unless the certificate and its key can be used."""
+    if settings.tls is None:
+        return
+    try:
+        # A key under a password would be asked for on the terminal, at every start; an empty one is never right.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls.certificate, settings.tls.key, password="")
+    except (OSError, ValueError) as error:
+        place = f"--tls-certificate {settings.tls.certificate}, --tls-key {settings.tls.key}"
+        remedy = "give a PEM certificate, followed by those that signed it, and its key without a password"
+        raise UserError(what=f"cannot be used: {error}", where=place, remedy=remedy) from None
+
+
+def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Both or none; raises `UserError` for one alone."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        missing = "--tls-certificate" if certificate is None else "--tls-key"
+        raise UserError(what="is missing", where=missing, remedy="give both, or none for plain HTTP")
+    return Tls(certificate=certificate.absolute(), key=key.absolute())

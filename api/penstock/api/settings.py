@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from penstock.api.auth.throttle import Rate
 from penstock.api.locations import Locations
 
 MEBIBYTE = 2**20
+REQUESTS = Rate(per_second=100.0, burst=1000)
+INGEST_REQUESTS = Rate(per_second=2000.0, burst=4000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,8 +21,20 @@ class Limits:
     body_bytes: int = 4 * MEBIBYTE
     decompressed_bytes: int = 32 * MEBIBYTE
     request_seconds: float = 30.0
+    idle_seconds: float = 15.0  # to begin a request, or to read some of an answer
     streams: int = 2000
+    requests: Rate = REQUESTS  # of a token with its sessions, or an address without one
+    ingest_requests: Rate = INGEST_REQUESTS  # one token reports for all jobs of a machine
+    counted: int = 10_000  # tokens and addresses whose requests are counted
     stream_seconds: float = 300.0  # then a client comes again, and shows a token that still holds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """The files of a certificate, with those that signed it, and of its key."""
+
+    certificate: Path
+    key: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +49,7 @@ class Settings:
     database: str = ""
     host: str = "127.0.0.1"
     port: int = 8470
+    tls: Tls | None = None
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
     data_roots: Mapping[str, Path] = field(default_factory=dict)
     schedules: frozenset[str] = frozenset()
@@ -43,6 +59,11 @@ class Settings:
     def answering_to(self, *names: str) -> Settings:
         """The same, under more names."""
         return replace(self, hosts=tuple(dict.fromkeys((*self.hosts, *names))))
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     @property
     def database_url(self) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.client import Client, Job, Place, ServiceError, Status, target
+from penstock.api.client import Client, Job, LoginLink, Place, ServiceError, Status, target
+from penstock.api.client.config import configuration_file
 from penstock.cli import output
 from penstock.cli.output import Format
+from penstock.cli.secret_files import write_secret
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
 from penstock.core.units import format_age, format_seconds
@@ -89,6 +93,15 @@ def _progress(status: Status) -> tuple[str, str, str]:
         "–" if told.loss is None else f"{told.loss:.3f}",
         "–" if told.step_seconds is None else format_seconds(told.step_seconds),
     )
+
+
+def open_browser(link: LoginLink) -> None:
+    """Open the link, by a file that only this user can read: everybody can read with what a browser was started."""
+    page = configuration_file(os.environ, Path.home()).with_name("login.html")
+    write_secret(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link.url)}">\n')
+    output.say(f"opening {link.url}")
+    if not webbrowser.open(page.as_uri()):
+        output.say("no browser was found: open the link in one, within a minute")
 
 
 def watch_job(client: Client, place: Place) -> int:

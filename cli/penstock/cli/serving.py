@@ -18,12 +18,13 @@ from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.executor.requests import Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
-from penstock.api.server import Server
+from penstock.api.server import Server, check_tls
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.cli.output import say
+from penstock.cli.secret_files import write_secret
 from penstock.cli.stopping import listening
 
 LOOK_SECONDS = 0.5
@@ -32,12 +33,12 @@ FORGET_SECONDS = 3600.0
 
 def serve(settings: Settings) -> None:
     """Answer until SIGINT or SIGTERM; jobs go on without the service."""
+    check_tls(settings)
     settings.folder.mkdir(parents=True, exist_ok=True)
     make_schema(settings)
     service = open_service(settings)
-    url = f"http://{settings.host}:{settings.port}"
-    introduce(service, url, configuration_file(os.environ, Path.home()))
-    reports = Reports(server=url, token_file=ingest_token(service))
+    introduce(service, configuration_file(os.environ, Path.home()))
+    reports = Reports(server=settings.url, token_file=ingest_token(service), ca_file=ca_file(settings))
     executor = Executor(
         service,
         ProcessSupervisors(),
@@ -52,7 +53,7 @@ def serve(settings: Settings) -> None:
     with listening(), ExitStack() as stack:
         for worker in workers:
             stack.enter_context(worker)
-        say(f"penstock at {url}")
+        say(f"penstock at {settings.url}")
         Server(service).run()
     service.close()
 
@@ -67,13 +68,21 @@ def make_schema(settings: Settings) -> None:
         engine.dispose()
 
 
-def introduce(service: Service, url: str, path: Path) -> None:
+def ca_file(settings: Settings) -> Path | None:
+    """What this machine's own clients believe: the service's certificate itself, whoever signed it."""
+    return settings.tls.certificate if settings.tls else None
+
+
+def introduce(service: Service, path: Path) -> None:
     """At the first start make an administrator's token, and write it with the URL where this user's commands look."""
     if service.read(tokens.every):
         return
     admin = Identity(name="first", role=Role.ADMIN)
     _, secret = service.write("tokens", lambda connection: tokens.add(connection, admin, service.clock()))
-    write_secret(path, json.dumps({"server": url, "token": secret}, indent=1) + "\n")
+    written = {"server": service.settings.url, "token": secret}
+    if ca := ca_file(service.settings):
+        written["ca"] = str(ca)
+    write_secret(path, json.dumps(written, indent=1) + "\n")
     say(f"token and URL are in {path}")
 
 
@@ -90,15 +99,6 @@ def ingest_token(service: Service) -> Path:
 def desk_name(settings: Settings) -> str:
     """The same at every start, so that a service knows what it was planning, and no other service's."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write what only this user may read, from its first moment on."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    partial.replace(path)
 
 
 def this_machine() -> Demand:

@@ -178,7 +178,7 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
         yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
 
 
-def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None]) -> bool:
+def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None], ca_file: Path | None = None) -> bool:
     """Ship the outbox of the run in ``root`` until stdin ends or somebody asks to stop, then what is left; whether
     everything was acknowledged. A second shipper of a run waits for the first.
 
@@ -188,7 +188,10 @@ def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None]) 
     run.outbox.mkdir(parents=True, exist_ok=True)
     with listening() as requests, (run.outbox / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with contextlib.closing(Follower(run, say, time.time)) as follower, http_post(server, token_file) as post:
+        with (
+            contextlib.closing(Follower(run, say, time.time)) as follower,
+            http_post(server, token_file, ca_file) as post,
+        ):
             starter = _Starter(sys.stdin)
 
             def ended() -> bool:
@@ -225,12 +228,14 @@ class _Starter:
 
 
 @contextlib.contextmanager
-def http_post(server: str, token_file: Path) -> Iterator[Post]:
+def http_post(server: str, token_file: Path, ca_file: Path | None = None) -> Iterator[Post]:
     """Posts to the service at the URL ``server``; the token is read anew each time, because it may be replaced."""
     import httpx
 
+    from penstock.api.client.trust import trusted
+
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    with httpx.Client(base_url=server, timeout=httpx.Timeout(10.0), trust_env=False) as client:
+    with httpx.Client(base_url=server, timeout=httpx.Timeout(10.0), trust_env=False, verify=trusted(ca_file)) as client:
 
         def post(body: bytes) -> Reply:
             try:

@@ -164,7 +164,7 @@ def shipping(root: Path, order: Order) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-m", "penstock.cli", "ship", str(root), "--server", order.server]
-    command += ["--token-file", order.token_file]
+    command += ["--token-file", order.token_file, *(["--ca", order.ca_file] if order.ca_file else [])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     with process.stdin:  # it goes on until this end is closed, by this block or by the death of this process

@@ -24,7 +24,8 @@ class Wish(enum.StrEnum):
 class Order(Manifest):
     """What to supervise: an attempt of the job in the run directory, until ``deadline_at`` (seconds since the epoch).
 
-    Its records go to the service at the URL ``server``, with the token in the file ``token_file``.
+    Its records go to the service at the URL ``server``, with the token in the file ``token_file``; by HTTPS its
+    certificate is one of ``ca_file``.
     """
 
     uid: str
@@ -32,6 +33,7 @@ class Order(Manifest):
     deadline_at: float | None = None
     server: str = ""
     token_file: str = ""
+    ca_file: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

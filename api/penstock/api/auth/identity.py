@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import enum
 import hashlib
+import hmac
 import secrets
 from dataclasses import dataclass
 
@@ -39,9 +41,30 @@ class Identity:
         return reaches and _RANKS[self.role] >= _RANKS[role]
 
 
-def new_token() -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """An identity as a request proved it: by a token, or by a session that this token made. It holds ``until`` then."""
+
+    identity: Identity
+    token: str
+    session: str | None = None
+    until: float | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the proof, which is one of its kind; names of identities are not."""
+        return self.session or self.token
+
+
+def new_token(prefix: str = PREFIX) -> str:
     """A secret of 256 random bits; a prefix lets secret scanners find it."""
-    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    return prefix + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def derived_token(secret: str, salt: str, prefix: str = PREFIX) -> str:
+    """The same, of somebody's own secret and a random salt: nobody who lacks the one can make it of the other."""
+    made = hmac.digest(secret.encode(), salt.encode(), "sha256")
+    return prefix + base64.urlsafe_b64encode(made).decode().rstrip("=")
 
 
 def digest(token: str) -> str:

@@ -12,7 +12,7 @@ from penstock.api.client.listening import Message
 from penstock.api.client.planning import PlanRequest, ProfileEntry
 from penstock.api.client.run_types import Artifact, Checkpoint, Export, Line, LinePage, Reproduction
 from penstock.api.client.sync import Client
-from penstock.api.client.types import Event, Job, Progress, ServiceError, Status
+from penstock.api.client.types import Event, Job, LoginLink, Progress, ServiceError, Status
 
 __all__ = [
     "Artifact",
@@ -24,6 +24,7 @@ __all__ = [
     "Job",
     "Line",
     "LinePage",
+    "LoginLink",
     "Message",
     "Place",
     "PlanRequest",

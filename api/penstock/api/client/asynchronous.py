@@ -16,7 +16,8 @@ from penstock.api.client.listening import Downloading, Listening, Message, strea
 from penstock.api.client.planning import PlanRequest, ProfileEntry
 from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
 from penstock.api.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, new_key, refused
-from penstock.api.client.types import Event, Job
+from penstock.api.client.trust import trusted
+from penstock.api.client.types import Event, Job, LoginLink
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
@@ -37,7 +38,11 @@ class AsyncClient:
         self._server, self._pause = target.server, pause
         headers = {"Authorization": f"Bearer {target.token}"}
         self._http = httpx.AsyncClient(
-            base_url=target.server, headers=headers, timeout=TIMEOUT_SECONDS, transport=transport
+            base_url=target.server,
+            headers=headers,
+            timeout=TIMEOUT_SECONDS,
+            transport=transport,
+            verify=trusted(target.ca),
         )
 
     async def __aenter__(self) -> Self:
@@ -106,6 +111,10 @@ class AsyncClient:
     async def artifacts(self, place: Place) -> tuple[Artifact, ...]:
         """A job's files, by name."""
         return await self._do(calls.artifacts(place))
+
+    async def login_link(self) -> LoginLink:
+        """A link that signs a browser in, once, within a minute."""
+        return await self._do(calls.login_link(self._server, new_key()))
 
     async def download(self, place: Place, name: str) -> AsyncIterator[bytes]:
         """A file, piece by piece; a connection that breaks is gone on with."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
-from penstock.api.client.types import Event, Job, KnownFields, Page, ServiceError
+from penstock.api.client.types import Event, Job, KnownFields, LoginLink, Page, ServiceError
 from penstock.core.job import PipelineJob
 
 T = TypeVar("T")
@@ -133,6 +133,16 @@ def artifact_path(place: Place, name: str) -> str:
 
 def _items(kind: type[A]) -> Callable[[Any], tuple[A, ...]]:
     return lambda value: tuple(map(kind.from_manifest, value["items"]))
+
+
+def login_link(server: str, key: str) -> Call[LoginLink]:
+    """Make a link that signs a browser in."""
+    return Call(
+        method="POST",
+        path="/v1/login-links",
+        read=lambda value: LoginLink(url=server + value["path"], expires_at=value["expiresAt"]),
+        headers={"Idempotency-Key": key},
+    )
 
 
 def refusal(status: int, document: Any) -> ServiceError:

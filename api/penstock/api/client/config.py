@@ -9,15 +9,16 @@ from pathlib import Path
 
 from penstock.core.errors import UserError
 
-SERVER, TOKEN = "PENSTOCK_SERVER", "PENSTOCK_TOKEN"
+SERVER, TOKEN, CA = "PENSTOCK_SERVER", "PENSTOCK_TOKEN", "PENSTOCK_CA"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A service's URL, and a token for it."""
+    """A service's URL, a token for it, and the file of the certificates to believe there: the system's if none."""
 
     server: str
     token: str
+    ca: Path | None = None
 
 
 def configuration_file(environment: Mapping[str, str], home: Path) -> Path:
@@ -36,7 +37,8 @@ def target(server: str | None, environment: Mapping[str, str], home: Path) -> Ta
     if not token:
         remedy = f"set {TOKEN}; an administrator makes tokens: POST /v1/tokens"
         raise UserError(what=f"no token is known for {url}", where=TOKEN, remedy=remedy)
-    return Target(server=url.rstrip("/"), token=token)
+    ca = environment.get(CA) or (written.get("ca") if url == written.get("server") else None)
+    return Target(server=url.rstrip("/"), token=token, ca=Path(ca) if ca else None)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -16,7 +16,8 @@ from penstock.api.client.config import Target
 from penstock.api.client.listening import Downloading, Listening, Message, stream_path
 from penstock.api.client.planning import PlanRequest, ProfileEntry
 from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
-from penstock.api.client.types import Event, Job, ServiceError
+from penstock.api.client.trust import trusted
+from penstock.api.client.types import Event, Job, LoginLink, ServiceError
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
@@ -42,7 +43,13 @@ class Client:
     ) -> None:
         self._server, self._pause = target.server, pause
         headers = {"Authorization": f"Bearer {target.token}"}
-        self._http = httpx.Client(base_url=target.server, headers=headers, timeout=TIMEOUT_SECONDS, transport=transport)
+        self._http = httpx.Client(
+            base_url=target.server,
+            headers=headers,
+            timeout=TIMEOUT_SECONDS,
+            transport=transport,
+            verify=trusted(target.ca),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +114,10 @@ class Client:
     def artifacts(self, place: Place) -> tuple[Artifact, ...]:
         """A job's files, by name."""
         return self._do(calls.artifacts(place))
+
+    def login_link(self) -> LoginLink:
+        """A link that signs a browser in, once, within a minute."""
+        return self._do(calls.login_link(self._server, new_key()))
 
     def download(self, place: Place, name: str) -> Iterator[bytes]:
         """A file, piece by piece; a connection that breaks is gone on with."""

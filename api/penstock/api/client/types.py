@@ -132,6 +132,14 @@ class Event(KnownFields):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoginLink:
+    """A link that signs a browser in, once; whoever has it may."""
+
+    url: str
+    expires_at: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
     """Some jobs, and the cursor of those that follow."""
 

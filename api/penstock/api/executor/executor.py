@@ -65,10 +65,11 @@ VERSION = version("penstock")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reports:
-    """Where attempts report to, and the file that holds the token for it."""
+    """Where attempts report to, the file that holds the token for it, and by HTTPS that of its certificate."""
 
     server: str
     token_file: Path
+    ca_file: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,6 +340,7 @@ class Executor:
             deadline_at=deadline,
             server=self._reports.server,
             token_file=str(self._reports.token_file),
+            ca_file=str(self._reports.ca_file or ""),
         )
         self._supervisors.start(self._folder(stored), order)
 

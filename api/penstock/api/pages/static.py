@@ -27,6 +27,7 @@ FILES: Final[Mapping[str, tuple[str, Callable[[], str]]]] = {
     "app.css": (CSS, _own("app.css")),
     "live.js": (JAVASCRIPT, _own("live.js")),
     "actions.js": (JAVASCRIPT, _own("actions.js")),
+    "login.js": (JAVASCRIPT, _own("login.js")),
     "whatif.js": (JAVASCRIPT, _own("whatif.js")),
     "icon.svg": (SVG, _own("icon.svg")),
 }

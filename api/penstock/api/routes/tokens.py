@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
-from penstock.api.auth.identity import Identity
-from penstock.api.dependencies import Admin, ServiceIn
+from penstock.api.auth.identity import PREFIX, Identity
+from penstock.api.dependencies import Admin, CredentialIn, ServiceIn
 from penstock.api.problems import answers
-from penstock.api.replies import Once, reply, write_once
+from penstock.api.replies import NewSecret, Once, reply, write_secret_once
 from penstock.api.schemas import NewToken, TokenPage, TokenRequest, TokenView, token_view
 from penstock.api.store import tokens
 from penstock.api.store.idempotency import Answer
@@ -20,16 +20,18 @@ WRITES = answers("unauthenticated", "forbidden", "not-found", "conflict", "too-l
 
 
 @router.post("/v1/tokens", status_code=201, response_model=NewToken, responses=WRITES, operation_id="createToken")
-def create(service: ServiceIn, identity: Admin, wanted: TokenRequest, asked: Once) -> Response:
+def create(
+    service: ServiceIn, identity: Admin, credential: CredentialIn, wanted: TokenRequest, asked: Once
+) -> Response:
     """Make a token. Its secret is in this answer and nowhere else."""
     bearer = Identity(name=wanted.name, role=wanted.role, namespace=wanted.namespace)
     now = service.clock()
 
-    def change(connection: Connection) -> Answer:
-        made, secret = tokens.add(connection, bearer, now, wanted.lifetime_seconds)
-        return reply(NewToken(**token_view(made).model_dump(by_alias=False), token=secret), 201)
+    def change(connection: Connection, new: NewSecret) -> Answer:
+        made, _ = tokens.add(connection, bearer, now, wanted.lifetime_seconds, new.secret)
+        return reply(NewToken(**token_view(made).model_dump(by_alias=False), token=new.salted), 201)
 
-    return write_once(service, "tokens", asked, change)
+    return write_secret_once(service, "tokens", asked, credential, PREFIX, change)
 
 
 @router.get("/v1/tokens", responses=READS, operation_id="listTokens")

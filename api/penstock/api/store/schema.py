@@ -280,6 +280,43 @@ tokens = Table(
     CheckConstraint("role IN ('viewer', 'editor', 'admin', 'ingest')", name="role"),
 )
 
+login_links = Table(
+    "login_links",
+    metadata,
+    Column("digest", String(64), primary_key=True),  # the row goes when the link is used
+    Column("token", String(UID_LENGTH), ForeignKey("tokens.id", ondelete="CASCADE"), nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", String(UID_LENGTH), primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("token", String(UID_LENGTH), ForeignKey("tokens.id", ondelete="CASCADE"), nullable=False),
+    Column("address", String(63), nullable=False),  # where it was begun from
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Index("ix_sessions_token", "token"),
+    Index("ix_sessions_expires_at", "expires_at"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", Id, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("identity", String(63), nullable=False),
+    Column("action", String(63), nullable=False),  # the operation's id
+    Column("method", String(15), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("namespace", String(63), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("address", String(63), nullable=False),
+    Index("ix_audit_at", "at"),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,

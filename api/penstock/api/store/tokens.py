@@ -41,10 +41,14 @@ class StoredToken:
 
 
 def add(
-    connection: Connection, identity: Identity, now: float, lifetime_seconds: float | None = None
+    connection: Connection,
+    identity: Identity,
+    now: float,
+    lifetime_seconds: float | None = None,
+    secret: str | None = None,
 ) -> tuple[StoredToken, str]:
-    """A new token, and its secret, which nobody can be told again."""
-    secret = new_token()
+    """A new token, and its secret, which nobody can be told again; a random one if none was made for it."""
+    secret = secret or new_token()
     row = {
         "id": str(uuid.uuid4()),
         "name": identity.name,

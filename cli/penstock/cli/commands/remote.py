@@ -1,4 +1,4 @@
-"""Working with a service: `submit`, `status`, `watch`, `suspend` and `delete`. `resume` and others are named alike."""
+"""Working with a service: `submit`, `status`, `watch`, `suspend`, `delete`, `ui`. `resume` and others named alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Name = Annotated[str, typer.Argument(help="The job's name.")]
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
-    for command in (submit, status, watch, suspend, delete):
+    for command in (submit, status, watch, suspend, delete, ui):
         app.command()(command)
 
 
@@ -85,6 +85,21 @@ def delete(name: Name, server: Server = None, namespace: Namespace = "default", 
 
     with connected(server) as client:
         show_jobs([client.delete(place(name, namespace))], form)
+
+
+def ui(
+    server: Server = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
+) -> None:
+    """Open the service's pages in the browser, signed in; the link holds once, for a minute."""
+    from penstock.cli.remote import connected, open_browser
+
+    with connected(server) as client:
+        link = client.login_link()
+    if only_print:
+        output.write(link.url)
+    else:
+        open_browser(link)
 
 
 def place(name: str, namespace: str) -> Place:

@@ -35,9 +35,12 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="The port.")] = 8470,
     allow_host: Annotated[list[str] | None, typer.Option(help="Another name the service answers to.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: jobs may read it as data://NAME/...")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="Answer by HTTPS, with this certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
     schedule: Annotated[list[str] | None, typer.Option(help="An installed schedule that jobs may name.")] = None,
 ) -> None:
     """Run jobs on this machine for everybody who has a token; they go on when the service ends."""
+    from penstock.api.server import tls_of
     from penstock.api.settings import Settings
     from penstock.cli.runs import check_port
     from penstock.cli.serving import serve as answer
@@ -47,6 +50,7 @@ def serve(
         database=database,
         host=host,
         port=port,
+        tls=tls_of(tls_certificate, tls_key),
         data_roots=dict(map(_root, data or ())),
         schedules=frozenset(schedule or ()),
         machine=socket.gethostname(),
@@ -87,8 +91,9 @@ def ship(
     root: Path,
     server: Annotated[str, typer.Option(help="The service's URL.")],
     token_file: Annotated[Path, typer.Option(help="The file that holds the token.")],
+    ca: Annotated[Path | None, typer.Option(help="The certificate that the service has.")] = None,
 ) -> None:
     """Bring a run's records to a service; whoever runs ranks for one starts this."""
     from penstock.cli.shipping import ship as run
 
-    raise typer.Exit(0 if run(root.absolute(), server, token_file, output.say) else 1)
+    raise typer.Exit(0 if run(root.absolute(), server, token_file, output.say, ca) else 1)

@@ -13,6 +13,7 @@ Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     """Make them."""
+    _audit()
     _idempotency()
     _jobs()
     _plan_requests()
@@ -24,8 +25,10 @@ def upgrade() -> None:
     _job_labels()
     _job_plans()
     _log_lines()
+    _login_links()
     _progress()
     _series()
+    _sessions()
     _sources()
     _timelines()
     _points()
@@ -38,8 +41,10 @@ def downgrade() -> None:
     op.drop_table("points")
     op.drop_table("timelines")
     op.drop_table("sources")
+    op.drop_table("sessions")
     op.drop_table("series")
     op.drop_table("progress")
+    op.drop_table("login_links")
     op.drop_table("log_lines")
     op.drop_table("job_plans")
     op.drop_table("job_labels")
@@ -51,6 +56,24 @@ def downgrade() -> None:
     op.drop_table("plan_requests")
     op.drop_table("jobs")
     op.drop_table("idempotency")
+    op.drop_table("audit")
+
+
+def _audit() -> None:
+    op.create_table(
+        "audit",
+        sa.Column("number", Id, nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("identity", sa.String(length=63), nullable=False),
+        sa.Column("action", sa.String(length=63), nullable=False),
+        sa.Column("method", sa.String(length=15), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("namespace", sa.String(length=63), nullable=False),
+        sa.Column("status", sa.Integer(), nullable=False),
+        sa.Column("address", sa.String(length=63), nullable=False),
+        sa.PrimaryKeyConstraint("number", name="pk_audit"),
+    )
+    op.create_index("ix_audit_at", "audit", ["at"], unique=False)
 
 
 def _idempotency() -> None:
@@ -252,6 +275,17 @@ def _log_lines() -> None:
     )
 
 
+def _login_links() -> None:
+    op.create_table(
+        "login_links",
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("token", sa.String(length=36), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["token"], ["tokens.id"], name="fk_login_links_token", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("digest", name="pk_login_links"),
+    )
+
+
 def _progress() -> None:
     op.create_table(
         "progress",
@@ -279,6 +313,24 @@ def _series() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_series"),
     )
     op.create_index("uq_series_uid_name_rank", "series", ["uid", "name", "rank"], unique=True)
+
+
+def _sessions() -> None:
+    op.create_table(
+        "sessions",
+        sa.Column("id", sa.String(length=36), nullable=False),
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("token", sa.String(length=36), nullable=False),
+        sa.Column("address", sa.String(length=63), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.Column("revoked_at", sa.Double(), nullable=True),
+        sa.ForeignKeyConstraint(["token"], ["tokens.id"], name="fk_sessions_token", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name="pk_sessions"),
+        sa.UniqueConstraint("digest", name="uq_sessions_digest"),
+    )
+    op.create_index("ix_sessions_expires_at", "sessions", ["expires_at"], unique=False)
+    op.create_index("ix_sessions_token", "sessions", ["token"], unique=False)
 
 
 def _sources() -> None:

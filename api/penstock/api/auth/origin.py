@@ -1,0 +1,29 @@
+"""Whether a request comes from a page of this service, which is what its Origin header says."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def same_origin(origin: str | None, scheme: str, host: str) -> bool:
+    """Whether ``origin`` names this scheme, host and port. A missing one does not: every browser sends it with what is
+    no GET, and the cookie comes from browsers only.
+    """
+    return origin is not None and (asked := _place(f"{scheme}://{host}")) is not None and _place(origin) == asked
+
+
+def _place(url: str) -> tuple[str, str, int] | None:
+    """What makes an origin one; none for ``null`` and for what says more than an origin does."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.path or parts.query or parts.fragment:
+        return None
+    if "@" in parts.netloc:
+        return None
+    return parts.scheme, parts.hostname, DEFAULT_PORTS[parts.scheme] if port is None else port

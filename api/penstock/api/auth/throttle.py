@@ -1,0 +1,73 @@
+"""How often somebody may ask: a bucket of requests for each, refilled at a steady rate.
+
+Buckets are kept in memory, so each service counts for itself. Their number is bounded, because addresses are not: the
+one that was not used for longest is forgotten, and whoever it was starts with a full one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+IPV6_SITE_BITS = 64
+"""What one customer of a network gets: whoever has one address has them all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Requests that are let through: so many ``per_second`` for ever, and ``burst`` of them at once."""
+
+    per_second: float
+    burst: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Requests that were ``left`` at a time, fractions of one among them."""
+
+    left: float
+    at: float
+
+
+def take(bucket: Bucket | None, rate: Rate, now: float) -> tuple[Bucket, float]:
+    """The bucket after a request, and how many seconds this one comes too early; a refused one takes nothing."""
+    left: float = rate.burst
+    if bucket is not None:
+        left = min(left, bucket.left + max(now - bucket.at, 0.0) * rate.per_second)
+    if left >= 1:
+        return Bucket(left=left - 1, at=now), 0.0
+    return Bucket(left=left, at=now), (1 - left) / rate.per_second
+
+
+class Throttle:
+    """The buckets of all who ask, at most ``most`` of them. Not for several threads."""
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        self._most, self._clock = most, clock
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def take(self, key: str, rate: Rate) -> float:
+        """Count a request; the seconds to wait for it, none if it may pass."""
+        self._buckets[key], seconds = take(self._buckets.get(key), rate, self._clock())
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return seconds
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+
+def site(address: str) -> str:
+    """Whose address it is: an IPv4 address itself, of an IPv6 address the network."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((found, IPV6_SITE_BITS), strict=False))

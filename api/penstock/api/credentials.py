@@ -1,0 +1,42 @@
+"""What a request shows of who sends it: a token in its Authorization header, else the cookie of a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from starlette.requests import HTTPConnection
+
+from penstock.api.auth.identity import Caller
+from penstock.api.store import sessions, tokens
+
+COOKIE = "penstock_session"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credential:
+    """A secret, and whether it is a session's or a token's."""
+
+    secret: str
+    session: bool
+
+
+def shown(request: HTTPConnection) -> Credential | None:
+    """The request's credential. A token goes before a cookie: a page that sends one means it."""
+    header = request.headers.get("authorization")
+    if header is not None:
+        scheme, _, secret = header.partition(" ")
+        return Credential(secret=secret.strip(), session=False) if scheme.lower() == "bearer" else None
+    secret = request.cookies.get(COOKIE, "")
+    return Credential(secret=secret, session=True) if secret else None
+
+
+def recognize(connection: Connection, credential: Credential, now: float) -> Caller | None:
+    """Who shows the credential; nobody if it is unknown, expired or revoked, or its token is."""
+    if credential.session:
+        session = sessions.by_secret(connection, credential.secret)
+        return session.caller if session is not None and session.valid(now) else None
+    token = tokens.by_secret(connection, credential.secret)
+    if token is None or not token.valid(now):
+        return None
+    return Caller(identity=token.identity, token=token.id, until=token.expires_at)

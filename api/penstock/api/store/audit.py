@@ -1,0 +1,50 @@
+"""The audit log: who changed what by REST, or wanted to and was refused. No bodies, no secrets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, select
+
+from penstock.api.store.schema import audit
+
+KEPT_SECONDS = 90 * 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A request that was answered; ``identity`` is empty where nobody was recognised."""
+
+    at: float
+    identity: str
+    action: str
+    method: str
+    path: str
+    namespace: str
+    status: int
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumberedEntry(Entry):
+    """An entry as it is kept; numbers rise."""
+
+    number: int
+
+
+def add(connection: Connection, entry: Entry) -> None:
+    """Write it down."""
+    connection.execute(insert(audit).values({name: getattr(entry, name) for name in Entry.__slots__}))
+
+
+def page(connection: Connection, limit: int, before: int | None = None) -> tuple[list[NumberedEntry], int | None]:
+    """Entries, newest first, of a lower number than ``before``; and where those begin that follow, if any do."""
+    chosen = select(audit) if before is None else select(audit).where(audit.c.number < before)
+    rows = connection.execute(chosen.order_by(audit.c.number.desc()).limit(limit + 1)).all()
+    found = [NumberedEntry(**row._mapping) for row in rows[:limit]]
+    return found, found[-1].number if len(rows) > limit else None
+
+
+def forget(connection: Connection, now: float) -> int:
+    """Drop what is older than is kept; how many."""
+    return connection.execute(delete(audit).where(audit.c.at < now - KEPT_SECONDS)).rowcount

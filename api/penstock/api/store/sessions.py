@@ -1,0 +1,130 @@
+"""Sessions of browsers, and the links that begin them, in the store: digests, never secrets.
+
+A session proves what its token proves, and no longer than the token does.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, select, update
+
+from penstock.api.auth.identity import Caller, Identity, Role, digest, new_token
+from penstock.api.store.schema import login_links, sessions, tokens
+from penstock.core.errors import PenstockError
+
+LINK_PREFIX, SESSION_PREFIX = "psl_", "pss_"
+LINK_SECONDS = 60.0
+SESSION_SECONDS = 12 * 3600.0
+
+
+class NoSuchLinkError(PenstockError):
+    """The link was used, or is too old, or never was one."""
+
+
+class NoSuchSessionError(PenstockError):
+    """No session has this id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSession:
+    """A session with what it has of its token; ``expires_at`` is never later than the token's."""
+
+    id: str
+    token: str
+    name: str
+    role: Role
+    namespace: str | None
+    address: str
+    created_at: float
+    expires_at: float
+    revoked_at: float | None
+    token_revoked_at: float | None
+
+    @property
+    def ended_at(self) -> float | None:
+        """When it or its token was revoked, whichever came first."""
+        return min((at for at in (self.revoked_at, self.token_revoked_at) if at is not None), default=None)
+
+    def valid(self, now: float) -> bool:
+        """Whether it opens anything."""
+        return self.ended_at is None and now < self.expires_at
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks in it."""
+        identity = Identity(name=self.name, role=self.role, namespace=self.namespace)
+        return Caller(identity=identity, token=self.token, session=self.id, until=self.expires_at)
+
+
+_TOKEN_COLUMNS = (tokens.c.name, tokens.c.role, tokens.c.namespace, tokens.c.revoked_at.label("token_revoked_at"))
+_COLUMNS = [each for each in sessions.c if each.name != "digest"]
+_JOINED: Select[Any] = select(*_COLUMNS, *_TOKEN_COLUMNS).join_from(sessions, tokens)
+
+
+def add_link(connection: Connection, token: str, secret: str, now: float) -> float:
+    """Let ``secret`` begin one session of this token; until when. Links that are too old go."""
+    connection.execute(delete(login_links).where(login_links.c.expires_at <= now))
+    until = now + LINK_SECONDS
+    connection.execute(insert(login_links).values(digest=digest(secret), token=token, expires_at=until))
+    return until
+
+
+def begin(connection: Connection, link: str, address: str, now: float) -> tuple[StoredSession, str]:
+    """Use up a link; the session that it begins, and the session's secret.
+
+    Raises:
+        NoSuchLinkError: it is none, or not any more, or its token is not.
+    """
+    used = delete(login_links).where(login_links.c.digest == digest(link), login_links.c.expires_at > now)
+    token = connection.execute(used.returning(login_links.c.token)).scalar_one_or_none()
+    holds = (tokens.c.id == token, tokens.c.revoked_at.is_(None))
+    found = connection.execute(select(tokens.c.expires_at).where(*holds)).one_or_none()
+    until = now + SESSION_SECONDS if found is None or found.expires_at is None else found.expires_at
+    if found is None or until <= now:
+        raise NoSuchLinkError("the link was used already, or is older than a minute")
+    secret = new_token(SESSION_PREFIX)
+    row = {"id": str(uuid.uuid4()), "digest": digest(secret), "token": token, "address": address}
+    connection.execute(insert(sessions).values(**row, created_at=now, expires_at=min(until, now + SESSION_SECONDS)))
+    return _one(connection, sessions.c.id == row["id"]), secret
+
+
+def by_secret(connection: Connection, secret: str) -> StoredSession | None:
+    """The session with this secret, valid or not."""
+    row = connection.execute(_JOINED.where(sessions.c.digest == digest(secret))).one_or_none()
+    return None if row is None else _read(row)
+
+
+def open_sessions(connection: Connection, now: float, token: str | None = None) -> list[StoredSession]:
+    """Sessions that open something, newest first; of one token, or of all."""
+    holds = [sessions.c.expires_at > now, sessions.c.revoked_at.is_(None), tokens.c.revoked_at.is_(None)]
+    if token is not None:
+        holds.append(sessions.c.token == token)
+    return [_read(row) for row in connection.execute(_JOINED.where(*holds).order_by(sessions.c.created_at.desc()))]
+
+
+def end(connection: Connection, session: str, now: float, token: str | None = None) -> StoredSession:
+    """Close it for good; raises `NoSuchSessionError`, also for one that is not of ``token``, if that is given."""
+    found = _one(connection, sessions.c.id == session, *([] if token is None else [sessions.c.token == token]))
+    still = update(sessions).where(sessions.c.id == session, sessions.c.revoked_at.is_(None))
+    connection.execute(still.values(revoked_at=now))
+    return _one(connection, sessions.c.id == found.id)
+
+
+def forget(connection: Connection, before: float) -> int:
+    """Drop the rows of sessions that expired before then; how many."""
+    return connection.execute(delete(sessions).where(sessions.c.expires_at < before)).rowcount
+
+
+def _one(connection: Connection, *conditions: ColumnElement[bool]) -> StoredSession:
+    row = connection.execute(_JOINED.where(*conditions)).one_or_none()
+    if row is None:
+        raise NoSuchSessionError("there is no such session")
+    return _read(row)
+
+
+def _read(row: Row[Any]) -> StoredSession:
+    values = dict(row._mapping)
+    return StoredSession(**{**values, "role": Role(values["role"])})

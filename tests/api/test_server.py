@@ -1,0 +1,237 @@
+"""The web server: TLS, clients without haste, and what nobody is believed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.api.auth.identity import Role
+from penstock.api.client import Client, ServiceError, Target
+from penstock.api.client.trust import trusted
+from penstock.api.credentials import COOKIE
+from penstock.api.server import check_tls, tls_of
+from penstock.api.service import Service
+from penstock.api.settings import Limits, Settings, Tls
+from penstock.api.store import audit, jobs
+from penstock.cli.shipping import http_post
+from penstock.core.errors import UserError
+from tests.support.certificates import certificate
+from tests.support.listening import PATIENCE_SECONDS, answering, bearer
+from tests.support.service import add_job, new_service, step_records
+
+HASTY = Limits(idle_seconds=0.4, request_seconds=0.4)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = new_service(tmp_path, limits=HASTY)
+    yield made
+    made.close()
+
+
+class TestTls:
+    @pytest.fixture
+    def tls(self, tmp_path: Path) -> Tls:
+        return certificate(tmp_path)
+
+    @pytest.fixture
+    def url(self, service: Service, tls: Tls) -> Iterator[str]:
+        with answering(replace(service, settings=replace(service.settings, tls=tls))) as found:
+            yield found
+
+    def target(self, service: Service, url: str, ca: Path | None) -> Target:
+        return Target(server=url, token=bearer(service)["Authorization"].partition(" ")[2], ca=ca)
+
+    def test_a_client_that_knows_the_certificate_is_served(self, service: Service, url: str, tls: Tls) -> None:
+        assert url.startswith("https://")
+        with Client(self.target(service, url, tls.certificate)) as client:
+            assert list(client.jobs()) == []
+
+    def test_others_do_not_send_their_token(self, service: Service, url: str, tmp_path: Path) -> None:
+        for ca in (None, certificate(tmp_path, "another").certificate):
+            unsure = Client(self.target(service, url, ca), pause=lambda seconds: None)
+            with unsure, pytest.raises(ServiceError, match=r"(?i)certificate") as caught:
+                list(unsure.jobs())
+            assert caught.value.kind == "unreachable"
+
+    def test_records_are_shipped(self, service: Service, url: str, tls: Tls, tmp_path: Path) -> None:
+        uid = add_job(service).uid
+        service.write(uid, lambda c: jobs.add_event(c, uid, "launched", {}, 0.0, attempt=1))
+        token = tmp_path / "token"
+        token.write_text(bearer(service, Role.INGEST)["Authorization"].partition(" ")[2])
+        records = json.dumps({"records": [each.to_manifest() for each in step_records(uid, range(2))]}).encode()
+        with http_post(url, token, tls.certificate) as post:
+            assert post(gzip.compress(records)).status == 200
+        with http_post(url, token) as post:
+            assert "certificate" in post(b"").detail.lower()
+
+    def test_a_cookie_is_for_https_alone(self, service: Service, url: str, tls: Tls) -> None:
+        with Client(self.target(service, url, tls.certificate)) as client:
+            link = client.login_link()
+        assert link.url.startswith(f"{url}/login#psl_")
+        with httpx.Client(base_url=url, verify=trusted(tls.certificate), trust_env=False) as browser:
+            code = {"code": link.url.partition("#")[2]}
+            assert browser.post("/login", data=code, headers={"Origin": url.replace("s", "", 1)}).status_code == 403
+            answer = browser.post("/login", data=code, headers={"Origin": url})
+            assert answer.status_code == 303
+            assert "Secure" in answer.headers["set-cookie"].split("; ")
+            assert COOKIE in browser.cookies
+
+    def test_what_cannot_be_used_is_told_at_the_start(self, tls: Tls, tmp_path: Path) -> None:
+        locked, other = certificate(tmp_path, "locked", "secret"), certificate(tmp_path, "other")
+        (tmp_path / "text.pem").write_text("no certificate")
+        for wrong in (
+            locked,
+            replace(tls, key=other.key),
+            replace(tls, key=tmp_path / "none.key"),
+            replace(tls, certificate=tmp_path / "text.pem"),
+        ):
+            with pytest.raises(UserError, match=r"--tls-certificate .*: cannot be used"):
+                check_tls(Settings(folder=tmp_path, tls=wrong))
+        check_tls(Settings(folder=tmp_path, tls=tls))
+        check_tls(Settings(folder=tmp_path))
+
+    def test_one_without_the_other_is_told(self, tls: Tls) -> None:
+        assert tls_of(None, None) is None
+        assert tls_of(tls.certificate, tls.key) == tls
+        with pytest.raises(UserError, match="--tls-key: is missing"):
+            tls_of(tls.certificate, None)
+        with pytest.raises(UserError, match="--tls-certificate: is missing"):
+            tls_of(None, tls.key)
+
+    @pytest.mark.parametrize("text", [None, "no certificate"])
+    def test_a_wrong_ca_file_is_told(self, tmp_path: Path, text: str | None) -> None:
+        path = tmp_path / "ca.pem"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(UserError, match=r"PENSTOCK_CA .*ca\.pem: cannot be read"):
+            Client(Target(server="https://127.0.0.1", token="x", ca=path))
+
+
+class TestSlowClients:
+    """Each is cut off, and the service goes on."""
+
+    @pytest.fixture
+    def url(self, service: Service) -> Iterator[str]:
+        with answering(service) as found:
+            yield found
+            assert httpx.get(f"{found}/readyz", trust_env=False).status_code == 200
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            b"",
+            b"GET /healthz HTTP/1.1\r\nHost: loc",
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea",
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",
+        ],
+        ids=["nothing", "half a head", "half a second head", "a body that nobody reads"],
+    )
+    def test_one_that_trickles_is_cut_off(self, url: str, said: bytes) -> None:
+        with connected(url) as client:
+            client.sendall(said)
+            assert seconds_to_end(client, trickle=b"x") < 5
+
+    def test_one_that_trickles_a_body_is_answered_first(self, service: Service, url: str) -> None:
+        token = bearer(service, Role.EDITOR)["Authorization"]
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: 1000\r\n\r\n"
+        with connected(url) as client:
+            client.sendall(head.encode())
+            heard = bytearray()
+            assert seconds_to_end(client, trickle=b" ", heard=heard) < 5
+        assert heard.startswith(b"HTTP/1.1 408 ")
+        assert b"the body did not arrive within" in heard
+
+    def test_one_that_does_not_read_is_cut_off(self, service: Service, url: str) -> None:
+        """Many answers, asked for at once and never taken, until the server's buffers are full."""
+        asked = b"GET /v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with connected(url) as client:
+            client.sendall(asked * 400)
+            with pytest.raises(OSError, match=r"reset|Broken pipe"):
+                keep_sending(client, b"x")
+
+    def test_one_in_time_is_not(self, url: str) -> None:
+        with connected(url) as client:
+            for _ in range(3):
+                time.sleep(HASTY.idle_seconds / 2)
+                client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                heard = b""
+                while b'{"status":"ok"}' not in heard:
+                    heard += client.recv(65_536)
+                assert heard.startswith(b"HTTP/1.1 200 ")
+
+    def test_a_stream_has_its_time(self, service: Service) -> None:
+        """It is the server that speaks there."""
+        patient = replace(service, settings=replace(service.settings, limits=replace(HASTY, stream_seconds=1.5)))
+        with answering(patient) as url:
+            headers = {**bearer(service), "Accept": "text/event-stream"}
+            start = time.monotonic()
+            answer = httpx.get(f"{url}/v1/events", headers=headers, trust_env=False, timeout=PATIENCE_SECONDS)
+        assert answer.status_code == 200
+        assert time.monotonic() - start > 1.4
+
+
+@contextmanager
+def connected(url: str) -> Iterator[socket.socket]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as made:
+        yield made
+
+
+def seconds_to_end(client: socket.socket, trickle: bytes, heard: bytearray | None = None) -> float:
+    """How long it takes the server to close, while a byte comes every now and then."""
+    start = time.monotonic()
+    client.settimeout(0.05)
+    while time.monotonic() - start < PATIENCE_SECONDS:
+        try:
+            client.sendall(trickle)
+            got = client.recv(65_536)
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+        if not got:
+            break
+        if heard is not None:
+            heard += got
+    return time.monotonic() - start
+
+
+def keep_sending(client: socket.socket, text: bytes) -> None:
+    start = time.monotonic()
+    while time.monotonic() - start < PATIENCE_SECONDS:
+        client.sendall(text)
+        time.sleep(0.05)
+
+
+class TestProxies:
+    """A header that says for whom a request is made is no proof of it."""
+
+    def test_an_address_is_not_believed(self, service: Service) -> None:
+        with answering(service) as url:
+            headers = {**bearer(service), "X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https"}
+            httpx.delete(f"{url}/v1/jobs/default/tiny", headers=headers, trust_env=False)
+        service.write("audit", lambda connection: None)
+        (entry,), _ = service.read(lambda c: audit.page(c, 9))
+        assert (entry.address, entry.status) == ("127.0.0.1", 403)
+
+
+def test_what_is_no_http_is_refused(service: Service) -> None:
+    with answering(service) as url, connected(url) as client:
+        client.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_head_that_is_too_long_is_refused(service: Service) -> None:
+    with answering(service) as url, connected(url) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000)
+        assert client.recv(65_536).startswith(b"HTTP/1.1 400 ")
