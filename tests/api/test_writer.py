@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, insert, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    event,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
 
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.writer import Writer, WriterClosedError
+from tests.support.service import new_service
 
 counters = Table(
     "counters",
@@ -135,3 +152,40 @@ def test_a_database_that_is_gone_is_told_to_all_who_wait(engine: Engine) -> None
     with pytest.raises(Exception, match="counters"):
         writer.write("a", lambda connection: add(connection, "a"))
     writer.close()
+
+
+def test_on_a_full_disk_nothing_seems_kept(tmp_path: Path) -> None:
+    """SQLite then rolls back all that shared the transaction, and none of those may be told that it is kept."""
+    service = new_service(tmp_path)
+    engine = service.engine
+    with engine.connect().execution_options(writes=True) as connection, connection.begin():
+        connection.execute(text("CREATE TABLE notes (body TEXT)"))
+
+    def fill(connection: Any, record: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # it is never less than what there is
+
+    engine.dispose()
+    event.listen(engine, "connect", fill)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(connection: Connection) -> None:
+        held.set()
+        go_on.wait(10)
+
+    def note(size: int) -> Callable[[Connection], None]:
+        def change(connection: Connection) -> None:
+            connection.execute(text("INSERT INTO notes VALUES (:body)"), {"body": "x" * size})
+
+        return change
+
+    holding = service.submit("a", hold)
+    held.wait(10)
+    small = service.submit("b", note(10))
+    large = service.submit("c", note(10_000_000))
+    go_on.set()
+    holding.result()
+    for future in (small, large):
+        with pytest.raises(DBAPIError, match="disk is full"):
+            future.result()
+    assert service.read(lambda c: c.execute(text("SELECT count(*) FROM notes")).scalar_one()) == 0
+    service.close()

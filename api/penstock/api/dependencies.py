@@ -15,6 +15,7 @@ from penstock.api.auth.origin import SAFE_METHODS, same_origin
 from penstock.api.credentials import Credential
 from penstock.api.problems import Problem
 from penstock.api.service import Service
+from penstock.api.storable import require_storable
 from penstock.planner import yamltext
 
 JSON_TYPES = frozenset({"application/json", ""})
@@ -127,8 +128,11 @@ async def read_document(request: Request) -> Any:
             raise Problem(
                 kind="too-large", detail=f"more than {MOST_YAML_CHARACTERS} characters of YAML", remedy=remedy
             )
-        return await run_in_threadpool(yamltext.load, text, "body")
-    return load_json(text)
+        document = await run_in_threadpool(yamltext.load, text, "body")
+    else:
+        document = load_json(text)
+    require_storable(document)
+    return document
 
 
 def decode(body: bytes) -> str:

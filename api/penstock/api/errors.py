@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 from starlette.exceptions import HTTPException
 
 from penstock.api.pages.problem import problem_page
@@ -97,6 +97,12 @@ def _database(error: DBAPIError) -> Problem:
     return Problem(kind="unavailable", detail="the database does not answer", remedy="try again", headers=retry)
 
 
+def _unstorable(error: DataError) -> Problem:
+    """Of a path or query: bodies are looked at before. There is nothing under such a name in any database."""
+    log.info("refused: %s", error.orig)
+    return Problem(kind="bad-request", detail="the request says what no database holds", remedy="see /v1/openapi.json")
+
+
 def _invalid_request(error: RequestValidationError) -> Problem:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
@@ -133,6 +139,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     KeyReusedError: _reused,
     IllegalTransitionError: _illegal,
     WriterClosedError: _ending,
+    DataError: _unstorable,
     DBAPIError: _database,
     RequestValidationError: _invalid_request,
     HTTPException: _http,

@@ -176,7 +176,11 @@ class TokenRequest(Wire):
 
     name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.@]{0,61}[a-z0-9])?$", description="Who will bear it.")
     role: Role
-    namespace: str | None = Field(default=None, max_length=63, description="Where it holds; everywhere if null.")
+    namespace: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        description="Where it holds; everywhere if null.",
+    )
     lifetime_seconds: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400)
 
 

@@ -308,12 +308,13 @@ class Metadata(Manifest):
     uid: str = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", self.name):
-            raise UserError(
-                what=f"{self.name!r} is not a name",
-                where="name",
-                remedy="use at most 63 lower-case letters, digits and dashes",
-            )
+        for where, name in (("name", self.name), ("namespace", self.namespace)):
+            if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
+                raise UserError(
+                    what=f"{name!r} is not a name",
+                    where=where,
+                    remedy="use at most 63 lower-case letters, digits and dashes",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

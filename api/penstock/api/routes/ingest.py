@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from penstock.api.dependencies import Ingester, ServiceIn, decompress, load_json
 from penstock.api.problems import Problem, answers
 from penstock.api.schemas import Acknowledged
+from penstock.api.storable import ESCAPED, cleaned
 from penstock.api.store.ingest import Batch, take
 from penstock.core.errors import UserError
 from penstock.core.manifest import read_value
@@ -53,7 +54,8 @@ async def read_batch(request: Request, service: ServiceIn, identity: Ingester) -
     elif encoding != "identity":
         remedy = "send gzip, or nothing compressed"
         raise Problem(kind="bad-request", detail=f"{encoding} is not read", where="Content-Encoding", remedy=remedy)
-    return Batch.of(_records(load_json(body)), service.clock())
+    document = load_json(body)
+    return Batch.of(_records(cleaned(document) if ESCAPED.search(body) else document), service.clock())
 
 
 def _records(document: Any) -> list[Record]:

@@ -252,7 +252,9 @@ def _read_cursor(text: str, sort: str) -> tuple[str | int, int]:
         of, value, number = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, TypeError):
         of, value, number = None, None, None
-    if of != sort or not isinstance(value, str | int) or not isinstance(number, int):
+    kind = SORTS[sort.removeprefix("-")].type.python_type
+    fits = isinstance(value, kind) and isinstance(number, int) and "\x00" not in str(value)
+    if of != sort or not fits or max(number, value if kind is int else 0) >= 2**31:
         remedy = "pass the last page's `next` as it is, with the same sort; or leave it out to begin anew"
         raise UserError(what="is no cursor of this list", where="cursor", remedy=remedy)
     return value, number

@@ -147,11 +147,29 @@ def _make(connection: Connection, joint: Joint[Any, Any], items: Sequence[Any]) 
         with connection.begin_nested():
             return joint(connection, items)
     except Exception as error:
-        if isinstance(error, DBAPIError) and (is_conflict(error) or error.connection_invalidated):
-            raise
+        if isinstance(error, DBAPIError):
+            if is_conflict(error) or error.connection_invalidated:
+                raise
+            if _given_up(connection):
+                raise _first(error) from error
         if len(items) == 1:
             return [error]
         return [outcome for item in items for outcome in _make(connection, joint, [item])]
+
+
+def _given_up(connection: Connection) -> bool:
+    """Whether SQLite has rolled back the whole transaction by itself, as it may on a full disk. Nothing says so but the
+    end of the savepoint, which fails, because there is none any more; and a commit would seem to succeed.
+    """
+    return getattr(connection.connection.dbapi_connection, "in_transaction", True) is False
+
+
+def _first(error: DBAPIError) -> DBAPIError:
+    """What went wrong before the savepoint's end did."""
+    found, before = error, error.__context__
+    while before is not None:
+        found, before = before if isinstance(before, DBAPIError) else found, before.__context__
+    return found
 
 
 def is_conflict(error: DBAPIError) -> bool:

@@ -1,0 +1,60 @@
+"""What JSON and YAML can say and no database keeps: NUL and halves of surrogates in text, numbers that are none.
+
+SQLite would take some of it, PostgreSQL refuses it, and an answer could not tell it again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.core.errors import UserError
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+LARGEST = 2**63 - 1
+REPLACEMENT = "\ufffd"
+ESCAPED = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
+"""How JSON has to write such text."""
+
+
+def require_storable(document: Any) -> None:
+    """Raise `UserError` with the first place in plain data that cannot be kept."""
+    for path, value in _leaves(document):
+        if (what := _wrong(value)) is not None:
+            raise UserError(what=what, where=path, remedy="write text without NUL, and finite numbers of 64 bits")
+
+
+def cleaned(document: Any) -> Any:
+    """The same data with a sign of replacement for each character that cannot be kept."""
+    if isinstance(document, str):
+        return UNSTORABLE.sub(REPLACEMENT, document)
+    if isinstance(document, dict):
+        return {cleaned(name): cleaned(value) for name, value in document.items()}
+    return [cleaned(value) for value in document] if isinstance(document, list) else document
+
+
+def _leaves(document: Any) -> Iterator[tuple[str, Any]]:
+    """Every name and value with its path; not by recursion, since documents may be nested deeper than calls."""
+    waiting = [("", document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            yield from ((path, name) for name in value)
+            waiting += [(f"{path}.{name}".lstrip("."), each) for name, each in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{i}]", each) for i, each in enumerate(value)]
+        else:
+            yield path, value
+
+
+def _wrong(value: Any) -> str | None:
+    if isinstance(value, str):
+        found = UNSTORABLE.search(value)
+        return None if found is None else f"holds the character U+{ord(found[0]):04X}, which cannot be kept"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not a number"
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return "is a number beyond 64 bits"
+    return None
