@@ -14,7 +14,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from sqlalchemy.exc import DataError, DBAPIError
 from starlette.exceptions import HTTPException
 
+from penstock.api.pages.login import WELCOME, login_page
 from penstock.api.pages.problem import problem_page
+from penstock.api.pages.shell import POLICY
 from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.store.idempotency import KeyReusedError
 from penstock.api.store.ingest import StaleAttemptError
@@ -162,7 +164,9 @@ def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exceptio
     def handle(request: Request, error: Exception) -> Response:
         problem = translate(error)
         if not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(problem_page(problem).document(None), status_code=problem.status_code)
+            page = login_page(WELCOME) if problem.kind == "unauthenticated" else problem_page(problem)
+            headers = {"Content-Security-Policy": POLICY}
+            return HTMLResponse(page.document(None), status_code=problem.status_code, headers=headers)
         if problem.kind == "method-not-allowed":
             problem.headers = {"Allow": ", ".join(allowed(request.app, request.url.path))}
         return answer(problem)
