@@ -56,6 +56,7 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("POST", "/v1/logout"): VIEWER,
     ("GET", "/v1/audit"): ADMIN,
     ("POST", "/v1/ingest"): INGEST,
+    ("GET", "/metrics"): VIEWER,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
     ("GET", "/version"): None,

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from penstock.api import errors
 from penstock.api.gate import Gate
 from penstock.api.guard import Guard
+from penstock.api.metrics.observer import Observer
 from penstock.api.problems import PROBLEMS, ProblemDocument
 from penstock.api.routes import (
     again,
@@ -21,6 +22,7 @@ from penstock.api.routes import (
     insight,
     jobs,
     login,
+    metrics,
     pages,
     plans,
     profiles,
@@ -43,6 +45,7 @@ ROUTERS = (
     sessions.router,
     audit.router,
     health.router,
+    metrics.router,
     pages.router,
     login.router,
 )
@@ -68,4 +71,5 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
     errors.register(app)
     app.add_middleware(Gate, service=service, clock=seconds)
     app.add_middleware(Guard, settings=service.settings)
+    app.add_middleware(Observer, requests=service.instruments.requests)  # the last added is the outermost
     return app

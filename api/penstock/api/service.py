@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,6 +13,8 @@ from sqlalchemy import Connection, Engine
 from penstock.api.exporting import Exports
 from penstock.api.known import KnownTokens
 from penstock.api.live.feed import Feed
+from penstock.api.metrics.instruments import Instruments, make_instruments
+from penstock.api.metrics.jobs import JobsCollector
 from penstock.api.settings import Settings
 from penstock.api.store import changes
 from penstock.api.store.changes import Change, Signature
@@ -32,6 +34,7 @@ class Service:
     engine: Engine
     writer: Writer
     feed: Feed
+    instruments: Instruments
     clock: Callable[[], float] = time.time
     known_tokens: KnownTokens = field(default_factory=KnownTokens)
     exports: Exports = field(default_factory=Exports)
@@ -69,7 +72,14 @@ def open_service(settings: Settings, clock: Callable[[], float] = time.time) -> 
         engine.dispose()
         raise
     feed = Feed(_FeedReader(engine), clock)
-    return Service(settings=settings, engine=engine, writer=Writer(engine, feed.touched), feed=feed, clock=clock)
+    instruments = make_instruments(feed, JobsCollector(engine, clock))
+
+    def committed(keys: Sequence[str]) -> None:
+        instruments.committed(keys)
+        feed.touched(keys)
+
+    writer = Writer(engine, committed)
+    return Service(settings=settings, engine=engine, writer=writer, feed=feed, instruments=instruments, clock=clock)
 
 
 @dataclass(frozen=True, slots=True)

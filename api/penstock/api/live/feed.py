@@ -56,8 +56,9 @@ class Feed:
         self._known: dict[str, Signature] = {}
         self._late: set[str] = set()
         self._rows: dict[str, News] = {}
+        self.num_dropped = 0
 
-    def touched(self, uids: frozenset[str]) -> None:
+    def touched(self, uids: Collection[str]) -> None:
         """These were changed by a commit just now; what is no job's uid is passed over."""
         self._wakener.add(uids)
 
@@ -75,6 +76,7 @@ class Feed:
 
     def remove(self, listener: Listener) -> None:
         """Nothing more for it."""
+        self.num_dropped += listener.outgoing.dropped.is_set()
         if isinstance(listener, ListListener):
             self._of_lists.remove(listener)
             return

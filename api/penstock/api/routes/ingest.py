@@ -74,5 +74,6 @@ async def ingest(service: ServiceIn, batch: Annotated[Batch, Depends(read_batch)
 
     Once an attempt has been followed by another its records are refused with 409, and its sender should stop.
     """
-    kept = service.submit_joint(batch.uid, take, batch)
-    return Acknowledged(sequence=await asyncio.wrap_future(kept))
+    sequence = await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))
+    service.instruments.records.inc(len(batch.records))
+    return Acknowledged(sequence=sequence)

@@ -74,6 +74,7 @@ jobs = Table(
     Index("ix_jobs_namespace_name", "namespace", "name", "number"),
     Index("ix_jobs_phase", "phase", "number"),
     Index("ix_jobs_changed_at", "changed_at"),
+    Index("ix_jobs_finished_at", "finished_at"),
     Index(
         "uq_jobs_live",
         "namespace",
@@ -264,6 +265,15 @@ timelines = Table(
     Column("step", Integer, nullable=False),
     Column("body", LargeBinary, nullable=False),
     PrimaryKeyConstraint("uid", "attempt", "step"),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
+    Column("tries", Integer, nullable=False),
+    Column("next_try_at", Double, nullable=False),  # nobody else tries before
+    Column("delivered_at", Double),
 )
 
 tokens = Table(

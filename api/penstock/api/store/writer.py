@@ -48,9 +48,9 @@ class _Asked:
 
 
 class Writer:
-    """Commits changes from one thread; ``committed`` is told the keys of each transaction, from that thread."""
+    """Commits changes from one thread, and from it tells ``committed`` the key of each change of a transaction."""
 
-    def __init__(self, engine: Engine, committed: Callable[[frozenset[str]], None] = lambda keys: None) -> None:
+    def __init__(self, engine: Engine, committed: Callable[[Sequence[str]], None] = lambda keys: None) -> None:
         self._engine, self._committed = engine, committed
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class Writer:
                 asked.future.set_exception(outcome)
             else:
                 asked.future.set_result(outcome)
-        self._committed(frozenset(asked.key for asked in running))
+        self._committed([asked.key for asked in running])
 
     def _transaction(self, batch: list[_Asked]) -> list[Any]:
         """Every change's result, or the exception it alone failed with."""

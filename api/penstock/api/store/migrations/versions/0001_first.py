@@ -21,6 +21,7 @@ def upgrade() -> None:
     _profiles()
     _tokens()
     _attempts()
+    _deliveries()
     _events()
     _job_labels()
     _job_plans()
@@ -49,6 +50,7 @@ def downgrade() -> None:
     op.drop_table("job_plans")
     op.drop_table("job_labels")
     op.drop_table("events")
+    op.drop_table("deliveries")
     op.drop_table("attempts")
     op.drop_table("tokens")
     op.drop_table("profiles")
@@ -123,6 +125,7 @@ def _jobs() -> None:
         sa.UniqueConstraint("uid", name="uq_jobs_uid"),
     )
     op.create_index("ix_jobs_changed_at", "jobs", ["changed_at"], unique=False)
+    op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"], unique=False)
     op.create_index("ix_jobs_namespace_name", "jobs", ["namespace", "name", "number"], unique=False)
     op.create_index("ix_jobs_phase", "jobs", ["phase", "number"], unique=False)
     op.create_index(
@@ -217,6 +220,18 @@ def _attempts() -> None:
         sa.Column("launched_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_attempts_uid", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("uid", "attempt", name="pk_attempts"),
+    )
+
+
+def _deliveries() -> None:
+    op.create_table(
+        "deliveries",
+        sa.Column("uid", sa.String(length=36), nullable=False),
+        sa.Column("tries", sa.Integer(), nullable=False),
+        sa.Column("next_try_at", sa.Double(), nullable=False),
+        sa.Column("delivered_at", sa.Double(), nullable=True),
+        sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_deliveries_uid", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("uid", name="pk_deliveries"),
     )
 
 

@@ -1,0 +1,111 @@
+"""How all jobs stand, in a few questions whose answers stay small however many jobs there were."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select
+
+from penstock.api.store.documents import unpack
+from penstock.api.store.schema import jobs, plans, progress, rollups, series
+from penstock.api.store.series import ALL_RANKS, ROLLUP_STEPS
+from penstock.core.job import ResourcesSpec
+from penstock.core.lifecycle import Phase
+from penstock.core.plan import Plan
+
+MOST_DIGESTS = 500
+"""Of one question: databases take only so many parameters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """Jobs of a phase: how many there are, and how many of them, deleted or not, ended lately."""
+
+    now: int = 0
+    ended_lately: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """An unfinished job and the newest report of its newest attempt; what was not told is none."""
+
+    namespace: str
+    name: str
+    phase: Phase
+    phase_entered_at: float
+    attempt: int
+    failures: int
+    num_steps: int
+    memory_limit_bytes: int
+    plan_digest: str | None
+    step: int | None
+    loss: float | None
+    step_seconds: float | None
+    reported_at: float | None
+    tokens_per_second: float | None
+    peak_bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promise:
+    """What a plan predicted of a step: its length, and the bytes of the rank that needs most."""
+
+    step_seconds: float
+    peak_bytes: int
+
+
+def counts(connection: Connection, since: float) -> dict[Phase, Count]:
+    """Jobs by phase, every phase among them; those that ended at ``since`` or later ended lately."""
+    present = func.sum(case((jobs.c.deleted_at.is_(None), 1), else_=0))
+    lately = func.sum(case((jobs.c.finished_at >= since, 1), else_=0))
+    rows = connection.execute(select(jobs.c.phase, present, lately).group_by(jobs.c.phase))
+    found = {phase: Count(now=now, ended_lately=ended) for phase, now, ended in rows}
+    return {phase: found.get(phase.value, Count()) for phase in Phase}
+
+
+def standings(connection: Connection, most: int) -> list[Standing]:
+    """Unfinished jobs, those first that reported last."""
+    reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
+    row, told = jobs.c, progress.c
+    columns = (row.namespace, row.name, row.phase, row.phase_entered_at, row.attempt, row.failures, row.plan_digest)
+    chosen = select(*columns, told.step, told.loss, told.step_seconds, told.reported_at, row.manifest)
+    chosen = chosen.add_columns(_newest("tokens_per_second"), _newest("peak_bytes"))
+    unfinished = and_(row.deleted_at.is_(None), row.phase.not_in([each.value for each in Phase if each.terminal]))
+    order = (told.reported_at.desc().nulls_last(), row.number.desc())
+    chosen = chosen.select_from(jobs.outerjoin(progress, reported)).where(unfinished).order_by(*order).limit(most)
+    return [_standing(dict(found._mapping)) for found in connection.execute(chosen)]
+
+
+def _newest(name: str) -> ColumnElement[float]:
+    """The last value of a job's series in its newest attempt: found by the key of the coarsest roll-ups."""
+    value = select(rollups.c.last).join(series, series.c.id == rollups.c.series)
+    mine = (series.c.uid == jobs.c.uid, series.c.name == name, series.c.rank == ALL_RANKS)
+    value = value.where(*mine, rollups.c.steps == ROLLUP_STEPS[-1], rollups.c.attempt == jobs.c.attempt)
+    newest: ColumnElement[float] = (
+        value.order_by(rollups.c.bucket.desc()).limit(1).correlate(jobs).scalar_subquery().label(name)
+    )
+    return newest
+
+
+def _standing(found: dict[str, Any]) -> Standing:
+    """Of the spec only two parts are read: all of it takes twenty times as long."""
+    spec = found.pop("manifest")["spec"]
+    found["phase"] = Phase(found["phase"])
+    resources: ResourcesSpec = ResourcesSpec.from_manifest(spec.get("resources", {}))
+    return Standing(**found, num_steps=spec["training"]["steps"], memory_limit_bytes=resources.memory_per_rank)
+
+
+def promises(connection: Connection, digests: Collection[str]) -> Mapping[str, Promise | None]:
+    """What the plans with these digests predicted; none of one that predicted nothing."""
+    wanted, found = sorted(digests), {}
+    for i in range(0, len(wanted), MOST_DIGESTS):
+        some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(wanted[i : i + MOST_DIGESTS]))
+        found.update({digest: _promise(Plan.from_manifest(unpack(body))) for digest, body in connection.execute(some)})
+    return found
+
+
+def _promise(plan: Plan) -> Promise | None:
+    told = plan.prediction
+    return None if told is None else Promise(step_seconds=told.step_seconds, peak_bytes=max(told.peak_bytes))
