@@ -5,6 +5,7 @@ It runs by the configuration that users are given, with other addresses and shor
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -36,11 +37,13 @@ from tests.support.dashboards import (
 from tests.support.filled_job import enter, running_job
 from tests.support.listening import answering, bearer
 from tests.support.prometheus import Prometheus
+from tests.support.repository import ROOT
 from tests.support.service import Clock, new_service, step_records
 
 pytestmark = pytest.mark.xdist_group("prometheus")
 
 VARIABLES = {"namespace": "default", "job": "tiny", "__rate_interval": "1m"}
+GUIDE = ROOT / "docs" / "guides" / "monitoring.md"
 FEWEST_SCRAPES = 4
 PATIENCE_SECONDS = 60.0
 WIDTH = 24
@@ -160,6 +163,21 @@ def test_promtool_finds_no_fault(measured: Prometheus, tmp_path: Path) -> None:
     for command in (["check", "rules", ALERTS.name], ["check", "config", CONFIGURATION.name]):
         ran = subprocess.run([promtool, *command], cwd=tmp_path / "dashboards", capture_output=True, text=True)
         assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+class TestGuide:
+    """What users read, against what is there."""
+
+    def test_its_metrics_are_those_that_are_scraped(self, measured: Prometheus) -> None:
+        there = {name for name in measured.get("label/__name__/values") if name.startswith("penstock_")}
+        there -= {each["metric"]["__name__"] for each in measured.query('{job="tiny", instance!="", namespace=""}')}
+        there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in there}
+        table = GUIDE.read_text().partition("| metric |")[2].partition("\n\n")[0]
+        assert set(re.findall(r"`(penstock_\w+)", table)) == there - {"penstock_ingested_records"}
+
+    def test_its_alerts_are_those_that_are_ruled(self) -> None:
+        table = GUIDE.read_text().partition("| alert |")[2].partition("\n\n")[0]
+        assert re.findall(r"`(Penstock\w+)`", table) == [rule["alert"] for rule in alerts()]
 
 
 class TestLooks:

@@ -27,6 +27,7 @@ class Served:
 
     folder: Path
     port: int
+    options: tuple[str | Path, ...] = ()
     process: subprocess.Popen[str] | None = None
     client: httpx.Client = field(init=False)
 
@@ -35,7 +36,7 @@ class Served:
         arguments: list[str | Path] = ["serve", "--folder", self.folder / "data", "--port", str(self.port)]
         (self.folder / "text").mkdir(parents=True, exist_ok=True)
         (self.folder / "text" / "a.py").write_text(TEXT)
-        self.process = self.command.start(*arguments, "--data", f"text={self.folder / 'text'}")
+        self.process = self.command.start(*arguments, "--data", f"text={self.folder / 'text'}", *self.options)
         configuration = self.folder / "config" / "penstock" / "service.json"
         wait_until(lambda: configuration.exists() and self._ready())
         found = json.loads(configuration.read_text())
@@ -132,12 +133,12 @@ def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> 
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Served]:
-    """A service on a free port; none of its processes is left after the block."""
+def served(folder: Path, *options: str | Path) -> Iterator[Served]:
+    """A service on a free port, with more options; none of its processes is left after the block."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    service = Served(folder, port)
+    service = Served(folder, port, options)
     service.start()
     try:
         yield service

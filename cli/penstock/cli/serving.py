@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-from penstock.api import retention
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
@@ -23,15 +20,16 @@ from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url
+from penstock.api.webhook.deliverer import Deliverer
+from penstock.api.webhook.message import Webhook
+from penstock.cli import background
 from penstock.cli.output import say
 from penstock.cli.secret_files import write_secret
 from penstock.cli.stopping import listening
-
-LOOK_SECONDS = 0.5
-FORGET_SECONDS = 3600.0
+from penstock.core.errors import UserError
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, webhook: Webhook | None = None) -> None:
     """Answer until SIGINT or SIGTERM; jobs go on without the service."""
     check_tls(settings)
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +46,13 @@ def serve(settings: Settings) -> None:
         reports=reports,
     )
     desk = Desk(service, ProcessPlanner(), name=desk_name(settings))
-    workers = (looking("executor", executor.turn), looking("desk", desk.turn, desk.close), forgetting(service))
+    workers = [
+        background.looking("executor", executor.turn),
+        background.looking("desk", desk.turn, desk.close),
+        background.forgetting(service),
+    ]
+    if webhook is not None:
+        workers.append(background.looking("webhook", Deliverer(service, webhook, settings.url).turn))
     # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
     with listening(), ExitStack() as stack:
         for worker in workers:
@@ -110,36 +114,15 @@ def this_machine() -> Demand:
     )
 
 
-@contextmanager
-def looking(name: str, turn: Callable[[], None], close: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """``turn`` is called again and again, in a thread of its own, for as long as the block lasts; then ``close``."""
-    with _repeating(name, LOOK_SECONDS, lambda ending: turn(), close):
-        yield
-
-
-@contextmanager
-def forgetting(service: Service) -> Iterator[None]:
-    """Now and then what is older than its limit is dropped, for as long as the block lasts."""
-    with _repeating("retention", FORGET_SECONDS, lambda ending: retention.forget_old(service, ending.is_set)):
-        yield
-
-
-@contextmanager
-def _repeating(
-    name: str, seconds: float, do: Callable[[threading.Event], object], close: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """Does it again and again, ``seconds`` in between, in a thread; it is told by an event that the block ends."""
-    ending = threading.Event()
-
-    def work() -> None:
-        while not ending.wait(seconds):
-            do(ending)
-        close()
-
-    thread = threading.Thread(target=work, name=f"penstock-{name}", daemon=True)
-    thread.start()
+def read_webhook(url: str, secret_file: Path | None) -> Webhook | None:
+    """The webhook, if one is wanted; raises `UserError` unless there is a secret to sign with."""
+    if not url and secret_file is None:
+        return None
+    if not url or secret_file is None:
+        what, remedy = "has a meaning only with the other one", "give --webhook URL and --webhook-secret FILE"
+        raise UserError(what=what, where="--webhook" if url else "--webhook-secret", remedy=remedy)
     try:
-        yield
-    finally:
-        ending.set()
-        thread.join(timeout=30)
+        return Webhook(url=url, secret=secret_file.read_bytes().strip())
+    except OSError as error:
+        remedy = "make one with: openssl rand -hex 32 > FILE"
+        raise UserError(what=f"cannot be read: {error.strerror}", where="--webhook-secret", remedy=remedy) from None

@@ -38,11 +38,16 @@ def serve(
     tls_certificate: Annotated[Path | None, typer.Option(help="Answer by HTTPS, with this certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
     schedule: Annotated[list[str] | None, typer.Option(help="An installed schedule that jobs may name.")] = None,
+    webhook: Annotated[str, typer.Option(help="A URL that is told of every job that ends.")] = "",
+    webhook_secret: Annotated[
+        Path | None, typer.Option(help="The file of the secret that signs what it is told.")
+    ] = None,
 ) -> None:
     """Run jobs on this machine for everybody who has a token; they go on when the service ends."""
     from penstock.api.server import tls_of
     from penstock.api.settings import Settings
     from penstock.cli.runs import check_port
+    from penstock.cli.serving import read_webhook
     from penstock.cli.serving import serve as answer
 
     settings = Settings(
@@ -56,7 +61,7 @@ def serve(
         machine=socket.gethostname(),
     )
     check_port(port, "--port")
-    answer(settings.answering_to(host, *(allow_host or ())))
+    answer(settings.answering_to(host, *(allow_host or ())), read_webhook(webhook, webhook_secret))
 
 
 def _root(text: str) -> tuple[str, Path]:

@@ -1,0 +1,64 @@
+"""Which ends of jobs were told to the webhook.
+
+There is a row once a delivery was tried. It is changed before each try, so that whoever dies in between leaves a row
+that says when somebody may try again, and two services never try at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select, update
+
+from penstock.api.store.engine import upsert
+from penstock.api.store.jobs import StoredJob, select_jobs
+from penstock.api.store.schema import deliveries, jobs
+from penstock.core.lifecycle import Phase
+
+TERMINAL = tuple(phase.value for phase in Phase if phase.terminal)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """A job whose end is to be told, after so many tries."""
+
+    job: StoredJob
+    tries: int
+
+
+def due(connection: Connection, now: float, since: float) -> Due | None:
+    """The one that has waited longest, of the jobs that ended at ``since`` or later."""
+    tries = func.coalesce(deliveries.c.tries, 0)
+    joined = select(jobs.c.uid, tries).select_from(jobs.outerjoin(deliveries, deliveries.c.uid == jobs.c.uid))
+    waiting = joined.where(
+        jobs.c.finished_at >= since,
+        jobs.c.phase.in_(TERMINAL),
+        deliveries.c.delivered_at.is_(None),
+        func.coalesce(deliveries.c.next_try_at, 0.0) <= now,
+    )
+    oldest_first = func.coalesce(deliveries.c.next_try_at, jobs.c.finished_at)
+    found = connection.execute(waiting.order_by(oldest_first).limit(1)).one_or_none()
+    if found is None:
+        return None
+    (job,) = select_jobs(connection, jobs.c.uid == found[0])
+    return Due(job=job, tries=found[1])
+
+
+def claim(connection: Connection, uid: str, tries: int, next_try_at: float) -> bool:
+    """Count one more try; false if somebody else did since there were ``tries``."""
+    connection.execute(
+        upsert(connection.dialect.name, deliveries).values(uid=uid, tries=0, next_try_at=0.0).on_conflict_do_nothing()
+    )
+    same = (deliveries.c.uid == uid, deliveries.c.tries == tries, deliveries.c.delivered_at.is_(None))
+    counted = update(deliveries).where(*same).values(tries=tries + 1, next_try_at=next_try_at)
+    return connection.execute(counted).rowcount == 1
+
+
+def postpone(connection: Connection, uid: str, next_try_at: float) -> None:
+    """The try failed."""
+    connection.execute(update(deliveries).where(deliveries.c.uid == uid).values(next_try_at=next_try_at))
+
+
+def mark_delivered(connection: Connection, uid: str, now: float) -> None:
+    """The receiver has it."""
+    connection.execute(update(deliveries).where(deliveries.c.uid == uid).values(delivered_at=now))

@@ -1,0 +1,1 @@
+"""One call to a URL of the administrator's choice when a job has ended."""

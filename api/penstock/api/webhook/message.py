@@ -1,0 +1,71 @@
+"""What the webhook is told, and the signature that proves by whom; see standardwebhooks.com for the headers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+from penstock.api.store.jobs import StoredJob
+from penstock.core.errors import UserError
+
+FEWEST_SECRET_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Webhook:
+    """Where to, and the secret that both ends know."""
+
+    url: str
+    secret: bytes
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.fragment:
+            remedy = "write https://HOST/PATH, without a user's name"
+            raise UserError(what="is no URL to post to", where="--webhook", remedy=remedy)
+        if len(self.secret) < FEWEST_SECRET_BYTES:
+            remedy = "make one with: openssl rand -hex 32 > FILE"
+            what = f"is shorter than {FEWEST_SECRET_BYTES} bytes"
+            raise UserError(what=what, where="--webhook-secret", remedy=remedy)
+
+    def __repr__(self) -> str:
+        """Without what only two may know: the secret, and a path or query that may hold another."""
+        return f"Webhook({urlsplit(self.url).hostname})"
+
+
+def body(job: StoredJob, service_url: str) -> bytes:
+    """The end of ``job`` as JSON; the same however often it is sent."""
+    told = {
+        "type": f"job.{job.phase.value.lower()}",
+        "uid": job.uid,
+        "namespace": job.namespace,
+        "name": job.name,
+        "phase": job.phase.value,
+        "reason": job.phase_reason,
+        "message": job.phase_message,
+        "attempt": job.attempt,
+        "createdAt": job.created_at,
+        "startedAt": job.started_at,
+        "finishedAt": job.finished_at,
+        "url": f"{service_url}/jobs/{quote(job.namespace)}/{quote(job.name)}",
+    }
+    return json.dumps(told).encode()
+
+
+def headers(uid: str, sent: bytes, secret: bytes, now: float) -> Mapping[str, str]:
+    """The id (a receiver may know it already), the time (an old call is no new one), and the signature of all three."""
+    timestamp = str(int(now))
+    signed = b".".join((uid.encode(), timestamp.encode(), sent))
+    signature = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "penstock",
+        "webhook-id": uid,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": f"v1,{signature}",
+    }
