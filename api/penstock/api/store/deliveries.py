@@ -13,9 +13,6 @@ from sqlalchemy import Connection, func, select, update
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import StoredJob, select_jobs
 from penstock.api.store.schema import deliveries, jobs
-from penstock.core.lifecycle import Phase
-
-TERMINAL = tuple(phase.value for phase in Phase if phase.terminal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +28,7 @@ def due(connection: Connection, now: float, since: float) -> Due | None:
     tries = func.coalesce(deliveries.c.tries, 0)
     joined = select(jobs.c.uid, tries).select_from(jobs.outerjoin(deliveries, deliveries.c.uid == jobs.c.uid))
     waiting = joined.where(
-        jobs.c.finished_at >= since,
-        jobs.c.phase.in_(TERMINAL),
+        jobs.c.finished_at >= since,  # which only a job has that ended; asking for its phase too would mislead SQLite
         deliveries.c.delivered_at.is_(None),
         func.coalesce(deliveries.c.next_try_at, 0.0) <= now,
     )
