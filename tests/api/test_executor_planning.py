@@ -64,7 +64,13 @@ def test_a_question_about_no_hardware_is_answered() -> None:
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(MemoryError(), "more memory"), (MemoryError("2 TiB"), "2 TiB"), (PenstockError("a cycle"), "a cycle")],
+    [
+        (MemoryError(), "more memory"),
+        (MemoryError("2 TiB"), "2 TiB"),
+        (PenstockError("a cycle"), "a cycle"),
+        (ValueError("has a negative entry"), "these numbers: has a negative entry"),
+        (OverflowError("too large"), "these numbers: too large"),
+    ],
 )
 def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
     def broken(problem: object, **options: object) -> None:

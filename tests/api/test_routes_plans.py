@@ -163,6 +163,21 @@ def with_source(source: str) -> dict[str, Any]:
     return body
 
 
+def with_device(**changes: float) -> dict[str, Any]:
+    body = asked_for()
+    body["cluster"]["device"] |= changes
+    return body
+
+
+@pytest.mark.parametrize("number", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize("field", ["peakFlops", "memoryBandwidth", "actionOverheadSeconds", "pricePerHour"])
+def test_what_is_no_number_is_refused(client: TestClient, field: str, number: str) -> None:
+    """JSON has none of them, YAML does."""
+    body = yamltext.dump(with_device(**{field: 77.25})).replace("77.25", number)
+    answer = client.post("/v1/plans", content=body, headers={"Content-Type": "application/yaml"})
+    assert (answer.status_code, answer.json()["where"]) == (422, f"cluster.device.{field}")
+
+
 @pytest.mark.parametrize(
     ("body", "where", "said"),
     [
@@ -176,6 +191,9 @@ def with_source(source: str) -> dict[str, Any]:
         ({**asked_for(), "budget": 3}, "budget", "unknown field"),
         ({"job": job_manifest(), "cluster": {"name": "c"}}, "cluster.device", "is missing"),
         ({**asked_for(), "cluster": {**asked_for()["cluster"], "numNodes": 0}}, "cluster.numNodes", "not positive"),
+        (with_device(peakFlops=0.0), "cluster.device.peakFlops", "not positive"),
+        (with_device(memoryBandwidth=-1.0), "cluster.device.memoryBandwidth", "not positive"),
+        (with_device(actionOverheadSeconds=-1.0), "cluster.device.actionOverheadSeconds", "negative"),
         (with_source("/etc"), "spec.data.source", "/etc"),
         (with_source("data://secret/x"), "spec.data.source", "secret"),
     ],

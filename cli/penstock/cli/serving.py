@@ -13,7 +13,7 @@ from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.planning import ProcessPlanner
-from penstock.api.executor.requests import Desk
+from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.api.server import Server, check_tls
 from penstock.api.service import Service, open_service
@@ -45,7 +45,7 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
         name=f"{os.uname().nodename}:{settings.folder}"[:36],
         reports=reports,
     )
-    desk = Desk(service, ProcessPlanner(), name=desk_name(settings))
+    desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
     workers = [
         background.looking("executor", executor.turn),
         background.looking("desk", desk.turn, desk.close),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from penstock.core.errors import UserError
@@ -9,6 +10,16 @@ from penstock.core.manifest import Manifest
 from penstock.core.units import parse_bytes, quantity
 
 _BYTES = {"read": parse_bytes, "write": quantity}
+
+
+def _require_positive(value: float, name: str) -> None:
+    if not 0 < value < math.inf:
+        raise UserError(what=f"{value} is not positive", where=name, remedy="write a positive number")
+
+
+def _require_not_negative(value: float, name: str) -> None:
+    if not 0 <= value < math.inf:
+        raise UserError(what=f"{value} is negative, or no number", where=name, remedy="write zero or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +45,10 @@ class DeviceSpec(Manifest):
             raise UserError(what="tokens must rise from point to point", where="efficiency", remedy="sort the points")
         if not all(0 < share <= 1 for _, share in self.efficiency):
             raise UserError(what="a share is not in (0, 1]", where="efficiency", remedy="write shares such as 0.5")
-        if self.peak_flops <= 0:
-            raise UserError(what=f"{self.peak_flops} is not positive", where="peakFlops")
+        _require_positive(self.peak_flops, "peakFlops")
+        _require_positive(self.memory_bandwidth, "memoryBandwidth")
+        _require_not_negative(self.action_overhead_seconds, "actionOverheadSeconds")
+        _require_not_negative(self.price_per_hour, "pricePerHour")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +59,8 @@ class LinkSpec(Manifest):
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        if self.bytes_per_second <= 0 or self.latency_seconds < 0:
-            raise UserError(what="bandwidth must be positive and latency not negative", where="bytesPerSecond")
+        _require_positive(self.bytes_per_second, "bytesPerSecond")
+        _require_not_negative(self.latency_seconds, "latencySeconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

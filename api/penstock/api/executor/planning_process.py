@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ end alike on any machine."""
 
 MOST_DRAWN_ACTIONS = 4_000
 TELL_SECONDS = 0.25
+REAL_NUMBERS = "write sizes, speeds and times as real models and devices have them"
 
 
 class Counter(Reporter):
@@ -70,6 +72,9 @@ def answer(question: Question, reporter: Reporter | None = None) -> Answer:
         return Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)
     except (MemoryError, PenstockError) as error:
         return Answer(what=str(error) or "planning needs more memory than it may have", remedy=SMALLER)
+    except (ValueError, ArithmeticError) as error:
+        traceback.print_exc()
+        return Answer(what=f"planning cannot count with these numbers: {error}", remedy=REAL_NUMBERS)
 
 
 def _timeline(plan: Plan, question: Question) -> Timeline | None:

@@ -21,6 +21,7 @@ from penstock.api.store.plan_requests import State, StoredRequest
 log = logging.getLogger(__name__)
 
 AT_ONCE = 2
+MOST_SECONDS = 300.0
 MOST_BEGINNINGS = 5
 RENEW_SECONDS, LAPSE_SECONDS = 1.0, 30.0
 KEPT_SECONDS = 30 * 86_400
