@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
 from penstock.api.executor.planning import ProcessPlanner
-from penstock.api.routes.plans import MOST_WAITING
+from penstock.api.routes.plans import BODY, MOST_WAITING
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.core.fitness import OLDEST_SECONDS
@@ -98,6 +98,11 @@ def test_what_fits_nowhere_fails_with_place_and_remedy(service: Service, client:
     assert "nothing fits" in found["error"]["what"]
     assert found["error"]["where"] == "spec.resources.memoryPerRank"
     assert found["error"]["remedy"]
+
+
+def test_the_documented_example_is_planned(service: Service, client: TestClient) -> None:
+    asked = ask(client, BODY["requestBody"]["content"]["application/json"]["example"])
+    assert planned(service, client, asked["id"])["state"] == "Succeeded"
 
 
 def test_yaml_is_read_as_well(client: TestClient) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from sqlalchemy import Connection
@@ -30,10 +30,53 @@ READS = answers("unauthenticated", "forbidden", "not-found")
 ASKS = answers(
     "unauthenticated", "forbidden", "conflict", "too-large", "unsupported-media-type", "invalid", "storage-full"
 )
+_FORM: dict[str, Any] = {
+    "schema": {
+        "type": "object",
+        "required": ["job"],
+        "additionalProperties": False,
+        "properties": {
+            "job": {"type": "object", "description": "A PipelineJob."},
+            "cluster": {"type": ["object", "null"], "description": "Described hardware; not together with profile."},
+            "profile": {"type": ["string", "null"], "description": "The digest of a stored profile."},
+        },
+    },
+    "example": {
+        "job": {
+            "apiVersion": "penstock.dev/v1alpha1",
+            "kind": "PipelineJob",
+            "metadata": {"name": "what-if"},
+            "spec": {
+                "model": {"family": "llama", "layers": 8, "hidden": 256, "heads": 8, "kvHeads": 4},
+                "data": {"source": "python-stdlib", "sequenceLength": 1024},
+                "training": {"globalBatch": 4, "steps": 200},
+                "resources": {"ranks": 4},
+            },
+        },
+        "cluster": {
+            "name": "four",
+            "device": {"name": "accelerator", "peakFlops": 1e13, "memoryBytes": "8Gi"},
+            "numNodes": 2,
+            "devicesPerNode": 2,
+            "intraNode": {"latencySeconds": 1e-6, "bytesPerSecond": 1e10},
+            "interNode": {"latencySeconds": 1e-5, "bytesPerSecond": 1e9},
+        },
+    },
+}
+BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": _FORM, "application/yaml": _FORM}}
+}
 CANCELS = answers("unauthenticated", "forbidden", "not-found", "storage-full")
 
 
-@router.post("/v1/plans", status_code=202, response_model=PlanRequestView, responses=ASKS, operation_id="requestPlan")
+@router.post(
+    "/v1/plans",
+    status_code=202,
+    response_model=PlanRequestView,
+    responses=ASKS,
+    operation_id="requestPlan",
+    openapi_extra=BODY,
+)
 def ask(service: ServiceIn, identity: Editor, document: Document, asked: Once) -> Response:
     """Plan a job without running it.
 
