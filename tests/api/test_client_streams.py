@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import update
 
 from penstock.api.auth.identity import Role
 from penstock.api.client import AsyncClient, Client, Message, Place, ServiceError, Target
@@ -19,14 +18,12 @@ from penstock.api.client.calls import MOST_TRIES
 from penstock.api.client.listening import Listening
 from penstock.api.service import Service
 from penstock.api.settings import Limits
-from penstock.api.store import ingest, jobs
-from penstock.api.store.ingest import Batch
+from penstock.api.store import jobs
 from penstock.api.store.schema import jobs as jobs_table
 from penstock.core.lifecycle import Phase
-from penstock.core.records import LogLine, Record, RecordKind
 from tests.support.listening import answering, bearer
 from tests.support.run_files import FILES, add_checkpoint, lay_out
-from tests.support.service import NOW, Clock, add_job, new_service
+from tests.support.service import NOW, Clock, add_job, new_service, send_lines
 
 TINY = Place(name="tiny")
 MODEL = "exports/a1-step-4/model.safetensors"
@@ -249,27 +246,6 @@ def test_files_checkpoints_and_what_reproduces_a_job(service: Service, uid: str,
     add_checkpoint(root, 1, 8)
     assert client.retry(TINY).job.spec.checkpoint.resume_from == f"out://{uid}/1/8"
     assert client.retry(TINY, "mine").name == "mine"
-
-
-def begin(connection: Connection, uid: str) -> None:
-    connection.execute(update(jobs_table).where(jobs_table.c.uid == uid).values(attempt=1))
-
-
-def send_lines(service: Service, uid: str, *lines: tuple[int, str], first: int = 0) -> None:
-    service.write(uid, partial(begin, uid=uid))
-    records = [
-        Record(
-            uid=uid,
-            attempt=1,
-            source="logs",
-            sequence=first + i,
-            recorded_at=NOW + first + i,
-            kind=RecordKind.LOG,
-            log=LogLine(rank=rank, level="info", message=text),
-        )
-        for i, (rank, text) in enumerate(lines)
-    ]
-    service.write(uid, lambda c: ingest.take(c, [Batch.of(records, NOW)]))
 
 
 def test_lines_are_read_on_by_cursor(service: Service, uid: str, client: Client) -> None:

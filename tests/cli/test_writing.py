@@ -67,6 +67,15 @@ def test_weights_go_to_a_folder(run: RunDir, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > 0
 
 
+def test_a_checkpoint_may_be_chosen(run: RunDir, tmp_path: Path) -> None:
+    assert exported(run, tmp_path / "out", attempt=1, step=3).step == 3
+    for attempt, step in ((1, 4), (2, 3), (2, None)):
+        with pytest.raises(UserError) as found:
+            exported(run, tmp_path / "none", attempt=attempt, step=step)
+        assert found.value.remedy == "there are attempt 1 step 3"
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     empty = RunDir(tmp_path)
     empty.create()

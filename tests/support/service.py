@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
@@ -19,10 +19,12 @@ from penstock.api.service import Service, open_service
 from penstock.api.settings import Limits, Settings
 from penstock.api.store import jobs, migrate, sessions, tokens
 from penstock.api.store.engine import is_sqlite, make_engine, parse_url
+from penstock.api.store.ingest import Batch, take
 from penstock.api.store.jobs import StoredJob
 from penstock.api.store.sessions import StoredSession
+from penstock.api.store.schema import jobs as jobs_table
 from penstock.core.job import PipelineJob
-from penstock.core.records import Progress, Record, RecordKind, StepMetrics
+from penstock.core.records import LogLine, Progress, Record, RecordKind, StepMetrics
 
 NOW = 1_700_000_000.0
 HOST = "http://localhost"
@@ -168,3 +170,25 @@ def step_records(uid: str, steps: range, *, attempt: int = 1, first: int = 0, so
                 )
             )
     return records
+
+
+def send_lines(service: Service, uid: str, *lines: tuple[int, str], first: int = 0) -> None:
+    """Lines of ranks, as a shipper of the first attempt brings them, numbered from ``first`` on."""
+    records = [
+        Record(
+            uid=uid,
+            attempt=1,
+            source="logs",
+            sequence=first + i,
+            recorded_at=NOW + first + i,
+            kind=RecordKind.LOG,
+            log=LogLine(rank=rank, level="info", message=text),
+        )
+        for i, (rank, text) in enumerate(lines)
+    ]
+
+    def change(connection: Connection) -> None:
+        connection.execute(update(jobs_table).where(jobs_table.c.uid == uid).values(attempt=1))
+        take(connection, Batch.of(records), NOW)
+
+    service.write(uid, change)

@@ -103,7 +103,7 @@ class Exports:
         with self._lock:
             self._note(folder, Export(state=ExportState.RUNNING))
         try:
-            why = self._made(root, attempt, step, folder)
+            why = self._made(root, attempt, step, folder).replace(str(root), "the run directory")
         except OSError as error:
             why = str(error)
         with self._lock:

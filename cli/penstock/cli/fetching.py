@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -90,7 +91,8 @@ def _download(client: Client, place: Place, name: str, folder: Path) -> Path:
             what=f"cannot be written: {error.strerror}", where=str(target), remedy="name another folder with --to"
         ) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return target
 
 

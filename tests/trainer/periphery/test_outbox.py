@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.records import LogLine, Progress, RecordKind
-from penstock.trainer import outbox
-from penstock.trainer.outbox import Outbox, read_records
+from penstock.trainer.outbox import LARGEST_BYTES, Outbox, read_records
 
 
-def opened(folder: Path, attempt: int = 1) -> Outbox:
+def opened(folder: Path, largest: int = LARGEST_BYTES, *, attempt: int = 1) -> Outbox:
     ticks = itertools.count(100.0)
-    return Outbox(folder, uid="u-1", attempt=attempt, source="rank-0", clock=lambda: next(ticks))
+    identity: dict[str, Any] = {"uid": "u-1", "attempt": attempt, "source": "rank-0"}
+    return Outbox(folder, **identity, clock=lambda: next(ticks), largest_bytes=largest)
 
 
 def log(box: Outbox, message: str) -> None:
@@ -80,23 +81,21 @@ def test_the_file_is_bounded_and_keeps_the_newest(
     tmp_path_factory: pytest.TempPathFactory, largest: int, count: int, restart_at: int
 ) -> None:
     folder = tmp_path_factory.mktemp("outbox")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox, "LARGEST_BYTES", largest)
-        box = opened(folder)
-        for number in range(count):
-            if number == restart_at:
-                box.close()
-                box = opened(folder)
-            log(box, f"message {number}")
-            assert path_of(folder).stat().st_size <= largest
-        box.close()
+    box = opened(folder, largest)
+    for number in range(count):
+        if number == restart_at:
+            box.close()
+            box = opened(folder, largest)
+        assert box.sequence == number
+        log(box, f"message {number}")
+        assert path_of(folder).stat().st_size <= largest
+    box.close()
     found = [record.sequence for record in read_records(path_of(folder))]
     assert found == list(range(found[0], count))
 
 
-def test_a_record_larger_than_the_file_may_be_is_kept_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "LARGEST_BYTES", 400)
-    box = opened(tmp_path)
+def test_a_record_larger_than_the_file_may_be_is_kept_alone(tmp_path: Path) -> None:
+    box = opened(tmp_path, 400)
     log(box, "small")
     log(box, "x" * 1000)
     log(box, "small again")
