@@ -68,11 +68,12 @@ def test_a_log_is_followed_to_the_job_s_end(service: Served) -> None:
 def test_a_rank_that_fails_says_why(service: Served) -> None:
     """What it printed last is there although another attempt follows soon."""
     uid = service.submit("broken", runPolicy={"backoffLimit": 1}, **LONG)
-    service.wait_for_step("broken", 5)
-    (service.run_dir(uid) / "plan.json").write_text("{")
+    service.wait_for_step("broken", EVERY + 5)
     os.kill(rank_of(service, uid), signal.SIGKILL)
+    for part in (service.run_dir(uid) / "checkpoints").glob("a1/*/__0_0.distcp"):
+        part.write_bytes(b"")
     wait_until(lambda: service.status("broken")["phase"] == "Failed")
-    wait_until(lambda: "plan.json" in service.command("logs", "broken")[0])
+    wait_until(lambda: "is corrupt" in service.command("logs", "broken", "--rank", "0")[0])
     service.client.delete("/v1/jobs/default/broken")
 
 
