@@ -82,11 +82,11 @@ def test_lines_of_every_rank_and_of_who_started_them(run: RunDir, follow: Follow
     write(run, "logs/a1/notes.log", "not a rank's\n")
     follow().look()
     assert [(line.rank, line.level, line.message) for line in lines(run)] == [
-        (NO_RANK, "info", "what happened"),
-        (NO_RANK, "warning", "W1121 23:22:51.123 12 torch/x.py] slow"),
-        (0, "info", "measuring"),
         (0, "info", "ready"),
+        (0, "info", "measuring"),
         (1, "info", "ready too"),
+        (NO_RANK, "warning", "W1121 23:22:51.123 12 torch/x.py] slow"),
+        (NO_RANK, "info", "what happened"),
     ]
     assert messages(run, 2) == ["again"]
     record = read_records(run.outbox / "a2-logs.jsonl")[0]

@@ -51,7 +51,7 @@ class LogFile:
 
 
 def log_files(root: Path) -> list[LogFile]:
-    """Those below the run directory ``root``, in order."""
+    """Those below the run directory ``root``: by rank, what was printed before what went wrong."""
     found = []
     for pattern in ("logs/*/*.log", "logs/*/*/attempt_0/*/*.log", "attempts/*/*.log"):
         for path in root.glob(pattern):
@@ -60,7 +60,8 @@ def log_files(root: Path) -> list[LogFile]:
                 rank = match["rank"]
                 attempt = int(match["attempt"] or match["supervised"])
                 found.append(LogFile(path, name, attempt, NO_RANK if rank is None else int(rank)))
-    return sorted(found, key=lambda file: (file.attempt, file.rank, file.name))
+    found.sort(key=lambda file: file.name, reverse=True)  # stdout, then stderr
+    return sorted(found, key=lambda file: (file.attempt, file.rank == NO_RANK, file.rank))
 
 
 def level_of(line: str) -> str:
