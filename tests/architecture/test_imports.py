@@ -17,7 +17,17 @@ THIRD_PARTIES = {
     "planner": {"numba", "numpy", "ruamel", "scipy"},
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
-    "api": {"alembic", "fastapi", "h11", "httpx", "prometheus_client", "pydantic", "sqlalchemy", "starlette", "uvicorn"},
+    "api": {
+        "alembic",
+        "fastapi",
+        "h11",
+        "httpx",
+        "prometheus_client",
+        "pydantic",
+        "sqlalchemy",
+        "starlette",
+        "uvicorn",
+    },
     "cli": {"httpx", "numpy", "plotly", "rich", "safetensors", "tokenizers", "torch", "typer"},
 }
 PURE = ("core", "planner", "view")

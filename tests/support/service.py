@@ -21,8 +21,8 @@ from penstock.api.store import jobs, migrate, sessions, tokens
 from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.ingest import Batch, take
 from penstock.api.store.jobs import StoredJob
-from penstock.api.store.sessions import StoredSession
 from penstock.api.store.schema import jobs as jobs_table
+from penstock.api.store.sessions import StoredSession
 from penstock.core.job import PipelineJob
 from penstock.core.records import LogLine, Progress, Record, RecordKind, StepMetrics
 
@@ -189,6 +189,6 @@ def send_lines(service: Service, uid: str, *lines: tuple[int, str], first: int =
 
     def change(connection: Connection) -> None:
         connection.execute(update(jobs_table).where(jobs_table.c.uid == uid).values(attempt=1))
-        take(connection, Batch.of(records), NOW)
+        take(connection, [Batch.of(records, NOW)])
 
     service.write(uid, change)
