@@ -1,8 +1,8 @@
 """The service under load: 1,000 jobs that report every 5 s while 500 live streams are open, on SQLite and PostgreSQL.
 
 Run as ``python -m benchmarks.service_load [--seconds 120] [--on sqlite|postgresql]``; all of it writes
-``benchmarks/results/service_load.{md,json}``, a part of it only prints. SQLite syncs each commit to the disk,
-PostgreSQL too, and has two services.
+``benchmarks/results/service_load.{md,json}``, a part of it only prints. Both databases sync each commit to the disk;
+PostgreSQL has two services.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
 
 from penstock.api.store.engine import upsert
+from penstock.api.store.rows import put
 from penstock.api.store.schema import points, rollups, series
 
 ROLLUP_STEPS = (16, 256)
@@ -46,6 +47,9 @@ class ChartPoint:
     last: float
 
 
+_Row = tuple[int, int, int, float]  # series, attempt, step, value
+
+
 def add_points(connection: Connection, new: Mapping[tuple[str, int], Sequence[Point]], now: float) -> None:
     """Keep points, by the uid and attempt that they are of, and bring their roll-ups up to date.
 
@@ -56,15 +60,13 @@ def add_points(connection: Connection, new: Mapping[tuple[str, int], Sequence[Po
     if not wanted:
         return
     ids = _ids(connection, wanted)
-    rows = [
-        {"series": ids[uid, point.name, point.rank], "attempt": attempt, "step": point.step, "value": point.value}
+    rows = sorted(
+        (ids[uid, point.name, point.rank], attempt, point.step, point.value)
         for (uid, attempt), some in finite.items()
         for point in some
-    ]
-    rows.sort(key=lambda row: (row["series"], row["attempt"], row["step"]))
-    dialect = connection.dialect.name
-    connection.execute(_keep(dialect), rows)
-    connection.execute(_merge(dialect), [rollup for steps in ROLLUP_STEPS for rollup in _rolled_up(rows, steps, now)])
+    )
+    put(connection, _keep, rows)
+    put(connection, _merge, [rollup for steps in ROLLUP_STEPS for rollup in _rolled_up(rows, steps, now)])
 
 
 def _ids(connection: Connection, wanted: set[tuple[str, str, int]]) -> dict[tuple[str, str, int], int]:
@@ -83,26 +85,14 @@ def _known_ids(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, s
     return {(uid, name, rank): number for uid, name, rank, number in rows}
 
 
-def _rolled_up(rows: Iterable[Mapping[str, Any]], steps: int, now: float) -> Iterator[dict[str, Any]]:
-    """What the rows add to roll-ups of so many steps; they are sorted by series, attempt and step."""
-    for (number, attempt, bucket), some in groupby(
-        rows, key=lambda row: (row["series"], row["attempt"], row["step"] // steps)
-    ):
+def _rolled_up(rows: Sequence[_Row], steps: int, now: float) -> Iterator[tuple[Any, ...]]:
+    """What the rows, which are sorted, add to roll-ups of so many steps; in the order of their columns."""
+    for (number, attempt, bucket), some in groupby(rows, key=lambda row: (row[0], row[1], row[2] // steps)):
         part = list(some)
-        values = [row["value"] for row in part]
-        yield {
-            "series": number,
-            "steps": steps,
-            "attempt": attempt,
-            "bucket": bucket,
-            "count": len(values),
-            "sum": sum(values),
-            "min": min(values),
-            "max": max(values),
-            "last_step": part[-1]["step"],
-            "last": values[-1],
-            "received_at": now,
-        }
+        values = [row[3] for row in part]
+        _, _, last_step, last = part[-1]
+        told = (len(values), sum(values), min(values), max(values))
+        yield number, steps, attempt, bucket, *told, last_step, last, now
 
 
 @functools.cache
