@@ -211,9 +211,11 @@ class TestPage:
 
     def test_it_runs_nothing_that_its_policy_forbids(self, url: str, browser: httpx.Client) -> None:
         page = browser.get("/login")
-        assert "default-src 'self'" in page.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self';" in page.headers["content-security-policy"]
         assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|https?:", page.text)
-        for path in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        files = re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text)
+        assert len(files) == 6
+        for path in files:
             assert browser.get(path).status_code == 200
 
     def test_a_form_of_ours_is_sent_with_an_origin(self, url: str, browser: httpx.Client) -> None:

@@ -245,7 +245,12 @@ def test_every_page_needs_somebody(service: Service) -> None:
 def test_files_are_kept_by_browsers_and_named_by_their_content(service: Service) -> None:
     add_job(service)
     client = client_of(service, None)
-    linked = {link for path in SHOWN for link in read(client_of(service), path).links if link.startswith("/static/")}
+    linked = {
+        link
+        for path in [*SHOWN, "/login"]
+        for link in read(client_of(service), path).links
+        if link.startswith("/static/")
+    }
     assert len(linked) == len(static.FILES) - 2, "charts alone need plotly"
     for link in sorted(linked):
         answer = client.get(link)

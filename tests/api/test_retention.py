@@ -14,11 +14,11 @@ from penstock.api.auth.identity import Role
 from penstock.api.retention import DAY_SECONDS, LIMITS, forget_old
 from penstock.api.service import Service
 from penstock.api.store import jobs, series
-from penstock.api.store.schema import idempotency, log_lines, points, rollups, timelines
+from penstock.api.store.schema import audit, idempotency, log_lines, points, rollups, sessions, timelines
 from penstock.api.store.schema import jobs as jobs_table
 from penstock.api.store.series import ALL_RANKS, Point
 from penstock.api.store.writer import Writer
-from tests.support.service import NOW, Clock, add_job, client_of, job_manifest
+from tests.support.service import NOW, Clock, add_job, browser_of, client_of, job_manifest
 
 
 def count(service: Service, table: Table) -> int:
@@ -36,7 +36,7 @@ def later(clock: Clock, days: float) -> None:
 
 def test_the_table_of_limits() -> None:
     assert {limit.what: limit.seconds / DAY_SECONDS for limit in LIMITS} == {
-        "points": 7, "roll-ups": 90, "idempotency keys": 1, "deleted jobs": 90,
+        "points": 7, "roll-ups": 90, "idempotency keys": 1, "deleted jobs": 90, "audit entries": 90, "sessions": 1,
     }  # fmt: skip
 
 
@@ -114,6 +114,27 @@ def test_a_key_may_be_used_again_after_a_day(service: Service, clock: Clock) -> 
     forget_old(service)
     assert count(service, idempotency) == 0
     assert client.post("/v1/jobs", json=job_manifest("other"), headers=key).status_code == 201
+
+
+def test_the_audit_log_goes_back_ninety_days(service: Service, clock: Clock) -> None:
+    client_of(service, Role.EDITOR).post("/v1/jobs", json=job_manifest())
+    service.write("audit", lambda c: None)
+    later(clock, 89)
+    forget_old(service)
+    assert count(service, audit) == 1
+    later(clock, 91)
+    forget_old(service)
+    assert count(service, audit) == 0
+
+
+def test_sessions_are_forgotten_a_day_after_they_expire(service: Service, clock: Clock) -> None:
+    browser_of(service, Role.VIEWER)
+    later(clock, 1.4)
+    forget_old(service)
+    assert count(service, sessions) == 1
+    later(clock, 1.6)
+    forget_old(service)
+    assert count(service, sessions) == 0
 
 
 def test_deleted_jobs_are_forgotten_with_all_they_left(service: Service, clock: Clock) -> None:

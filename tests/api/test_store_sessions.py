@@ -124,12 +124,6 @@ class TestSessions:
             service.write("sessions", lambda c: sessions.end(c, "none", NOW))
         assert service.read(lambda c: sessions.open_sessions(c, NOW)) == [mine]
 
-    def test_old_ones_are_forgotten(self, service: Service) -> None:
-        _, secret = session_of(service)
-        assert service.write("sessions", lambda c: sessions.forget(c, NOW + SESSION_SECONDS)) == 0
-        assert service.write("sessions", lambda c: sessions.forget(c, NOW + SESSION_SECONDS + 1)) == 1
-        assert service.read(lambda c: sessions.by_secret(c, secret)) is None
-
 
 def an_entry(number: int, at: float = NOW) -> Entry:
     return Entry(
@@ -156,10 +150,3 @@ class TestAudit:
             if cursor is None:
                 break
         assert seen == [f"/v1/jobs/team/{number}" for number in range(6, -1, -1)]
-
-    def test_it_is_kept_ninety_days(self, service: Service) -> None:
-        for age_days in (89, 91, 200):
-            at = NOW - age_days * 86_400
-            service.write("audit", lambda c, at=at: audit.add(c, an_entry(0, at)))  # type: ignore[misc]
-        assert service.write("audit", lambda c: audit.forget(c, NOW)) == 2
-        assert [each.at for each in service.read(lambda c: audit.page(c, 9))[0]] == [NOW - 89 * 86_400]

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.service import Service
-from penstock.api.store import idempotency, jobs, series
+from penstock.api.store import audit, idempotency, jobs, series, sessions
 from penstock.api.store.series import Bucket
 from penstock.api.store.writer import WriterClosedError
 
@@ -66,6 +66,18 @@ LIMITS = (
         seconds=DAY_SECONDS,
         find=lambda c, before, last, most: idempotency.old_keys(c, before, most),
         drop=idempotency.forget_keys,
+    ),
+    Limit(
+        what="audit entries",
+        seconds=90 * DAY_SECONDS,
+        find=lambda c, before, last, most: audit.old_entries(c, before, most),
+        drop=audit.forget,
+    ),
+    Limit(
+        what="sessions",
+        seconds=DAY_SECONDS,
+        find=lambda c, before, last, most: sessions.expired(c, before, most),
+        drop=sessions.forget,
     ),
     Limit(  # after its numbers, which are most of what goes with it
         what="deleted jobs",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, insert, select
 
 from penstock.api.store.schema import audit
-
-KEPT_SECONDS = 90 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +44,11 @@ def page(connection: Connection, limit: int, before: int | None = None) -> tuple
     return found, found[-1].number if len(rows) > limit else None
 
 
-def forget(connection: Connection, now: float) -> int:
-    """Drop what is older than is kept; how many."""
-    return connection.execute(delete(audit).where(audit.c.at < now - KEPT_SECONDS)).rowcount
+def old_entries(connection: Connection, before: float, most: int) -> list[int]:
+    """Numbers of entries from before then, oldest first."""
+    return list(connection.scalars(select(audit.c.number).where(audit.c.at < before).order_by(audit.c.at).limit(most)))
+
+
+def forget(connection: Connection, numbers: Sequence[int]) -> None:
+    """Drop these entries."""
+    connection.execute(delete(audit).where(audit.c.number.in_(numbers)))

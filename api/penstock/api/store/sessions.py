@@ -6,6 +6,7 @@ A session proves what its token proves, and no longer than the token does.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +114,14 @@ def end(connection: Connection, session: str, now: float, token: str | None = No
     return _one(connection, sessions.c.id == found.id)
 
 
-def forget(connection: Connection, before: float) -> int:
-    """Drop the rows of sessions that expired before then; how many."""
-    return connection.execute(delete(sessions).where(sessions.c.expires_at < before)).rowcount
+def expired(connection: Connection, before: float, most: int) -> list[str]:
+    """Ids of sessions that expired before then."""
+    return list(connection.scalars(select(sessions.c.id).where(sessions.c.expires_at < before).limit(most)))
+
+
+def forget(connection: Connection, ids: Sequence[str]) -> None:
+    """Drop these sessions."""
+    connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
 
 
 def _one(connection: Connection, *conditions: ColumnElement[bool]) -> StoredSession:
