@@ -121,6 +121,19 @@ def test_what_failed_stands_above_everything_else(service: Service) -> None:
     assert "Suspend" not in found
 
 
+def test_what_a_job_left_can_be_downloaded(service: Service) -> None:
+    uid = running_job(service).uid
+    folder = service.settings.runs / uid / "checkpoints" / "a1" / "step-5"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (service.settings.runs / uid / "metrics.jsonl").write_text("{}\n")
+    client = client_of(service)
+    found = read(client, "/jobs/default/tiny")
+    assert f"out://{uid}/1/5" in words(found)
+    (link,) = [link for link in found.links if link.endswith("metrics.jsonl")]
+    assert client.get(link).text == "{}\n"
+
+
 def test_who_may_only_look_is_offered_nothing_else(service: Service) -> None:
     running_job(service)
     found = words(read(client_of(service, Role.VIEWER), "/jobs/default/tiny"))

@@ -9,6 +9,7 @@ from sqlalchemy import Row
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.pages.job_data import JobData
+from penstock.api.pages.job_files import JobFiles, checkpoints_section, files_section
 from penstock.api.pages.shell import Page
 from penstock.api.store.jobs import StoredJob
 from penstock.core.lifecycle import Phase
@@ -34,10 +35,16 @@ NOT_YET = {
 }
 
 
-def job_page(data: JobData, identity: Identity, now: float) -> Page:
+def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> Page:
     """The page as ``identity`` may see it."""
     job = data.stored
-    sections = [*_sections(data.report), _events(data.events), _log(data.lines)]
+    sections = [
+        *_sections(data.report),
+        _events(data.events),
+        _log(data.lines),
+        checkpoints_section(files.checkpoints, job.uid),
+        files_section(files.artifacts, f"/v1/jobs/{job.namespace}/{job.name}"),
+    ]
     body = join(
         (
             _head(job, identity),
@@ -98,6 +105,8 @@ def _actions(job: StoredJob) -> list[Markup]:
         wished = job.job.spec.run_policy.suspend
         verb = ("Resume", "resume") if wished else ("Suspend", "suspend")
         found.append(element("button", verb[0], data_call=f"{place}/{verb[1]}"))
+    else:
+        found.append(element("button", "Retry", data_call=f"{place}/retry", data_next="job"))
     question = f"Delete {job.name}? It ends, and its name becomes free. Its history stays."
     attributes = {"data_call": place, "data_method": "DELETE", "data_confirm": question, "data_next": "/"}
     found.append(element("button", "Delete", class_="danger", **attributes))

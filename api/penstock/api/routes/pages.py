@@ -14,6 +14,7 @@ from penstock.api.pages import static
 from penstock.api.pages.comparison import FEWEST, MOST, comparison
 from penstock.api.pages.job import job_page
 from penstock.api.pages.job_data import read_job
+from penstock.api.pages.job_files import JobFiles
 from penstock.api.pages.listing import listing
 from penstock.api.pages.profiles import profile_list, profile_page
 from penstock.api.pages.shell import POLICY, Page
@@ -21,6 +22,7 @@ from penstock.api.pages.submit import submit_page
 from penstock.api.pages.whatif import answer_page, whatif_page
 from penstock.api.problems import Problem
 from penstock.api.routes.jobs import visible
+from penstock.api.runfiles import artifacts, checkpoints
 from penstock.api.store import jobs, plan_requests, profiles
 from penstock.api.store.plan_requests import StoredRequest
 from penstock.core.lifecycle import Phase
@@ -56,11 +58,10 @@ def show_jobs(
 @router.get("/jobs/{namespace}/{name}")
 def show_job(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> HTMLResponse:
     """A job's page."""
-
-    def question(connection: Connection) -> Page:
-        return job_page(read_job(connection, namespace, name), identity, service.clock())
-
-    return shown(service.read(question), identity)
+    data = service.read(lambda connection: read_job(connection, namespace, name))
+    root = service.settings.runs / data.stored.uid
+    files = JobFiles(checkpoints=checkpoints(root), artifacts=artifacts(root))
+    return shown(job_page(data, files, identity, service.clock()), identity)
 
 
 @router.get("/compare")

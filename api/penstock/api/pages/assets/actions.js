@@ -9,6 +9,8 @@
     if (problem.remedy) box.append(Object.assign(document.createElement("p"), { textContent: problem.remedy }));
   };
 
+  const pageOf = ({ metadata }) => `/jobs/${metadata.namespace}/${metadata.name}`;
+
   const call = async (method, url, body, headers = {}) => {
     try {
       const key = method === "POST" ? { "Idempotency-Key": crypto.randomUUID() } : {};
@@ -24,10 +26,11 @@
     const button = click.target.closest("button[data-call]");
     if (!button || (button.dataset.confirm && !confirm(button.dataset.confirm))) return;
     button.disabled = true;
-    const { problem } = await call(button.dataset.method ?? "POST", button.dataset.call);
+    const { found, problem } = await call(button.dataset.method ?? "POST", button.dataset.call);
     button.disabled = false;
     told(document.getElementById("problem"), problem);
-    if (!problem && button.dataset.next) location.assign(button.dataset.next);
+    const next = button.dataset.next === "job" && found ? pageOf(found) : button.dataset.next;
+    if (!problem && next) location.assign(next);
     else if (!problem) document.dispatchEvent(new Event("acted"));
   });
 
@@ -38,6 +41,6 @@
     const text = form.querySelector("textarea").value;
     const { found, problem } = await call("POST", form.dataset.call, text, { "Content-Type": "application/yaml" });
     told(document.getElementById("problem"), problem);
-    if (!problem) location.assign(`/jobs/${found.metadata.namespace}/${found.metadata.name}`);
+    if (!problem) location.assign(pageOf(found));
   });
 })();

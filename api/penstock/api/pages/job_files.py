@@ -1,0 +1,64 @@
+"""What a job left, on its page: checkpoints that another job can begin from, and files to download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from penstock.api.runfiles import Artifact, Checkpoint
+from penstock.core.units import format_bytes
+from penstock.view.axis import utc
+from penstock.view.markup import Markup, element
+from penstock.view.section import Section, left_out
+from penstock.view.tables import card
+
+MOST_FILES = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFiles:
+    """Checkpoints newest first, files by name."""
+
+    checkpoints: Sequence[Checkpoint]
+    artifacts: Sequence[Artifact]
+
+
+def checkpoints_section(found: Sequence[Checkpoint], uid: str) -> Section:
+    """Every checkpoint, with the URI that ``resumeFrom`` takes."""
+    anchor, title = "checkpoints", "Checkpoints"
+    if not found:
+        return left_out(anchor, title, "none was written yet.")
+    rows = (
+        (
+            f"step {each.step}, attempt {each.attempt}",
+            format_bytes(each.num_bytes),
+            utc(each.created_at),
+            element("code", f"out://{uid}/{each.attempt}/{each.step}") if each.complete else "incomplete",
+        )
+        for each in found
+    )
+    return Section(anchor=anchor, title=title, body=_table(rows))
+
+
+def files_section(found: Sequence[Artifact], place: str) -> Section:
+    """Files to download from below ``place``; of very many the first."""
+    anchor, title = "files", "Files"
+    if not found:
+        return left_out(anchor, title, "the job has written none yet.")
+    rows = (
+        (
+            element("a", each.name, href=f"{place}/artifacts/{quote(each.name)}", download=""),
+            format_bytes(each.num_bytes),
+            utc(each.modified_at),
+        )
+        for each in found[:MOST_FILES]
+    )
+    more = len(found) - MOST_FILES
+    note = element("p", f"and {more} more: penstock download", class_="note") if more > 0 else Markup()
+    return Section(anchor=anchor, title=title, body=Markup(_table(rows) + note))
+
+
+def _table(rows: Iterable[Sequence[str]]) -> Markup:
+    body = (element("tr", *(element("td", cell) for cell in row)) for row in rows)
+    return card(element("div", element("table", element("tbody", *body), class_="events"), class_="scroll"))
