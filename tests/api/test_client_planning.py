@@ -17,10 +17,10 @@ from penstock.api.service import Service
 from penstock.cli.whatif import progress_text
 from tests.support.application import Application, here
 from tests.support.fake_supervisors import FakePlanner
-from tests.support.planning import cluster
+from tests.support.planning import cluster, profile_for
 from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, new_service
-from tests.support.whatif import desk_of, keep_profile, profile_for, tiny_job
+from tests.support.whatif import desk_of, keep_profile, tiny_job
 
 MEASURED = profile_for(tiny_job().spec)
 

@@ -23,9 +23,9 @@ from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
 from tests.support.fake_supervisors import FakePlanner
-from tests.support.planning import cluster
+from tests.support.planning import cluster, profile_for
 from tests.support.service import Clock, client_of, job_manifest, new_service
-from tests.support.whatif import asked_for, desk_of, keep_profile, profile_for, tiny_job, turn_until
+from tests.support.whatif import asked_for, desk_of, keep_profile, tiny_job, turn_until
 
 SPEC = tiny_job().spec
 

@@ -12,9 +12,10 @@ from penstock.api.service import Service
 from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.profile import LinkRecord, MemoryRecord, Profile, TransientRecord
 from penstock.core.schedule import Kind
+from tests.support.planning import profile_for
 from tests.support.sample_run import sample_profile
 from tests.support.service import NOW, Clock, client_of
-from tests.support.whatif import keep_profile, profile_for, tiny_job
+from tests.support.whatif import keep_profile, tiny_job
 
 SPEC = tiny_job().spec
 LINK = LinkRecord(source=2, target=0, latency_seconds=1e-5, bytes_per_second=2e9, error=0.25)

@@ -12,10 +12,10 @@ from penstock.api.store.plan_requests import NoSuchRequestError, State, Wanted
 from penstock.api.store.profiles import NoSuchProfileError
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
-from tests.support.planning import cluster
+from tests.support.planning import cluster, profile_for
 from tests.support.sample_run import sample_plan
 from tests.support.service import NOW, job_manifest
-from tests.support.whatif import add_request, keep_profile, profile_for, request_of, tiny_job
+from tests.support.whatif import add_request, keep_profile, request_of, tiny_job
 
 WANTED = Wanted(job=tiny_job(), cluster=cluster())
 SPEC = tiny_job().spec

@@ -79,3 +79,23 @@ def test_an_old_schema_is_upgraded(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["database", "upgrade", "--folder", str(folder)]) == 0
     assert "nothing to do" in capsys.readouterr().err
     assert main(["token", "list", "--folder", str(folder)]) == 0
+
+
+def test_a_database_is_copied_and_restored(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["token", "create", "ci", "--folder", str(folder)]) == 0
+    secret = capsys.readouterr().out.strip()
+    copy, elsewhere = folder / "copy.gz", tmp_path_factory.mktemp("elsewhere") / "new"
+    assert main(["database", "backup", str(copy), "--folder", str(folder)]) == 0
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert main(["database", "restore", str(copy), "--folder", str(elsewhere)]) == 0
+    assert "1 rows restored" in capsys.readouterr().err
+    assert bearer(elsewhere, secret) == Identity(name="ci", role=Role.VIEWER)
+    assert main(["database", "restore", str(copy), "--folder", str(elsewhere)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_copy_that_cannot_be_written_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["database", "backup", str(folder / "none" / "copy.gz"), "--folder", str(folder)]) == 2
+    assert "cannot be written" in capsys.readouterr().err

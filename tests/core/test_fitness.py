@@ -10,8 +10,7 @@ import pytest
 from penstock.core.fitness import OLDEST_SECONDS, model_digest, stale, subject, unfit
 from penstock.core.layout import Precision
 from penstock.core.profile import MachineKey
-from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine
-from tests.support.whatif import profile_for
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine, profile_for
 
 SPEC = job(sequence_length=16, global_batch=2, ranks=2)
 MODEL = model_digest(SPEC.model, SPEC.data.sequence_length)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
+from penstock.core.fitness import model_digest
 from penstock.core.job import DataSpec, JobSpec, Objective, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
@@ -126,3 +128,24 @@ def measured(
         samples=1,
         held_out=held_out,
     )
+
+
+def profile_for(spec: JobSpec, **changes: Any) -> Profile:
+    """A measurement that serves such a job, made when tests' clocks stand still."""
+    of = {"model_digest": model_digest(spec.model, spec.data.sequence_length), "measured_at": 1_700_000_000.0}
+    found = profile(**{**of, "precision": spec.training.precision, "num_ranks": spec.resources.ranks, **changes})
+    return found if "units" in changes else _at_both_batches(found)
+
+
+def _at_both_batches(found: Profile) -> Profile:
+    both = [
+        dataclasses.replace(
+            each,
+            batch=batch,
+            alone_seconds=batch * each.alone_seconds,
+            together_seconds=batch * each.together_seconds,
+        )
+        for batch in (1, 2)
+        for each in found.units
+    ]
+    return dataclasses.replace(found, units=tuple(both))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +12,10 @@ from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.plan_requests import StoredRequest, Wanted
 from penstock.core.cluster import ClusterSpec
-from penstock.core.fitness import model_digest
-from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
-from tests.support.planning import cluster, profile
-from tests.support.service import NOW, job_manifest
+from tests.support.planning import cluster
+from tests.support.service import job_manifest
 
 PATIENCE_SECONDS = 90.0
 
@@ -32,27 +30,6 @@ def tiny_job(**resources: Any) -> PipelineJob:
 def asked_for(job: PipelineJob | None = None, described: ClusterSpec | None = None) -> dict[str, Any]:
     """The body of a request for a plan on described hardware."""
     return {"job": (job or tiny_job()).to_manifest(), "cluster": (described or cluster()).to_manifest()}
-
-
-def profile_for(spec: JobSpec, **changes: Any) -> Profile:
-    """A measurement that serves such a job, made just now."""
-    of = {"model_digest": model_digest(spec.model, spec.data.sequence_length), "measured_at": NOW}
-    found = profile(**{**of, "precision": spec.training.precision, "num_ranks": spec.resources.ranks, **changes})
-    return found if "units" in changes else _at_both_batches(found)
-
-
-def _at_both_batches(found: Profile) -> Profile:
-    both = [
-        dataclasses.replace(
-            each,
-            batch=batch,
-            alone_seconds=batch * each.alone_seconds,
-            together_seconds=batch * each.together_seconds,
-        )
-        for batch in (1, 2)
-        for each in found.units
-    ]
-    return dataclasses.replace(found, units=tuple(both))
 
 
 def keep_profile(service: Service, found: Profile) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
-from penstock.api.store import migrate, tokens
+from penstock.api.store import backup, migrate, tokens
 from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.tokens import NoSuchTokenError
 from penstock.cli import output
 from penstock.cli.output import Format
+from penstock.cli.secret_files import writing_secret
 from penstock.core.errors import UserError
 
 
@@ -91,5 +92,28 @@ def upgrade(folder: Path, database: str) -> tuple[str | None, str | None]:
         before = migrate.current(engine)
         migrate.upgrade(engine)
         return before, migrate.current(engine)
+    finally:
+        engine.dispose()
+
+
+def back_up(folder: Path, database: str, file: Path) -> int:
+    """Write everything that the database holds; how many rows. A service may go on meanwhile."""
+    with opened(folder, database) as service:
+        try:
+            with writing_secret(file) as target:
+                return backup.back_up(service.engine, target)
+        except OSError as error:
+            remedy = "name a file in a folder that exists and has room"
+            raise UserError(what=f"cannot be written: {error.strerror}", where=str(file), remedy=remedy) from None
+
+
+def restore(folder: Path, database: str, file: Path) -> int:
+    """Fill a database that is new or empty; how many rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = make_engine(parse_url(Settings(folder=folder.absolute(), database=database).database_url))
+    try:
+        if migrate.current(engine) is None:
+            migrate.upgrade(engine)
+        return backup.restore(engine, file)
     finally:
         engine.dispose()

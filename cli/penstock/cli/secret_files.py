@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def write_secret(path: Path, text: str) -> None:
     """Write what only this user may read, from its first moment on."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with writing_secret(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def writing_secret(path: Path) -> Iterator[IO[bytes]]:
+    """The file to write; it takes its name once it is whole, and is gone if something fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    partial.replace(path)
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,8 +1,11 @@
-"""Work on a service's database itself: `token` makes, lists and revokes; `database` upgrades. No token is needed."""
+"""Work on a service's database itself: `token` makes, lists and revokes; `database` upgrades, copies and
+restores. No token is needed.
+"""
 
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +34,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(tokens, name="token")
     database = typer.Typer(no_args_is_help=True, help="The database of a service.")
     database.command("upgrade")(upgrade_database)
+    database.command("backup")(back_up_database)
+    database.command("restore")(restore_database)
     app.add_typer(database, name="database")
 
 
@@ -76,3 +81,26 @@ def upgrade_database(folder: Folder = None, database: Database = "") -> None:
 
     before, after = upgrade(folder or default_folder(), database)
     output.say(f"schema {before or 'none'} to {after}" if before != after else f"schema {after}: nothing to do")
+
+
+def back_up_database(
+    file: Annotated[Path, typer.Argument(help="Where the copy goes; keep it as secret as the database.")],
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Copy all that the database holds, as it is now; a service may go on meanwhile. Files of runs are not in it."""
+    from penstock.cli.administration import back_up
+
+    count = back_up(folder or default_folder(), database, file)
+    output.say(f"{count:,} rows in {file}")
+
+
+def restore_database(
+    file: Annotated[Path, typer.Argument(help="What `penstock database backup` wrote.", exists=True, dir_okay=False)],
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Fill a new or empty database, of either kind, from a copy. No service may run on it."""
+    from penstock.cli.administration import restore
+
+    output.say(f"{restore(folder or default_folder(), database, file):,} rows restored")

@@ -1,0 +1,124 @@
+"""A copy of a database as compressed lines of JSON: one state of it, and for either kind of database.
+
+The first line says which schema it is of, then come rows by table, and the last line says how many there are: a file
+that was cut short is known by its end.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import Connection, Engine, LargeBinary, Table, func, insert, select, text
+
+from penstock.api.store import migrate
+from penstock.api.store.schema import metadata
+from penstock.core.errors import UserError
+
+ROWS_PER_LINE = 500
+
+
+def back_up(engine: Engine, file: IO[bytes]) -> int:
+    """Write everything as it is at one moment, while others go on; how many rows."""
+    with gzip.open(file, "wt", encoding="utf-8", newline="\n") as lines, engine.connect() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        _write(lines, {"schema": migrate.current(engine)})
+        count = 0
+        for table in metadata.sorted_tables:
+            for rows in _rows(connection, table):
+                _write(lines, {"table": table.name, "rows": rows})
+                count += len(rows)
+        _write(lines, {"rows": count})
+    return count
+
+
+def _write(lines: IO[str], value: dict[str, Any]) -> None:
+    lines.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+def _rows(connection: Connection, table: Table) -> Iterator[list[list[Any]]]:
+    binary = _binary(table)
+    found = connection.execution_options(yield_per=ROWS_PER_LINE).execute(select(table))
+    for part in found.partitions():
+        yield [[_text(value) if i in binary else value for i, value in enumerate(row)] for row in part]
+
+
+def _binary(table: Table) -> frozenset[int]:
+    return frozenset(i for i, column in enumerate(table.columns) if isinstance(column.type, LargeBinary))
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def restore(engine: Engine, path: Path) -> int:
+    """Fill the empty database with what was written, all or nothing; how many rows.
+
+    Raises:
+        UserError: the file is no backup, is cut short, or is of another schema; or the database is not empty.
+    """
+    with engine.connect().execution_options(writes=True) as connection, connection.begin():
+        _require_empty(connection)
+        count = 0
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                count = _read(connection, map(json.loads, lines), migrate.revisions()[-1], str(path))
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            remedy = "name a file that penstock database backup wrote"
+            raise UserError(what=f"is no whole backup: {error}", where=str(path), remedy=remedy) from None
+        _go_on_numbering(connection)
+    return count
+
+
+def _require_empty(connection: Connection) -> None:
+    for table in metadata.sorted_tables:
+        if connection.execute(select(table).limit(1)).first() is not None:
+            remedy = "restore into a new folder or an empty database"
+            raise UserError(what=f"is not empty: {table.name} has rows", where="database", remedy=remedy)
+
+
+def _read(connection: Connection, lines: Iterable[dict[str, Any]], known: str, place: str) -> int:
+    """Lines after the first are rows until one has no table."""
+    count, following = 0, iter(lines)
+    if (schema := next(following, {})["schema"]) != known:
+        remedy = "restore with the penstock that made it, then: penstock database upgrade"
+        raise UserError(what=f"is of schema {schema}, not {known}", where=place, remedy=remedy)
+    for line in following:
+        if "table" not in line:
+            if line["rows"] != count:
+                raise ValueError(f"{count} rows of {line['rows']}")
+            return count
+        count += _insert(connection, metadata.tables[line["table"]], line["rows"])
+    raise EOFError("its end is missing")
+
+
+def _insert(connection: Connection, table: Table, rows: list[list[Any]]) -> int:
+    binary, names = _binary(table), [column.name for column in table.columns]
+    values = [
+        {
+            name: base64.b64decode(value) if i in binary and value is not None else value
+            for i, (name, value) in enumerate(zip(names, row, strict=True))
+        }
+        for row in rows
+    ]
+    connection.execute(insert(table), values)
+    return len(values)
+
+
+def _go_on_numbering(connection: Connection) -> None:
+    """PostgreSQL counts rows by itself, and does not look at those that came with their numbers."""
+    if connection.dialect.name != "postgresql":
+        return
+    for table in metadata.sorted_tables:
+        column = table.autoincrement_column
+        if column is None:
+            continue
+        last = connection.execute(select(func.max(column))).scalar_one()
+        if last is not None:
+            counter = text("SELECT setval(pg_get_serial_sequence(:of, :by), :last)")
+            connection.execute(counter, {"of": table.name, "by": column.name, "last": last})
