@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, NoResultFound
 
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.writer import Writer, WriterClosedError
@@ -189,3 +189,30 @@ def test_on_a_full_disk_nothing_seems_kept(tmp_path: Path) -> None:
             future.result()
     assert service.read(lambda c: c.execute(text("SELECT count(*) FROM notes")).scalar_one()) == 0
     service.close()
+
+
+def test_joint_changes_are_made_by_one_call_and_fail_alone(engine: Engine) -> None:
+    writer = Writer(engine)
+    calls: list[list[str]] = []
+
+    def together(connection: Connection, names: Sequence[str]) -> list[int | Exception]:
+        calls.append(list(names))
+        found: list[int | Exception] = []
+        for name in names:
+            if name == "refused":
+                found.append(LookupError(name))
+                continue
+            found.append(add(connection, name))  # raises for a name that no row has
+        return found
+
+    gate = hold(writer)
+    names = ("a", "refused", "b", "none", "a")
+    asked = [writer.submit_joint(str(number), together, name) for number, name in enumerate(names)]
+    gate.set()
+    assert [asked[number].result() for number in (0, 2, 4)] == [1, 1, 2]
+    for number, error in ((1, LookupError), (3, NoResultFound)):
+        with pytest.raises(error):
+            asked[number].result()
+    writer.close()
+    assert calls == [list(names), *([name] for name in names)]
+    assert values(engine) == {"a": 2, "b": 1}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import sys
 from pathlib import Path
 
 import h11
@@ -25,18 +24,12 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than jobs are silent: who reports every few seconds should not have to connect each time."""
 
 
-SWITCH_SECONDS = 0.0005
-"""After which a thread has to let another run Python. With the usual 5 ms the writer, which lets go of the interpreter
-at every statement, waits longer to get it back than it works."""
-
-
 class Server(uvicorn.Server):
     """Ends live streams when it is to end, or it would wait for them."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(_configured(service))
         self._feed = service.feed
-        sys.setswitchinterval(SWITCH_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server.shutdown`."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 
 from penstock.api.exporting import Exports
-from penstock.api.known import KnownTokens
+from penstock.api.known_tokens import KnownTokens
 from penstock.api.live.feed import Feed
 from penstock.api.metrics.instruments import Instruments, make_instruments
 from penstock.api.metrics.jobs import JobsCollector

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from penstock.cli.executor import Executor, newest_checkpoint_step
 from penstock.cli.output import say
 from penstock.cli.plans import LocalDecider
+from penstock.cli.ports import check_port
 from penstock.cli.probe import Identity, identify
 from penstock.cli.profiles import Profiles, profiles_folder
 from penstock.cli.progress import People, line
@@ -20,7 +20,6 @@ from penstock.cli.workers import LocalWorkers, Workers
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.planner import yamltext
-from penstock.trainer.launch import LOOPBACK
 from penstock.trainer.rundir import RunDir, write_atomically
 
 RUNS = Path("runs")
@@ -140,19 +139,3 @@ def check_local(job: PipelineJob) -> None:
             where="spec.checkpoint.resumeFrom",
             remedy="name a folder such as RUN_DIR/checkpoints/a1/step-50",
         )
-
-
-def check_port(port: int | None, option: str = "--metrics-port") -> None:
-    """Raise `UserError` if ``port``, given by that option, is taken."""
-    if port is None:
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise UserError(
-                what=f"port {port} cannot be used: {error.strerror}",
-                where=option,
-                remedy="name a free port, or leave the option out",
-            ) from None

@@ -46,7 +46,7 @@ def serve(
     """Run jobs on this machine for everybody who has a token; they go on when the service ends."""
     from penstock.api.server import tls_of
     from penstock.api.settings import Settings
-    from penstock.cli.runs import check_port
+    from penstock.cli.ports import check_port
     from penstock.cli.serving import read_webhook
     from penstock.cli.serving import serve as answer
 
