@@ -19,7 +19,7 @@ STEPS = 60
 LONG = {"training": {"globalBatch": 2, "steps": 3000, "optimizer": {"learningRate": 1e-3}}}
 PHASES = ["Queued", "Profiling", "Planning", "Binding", "Running", "Succeeded"]
 
-pytestmark = pytest.mark.xdist_group("service")
+pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

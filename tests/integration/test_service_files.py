@@ -27,11 +27,10 @@ from tests.support.command import ended
 from tests.support.serving import PATIENCE_SECONDS, Served, served, wait_until
 
 STEPS, EVERY = 60, 20
-LONG_PATIENCE_SECONDS = 270.0
 """The first job also measures the machine."""
 LONG = {"training": {"globalBatch": 2, "steps": 3000, "optimizer": {"learningRate": 1e-3}}}
 
-pytestmark = pytest.mark.xdist_group("service")
+pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def followed(service: Served) -> list[str]:
     """What `penstock logs -f` shows of a job from its submission to its end."""
     service.submit("finished")
-    out, _ = ended(service.command.start("logs", "finished", "-f"), 0, LONG_PATIENCE_SECONDS)
+    out, _ = ended(service.command.start("logs", "finished", "-f"), 0, PATIENCE_SECONDS)
     return out.splitlines()
 
 

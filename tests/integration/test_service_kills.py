@@ -15,7 +15,7 @@ from tests.support.load_service import lone_services
 LOAD = Load(num_jobs=100, num_reports=10, period_seconds=1.0)
 NUM_KILLS = 3
 
-pytestmark = pytest.mark.xdist_group("service")
+pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

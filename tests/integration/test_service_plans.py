@@ -22,7 +22,7 @@ from tests.support.whatif import asked_for, tiny_job
 
 EXAMPLES = ROOT / "deploy" / "examples"
 
-pytestmark = pytest.mark.xdist_group("service")
+pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.support.receiver import SECRET, receiving
 from tests.support.service import Clock, new_service
 from tests.support.serving import served, wait_until
 
-pytestmark = pytest.mark.xdist_group("service")
+pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 def fill(folder: Path) -> str:

@@ -22,7 +22,7 @@ from penstock.planner.realise import program_of
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import RankStatus, read_status, status_path
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 STEPS = 120
 EVERY = 40
 LENGTH = 32

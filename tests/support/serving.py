@@ -18,7 +18,7 @@ import httpx
 
 from tests.support.command import TEXT, Command
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 400.0
 
 
 @dataclass
