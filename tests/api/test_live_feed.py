@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from penstock.api.live import feed as feeds
 from penstock.api.live.feed import Feed
-from penstock.api.live.listeners import MOST_WAITING, Filter, JobListener, ListListener, Outgoing
+from penstock.api.live.listeners import MOST_WAITING, MOST_WAITING_BYTES, Filter, JobListener, ListListener, Outgoing
 from penstock.api.live.messages import KEEP_ALIVE
 from penstock.api.service import Service
 from penstock.api.store import changes, jobs
@@ -120,6 +120,23 @@ def test_reports_are_told_at_most_once_a_second_and_the_last_is_not_lost(service
             assert step > 20
             assert len(hearing.of("job")) <= 2 + (time.monotonic() - began) / 0.9
             assert len(rows.of("job")) <= 2 + (time.monotonic() - began) / 0.9
+
+    run(scenario)
+
+
+def test_a_list_hears_at_once_of_a_row_that_was_not_told_lately(service: Service) -> None:
+    uids = [add_job(service, name).uid for name in ("first", "second")]
+
+    async def scenario() -> None:
+        async with ear(service.feed, ListListener(filter=EVERYTHING)) as rows:
+            await rows.until(2)
+            await asyncio.sleep(feeds.ROW_SECONDS)
+            for number, uid in enumerate(uids, start=1):
+                began = time.monotonic()
+                await enter(service, uid, Phase.QUEUED)
+                while not [row for row in rows.of("job") if row.data["status"]["phase"] == "Queued"][number - 1 :]:
+                    await rows.until(len(rows.of("job")) + 1)
+                assert time.monotonic() - began < 0.9
 
     run(scenario)
 
@@ -249,5 +266,19 @@ def test_what_waits_is_taken_together_and_too_much_drops() -> None:
         assert outgoing.dropped.is_set()
         assert await outgoing.take(0.01) == b"ab"
         assert await outgoing.take(0.01) is None
+
+    run(scenario)
+
+
+def test_too_many_bytes_drop_too_but_never_a_single_message() -> None:
+    async def scenario() -> None:
+        outgoing = Outgoing()
+        large = b"x" * (MOST_WAITING_BYTES + 1)
+        outgoing.put(large)
+        assert not outgoing.dropped.is_set()
+        assert await outgoing.take(0.01) == large
+        outgoing.put(b"a")
+        outgoing.put(large)
+        assert outgoing.dropped.is_set()
 
     run(scenario)

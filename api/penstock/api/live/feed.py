@@ -1,8 +1,8 @@
 """The one reader of all live streams: it reads each job that changed once, and tells everybody who listens to it.
 
 Commits of this service wake it; what another service on the same database commits is found by looking each second. It
-works while anybody listens. What happens to a job is told at once; how far it is, and the rows of lists, at most once a
-second.
+works while anybody listens. What happens to a job is told at once; how far it is, and each row of a list, at most once
+a second.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from penstock.api.store.changes import Change, Signature
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+FLUSH_SECONDS = 0.25
+"""Rows that are held back are looked at so often."""
+ROW_SECONDS = 1.0
+"""A row of a list is told at most so often."""
 GATHER_SECONDS = 0.05
 """Commits that come within this time are read together."""
 OVERLAP_SECONDS = 5.0
@@ -56,6 +60,7 @@ class Feed:
         self._known: dict[str, Signature] = {}
         self._late: set[str] = set()
         self._rows: dict[str, News] = {}
+        self._row_told_at: dict[str, float] = {}
         self.num_dropped = 0
 
     def touched(self, uids: Collection[str]) -> None:
@@ -103,7 +108,8 @@ class Feed:
         loop = asyncio.get_running_loop()
         looked_at, next_tick = self._clock(), loop.time()
         while self.num_listeners:
-            await wakener.wait(next_tick - loop.time())
+            due = min(next_tick, loop.time() + FLUSH_SECONDS) if self._rows else next_tick
+            await wakener.wait(due - loop.time())
             touched, tick = wakener.take(), loop.time() >= next_tick
             try:
                 if tick:
@@ -115,20 +121,20 @@ class Feed:
                 log.warning("live streams wait for the database: %s", error)
                 wakener.add(touched)
                 await asyncio.sleep(TICK_SECONDS)
-            if tick:
-                self._tell_lists()
+            self._tell_lists(loop.time())
             await asyncio.sleep(GATHER_SECONDS)
-        self._known, self._late, self._rows = {}, set(), {}
+        self._known, self._late, self._rows, self._row_told_at = {}, set(), {}, {}
 
     async def _found(self, since: float) -> set[str]:
         """Jobs that changed without this service's doing; what is not found again any more is forgotten."""
         found = await asyncio.to_thread(self._reader.changed_since, since)
         new = {uid for uid, signature in found.items() if self._known.get(uid) != signature}
         self._known = {uid: signature for uid, signature in self._known.items() if uid in found}
+        self._row_told_at = {uid: at for uid, at in self._row_told_at.items() if uid in found}
         return new
 
     async def _tell(self, uids: Collection[str], now: float) -> None:
-        """Read them, and tell those who listen to one of them; rows of lists wait for the next tick."""
+        """Read them, and tell those who listen to one of them; lists are told after that."""
         wanted = uids if self._of_lists else [uid for uid in uids if uid in self._of_jobs]
         if not wanted:
             return
@@ -143,8 +149,10 @@ class Feed:
             if not all(heard):
                 self._late.add(uid)
 
-    def _tell_lists(self) -> None:
-        news, self._rows = list(self._rows.values()), {}
+    def _tell_lists(self, now: float) -> None:
+        ready = [uid for uid in self._rows if now >= self._row_told_at.get(uid, -ROW_SECONDS) + ROW_SECONDS]
+        news = [self._rows.pop(uid) for uid in ready]
+        self._row_told_at.update(dict.fromkeys(ready, now))
         texts: dict[Filter, bytes] = {}
         for listener in self._of_lists:
             if listener.filter not in texts:

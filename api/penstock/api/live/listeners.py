@@ -15,7 +15,7 @@ from penstock.api.live.messages import News
 from penstock.api.store.changes import Signature
 from penstock.api.store.jobs import StoredJob
 
-MOST_WAITING = 64
+MOST_WAITING, MOST_WAITING_BYTES = 64, 2**18
 REPORT_SECONDS = 1.0
 """A job's reports are told at most so often; what happens to it is told at once."""
 
@@ -26,17 +26,20 @@ class Outgoing:
     def __init__(self, most_waiting: int = MOST_WAITING) -> None:
         self._most_waiting = most_waiting
         self._waiting: deque[bytes] = deque()
+        self._num_bytes = 0
         self._news = asyncio.Event()
         self.dropped = asyncio.Event()
         self._closed = False
 
     def put(self, message: bytes) -> None:
         """Have it sent; the client is dropped if too much waits already."""
-        if len(self._waiting) >= self._most_waiting:
+        full = len(self._waiting) >= self._most_waiting or self._num_bytes + len(message) > MOST_WAITING_BYTES
+        if self._waiting and full:
             self.dropped.set()
             self.close()
         if not self._closed:
             self._waiting.append(message)
+            self._num_bytes += len(message)
             self._news.set()
 
     def close(self) -> None:
@@ -56,6 +59,7 @@ class Outgoing:
             return None
         message = b"".join(self._waiting)
         self._waiting.clear()
+        self._num_bytes = 0
         return message
 
 
@@ -107,7 +111,7 @@ class Filter:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ListListener:
-    """Hears of every job that the filter matches, and at most once a second."""
+    """Hears of every job that the filter matches, of each at most once a second."""
 
     filter: Filter
     outgoing: Outgoing = field(default_factory=Outgoing)
