@@ -1,22 +1,52 @@
-"""Pages in a real Chromium, of a real service that runs real jobs."""
+"""Pages in a real Chromium, of a real server; what jobs do is put into its store: nothing waits for training."""
 
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
+from penstock.api.service import Service
+from penstock.api.settings import Limits
+from penstock.api.store import jobs
+from penstock.core.lifecycle import Phase
 from penstock.planner import yamltext
 from tests.support import chromium
-from tests.support.serving import Served, served, served_job
+from tests.support.filled_job import enter, report_step, run_job, running_job
+from tests.support.listening import answering
+from tests.support.service import add_job, client_of, job_manifest, new_service
 
-pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
-PATIENCE_MILLISECONDS = 240_000
-WIDTHS = (1440, 390)
+PATIENCE_MILLISECONDS = 60_000
+EXPECTED = ("ERR_CONNECTION", "ERR_INCOMPLETE", "401 (Unauthorized)", "404 (Not Found)", "422 (Unprocess", "409 (Conf")
+"""What the browser says of answers that a test asks for."""
+
+
+class Site:
+    """A service that can go away and come back on the same port."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self._port = service, 0
+        self._server: AbstractContextManager[str] | None = None
+        self.url = ""
+        self.start()
+
+    def start(self) -> None:
+        self._server = answering(self.service, self._port)
+        self.url = self._server.__enter__()
+        self._port = urlsplit(self.url).port or 0
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.__exit__(None, None, None)
+
+    def uid(self, name: str) -> str:
+        return self.service.read(lambda connection: jobs.find(connection, "default", name)).uid
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +55,13 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("pages")) as found:
-        yield found
+@pytest.fixture
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    service = new_service(tmp_path_factory.mktemp("pages"), limits=Limits())
+    found = Site(service)
+    yield found
+    found.stop()
+    service.close()
 
 
 class Faults:
@@ -40,47 +73,43 @@ class Faults:
         page.on("console", self._said)
 
     def _said(self, message: ConsoleMessage) -> None:
-        expected = ("ERR_CONNECTION", "ERR_INCOMPLETE", "401 (Unauthorized)", "404 (Not Found)", "422 (Unprocess")
-        if message.type == "error" and not any(text in message.text for text in expected):
+        if message.type == "error" and not any(text in message.text for text in EXPECTED):
             self.found.append(message.text)
 
 
 @pytest.fixture
-def page(browser: Browser, service: Served) -> Iterator[Page]:
-    """A page whose every complaint fails the test."""
-    context = browser.new_context(base_url=f"http://127.0.0.1:{service.port}", viewport={"width": 1440, "height": 900})
+def page(browser: Browser, site: Site) -> Iterator[Page]:
+    """A page of somebody who signed in; every complaint of the browser fails the test."""
+    context = browser.new_context(base_url=site.url, viewport={"width": 1440, "height": 900})
     context.set_default_timeout(PATIENCE_MILLISECONDS)
     expect.set_options(timeout=PATIENCE_MILLISECONDS)
     opened = context.new_page()
     faults = Faults(opened)
-    sign_in(opened, service)
+    sign_in(opened, site)
     yield opened
     context.close()
     assert not faults.found
 
 
-def sign_in(page: Page, service: Served) -> None:
+def sign_in(page: Page, site: Site) -> None:
     """As `penstock ui` does: a link of a minute, whose code no log sees."""
-    link = service.client.post("/v1/login-links").json()["path"]
+    link = client_of(site.service).post("/v1/login-links").json()["path"]
     page.goto(link)
-    page.wait_for_url("**/")
-    expect(page.locator(".who")).to_have_text("first (admin)")
+    expect(page.locator(".who")).to_have_text("a-admin (admin)")
 
 
-def manifest(name: str, steps: int) -> str:
-    training = {"globalBatch": 2, "steps": steps, "optimizer": {"learningRate": 1e-2}}
-    return yamltext.dump(served_job(name, training=training))
+def manifest(name: str) -> str:
+    return yamltext.dump(job_manifest(name))
 
 
-def submit(page: Page, name: str, steps: int) -> None:
+def submit(page: Page, text: str) -> None:
     page.goto("/submit")
-    page.get_by_role("textbox", name="manifest").fill(manifest(name, steps))
+    page.get_by_role("textbox", name="manifest").fill(text)
     page.get_by_role("button", name="Submit").click()
-    page.wait_for_url(f"**/jobs/default/{name}")
 
 
-def phase(page: Page, wanted: str) -> None:
-    expect(page.locator("main .phase")).to_have_text(wanted)
+def shows(page: Page, phase: str) -> None:
+    expect(page.locator("main .phase")).to_have_text(phase)
 
 
 def step(page: Page) -> int:
@@ -89,83 +118,84 @@ def step(page: Page) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_a_job_is_submitted_watched_suspended_resumed_and_deleted(page: Page) -> None:
-    submit(page, "watched", 3000)
+def test_a_job_is_submitted_watched_suspended_resumed_and_deleted(page: Page, site: Site) -> None:
+    submit(page, manifest("watched"))
+    page.wait_for_url("**/jobs/default/watched")
     expect(page.locator("#connection")).to_have_text("live")
-    phase(page, "Running")
-    expect(page.locator(".progress b")).to_be_visible()
+    service, uid = site.service, site.uid("watched")
+    run_job(service, uid, steps=6)
+    shows(page, "Running")
     expect(page.locator("[data-figure=loss] .main-svg").first).to_be_visible()
     expect(page.locator("#plan svg").first).to_be_visible()
-    before = step(page)
-    page.wait_for_function(
-        "before => (document.querySelector('.progress progress')?.value ?? 0) > before", arg=before
-    )  # nobody asked for the page again
+    assert step(page) == 7
+    report_step(service, uid, 9)
+    expect(page.locator(".progress b")).to_have_text("Step 9 of 10")  # nobody asked for the page again
     page.get_by_role("button", name="Suspend").click()
-    phase(page, "Suspended")
-    suspended_at = step(page)
-    assert suspended_at < 3000
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    enter(service, uid, Phase.SUSPENDED)
+    shows(page, "Suspended")
     page.get_by_role("button", name="Resume").click()
-    phase(page, "Running")
-    page.wait_for_function(
-        "before => (document.querySelector('.progress progress')?.value ?? 0) > before", arg=suspended_at
-    )
+    expect(page.get_by_role("button", name="Suspend")).to_be_visible()
+    enter(service, uid, Phase.QUEUED)
+    shows(page, "Queued")
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Delete").click()
-    page.wait_for_url("**/")
+    page.wait_for_url(site.url + "/")
+    service.write(uid, lambda connection: jobs.mark_deleted(connection, uid, service.clock()))
     expect(page.get_by_role("link", name="watched")).to_have_count(0)
 
 
-def test_a_lost_connection_is_shown_and_comes_back(page: Page, service: Served) -> None:
-    submit(page, "outlives", 3000)
-    phase(page, "Running")
-    service.end(signal.SIGKILL)
-    expect(page.locator("#connection")).to_have_text("connection lost, trying again")
-    service.start()
+def test_a_lost_connection_is_shown_and_comes_back(page: Page, site: Site) -> None:
+    uid = running_job(site.service, "outlives").uid
+    page.goto("/jobs/default/outlives")
     expect(page.locator("#connection")).to_have_text("live")
-    before = step(page)
-    page.wait_for_function("before => (document.querySelector('.progress progress')?.value ?? 0) > before", arg=before)
-    service.client.delete("/v1/jobs/default/outlives")
+    site.stop()
+    expect(page.locator("#connection")).to_have_text("connection lost, trying again")
+    report_step(site.service, uid, 10)
+    site.start()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator(".progress b")).to_have_text("Step 10 of 10")
 
 
 def test_a_mistake_is_shown_with_its_place_and_remedy(page: Page) -> None:
-    page.goto("/submit")
-    box = page.get_by_role("textbox", name="manifest")
-    box.fill(manifest("wrong", 3).replace("kvHeads: 1", "kvHeads: 3"))
-    page.get_by_role("button", name="Submit").click()
+    submit(page, manifest("wrong").replace("kvHeads: 1", "kvHeads: 3"))
     expect(page.get_by_role("alert")).to_contain_text("spec.model")
-    assert "kvHeads: 3" in box.input_value(), "what was written stays"
+    assert "kvHeads: 3" in page.get_by_role("textbox", name="manifest").input_value(), "what was written stays"
 
 
-def test_a_failed_job_says_why_on_top(page: Page, service: Served) -> None:
-    service.submit("hopeless", resources={"ranks": 2, "memoryPerRank": "300Mi"})
+def test_a_failed_job_says_why_on_top_and_is_retried(page: Page, site: Site) -> None:
+    uid = running_job(site.service, "hopeless").uid
+    enter(site.service, uid, Phase.FAILED, "rank 1: out of memory\n  remedy: pin fewer layers")
     page.goto("/jobs/default/hopeless")
-    phase(page, "Failed")
-    expect(page.locator(".failure strong")).to_be_visible()
+    expect(page.locator(".failure strong")).to_have_text("rank 1: out of memory")
     page.get_by_role("button", name="Retry").click()
-    page.wait_for_url("**/jobs/default/hopeless-*")
+    page.wait_for_url("**/jobs/default/hopeless-2")
+    shows(page, "Pending")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_fits_its_window_and_serves_the_keyboard(
-    page: Page, service: Served, width: int, scheme: str
-) -> None:
+def test_jobs_are_marked_in_the_list_and_compared(page: Page, site: Site) -> None:
+    for name in ("first", "second"):
+        running_job(site.service, name)
+    page.goto("/")
+    for name in ("first", "second"):
+        page.get_by_role("checkbox", name=name).check()
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url("**/compare?**")
+    expect(page.get_by_role("heading", name="Comparison")).to_be_visible()
+    expect(page.locator("[data-figure=loss] .main-svg").first).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_page_fits_its_window_and_serves_the_keyboard(page: Page, site: Site, width: int) -> None:
+    running_job(site.service)
+    add_job(site.service, "waiting")
     page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    paths = ["/", "/submit", "/jobs/default/hopeless", "/compare?job=default/hopeless&job=default/outlives"]
-    for path in [*paths, "/jobs/default/none"]:
+    digest = client_of(site.service).get("/v1/profiles").json()["items"][0]["digest"]
+    paths = ["/", "/submit", "/jobs/default/tiny", "/jobs/default/waiting", "/jobs/default/none", "/profiles"]
+    for path in [*paths, "/compare?job=default/tiny&job=default/waiting", "/whatif", f"/profiles/{digest}"]:
+        page.emulate_media(color_scheme="dark" if len(path) % 2 else "light")
         page.goto(path)
         room, needed = page.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollWidth]")
         assert needed <= room, path
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.className") in ("skip", ""), path
-
-
-def test_jobs_are_marked_in_the_list_and_compared(page: Page, service: Served) -> None:
-    page.goto("/")
-    for name in ("hopeless", "outlives"):
-        if page.get_by_role("checkbox", name=name).count():
-            page.get_by_role("checkbox", name=name).check()
-    page.get_by_role("button", name="Compare").click()
-    page.wait_for_url("**/compare?**")
-    expect(page.get_by_role("heading", name="Comparison")).to_be_visible()
+        assert page.evaluate("document.activeElement.className") == "skip", path

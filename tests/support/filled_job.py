@@ -27,7 +27,11 @@ def enter(service: Service, uid: str, phase: Phase, message: str = "") -> Stored
 
 def running_job(service: Service, name: str = "tiny", steps: int = 8, line: str = "compiled") -> StoredJob:
     """A job in phase Running that reported so many steps."""
-    uid = add_job(service, name).uid
+    return run_job(service, add_job(service, name).uid, steps, line)
+
+
+def run_job(service: Service, uid: str, steps: int = 8, line: str = "compiled") -> StoredJob:
+    """The same of a job that was only submitted."""
     for phase in PHASES:
         enter(service, uid, phase)
     report = sample_report()
@@ -52,3 +56,9 @@ def running_job(service: Service, name: str = "tiny", steps: int = 8, line: str 
 
     service.write(uid, fill)
     return service.read(lambda connection: jobs.get(connection, uid))
+
+
+def report_step(service: Service, uid: str, step: int) -> None:
+    """One step more."""
+    told = jobs.Reported(attempt=0, step=step, loss=3.0, step_seconds=0.5, reported_at=service.clock())
+    service.write(uid, lambda connection: jobs.report(connection, [(uid, told)]))

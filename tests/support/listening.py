@@ -49,10 +49,11 @@ def parse(lines: Iterable[str]) -> Iterator[Heard]:
 
 
 @contextmanager
-def answering(service: Service) -> Iterator[str]:
-    """The URL of a real server of the service, which runs in a thread during the block."""
+def answering(service: Service, port: int = 0) -> Iterator[str]:
+    """The URL of a real server of the service, which runs in a thread during the block; on a free port unless named."""
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
         listening.listen()  # who comes before the server is up waits
         server = Server(service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

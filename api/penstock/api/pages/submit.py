@@ -28,7 +28,7 @@ def submit_page() -> Page:
     """A manifest to edit and to hand over."""
     form = element(
         "form",
-        element("textarea", EXAMPLE, name="manifest", spellcheck="false", aria_label="manifest", autofocus=""),
+        element("textarea", EXAMPLE, name="manifest", spellcheck="false", aria_label="manifest"),
         element("p", element("button", "Submit", class_="strong")),
         data_call="/v1/jobs",
     )
