@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,12 @@ POOL_RANKS = 16
 
 settings.register_profile("penstock", deadline=None)  # a busy machine is no failure
 settings.load_profile("penstock")
+
+
+def pytest_configure() -> None:
+    """A shell has what it runs in the background ignore SIGINT, and so would all that is started here."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Pools:
