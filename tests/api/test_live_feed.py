@@ -94,10 +94,11 @@ def test_what_another_service_commits_is_heard(service: Service, other: Service)
         listener = JobListener(uid=uid, last_event=0)
         async with ear(service.feed, listener) as hearing, ear(service.feed, ListListener(filter=EVERYTHING)) as rows:
             await hearing.until(1)
+            await rows.until(1)
             await enter(other, uid, Phase.QUEUED)
             *_, heard = await hearing.until(2)
             assert heard.data["status"]["phase"] == "Queued"
-            *_, row = await rows.until(1)
+            *_, row = await rows.until(2)
             assert row.data == heard.data
 
     run(scenario)
