@@ -18,7 +18,7 @@ import torch.distributed as dist
 from penstock.core.profile import Profile
 from penstock.trainer.together import gather
 
-MOST_DRIFT = 0.05
+MOST_DRIFT = 0.03
 PATIENCE_SECONDS = 20.0
 KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 9
 LOOK_SECONDS = 5.0
