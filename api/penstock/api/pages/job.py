@@ -12,6 +12,7 @@ from penstock.api.pages.job_data import JobData
 from penstock.api.pages.job_files import JobFiles, checkpoints_section, files_section
 from penstock.api.pages.shell import Page
 from penstock.api.store.jobs import StoredJob
+from penstock.core.job import JobSpec
 from penstock.core.lifecycle import Phase
 from penstock.core.units import format_age, format_seconds
 from penstock.view.axis import utc
@@ -47,7 +48,7 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
     ]
     body = join(
         (
-            _head(job, identity),
+            _head(job, data.spec, identity),
             element("div", id="problem", class_="card", role="alert", hidden="", data_keep=""),
             _failure(job),
             _progress(job, now),
@@ -72,22 +73,23 @@ def _sections(report: ReportData) -> list[Section]:
     return [loss, *(section for section in drawn if not section.is_missing)]
 
 
-def _head(job: StoredJob, identity: Identity) -> Markup:
+def _head(job: StoredJob, spec: JobSpec, identity: Identity) -> Markup:
     title = element("h1", job.name)
-    actions = element("div", *_actions(job), class_="actions") if identity.may(Role.EDITOR, job.namespace) else Markup()
+    actions = (
+        element("div", *_actions(job, spec), class_="actions") if identity.may(Role.EDITOR, job.namespace) else Markup()
+    )
     words = [f"{job.namespace}, submitted by {job.created_by}, {utc(job.created_at)}"]
     if job.attempt > 1:
         words.append(f"attempt {job.attempt}")
     if job.deleted_at is not None:
         words.append("deleted")
     head = element("div", title, phase_badge(job.phase.value), actions, class_="head")
-    model = element("p", job_text(job), class_="lead")
+    model = element("p", job_text(spec), class_="lead")
     return join((head, element("p", " · ".join(words), class_="under"), model))
 
 
-def job_text(job: StoredJob) -> str:
+def job_text(spec: JobSpec) -> str:
     """The job in a sentence."""
-    spec = job.job.spec
     model = spec.model
     return (
         f"A {model.family.value} of {model.layers} layers, width {model.hidden:,}, on {spec.resources.ranks} ranks: "
@@ -96,14 +98,13 @@ def job_text(job: StoredJob) -> str:
     )
 
 
-def _actions(job: StoredJob) -> list[Markup]:
+def _actions(job: StoredJob, spec: JobSpec) -> list[Markup]:
     place = f"/v1/jobs/{job.namespace}/{job.name}"
     if job.deleted_at is not None:
         return []
     found = []
     if not job.phase.terminal:
-        wished = job.job.spec.run_policy.suspend
-        verb = ("Resume", "resume") if wished else ("Suspend", "suspend")
+        verb = ("Resume", "resume") if spec.run_policy.suspend else ("Suspend", "suspend")
         found.append(element("button", verb[0], data_call=f"{place}/{verb[1]}"))
     else:
         found.append(element("button", "Retry", data_call=f"{place}/retry", data_next="job"))

@@ -13,6 +13,7 @@ from penstock.api.store import jobs, plans, profiles, records, series
 from penstock.api.store.jobs import StoredJob
 from penstock.api.store.records import LinesQuery
 from penstock.api.store.series import ALL_RANKS, ChartPoint
+from penstock.core.job import JobSpec
 from penstock.core.records import StepMetrics
 from penstock.core.timeline import Timeline
 from penstock.planner.comparison import rank_memory
@@ -28,6 +29,7 @@ class JobData:
     """Events and log lines oldest first; ``report`` holds what drawings and charts are made from."""
 
     stored: StoredJob
+    spec: JobSpec
     report: ReportData
     events: Sequence[Row[Any]]
     lines: Sequence[Row[Any]]
@@ -36,7 +38,7 @@ class JobData:
 def read_job(connection: Connection, namespace: str, name: str) -> JobData:
     """The live or latest job of that name; raises `NoSuchJobError`."""
     stored = jobs.find(connection, namespace, name)
-    uid = stored.uid
+    uid, spec = stored.uid, stored.job.spec
     newest = plans.newest_plan(connection, uid)
     profile = profiles.find(connection, newest.profile_digest) if newest and newest.profile_digest else None
     found = records.timeline(connection, uid, None)
@@ -44,6 +46,7 @@ def read_job(connection: Connection, namespace: str, name: str) -> JobData:
     lines, _ = records.lines(connection, uid, LinesQuery(limit=MOST_LINES, tail=True))
     return JobData(
         stored=stored,
+        spec=spec,
         report=ReportData(
             job=stored.name,
             phase=stored.phase.value,
@@ -54,7 +57,7 @@ def read_job(connection: Connection, namespace: str, name: str) -> JobData:
             predicted=plans.predicted(connection, newest.digest) if newest else None,
             measured=measured,
             memory=rank_memory(newest, profile.memory.constant_bytes, measured) if newest and profile else (),
-            memory_limit_bytes=stored.job.spec.resources.memory_per_rank,
+            memory_limit_bytes=spec.resources.memory_per_rank,
         ),
         events=jobs.history(connection, uid, max(0, stored.last_event - MOST_EVENTS)),
         lines=sorted(lines, key=lambda row: (row.at, row.rank, row.number)),

@@ -96,7 +96,7 @@ def path_of(job: StoredJob) -> str:
 
 
 def _nothing(query: Query) -> Markup:
-    if query.name or query.phases or query.labels:
+    if query.name or query.phases:
         words = element("p", "No job is like that. ", element("a", "Show all", href="/"))
     else:
         words = Markup(
