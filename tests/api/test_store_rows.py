@@ -18,12 +18,12 @@ def passing_over(dialect: str) -> Insert:
 
 @pytest.mark.parametrize("count", [0, 1, 2, MOST_ROWS - 1, MOST_ROWS, MOST_ROWS + 1, 3 * MOST_ROWS + 5])
 def test_any_number_of_rows(service: Service, count: int) -> None:
-    rows = [(f"{number:064}", bytes([number % 256]), number / 7) for number in range(count)]
+    rows = [(f"{number:064}", bytes([number % 256]), b"timeline", number / 7) for number in range(count)]
 
     def twice(connection: Connection) -> None:
         put(connection, passing_over, rows)
-        put(connection, passing_over, [(digest, b"other", at) for digest, _, at in rows])
+        put(connection, passing_over, [(digest, b"other", None, at) for digest, _, _, at in rows])
 
     service.write("plans", twice)
     found = service.read(lambda c: c.execute(select(plans).order_by(plans.c.digest)).all())
-    assert [(row.digest, bytes(row.body), row.created_at) for row in found] == rows
+    assert [(row.digest, bytes(row.body), bytes(row.timeline), row.created_at) for row in found] == rows
