@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import sys
@@ -17,7 +16,6 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,13 @@ from typing import Any
 from benchmarks.support import write_results
 
 from tests.support import postgres
-from tests.support.load import STEPS, Load, Target, bodies, kept, prepare
+from tests.support.away import Shared, away
+from tests.support.load import STEPS, Load, Target, kept, prepare
 from tests.support.load_listening import Heard, listen, paths
 from tests.support.load_sending import Sent, send
 from tests.support.load_service import LoneService, lone_services
 
 NUM_JOB_STREAMS, NUM_LIST_STREAMS = 450, 50
-CONNECTING_SECONDS = 20.0
 AFTERWARDS_SECONDS = 3.0
 SECONDS = 120.0
 KINDS = ("sqlite", "postgresql")
@@ -60,20 +58,20 @@ def measure(kind: str, load: Load) -> dict[str, Any]:
 def put_under(load: Load, target: Target, services: Sequence[LoneService]) -> dict[str, Any]:
     """Send and listen, each from a process of its own, and look at the services meanwhile."""
     ports = [service.port for service in services]
-    written = list(bodies(load))
     wanted = paths(load.num_jobs, NUM_JOB_STREAMS, NUM_LIST_STREAMS)
-    start = time.monotonic() + CONNECTING_SECONDS
-    until = start + load.seconds + AFTERWARDS_SECONDS
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        sending = pool.submit(send, load, ports, target.ingest, written, start)
-        hearing = pool.submit(listen, wanted, ports, target.viewer, until, True)
-        time.sleep(max(start - time.monotonic(), 0))
-        begun = [service.processor_seconds() for service in services]
-        busy = busy_seconds()
-        time.sleep(max(start + load.seconds - time.monotonic(), 0))
-        took = [service.processor_seconds() - before for service, before in zip(services, begun, strict=True)]
-        busy = busy_seconds() - busy
-        sent, heard = sending.result(), hearing.result()
+    shared = Shared()
+    with away(listen, shared, wanted, ports, target.viewer, True) as hearing:
+        assert shared.reached("listening", 1, hearing), hearing.result()
+        with away(send, shared, load, ports, target.ingest) as sending:
+            assert shared.reached("sending", 1, sending), sending.result()
+            begun = [service.processor_seconds() for service in services]
+            busy = busy_seconds()
+            time.sleep(load.seconds)
+            took = [service.processor_seconds() - before for service, before in zip(services, begun, strict=True)]
+            busy = busy_seconds() - busy
+            sent = sending.result()
+        shared["end"] = time.monotonic() + AFTERWARDS_SECONDS
+        heard = hearing.result()
         peak = max(service.memory_bytes("VmHWM") for service in services)
     latencies = [1000 * (each.ended - each.began) for each in sent.sent]
     late = [1000 * each.late for each in sent.sent]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from tests.support.load import Kept, Load, Target, bodies, kept
+from tests.support.away import Shared, away
+from tests.support.load import Kept, Load, Target, kept
 from tests.support.load_sending import Sending, send
 from tests.support.load_service import LoneService
 
-CONNECTING_SECONDS = 8.0
+LATEST_SHARE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,23 +25,21 @@ class Survived:
 
 
 def kill_under(load: Load, target: Target, services: Sequence[LoneService], num_kills: int, seed: int) -> Survived:
-    """Put the services under the load, and kill one of them so many times while it lasts."""
-    moments = random.Random(seed)
-    written = list(bodies(load))
-    start = time.monotonic() + CONNECTING_SECONDS
-    ports = [service.port for service in services]
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        sending = pool.submit(send, load, ports, target.ingest, written, start)
-        time.sleep(max(start - time.monotonic(), 0))
-        for number in range(num_kills):
-            due = start + load.seconds * (number + moments.random()) / num_kills
-            time.sleep(max(due - time.monotonic(), 0))
-            if sending.done():
+    """Put the services under the load, and kill one of them so many times while it lasts.
+
+    A moment is when so many reports were acknowledged, so that no machine is too slow to come to it.
+    """
+    random_ = random.Random(seed)
+    total = load.num_jobs * load.num_reports
+    moments = sorted(random_.randrange(1, int(LATEST_SHARE * total)) for _ in range(num_kills))
+    killed = 0
+    shared = Shared()
+    with away(send, shared, load, [service.port for service in services], target.ingest) as sent:
+        for moment in moments:
+            if not shared.reached("acknowledged", moment, sent):
                 break
-            service = services[number % len(services)]
+            service = services[killed % len(services)]
             service.end(signal.SIGKILL)
             service.start()
-        else:
-            number = num_kills
-        sent = sending.result()
-    return Survived(sending=sent, num_kills=number, kept=kept(load, target))
+            killed += 1
+    return Survived(sending=sent.result(), num_kills=killed, kept=kept(load, target))

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tests.support.away import Shared
 from tests.support.load import NUM_TEAMS
 
 ROW = re.compile(rb'"uid":"[-0-9]{24}(\d{12})".*?"progress":\{"step":(\d+)')
 AT_ONCE = 50
+LOOK_SECONDS = 0.1
 CHUNK_BYTES = 2**16
 DROPPED_WITHIN_SECONDS = 5.0
 
@@ -48,12 +50,15 @@ def paths(num_jobs: int, num_of_jobs: int, num_of_lists: int) -> list[str]:
     return of_jobs + of_lists
 
 
-def listen(wanted: Sequence[str], ports: Sequence[int], token: str, until: float, slow: bool) -> Hearing:
-    """Hear these streams until then; they are spread over the services. For a process of its own."""
-    return asyncio.run(_listen(wanted, ports, token, until, slow))
+def listen(shared: Shared, wanted: Sequence[str], ports: Sequence[int], token: str, slow: bool) -> Hearing:
+    """Hear these streams, which are spread over the services.
+
+    For a process of its own: sets ``listening`` once all streams are open, and hears them until the moment ``end``.
+    """
+    return asyncio.run(_listen(shared, wanted, ports, token, slow))
 
 
-async def _listen(wanted: Sequence[str], ports: Sequence[int], token: str, until: float, slow: bool) -> Hearing:
+async def _listen(shared: Shared, wanted: Sequence[str], ports: Sequence[int], token: str, slow: bool) -> Hearing:
     loop = asyncio.get_running_loop()
     gate = asyncio.Semaphore(AT_ONCE)
 
@@ -66,7 +71,9 @@ async def _listen(wanted: Sequence[str], ports: Sequence[int], token: str, until
     deaf = _deaf("/v1/events", ports[0], token) if slow else None
     ears = await asyncio.gather(*(opened(number, path) for number, path in enumerate(wanted)))
     before = _processor_seconds()
-    await asyncio.sleep(until - time.monotonic())
+    shared["listening"] = 1
+    while not 0 < shared["end"] <= time.monotonic():
+        await asyncio.sleep(LOOK_SECONDS)
     taken = _processor_seconds() - before
     ended = sum(ear.ended for ear in ears)
     slow_bytes, slow_dropped = await asyncio.to_thread(_drain, deaf) if deaf else (0, False)

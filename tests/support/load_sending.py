@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tests.support.load import Load
+from tests.support.away import Shared
+from tests.support.load import Load, bodies
 
 AGAIN_SECONDS = 0.2
 AT_ONCE = 50
@@ -35,12 +36,15 @@ class Sending:
     processor_seconds: float
 
 
-def send(load: Load, ports: Sequence[int], token: str, bodies: list[list[bytes]], start: float) -> Sending:
-    """Send the load from ``start`` on; a job keeps to one of the services. For a process of its own."""
-    return asyncio.run(_send(load, ports, token, bodies, start))
+def send(shared: Shared, load: Load, ports: Sequence[int], token: str) -> Sending:
+    """Open a connection for each job, and then send the load; a job keeps to one of the services.
+
+    For a process of its own: sets ``sending`` once all are open, and counts what was ``acknowledged``.
+    """
+    return asyncio.run(_send(shared, load, ports, token, list(bodies(load))))
 
 
-async def _send(load: Load, ports: Sequence[int], token: str, bodies: list[list[bytes]], start: float) -> Sending:
+async def _send(shared: Shared, load: Load, ports: Sequence[int], token: str, bodies: list[list[bytes]]) -> Sending:
     gate = asyncio.Semaphore(AT_ONCE)
     senders = [_Sender(ports[job % len(ports)], token) for job in range(load.num_jobs)]
 
@@ -49,7 +53,8 @@ async def _send(load: Load, ports: Sequence[int], token: str, bodies: list[list[
             await sender.open()
 
     await asyncio.gather(*map(opened, senders))
-    assert time.monotonic() < start, "the connections were not open in time"
+    shared["sending"] = 1
+    start = time.monotonic()
     before = _processor_seconds()
 
     async def of_job(job: int) -> list[Sent]:
@@ -59,6 +64,7 @@ async def _send(load: Load, ports: Sequence[int], token: str, bodies: list[list[
             await asyncio.sleep(due - time.monotonic())
             began = time.monotonic()
             tries = await senders[job].deliver(bodies[report][job])
+            shared["acknowledged"] += 1
             found.append(Sent(job, report, began - due, began, time.monotonic(), tries))
         return found
 
