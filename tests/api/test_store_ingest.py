@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select, update
 
 from penstock.api.service import Service
-from penstock.api.store import ingest, series
+from penstock.api.store import ingest, lines, series
 from penstock.api.store.ingest import Batch, StaleAttemptError
 from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
 from penstock.api.store.schema import jobs, log_lines, points, rollups
@@ -159,7 +159,7 @@ def test_lines_are_numbered_by_rank(service: Service) -> None:
 
 
 def test_the_newest_lines_of_each_rank_are_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "MOST_LINES", 3)
+    monkeypatch.setattr(lines, "MOST_LINES", 3)
     job = begun(service)
     take(service, log_records(job.uid, [0, 1]))
     for start in range(2, 12, 2):

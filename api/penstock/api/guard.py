@@ -67,10 +67,11 @@ class _Body:
     async def __call__(self) -> Message:
         if self._complete:
             return await self._receive()  # what follows the body is the news that the client left
-        now = asyncio.get_running_loop().time()
-        self._end = self._end or now + self._seconds
+        if self._end is None:
+            self._end = asyncio.get_running_loop().time() + self._seconds
         try:
-            message = await asyncio.wait_for(self._receive(), max(self._end - now, 0.001))
+            async with asyncio.timeout_at(self._end):
+                message = await self._receive()
         except TimeoutError:
             detail = f"the body did not arrive within {self._seconds:.0f} s"
             raise Problem(kind="timeout", detail=detail, remedy="send it faster, or in parts") from None

@@ -9,24 +9,23 @@ Batches that come at about the same time are kept together: a statement costs mo
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Delete, Insert, bindparam, delete, func, insert, select
+from sqlalchemy import BindParameter, Connection, Insert, Select, select
 
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
-from penstock.api.store.schema import jobs, log_lines, sources, timelines
+from penstock.api.store.lines import Line, add_lines
+from penstock.api.store.rows import ask, put
+from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.records import NO_RANK, Record, StepMetrics
 
 SERIES = tuple(field.name for field in fields(StepMetrics) if field.name not in ("step", "attempt"))
-MOST_LINES = 2_000
-"""Of each rank of a job; the rest stays in files."""
-MOST_LINE_CHARACTERS, MOST_LEVEL_CHARACTERS = 8_192, 15
 LARGEST_RANK = 2**31 - 1
 
 
@@ -78,8 +77,9 @@ def take(connection: Connection, batches: Sequence[Batch]) -> list[int | Penstoc
     NoSuchJobError: the uid is unknown.
     StaleAttemptError: another attempt has followed.
     """
-    attempts = _locked(connection, sorted({batch.uid for batch in batches}))
-    taken = _taken(connection, batches)
+    uids = sorted({batch.uid for batch in batches})
+    attempts = _locked(connection, uids)
+    taken = _taken(connection, uids)
     outcomes: list[int | PenstockError] = []
     fresh: list[Batch] = []
     for batch in batches:
@@ -106,46 +106,35 @@ def _refusal(batch: Batch, current: int | None) -> PenstockError | None:
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
     """The current attempts. Who takes records of a job holds its row, so nobody else raises its sources."""
-    chosen = select(jobs.c.uid, jobs.c.attempt).where(jobs.c.uid.in_(uids)).order_by(jobs.c.uid)
-    return {row.uid: row.attempt for row in connection.execute(chosen.with_for_update())}
+    return dict(ask(connection, _lock, uids))
 
 
-def _taken(connection: Connection, batches: Sequence[Batch]) -> dict[tuple[str, int, str], int]:
+def _lock(uids: Sequence[BindParameter[str]]) -> Select[Any]:
+    chosen = select(jobs.c.uid, jobs.c.attempt).where(jobs.c.uid.in_(uids))
+    return chosen.order_by(jobs.c.uid).with_for_update()
+
+
+def _taken(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, int, str], int]:
     """The highest sequence taken before, of each source."""
-    mine = (
-        sources.c.uid.in_({batch.uid for batch in batches}),
-        sources.c.source.in_({each.source for each in batches}),
-    )
-    rows = connection.execute(select(sources).where(*mine))
+    rows = ask(connection, _of_jobs, uids)
     return {(uid, attempt, source): sequence for uid, attempt, source, sequence in rows}
+
+
+def _of_jobs(uids: Sequence[BindParameter[str]]) -> Select[Any]:
+    return select(sources).where(sources.c.uid.in_(uids))
 
 
 def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
     """Each kind of record of all batches by one statement."""
-    dialect = connection.dialect.name
-    _execute(connection, _raise_sequence(dialect), map(_sequence_row, fresh))
+    last = {batch.key: batch.records[-1].sequence for batch in fresh}
+    put(connection, _raise_sequence, [(*key, last[key]) for key in sorted(last)])
     points: dict[tuple[str, int], list[Point]] = {}
     for batch in fresh:
         points.setdefault((batch.uid, batch.attempt), []).extend(_points(batch))
     add_points(connection, points, max(batch.received_at for batch in fresh))
     report(connection, [(batch.uid, told) for batch in fresh if (told := _reported(batch)) is not None])
-    _execute(connection, _keep_timelines(dialect), (row for batch in fresh for row in _timeline_rows(batch)))
-    _keep_lines(connection, [row for batch in fresh for row in _line_rows(batch)])
-
-
-def _execute(connection: Connection, statement: Insert | Delete, rows: Iterable[dict[str, Any]]) -> None:
-    listed = list(rows)
-    if listed:
-        connection.execute(statement, listed)
-
-
-def _sequence_row(batch: Batch) -> dict[str, Any]:
-    return {
-        "uid": batch.uid,
-        "attempt": batch.attempt,
-        "source": batch.source,
-        "sequence": batch.records[-1].sequence,
-    }
+    put(connection, _keep_timelines, [row for batch in fresh for row in _timeline_rows(batch)])
+    add_lines(connection, [line for batch in fresh for line in _lines(batch)])
 
 
 @functools.cache
@@ -182,10 +171,9 @@ def _reported(batch: Batch) -> Reported | None:
     )
 
 
-def _timeline_rows(batch: Batch) -> Iterator[dict[str, Any]]:
+def _timeline_rows(batch: Batch) -> Iterator[tuple[str, int, int, bytes]]:
     for timeline in (record.timeline for record in batch.records if record.timeline is not None):
-        body = pack(timeline.to_manifest())
-        yield {"uid": batch.uid, "attempt": batch.attempt, "step": timeline.step or 0, "body": body}
+        yield batch.uid, batch.attempt, timeline.step or 0, pack(timeline.to_manifest())
 
 
 @functools.cache
@@ -194,44 +182,14 @@ def _keep_timelines(dialect: str) -> Insert:
     return keeping
 
 
-def _keep_lines(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Lines are numbered on by rank, across attempts; the newest of each rank are kept."""
-    _execute(connection, _NUMBER_LINES, rows)
-    ranks = {(row["of"], row["by"]) for row in rows}
-    _execute(connection, _FORGET_LINES, ({"of": of, "by": by, "most": MOST_LINES} for of, by in ranks))
-
-
-def _line_rows(batch: Batch) -> Iterator[dict[str, Any]]:
+def _lines(batch: Batch) -> Iterator[Line]:
     for record in batch.records:
         if record.log is not None:
-            yield {
-                "of": batch.uid,
-                "by": record.log.rank,
-                "attempt": batch.attempt,
-                "at": record.recorded_at,
-                "level": _text(record.log.level, MOST_LEVEL_CHARACTERS),
-                "message": _text(record.log.message, MOST_LINE_CHARACTERS),
-            }
-
-
-def _text(value: str, most: int) -> str:
-    """As PostgreSQL takes it: no NUL, and no longer than there is room for."""
-    return value[:most].replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-_OF, _BY = bindparam("of", type_=log_lines.c.uid.type), bindparam("by", type_=log_lines.c.rank.type)
-_LAST_LINE = select(func.max(log_lines.c.number)).where(log_lines.c.uid == _OF, log_lines.c.rank == _BY)
-_NUMBER_LINES = insert(log_lines).values(
-    uid=_OF,
-    rank=_BY,
-    number=func.coalesce(_LAST_LINE.scalar_subquery(), 0) + 1,
-    attempt=bindparam("attempt"),
-    at=bindparam("at"),
-    level=bindparam("level"),
-    message=bindparam("message"),
-)
-_FORGET_LINES = delete(log_lines).where(
-    log_lines.c.uid == _OF,
-    log_lines.c.rank == _BY,
-    log_lines.c.number <= _LAST_LINE.scalar_subquery() - bindparam("most"),
-)
+            yield Line(
+                uid=batch.uid,
+                rank=record.log.rank,
+                attempt=batch.attempt,
+                at=record.recorded_at,
+                level=record.log.level,
+                message=record.log.message,
+            )

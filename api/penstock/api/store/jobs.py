@@ -9,7 +9,7 @@ import base64
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -30,12 +30,15 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from penstock.api.store.engine import upsert
+from penstock.api.store.rows import put
 from penstock.api.store.schema import events, job_labels, jobs, progress
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, enter
 
 MOST_PER_PAGE = 500
+KEPT_OF_REPORTS = ("loss", "step_seconds", "last_checkpoint")
+"""What an attempt need not tell each time."""
 
 
 class NoSuchJobError(PenstockError):
@@ -94,14 +97,14 @@ class StoredJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """The newest report of a job's ranks."""
+    """The newest report of a job's ranks; fields in the order of the table's columns."""
 
     attempt: int
     step: int
-    reported_at: float
     loss: float | None = None
     step_seconds: float | None = None
     last_checkpoint: int | None = None
+    reported_at: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -348,9 +351,17 @@ def report(connection: Connection, told: Iterable[tuple[str, Reported]]) -> None
 
     What an attempt does not tell stays as it told it before; nothing stays of another attempt.
     """
-    rows = [{"uid": uid, **asdict(reported)} for uid, reported in told]
-    if rows:
-        connection.execute(_report(connection.dialect.name), rows)
+    newest: dict[str, Reported] = {}
+    for uid, reported in told:
+        newest[uid] = _after_report(newest.get(uid), reported)
+    put(connection, _report, [(uid, *astuple(newest[uid])) for uid in sorted(newest)])
+
+
+def _after_report(before: Reported | None, new: Reported) -> Reported:
+    if before is None or before.attempt != new.attempt:
+        return new
+    kept = {name: getattr(before, name) for name in KEPT_OF_REPORTS if getattr(new, name) is None}
+    return replace(new, **kept) if kept else new
 
 
 @functools.cache
@@ -358,9 +369,7 @@ def _report(dialect: str) -> Insert:
     telling = upsert(dialect, progress)
     new, old = telling.excluded, progress.c
     same = old.attempt == new.attempt
-    kept = {
-        name: func.coalesce(new[name], case((same, old[name]))) for name in ("loss", "step_seconds", "last_checkpoint")
-    }
+    kept = {name: func.coalesce(new[name], case((same, old[name]))) for name in KEPT_OF_REPORTS}
     always = {name: new[name] for name in ("attempt", "step", "reported_at")}
     reporting: Insert = telling.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always})
     return reporting

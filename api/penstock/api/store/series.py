@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
+from sqlalchemy import BindParameter, Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
 
 from penstock.api.store.engine import upsert
-from penstock.api.store.rows import put
+from penstock.api.store.rows import ask, put
 from penstock.api.store.schema import points, rollups, series
 
 ROLLUP_STEPS = (16, 256)
@@ -80,9 +80,11 @@ def _ids(connection: Connection, wanted: set[tuple[str, str, int]]) -> dict[tupl
 
 
 def _known_ids(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, str, int], int]:
-    columns = (series.c.uid, series.c.name, series.c.rank, series.c.id)
-    rows = connection.execute(select(*columns).where(series.c.uid.in_(uids)))
-    return {(uid, name, rank): number for uid, name, rank, number in rows}
+    return {(uid, name, rank): number for uid, name, rank, number in ask(connection, _of_jobs, uids)}
+
+
+def _of_jobs(uids: Sequence[BindParameter[str]]) -> Select[Any]:
+    return select(series.c.uid, series.c.name, series.c.rank, series.c.id).where(series.c.uid.in_(uids))
 
 
 def _rolled_up(rows: Sequence[_Row], steps: int, now: float) -> Iterator[tuple[Any, ...]]:

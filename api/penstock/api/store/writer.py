@@ -1,8 +1,9 @@
 """The one writer: changes asked for at about the same time share a transaction, and so a sync of the disk.
 
-A change is a function of a connection. It runs inside a savepoint, so one that fails takes nothing else with it, and
-its future is resolved only after the commit. It may run more than once (when the database gives up a transaction in a
-conflict with another service), and must therefore depend on nothing but what it reads from the connection.
+A change is a function of a connection, and its future is resolved only after the commit. One that fails takes nothing
+else with it: the transaction is done again, with a savepoint around each change. A change may therefore run more than
+once (also when the database gives up a transaction in a conflict with another service), and must depend on nothing but
+what it reads from the connection.
 
 Changes of which there are many a second are joint: one function makes all of a transaction's, with as many statements
 as one of them needs. If it fails, each is made alone, so that only the one at fault fails.
@@ -120,41 +121,58 @@ class Writer:
 
     def _transaction(self, batch: list[_Asked]) -> list[Any]:
         """Every change's result, or the exception it alone failed with."""
-        for attempt in range(1, MOST_ATTEMPTS + 1):
+        make, conflicts = _make_at_once, 0
+        while True:
             try:
                 with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
-                    return _outcomes(connection, batch)
-            except DBAPIError as error:
-                if attempt == MOST_ATTEMPTS or not is_conflict(error):
+                    return _outcomes(connection, batch, make)
+            except Exception as error:
+                if isinstance(error, DBAPIError) and is_conflict(error):
+                    conflicts += 1
+                    if conflicts == MOST_ATTEMPTS:
+                        raise
+                elif make is _make_apart or len(batch) == 1:
                     raise
-        raise AssertionError("the last attempt returns or raises")
+                else:
+                    make = _make_apart
 
 
-def _outcomes(connection: Connection, batch: list[_Asked]) -> list[Any]:
+Make = Callable[[Connection, Joint[Any, Any], Sequence[Any]], Sequence[Any]]
+
+
+def _outcomes(connection: Connection, batch: list[_Asked], make: Make) -> list[Any]:
     members: dict[Joint[Any, Any], list[int]] = {}
     for number, asked in enumerate(batch):
         members.setdefault(asked.joint, []).append(number)
     found: dict[int, Any] = {}
     for joint, numbers in members.items():
-        made = _make(connection, joint, [batch[number].item for number in numbers])
+        made = make(connection, joint, [batch[number].item for number in numbers])
         found.update(zip(numbers, made, strict=True))
     return [found[number] for number in range(len(batch))]
 
 
-def _make(connection: Connection, joint: Joint[Any, Any], items: Sequence[Any]) -> Sequence[Any]:
-    """Conflicts and lost connections concern the whole transaction and are raised."""
+def _make_at_once(connection: Connection, joint: Joint[Any, Any], items: Sequence[Any]) -> Sequence[Any]:
+    try:
+        return joint(connection, items)
+    except DBAPIError as error:
+        raise _cause(connection, error) from error
+
+
+def _make_apart(connection: Connection, joint: Joint[Any, Any], items: Sequence[Any]) -> Sequence[Any]:
+    return [_make_alone(connection, joint, item) for item in items]
+
+
+def _make_alone(connection: Connection, joint: Joint[Any, Any], item: Any) -> Any:
+    """What concerns the whole transaction is raised: conflicts, lost connections, a transaction given up."""
     try:
         with connection.begin_nested():
-            return joint(connection, items)
+            return joint(connection, [item])[0]
+    except DBAPIError as error:
+        if is_conflict(error) or error.connection_invalidated or _given_up(connection):
+            raise _cause(connection, error) from error
+        return error
     except Exception as error:
-        if isinstance(error, DBAPIError):
-            if is_conflict(error) or error.connection_invalidated:
-                raise
-            if _given_up(connection):
-                raise _first(error) from error
-        if len(items) == 1:
-            return [error]
-        return [outcome for item in items for outcome in _make(connection, joint, [item])]
+        return error
 
 
 def _given_up(connection: Connection) -> bool:
@@ -164,10 +182,10 @@ def _given_up(connection: Connection) -> bool:
     return getattr(connection.connection.dbapi_connection, "in_transaction", True) is False
 
 
-def _first(error: DBAPIError) -> DBAPIError:
-    """What went wrong before the savepoint's end did."""
+def _cause(connection: Connection, error: DBAPIError) -> DBAPIError:
+    """What went wrong first, if a savepoint's end only failed because of that."""
     found, before = error, error.__context__
-    while before is not None:
+    while _given_up(connection) and before is not None:
         found, before = before if isinstance(before, DBAPIError) else found, before.__context__
     return found
 
