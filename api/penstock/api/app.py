@@ -9,6 +9,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from penstock.api import errors
+from penstock.api.direct import Direct
 from penstock.api.gate import Gate
 from penstock.api.guard import Guard
 from penstock.api.metrics.observer import Observer
@@ -69,6 +70,7 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
     for router in ROUTERS:
         app.include_router(router)
     errors.register(app)
+    app.add_middleware(Direct, route=ingest.ROUTE)
     app.add_middleware(Gate, service=service, clock=seconds)
     app.add_middleware(Guard, settings=service.settings)
     app.add_middleware(Observer, requests=service.instruments.requests)  # the last added is the outermost

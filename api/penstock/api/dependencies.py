@@ -90,12 +90,17 @@ def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Ident
     """
 
     async def required(request: Request, identity: IdentityIn) -> Identity:
-        namespace = request.path_params.get("namespace")
-        if not identity.may(role, namespace if namespace or everywhere else identity.namespace):
-            raise forbidden(role, namespace)
-        return identity
+        return let_pass(request, identity, role, everywhere=everywhere)
 
     return required
+
+
+def let_pass(request: Request, identity: Identity, role: Role, *, everywhere: bool = False) -> Identity:
+    """The identity, if it has the role where the request needs it; raises `Problem` otherwise."""
+    namespace = request.path_params.get("namespace")
+    if not identity.may(role, namespace if namespace or everywhere else identity.namespace):
+        raise forbidden(role, namespace)
+    return identity
 
 
 def forbidden(role: Role, namespace: str | None) -> Problem:
@@ -112,7 +117,6 @@ def forbidden(role: Role, namespace: str | None) -> Problem:
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
 Editor = Annotated[Identity, Depends(require(Role.EDITOR))]
 Admin = Annotated[Identity, Depends(require(Role.ADMIN, everywhere=True))]
-Ingester = Annotated[Identity, Depends(require(Role.INGEST))]
 
 
 async def read_document(request: Request) -> Any:

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Insert, Select, select
+from sqlalchemy import Connection, Insert, Select, select
 
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
 from penstock.api.store.lines import Line, add_lines
-from penstock.api.store.rows import ask, put
+from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
@@ -106,22 +106,22 @@ def _refusal(batch: Batch, current: int | None) -> PenstockError | None:
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
     """The current attempts. Who takes records of a job holds its row, so nobody else raises its sources."""
-    return dict(ask(connection, _lock, uids))
+    return dict(ask(connection, _lock, [(uid,) for uid in uids]))
 
 
-def _lock(uids: Sequence[BindParameter[str]]) -> Select[Any]:
-    chosen = select(jobs.c.uid, jobs.c.attempt).where(jobs.c.uid.in_(uids))
+def _lock(keys: Keys) -> Select[Any]:
+    chosen = select(jobs.c.uid, jobs.c.attempt).where(jobs.c.uid.in_([uid for (uid,) in keys]))
     return chosen.order_by(jobs.c.uid).with_for_update()
 
 
 def _taken(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, int, str], int]:
     """The highest sequence taken before, of each source."""
-    rows = ask(connection, _of_jobs, uids)
+    rows = ask(connection, _of_jobs, [(uid,) for uid in uids])
     return {(uid, attempt, source): sequence for uid, attempt, source, sequence in rows}
 
 
-def _of_jobs(uids: Sequence[BindParameter[str]]) -> Select[Any]:
-    return select(sources).where(sources.c.uid.in_(uids))
+def _of_jobs(keys: Keys) -> Select[Any]:
+    return select(sources).where(sources.c.uid.in_([uid for (uid,) in keys]))
 
 
 def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:

@@ -8,13 +8,16 @@ report goes by texts that are made once for each number of values.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Dialect, Insert, bindparam
+from sqlalchemy import BindParameter, Connection, Dialect, Insert, Table, bindparam
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.dialects.sqlite import pysqlite
+from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.expression import SelectBase
 
 MOST_ROWS = 64
@@ -23,36 +26,74 @@ DIALECTS: dict[str, Dialect] = {
     "postgresql": psycopg.dialect(paramstyle="format"),  # type: ignore[no-untyped-call]
 }
 
+Keys = Sequence[tuple[BindParameter[Any], ...]]
+Question = Callable[[Keys], SelectBase]
+
 
 def put(connection: Connection, made: Callable[[str], Insert], rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert the rows, each with a value for every column of the table, by the INSERT ``made`` for the dialect.
+    """Insert the rows, each with a value for every column of the table but one that numbers itself, by the INSERT
+    ``made`` for the dialect.
 
     The values go to the driver as they are. On PostgreSQL no two rows may have the same key if the INSERT updates.
     """
     for start in range(0, len(rows), MOST_ROWS):
         part = rows[start : start + MOST_ROWS]
-        text = _text(made, connection.dialect.name, len(part))
-        connection.exec_driver_sql(text, tuple(chain.from_iterable(part)))
+        head, row, tail = _inserting(made, connection.dialect.name)
+        text = f"{head}{', '.join([row] * len(part))}{tail}"
+        with _executed(connection, text, tuple(chain.from_iterable(part))):
+            pass
 
 
-def ask(
-    connection: Connection, made: Callable[[Sequence[BindParameter[Any]]], SelectBase], values: Sequence[Any]
-) -> Sequence[Any]:
-    """The rows of the SELECT that ``made`` writes with so many parameters, each of which it uses once and in order."""
-    text = _question(made, connection.dialect.name, len(values))
-    return connection.exec_driver_sql(text, tuple(values)).all()
+def ask(connection: Connection, made: Question, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    """The rows of the SELECT that ``made`` writes with parameters for so many keys; it uses each once and in order.
+
+    What it finds of the last key may be found more than once: questions are made for few numbers of keys.
+    """
+    found: list[Any] = []
+    for start in range(0, len(keys), MOST_ROWS):
+        part = list(keys[start : start + MOST_ROWS])
+        size = 1 << (len(part) - 1).bit_length()
+        text = _asking(made, connection.dialect.name, size, len(part[0]))
+        part += part[-1:] * (size - len(part))
+        with _executed(connection, text, tuple(chain.from_iterable(part))) as cursor:
+            found += cursor.fetchall()
+    return found
+
+
+@contextmanager
+def _executed(connection: Connection, text: str, values: tuple[Any, ...]) -> Iterator[DBAPICursor]:
+    """By the driver itself, with the toolkit's errors."""
+    dialect, driver = connection.dialect, connection.connection
+    cursor = driver.cursor()
+    try:
+        cursor.execute(text, values)
+        yield cursor
+    except dialect.loaded_dbapi.Error as error:
+        lost = dialect.is_disconnect(error, driver, cursor)
+        if lost:
+            connection.invalidate(error)
+        wrapped = DBAPIError.instance(text, values, error, dialect.loaded_dbapi.Error, False, lost, dialect)
+        raise wrapped from error
+    finally:
+        cursor.close()
 
 
 @functools.cache
-def _question(made: Callable[[Sequence[BindParameter[Any]]], SelectBase], dialect: str, count: int) -> str:
-    names = [f"value_{number}" for number in range(count)]
-    compiled = made([bindparam(name) for name in names]).compile(dialect=DIALECTS[dialect])
-    assert compiled.positiontup == names, compiled.positiontup
+def _asking(made: Question, dialect: str, count: int, width: int) -> str:
+    names = [[f"key_{number}_{place}" for place in range(width)] for number in range(count)]
+    compiled = made([tuple(map(bindparam, key)) for key in names]).compile(dialect=DIALECTS[dialect])
+    assert compiled.positiontup == [*chain.from_iterable(names)], compiled.positiontup
     return str(compiled)
 
 
 @functools.cache
-def _text(made: Callable[[str], Insert], dialect: str, size: int) -> str:
+def _inserting(made: Callable[[str], Insert], dialect: str) -> tuple[str, str, str]:
+    """What stands before the rows, each row, and what stands behind them."""
     inserting = made(dialect)
-    row = dict.fromkeys(inserting.table.c.keys(), 0)
-    return str(inserting.values([row] * size).compile(dialect=DIALECTS[dialect]))
+    table = inserting.table
+    assert isinstance(table, Table)
+    columns = [column.name for column in table.c if column is not table.autoincrement_column]
+    text = str(inserting.values(dict.fromkeys(columns, 0)).compile(dialect=DIALECTS[dialect]))
+    head, values, rest = text.partition(" VALUES ")
+    row, conflict, tail = rest.partition(" ON CONFLICT ")
+    return head + values, row, conflict + tail

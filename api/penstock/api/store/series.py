@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
+from sqlalchemy import Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
 
 from penstock.api.store.engine import upsert
-from penstock.api.store.rows import ask, put
+from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import points, rollups, series
 
 ROLLUP_STEPS = (16, 256)
@@ -25,8 +25,7 @@ MOST_POINTS = 500
 ALL_RANKS = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """The value of a series after a step."""
 
     name: str
@@ -72,19 +71,27 @@ def add_points(connection: Connection, new: Mapping[tuple[str, int], Sequence[Po
 def _ids(connection: Connection, wanted: set[tuple[str, str, int]]) -> dict[tuple[str, str, int], int]:
     uids = sorted({uid for uid, _, _ in wanted})
     known = _known_ids(connection, uids)
-    missing = [{"uid": uid, "name": name, "rank": rank} for uid, name, rank in sorted(wanted - known.keys())]
+    missing = wanted - known.keys()
     if not missing:
         return known
-    connection.execute(upsert(connection.dialect.name, series).on_conflict_do_nothing(), missing)
+    put(connection, _add, sorted(missing))
     return _known_ids(connection, uids)
 
 
 def _known_ids(connection: Connection, uids: Sequence[str]) -> dict[tuple[str, str, int], int]:
-    return {(uid, name, rank): number for uid, name, rank, number in ask(connection, _of_jobs, uids)}
+    rows = ask(connection, _of_jobs, [(uid,) for uid in uids])
+    return {(uid, name, rank): number for uid, name, rank, number in rows}
 
 
-def _of_jobs(uids: Sequence[BindParameter[str]]) -> Select[Any]:
-    return select(series.c.uid, series.c.name, series.c.rank, series.c.id).where(series.c.uid.in_(uids))
+def _of_jobs(keys: Keys) -> Select[Any]:
+    mine = series.c.uid.in_([uid for (uid,) in keys])
+    return select(series.c.uid, series.c.name, series.c.rank, series.c.id).where(mine)
+
+
+@functools.cache
+def _add(dialect: str) -> Insert:
+    adding: Insert = upsert(dialect, series).on_conflict_do_nothing()
+    return adding
 
 
 def _rolled_up(rows: Sequence[_Row], steps: int, now: float) -> Iterator[tuple[Any, ...]]:
