@@ -158,7 +158,12 @@ def _read_literal(annotation: Any, value: Any, path: str) -> Any:
 
 
 def _read_enum(annotation: Any, value: Any, path: str) -> Any:
-    return annotation(_read_choice(tuple(member.value for member in annotation), value, path))
+    return annotation(_read_choice(_values(annotation), value, path))
+
+
+@functools.cache
+def _values(annotation: type[enum.Enum]) -> tuple[Any, ...]:
+    return tuple(member.value for member in annotation)
 
 
 def _read_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:

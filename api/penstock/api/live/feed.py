@@ -24,9 +24,11 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 FLUSH_SECONDS = 0.25
-"""Rows that are held back are looked at so often."""
+"""Lists are told at most so often."""
 ROW_SECONDS = 1.0
 """A row of a list is told at most so often."""
+AT_ONCE = 5
+"""So many are told before requests have their turn again."""
 GATHER_SECONDS = 0.05
 """Commits that come within this time are read together."""
 OVERLAP_SECONDS = 5.0
@@ -106,9 +108,9 @@ class Feed:
 
     async def _go_on(self, wakener: _Wakener) -> None:
         loop = asyncio.get_running_loop()
-        looked_at, next_tick = self._clock(), loop.time()
+        looked_at, next_tick, next_flush = self._clock(), loop.time(), loop.time()
         while self.num_listeners:
-            due = min(next_tick, loop.time() + FLUSH_SECONDS) if self._rows else next_tick
+            due = min(next_tick, next_flush) if self._rows else next_tick
             await wakener.wait(due - loop.time())
             touched, tick = wakener.take(), loop.time() >= next_tick
             try:
@@ -121,7 +123,9 @@ class Feed:
                 log.warning("live streams wait for the database: %s", error)
                 wakener.add(touched)
                 await asyncio.sleep(TICK_SECONDS)
-            self._tell_lists(loop.time())
+            if loop.time() >= next_flush:
+                next_flush = loop.time() + FLUSH_SECONDS
+                await self._tell_lists(loop.time())
             await asyncio.sleep(GATHER_SECONDS)
         self._known, self._late, self._rows, self._row_told_at = {}, set(), {}, {}
 
@@ -139,7 +143,9 @@ class Feed:
         if not wanted:
             return
         after = {uid: min(each.last_event for each in some) for uid, some in self._of_jobs.items() if uid in wanted}
-        for change in await asyncio.to_thread(self._reader.read_changes, wanted, after):
+        for number, change in enumerate(await asyncio.to_thread(self._reader.read_changes, wanted, after)):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
             news = News(change)
             uid = news.job.uid
             if self._known.get(uid) != news.signature:
@@ -149,12 +155,14 @@ class Feed:
             if not all(heard):
                 self._late.add(uid)
 
-    def _tell_lists(self, now: float) -> None:
+    async def _tell_lists(self, now: float) -> None:
         ready = [uid for uid in self._rows if now >= self._row_told_at.get(uid, -ROW_SECONDS) + ROW_SECONDS]
         news = [self._rows.pop(uid) for uid in ready]
         self._row_told_at.update(dict.fromkeys(ready, now))
         texts: dict[Filter, bytes] = {}
-        for listener in self._of_lists:
+        for number, listener in enumerate(list(self._of_lists)):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
             if listener.filter not in texts:
                 texts[listener.filter] = b"".join(_rows(news, listener.filter))
             if texts[listener.filter]:
