@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Dialect, Insert, Table, bindparam
+from sqlalchemy import BindParameter, Column, Connection, Dialect, Insert, String, Table, Text, bindparam
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.dialects.sqlite import pysqlite
 from sqlalchemy.engine.interfaces import DBAPICursor
@@ -36,11 +36,14 @@ def put(connection: Connection, made: Callable[[str], Insert], rows: Sequence[tu
 
     The values go to the driver as they are. On PostgreSQL no two rows may have the same key if the INSERT updates.
     """
+    dialect = connection.dialect.name
     for start in range(0, len(rows), MOST_ROWS):
         part = rows[start : start + MOST_ROWS]
-        head, row, tail = _inserting(made, connection.dialect.name)
-        text = f"{head}{', '.join([row] * len(part))}{tail}"
-        with _executed(connection, text, tuple(chain.from_iterable(part))):
+        if dialect == "postgresql":
+            text, values = _unnesting(made), tuple(map(list, zip(*part, strict=True)))
+        else:
+            text, values = _inserting(made, len(part)), tuple(chain.from_iterable(part))
+        with _executed(connection, text, values):
             pass
 
 
@@ -72,8 +75,9 @@ def _executed(connection: Connection, text: str, values: tuple[Any, ...]) -> Ite
         lost = dialect.is_disconnect(error, driver, cursor)
         if lost:
             connection.invalidate(error)
-        wrapped = DBAPIError.instance(text, values, error, dialect.loaded_dbapi.Error, False, lost, dialect)
-        raise wrapped from error
+        raise DBAPIError.instance(
+            text, values, error, dialect.loaded_dbapi.Error, connection_invalidated=lost, dialect=dialect
+        ) from error
     finally:
         cursor.close()
 
@@ -87,13 +91,35 @@ def _asking(made: Question, dialect: str, count: int, width: int) -> str:
 
 
 @functools.cache
-def _inserting(made: Callable[[str], Insert], dialect: str) -> tuple[str, str, str]:
-    """What stands before the rows, each row, and what stands behind them."""
+def _inserting(made: Callable[[str], Insert], count: int) -> str:
+    """For SQLite."""
+    head, row, tail = _parts(made, "sqlite")
+    return f"{head} VALUES {', '.join([row] * count)}{tail}"
+
+
+@functools.cache
+def _unnesting(made: Callable[[str], Insert]) -> str:
+    """For PostgreSQL, which prepares a text that comes again: one for any number of rows, with a list per column."""
+    head, _, tail = _parts(made, "postgresql")
+    lists = (f"unnest(%s::{_array_type(column)})" for column in _columns(made("postgresql")))
+    return f"{head} SELECT {', '.join(lists)}{tail}"
+
+
+def _array_type(column: Column[Any]) -> str:
+    kind = Text() if isinstance(column.type, String) else column.type  # a cast to a length would cut what is too long
+    return f"{kind.compile(DIALECTS['postgresql'])}[]"
+
+
+def _parts(made: Callable[[str], Insert], dialect: str) -> tuple[str, str, str]:
+    """What stands before VALUES, a row, and what stands behind the rows."""
     inserting = made(dialect)
+    row = dict.fromkeys((column.name for column in _columns(inserting)), 0)
+    head, _, rest = str(inserting.values(row).compile(dialect=DIALECTS[dialect])).partition(" VALUES ")
+    values, conflict, tail = rest.partition(" ON CONFLICT ")
+    return head, values, conflict + tail
+
+
+def _columns(inserting: Insert) -> list[Column[Any]]:
     table = inserting.table
     assert isinstance(table, Table)
-    columns = [column.name for column in table.c if column is not table.autoincrement_column]
-    text = str(inserting.values(dict.fromkeys(columns, 0)).compile(dialect=DIALECTS[dialect]))
-    head, values, rest = text.partition(" VALUES ")
-    row, conflict, tail = rest.partition(" ON CONFLICT ")
-    return head + values, row, conflict + tail
+    return [column for column in table.c if column is not table.autoincrement_column]
