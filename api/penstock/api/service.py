@@ -13,12 +13,13 @@ from sqlalchemy import Connection, Engine
 from penstock.api.exporting import Exports
 from penstock.api.known_tokens import KnownTokens
 from penstock.api.live.feed import Feed
+from penstock.api.live.notices import Notices
 from penstock.api.metrics.instruments import Instruments, make_instruments
 from penstock.api.metrics.jobs import JobsCollector
 from penstock.api.settings import Settings
 from penstock.api.store import changes
 from penstock.api.store.changes import Change, Signature
-from penstock.api.store.engine import make_engine, parse_url
+from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.migrate import require_current
 from penstock.api.store.writer import Joint, Writer
 
@@ -38,6 +39,7 @@ class Service:
     clock: Callable[[], float] = time.time
     known_tokens: KnownTokens = field(default_factory=KnownTokens)
     exports: Exports = field(default_factory=Exports)
+    notices: Notices | None = None
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """What ``question`` finds, of one state of the database."""
@@ -60,6 +62,8 @@ class Service:
         """Commit what was asked for, end what else is under way, and let go of the database."""
         self.exports.close()
         self.writer.close()
+        if self.notices is not None:
+            self.notices.close()
         self.engine.dispose()
 
 
@@ -74,12 +78,23 @@ def open_service(settings: Settings, clock: Callable[[], float] = time.time) -> 
     feed = Feed(_FeedReader(engine), clock)
     instruments = make_instruments(feed, JobsCollector(engine, clock))
 
+    notices = None if is_sqlite(engine.url) else Notices(engine, feed.touched)
+
     def committed(keys: Sequence[str]) -> None:
         instruments.committed(keys)
         feed.touched(keys)
+        if notices is not None:
+            notices.tell(keys)
 
-    writer = Writer(engine, committed)
-    return Service(settings=settings, engine=engine, writer=writer, feed=feed, instruments=instruments, clock=clock)
+    return Service(
+        settings=settings,
+        engine=engine,
+        writer=Writer(engine, committed),
+        feed=feed,
+        instruments=instruments,
+        clock=clock,
+        notices=notices,
+    )
 
 
 @dataclass(frozen=True, slots=True)

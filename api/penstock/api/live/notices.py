@@ -1,0 +1,95 @@
+"""PostgreSQL's LISTEN and NOTIFY: what one service commits wakes the others on the same database at once.
+
+A notice only wakes. It may be lost with a connection, so every service also looks for itself each second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "penstock"
+GATHER_SECONDS = 0.05
+"""Commits that come within this time are told together."""
+AGAIN_SECONDS = 5.0
+"""After a connection was lost."""
+LOOK_SECONDS = 1.0
+"""Whether it is time to end is looked at so often, should nothing be heard."""
+MOST_UIDS = 200
+"""Of one notice, which PostgreSQL limits to 8,000 bytes."""
+
+
+class Notices:
+    """Tells other services the uids of jobs that were changed here, and calls ``heard`` with theirs, from a thread."""
+
+    def __init__(self, engine: Engine, heard: Callable[[Collection[str]], None]) -> None:
+        self._engine, self._heard = engine, heard
+        self._me = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._uids: set[str] = set()
+        self._due, self._ending = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=self._keep_on, args=(work,), name=f"penstock-notices-{name}", daemon=True)
+            for name, work in (("out", self._send), ("in", self._listen))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def tell(self, uids: Collection[str]) -> None:
+        """These were changed by a commit just now; does not wait."""
+        with self._lock:
+            self._uids.update(uids)
+        self._due.set()
+
+    def close(self) -> None:
+        """Send what waits, and end."""
+        self._ending.set()
+        self._due.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _keep_on(self, work: Callable[[Connection], None]) -> None:
+        while not self._ending.is_set():
+            try:
+                with self._connect() as connection:
+                    work(connection)
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                log.warning("other services are not woken for a while: %s", error)
+                self._ending.wait(AGAIN_SECONDS)
+
+    def _connect(self) -> Connection:
+        """A connection apart from the pool, of the driver itself: only that can wait for notices."""
+        dialect = self._engine.dialect
+        arguments, options = dialect.create_connect_args(self._engine.url)
+        found: Any = dialect.connect(*arguments, **options, autocommit=True)
+        return found  # type: ignore[no-any-return]
+
+    def _send(self, connection: Connection) -> None:
+        while not self._ending.is_set():
+            self._due.wait()
+            self._ending.wait(GATHER_SECONDS)
+            self._due.clear()
+            with self._lock:
+                uids, self._uids = sorted(self._uids), set()
+            for start in range(0, len(uids), MOST_UIDS):
+                part = uids[start : start + MOST_UIDS]
+                connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, " ".join([self._me, *part])))
+        connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._me))  # wakes the other thread, which is to end
+
+    def _listen(self, connection: Connection) -> None:
+        connection.execute(f"LISTEN {CHANNEL}")
+        while not self._ending.is_set():
+            for notice in connection.notifies(timeout=LOOK_SECONDS, stop_after=1):
+                sender, *uids = notice.payload.split(" ")
+                if sender != self._me:
+                    self._heard(uids)
