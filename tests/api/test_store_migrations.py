@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 from penstock.api.service import open_service
@@ -30,6 +31,11 @@ def test_migrations_make_the_tables(engine: Engine) -> None:
     migrate.upgrade(engine)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_files_of_migrations_begin_with_their_revisions() -> None:
+    found = ScriptDirectory(str(migrate.FOLDER)).walk_revisions()
+    assert migrate.revisions() == [each.revision for each in found][::-1]
 
 
 def test_down_and_up_again(engine: Engine, database: str, tmp_path: Path) -> None:

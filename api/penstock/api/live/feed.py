@@ -1,8 +1,8 @@
 """The one reader of all live streams: it reads each job that changed once, and tells everybody who listens to it.
 
-Commits of this service wake it; what another service on the same database commits is found by looking each second. It
-works while anybody listens. What happens to a job is told at once; how far it is, and each row of a list, at most once
-a second.
+Commits of this service wake it, and on PostgreSQL those of others; it also looks each second, so what another service
+commits is found without being woken. It works while anybody listens. What happens to a job is told at once; how far it
+is, and each row of a list, at most once a second.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Engine
 
-if TYPE_CHECKING:
-    from psycopg import Connection
+Connection = Any
+"""One of the driver, which is loaded only where it is used."""
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ class Notices:
         """A connection apart from the pool, of the driver itself: only that can wait for notices."""
         dialect = self._engine.dialect
         arguments, options = dialect.create_connect_args(self._engine.url)
-        found: Any = dialect.connect(*arguments, **options, autocommit=True)
-        return found  # type: ignore[no-any-return]
+        return dialect.connect(*arguments, **options, autocommit=True)
 
     def _send(self, connection: Connection) -> None:
         while not self._ending.is_set():

@@ -1,42 +1,53 @@
-"""The schema's versions: made, upgraded, and checked at the start. The steps are alembic's, in `migrations/`."""
+"""The schema's versions: made, upgraded, and checked at the start. The steps are alembic's, in `migrations/`.
+
+A service that finds its schema current does without alembic, which takes a quarter of its start to load.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from sqlalchemy import Engine, column, inspect, select, table
 
 from penstock.core.errors import UserError
 
 FOLDER = Path(__file__).with_name("migrations")
+VERSION = table("alembic_version", column("version_num"))
 
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
     """Bring the schema up to ``revision``, in one transaction; a new database is made from nothing."""
-    with engine.connect().execution_options(writes=True) as connection, connection.begin():
-        command.upgrade(_config(connection), revision)
+    _migrate("upgrade", engine, revision)
 
 
 def downgrade(engine: Engine, revision: str) -> None:
     """Take the schema back to ``revision``."""
+    _migrate("downgrade", engine, revision)
+
+
+def _migrate(direction: str, engine: Engine, revision: str) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
-        command.downgrade(_config(connection), revision)
+        config.attributes["connection"] = connection
+        getattr(command, direction)(config, revision)
 
 
 def current(engine: Engine) -> str | None:
     """The schema's revision; none in a new database."""
     with engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        if not inspect(connection).has_table(VERSION.name):
+            return None
+        found: str | None = connection.execute(select(VERSION.c.version_num)).scalar_one_or_none()
+        return found
 
 
 def revisions() -> list[str]:
-    """Every revision there is, oldest first."""
-    script = ScriptDirectory.from_config(_config())
-    return [found.revision for found in script.walk_revisions()][::-1]
+    """Every revision there is, oldest first: their files begin with them."""
+    return sorted(path.name.partition("_")[0] for path in (FOLDER / "versions").glob("[0-9]*.py"))
 
 
 def require_current(engine: Engine) -> None:
@@ -50,10 +61,3 @@ def require_current(engine: Engine) -> None:
         raise UserError(what=f"has schema {found}, made by a newer penstock", where=place, remedy=remedy)
     what = "is empty" if found is None else f"has schema {found}, older than {known[-1]}"
     raise UserError(what=what, where=place, remedy="run: penstock database upgrade (back it up before)")
-
-
-def _config(connection: object = None) -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(FOLDER))
-    config.attributes["connection"] = connection
-    return config
