@@ -18,6 +18,7 @@ from tests.support.command import (
     STEPS,
     Command,
     ended,
+    kill_in_step,
     laid_out,
     losses,
     no_orphans,
@@ -71,7 +72,7 @@ def test_a_run_without_retries_is_resumed_by_hand(command: Command, undisturbed:
     with no_orphans(run):
         process = command.start("run", job, "--run-dir", run.root)
         wait_for_step(run, EVERY + 5, attempt=1)
-        os.kill(rank_status(run, 1).pid, signal.SIGKILL)
+        kill_in_step(run, 1)
         _, told = ended(process, 1, seconds=NOTICED_SECONDS)
         assert "rank 1" in told
         assert "in step" in told

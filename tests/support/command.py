@@ -23,6 +23,7 @@ from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import RankStatus, read_status, status_path
 
 PATIENCE_SECONDS = 300.0
+LOOK_SECONDS = 0.003
 STEPS = 120
 EVERY = 40
 LENGTH = 32
@@ -131,18 +132,34 @@ def rank_status(run: RunDir, rank: int) -> RankStatus:
     return status
 
 
+def kill_in_step(run: RunDir, rank: int) -> None:
+    """Kill the rank while it is inside of a step, which a tiny step seldom is: it is stopped each time to look."""
+    pid = rank_status(run, rank).pid
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        while _state(Path(f"/proc/{pid}")) != "T":
+            time.sleep(LOOK_SECONDS)
+        if rank_status(run, rank).action:
+            os.kill(pid, signal.SIGKILL)
+            return
+        os.kill(pid, signal.SIGCONT)
+        assert time.monotonic() < deadline, f"rank {rank} is never inside of a step"
+        time.sleep(LOOK_SECONDS)
+
+
 def processes_of(run: RunDir) -> list[int]:
     """The live processes whose command line names the run directory, this one's children excepted."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if str(run.root).encode() in path.read_bytes() and not _is_zombie(path.parent):
+            if str(run.root).encode() in path.read_bytes() and _state(path.parent) != "Z":
                 found.append(int(path.parent.name))
     return found
 
 
-def _is_zombie(process: Path) -> bool:
-    return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+def _state(process: Path) -> str:
+    return (process / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def wait_until_gone(run: RunDir) -> None:
