@@ -4,8 +4,8 @@
 
 The machine is measured as `penstock profile` does, a few times; of every record the second fastest counts, because
 what others do on the machine only ever adds time. Then plans are visited in turn, round after round. A reference kernel
-runs before and after each step: a step counts only if both took what they take undisturbed, which is waited for. Memory
-is measured apart, every plan in new processes.
+runs before and after each step: a step counts only if both took what they take undisturbed, which is waited for, and is
+scaled by how far that has drifted since the profile. Memory is measured apart, every plan in new processes.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         f"At least {min(len(each['step_seconds']) for each in results['plans'])} steps of each plan, "
         f"{STEPS_PER_VISIT} at a visit, plans in turn; "
         f"{results['rejected']} steps did not count because a reference kernel before or after them was over "
-        f"{MOST_DRIFT:.0%} away from its undisturbed time. Measured seconds are medians.",
+        f"{MOST_DRIFT:.0%} away from its undisturbed time, by whose drift since the profile steps are scaled. Measured "
+        "seconds are medians.",
         "",
         "| plan | predicted s | measured s | error | predicted MiB | measured MiB | error | above the constant |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

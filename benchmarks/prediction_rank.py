@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.quiet import is_undisturbed, settled, undisturbed_seconds
+from benchmarks.quiet import Reference
 
 from penstock.trainer.loop import Stopwatch
 from penstock.trainer.rundir import RunDir
@@ -23,37 +23,42 @@ MOST_ROUNDS = 16
 
 
 def reference(run: RunDir, worker: Worker) -> None:
-    """Writes the seconds that the reference kernel takes when nothing else wants the processor: a low quantile."""
-    _write(run, worker, {"seconds": undisturbed_seconds()})
+    """Writes the seconds that the reference kernel takes when nothing else wants the processor."""
+    _write(run, worker, {"seconds": Reference().seconds})
 
 
 def visits(run: RunDir, worker: Worker) -> None:
-    """All plans in turn, until each has steps enough during which the machine was as fast as when it was measured."""
+    """All plans in turn, until each has steps enough during which the machine was undisturbed."""
     asked = json.loads((run.root / "visits.json").read_text())
     plans: dict[str, object] = asked["plans"]
     found: dict[str, list[float]] = {name: [] for name in plans}
-    rejected = 0
+    rejected, kernel = 0, Reference()
     for number in range(MOST_ROUNDS):
         for name in [name for name in plans if len(found[name]) < STEPS_PER_PLAN]:
-            kept = [seconds for seconds in visit(run, plans[name], worker, asked["seconds"]) if seconds is not None]
+            steps = visit(run, plans[name], worker, kernel)
+            kept = [seconds * asked["seconds"] / base for seconds, base in steps if base is not None]
             found[name] += kept
             rejected += STEPS_PER_VISIT - len(kept)
             if worker.rank == 0:
                 seconds = statistics.median(kept or [math.nan])
-                print(f"round {number + 1}, {name}: {len(kept)} steps kept, {seconds:.3f} s", flush=True)
+                drift = kernel.seconds / asked["seconds"] - 1
+                print(
+                    f"round {number + 1}, {name}: {len(kept)} steps kept, {seconds:.3f} s, drift {drift:+.1%}",
+                    flush=True,
+                )
     _write(run, worker, {"steps": found, "rejected": rejected})
 
 
-def visit(run: RunDir, plan: object, worker: Worker, undisturbed: float) -> Iterator[float | None]:
-    """Of each step after the first its seconds, or none where the reference kernel before or after it was slower or
-    faster than ``undisturbed`` seconds.
+def visit(run: RunDir, plan: object, worker: Worker, kernel: Reference) -> Iterator[tuple[float, float | None]]:
+    """Of each step after the first its seconds, and those of the undisturbed reference kernel at the time; none where
+    the kernel was slower or faster than that before or after the step.
     """
     stopwatch = _stopwatch(run, plan, worker)
     stopwatch.step(0)
     for step in range(1, 1 + STEPS_PER_VISIT):
-        before = settled(undisturbed)
+        before = kernel.settled()
         _, seconds, _ = stopwatch.step(step)
-        yield seconds if before and is_undisturbed(undisturbed) else None
+        yield seconds, kernel.seconds if before and kernel.is_undisturbed() else None
 
 
 def memory(run: RunDir, worker: Worker) -> None:

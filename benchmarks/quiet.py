@@ -1,13 +1,16 @@
 """Measuring on a machine that is shared: what others do on it only ever adds time, so it is waited out or left out.
 
-A reference kernel, the same matrix products on all ranks at once, tells how fast the machine is at a moment. What it
-takes at best is its undisturbed time; a measurement counts if the kernel takes that before and after it.
+A reference kernel, the same matrix products on all ranks at once, tells how fast the machine is at a moment. The low
+quantile of what it took lately is its undisturbed time: that follows a clock that drifts over minutes, and not the
+neighbours that come and go within seconds. A measurement counts if the kernel takes its undisturbed time before and
+after it.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +24,7 @@ from penstock.trainer.together import gather
 MOST_DRIFT = 0.03
 PATIENCE_SECONDS = 20.0
 KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 9
-LOOK_SECONDS = 5.0
+FIRST_LOOKS, MOST_LOOKS = 30, 120
 UNDISTURBED_SHARE = 0.1
 
 
@@ -38,27 +41,31 @@ def reference_seconds() -> float:
     return max(gather(statistics.median(taken)))
 
 
-def undisturbed_seconds() -> float:
-    """What the kernel takes when nothing else wants the processors: a low quantile of some seconds' runs."""
-    found = []
-    end = time.monotonic() + LOOK_SECONDS
-    while min(gather(end - time.monotonic())) > 0:
-        found.append(reference_seconds())
-    return sorted(found)[int(UNDISTURBED_SHARE * len(found))]
+class Reference:
+    """The kernel's undisturbed time, followed. The same on all ranks, which look together."""
 
+    def __init__(self) -> None:
+        self._taken: deque[float] = deque(maxlen=MOST_LOOKS)
+        for _ in range(FIRST_LOOKS):
+            self._taken.append(reference_seconds())
 
-def is_undisturbed(seconds: float) -> bool:
-    """Whether the kernel takes its undisturbed ``seconds`` now."""
-    return abs(reference_seconds() / seconds - 1) <= MOST_DRIFT
+    @property
+    def seconds(self) -> float:
+        """What the kernel takes at present when nothing else wants the processors."""
+        return sorted(self._taken)[int(UNDISTURBED_SHARE * len(self._taken))]
 
+    def is_undisturbed(self) -> bool:
+        """Whether the kernel takes that now."""
+        self._taken.append(reference_seconds())
+        return abs(self._taken[-1] / self.seconds - 1) <= MOST_DRIFT
 
-def settled(seconds: float) -> bool:
-    """Wait until the machine is undisturbed; false if it does not become so in time."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not is_undisturbed(seconds):
-        if min(gather(end - time.monotonic())) < 0:
-            return False
-    return True
+    def settled(self) -> bool:
+        """Wait until the machine is undisturbed; false if it does not become so in time."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not self.is_undisturbed():
+            if min(gather(end - time.monotonic())) < 0:
+                return False
+        return True
 
 
 def undisturbed_profile(profiles: Sequence[Profile]) -> Profile:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.quiet import is_undisturbed, settled, undisturbed_profile, undisturbed_seconds
+from benchmarks.quiet import Reference, undisturbed_profile
 from benchmarks.torch_model import Part, token_loss
 from benchmarks.torch_pipelining import OWN, UNSLICED
 from torch import Tensor
@@ -115,10 +115,10 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
         **_torch_contenders(sequences, ids, weights, worker),
     }
     measured: dict[str, dict[str, Any]] = {name: {"seconds": [], "loss": 0.0, "disturbed": 0} for name in contenders}
-    quiet = undisturbed_seconds()
+    kernel = Reference()
     for round_number in range(ROUNDS + 1):
         for name, step in contenders.items():
-            seconds, loss, undisturbed = _timed(step, quiet)
+            seconds, loss, undisturbed = _timed(step, kernel)
             if round_number:
                 measured[name]["seconds"].append(seconds)
                 measured[name]["disturbed"] += not undisturbed
@@ -132,16 +132,16 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
     }
 
 
-def _timed(step: Step, quiet: float) -> tuple[float, float, bool]:
+def _timed(step: Step, kernel: Reference) -> tuple[float, float, bool]:
     """A step's seconds and loss, and whether the machine was undisturbed; if not, it is tried a few times more."""
     for _ in range(MOST_TRIES):
-        before = settled(quiet)
+        before = kernel.settled()
         dist.barrier()
         begin = time.perf_counter()
         loss = step()
         dist.barrier()
         seconds = time.perf_counter() - begin
-        if is_undisturbed(quiet) and before:
+        if kernel.is_undisturbed() and before:
             return seconds, _from_last_rank(loss), True
     return seconds, _from_last_rank(loss), False
 

@@ -6,13 +6,27 @@ import random
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tests.support.away import Shared, away
 from tests.support.load import Kept, Load, Target, kept
 from tests.support.load_sending import Sending, send
-from tests.support.load_service import LoneService
 
 LATEST_SHARE = 0.9
+
+
+class Killable(Protocol):
+    """A service as a process."""
+
+    port: int
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        ...
+
+    def end(self, number: signal.Signals) -> object:
+        """Send it a signal, and wait."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +38,7 @@ class Survived:
     kept: Kept
 
 
-def kill_under(load: Load, target: Target, services: Sequence[LoneService], num_kills: int, seed: int) -> Survived:
+def kill_under(load: Load, target: Target, services: Sequence[Killable], num_kills: int, seed: int) -> Survived:
     """Put the services under the load, and kill one of them so many times while it lasts.
 
     A moment is when so many reports were acknowledged, so that no machine is too slow to come to it.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 
 from penstock.api import errors
+from penstock.api.bodies import SCHEMAS
 from penstock.api.direct import Direct
 from penstock.api.gate import Gate
 from penstock.api.guard import Guard
@@ -53,12 +55,22 @@ ROUTERS = (
 """What is asked most comes first: a request is matched against one route after the other."""
 
 
+class _Documented(FastAPI):
+    """Knows also the schemas of manifests, which no model of pydantic's describes."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        document = super().openapi()
+        document["components"]["schemas"].update(SCHEMAS)
+        return document
+
+
 def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) -> FastAPI:
     """The service as an ASGI application. Who opened the service closes it, once the application has ended.
 
     ``seconds`` counts from anywhere, but steadily: rates are taken by it.
     """
-    app = FastAPI(
+    app = _Documented(
         title="penstock",
         version=version("penstock"),
         openapi_url="/v1/openapi.json",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
-from penstock.core.units import parse_bytes, quantity
+from penstock.core.units import BYTES_SCHEMA, parse_bytes, quantity
 
-_BYTES = {"read": parse_bytes, "write": quantity}
+_BYTES = {"read": parse_bytes, "write": quantity, "schema": BYTES_SCHEMA}
 
 
 def _require_positive(value: float, name: str) -> None:

@@ -14,11 +14,12 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, camel, join, mistyped, read_dataclass, write_dataclass
 from penstock.core.model import Family, ModelSpec
 from penstock.core.schedule import ScheduleSpec
-from penstock.core.units import parse_bytes, quantity
+from penstock.core.units import BYTES_SCHEMA, parse_bytes, quantity
 
 API_VERSION = "penstock.dev/v1alpha1"
 KIND = "PipelineJob"
 STDLIB_CORPUS = "python-stdlib"
+_BYTES = {"read": parse_bytes, "write": quantity, "schema": BYTES_SCHEMA}
 
 
 class Decay(enum.StrEnum):
@@ -81,10 +82,7 @@ class DataSpec(Manifest):
     sequence_length: int
     tokenizer: TokenizerSpec = TokenizerSpec(train="bpe", vocab=4096)
     text_field: str = "text"
-    limit_bytes: int | None = field(
-        default=None,
-        metadata={"read": parse_bytes, "write": quantity},
-    )
+    limit_bytes: int | None = field(default=None, metadata=_BYTES)
 
     def __post_init__(self) -> None:
         _positive(self, "sequence_length")
@@ -141,7 +139,7 @@ class ResourcesSpec(Manifest):
     device: Device = Device.CPU
     ranks: int = 2
     min_ranks: int | None = None
-    memory_per_rank: int = field(default=4 * 2**30, metadata={"read": parse_bytes, "write": quantity})
+    memory_per_rank: int = field(default=4 * 2**30, metadata=_BYTES)
     threads_per_rank: int = 1
 
     def __post_init__(self) -> None:

@@ -4,7 +4,8 @@ Every core type has ``from_manifest`` and ``to_manifest``; both come from `Manif
 own annotations, so a field is written once. Manifest names are camelCase, Python names snake_case. Reading is
 strict: an unknown field is refused with its path and the nearest known name, a value of the wrong type with
 its path and what was expected. A field may carry ``metadata={"read": f, "write": g}`` where the written form is not
-the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writes.
+the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writes, and ``"schema"`` describes it
+(`penstock.core.manifest_schema`).
 """
 
 from __future__ import annotations

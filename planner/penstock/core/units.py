@@ -13,6 +13,7 @@ NANOSECONDS_PER_SECOND = 1_000_000_000
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _QUANTITY = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGTP]i|[kKMGTP]?)(?:B)?\s*$")
+BYTES_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": _QUANTITY.pattern}]}
 
 
 def parse_bytes(text: str | int, where: str = "") -> int:

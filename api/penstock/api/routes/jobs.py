@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
+from penstock.api.bodies import EXAMPLE_JOB, JOB, body
 from penstock.api.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
@@ -78,7 +79,7 @@ class _Edit:
 Editing = Annotated[_Edit, Depends()]
 
 
-@router.post("/v1/jobs", status_code=201, response_model=JobView, responses=WRITES, operation_id="createJob")
+@router.post("/v1/jobs", status_code=201, **WRITTEN, operation_id="createJob", openapi_extra=body(JOB, EXAMPLE_JOB))
 def create(service: ServiceIn, identity: Editor, document: Document, asked: Once) -> Response:
     """Submit a job: a PipelineJob as JSON or YAML."""
     job = PipelineJob.from_manifest(document)

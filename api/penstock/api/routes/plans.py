@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
+from penstock.api.bodies import CLUSTER, EXAMPLE_CLUSTER, EXAMPLE_JOB, JOB, body
 from penstock.api.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
 from penstock.api.plan_schemas import PlanRequestPage, PlanRequestView, request_row, request_view
 from penstock.api.problems import Problem, answers
@@ -30,42 +31,22 @@ READS = answers("unauthenticated", "forbidden", "not-found")
 ASKS = answers(
     "unauthenticated", "forbidden", "conflict", "too-large", "unsupported-media-type", "invalid", "storage-full"
 )
-_FORM: dict[str, Any] = {
-    "schema": {
+BODY = body(
+    {
         "type": "object",
         "required": ["job"],
         "additionalProperties": False,
         "properties": {
-            "job": {"type": "object", "description": "A PipelineJob."},
-            "cluster": {"type": ["object", "null"], "description": "Described hardware; not together with profile."},
+            "job": JOB,
+            "cluster": {
+                "description": "Described hardware; not together with profile.",
+                "anyOf": [CLUSTER, {"type": "null"}],
+            },
             "profile": {"type": ["string", "null"], "description": "The digest of a stored profile."},
         },
     },
-    "example": {
-        "job": {
-            "apiVersion": "penstock.dev/v1alpha1",
-            "kind": "PipelineJob",
-            "metadata": {"name": "what-if"},
-            "spec": {
-                "model": {"family": "llama", "layers": 8, "hidden": 256, "heads": 8, "kvHeads": 4},
-                "data": {"source": "python-stdlib", "sequenceLength": 1024},
-                "training": {"globalBatch": 4, "steps": 200},
-                "resources": {"ranks": 4},
-            },
-        },
-        "cluster": {
-            "name": "four",
-            "device": {"name": "accelerator", "peakFlops": 1e13, "memoryBytes": "8Gi"},
-            "numNodes": 2,
-            "devicesPerNode": 2,
-            "intraNode": {"latencySeconds": 1e-6, "bytesPerSecond": 1e10},
-            "interNode": {"latencySeconds": 1e-5, "bytesPerSecond": 1e9},
-        },
-    },
-}
-BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": _FORM, "application/yaml": _FORM}}
-}
+    {"job": EXAMPLE_JOB, "cluster": EXAMPLE_CLUSTER},
+)
 CANCELS = answers("unauthenticated", "forbidden", "not-found", "storage-full")
 
 

@@ -1,0 +1,100 @@
+"""JSON Schema of manifests, by the annotations that read them: for API documents, editors and clients.
+
+It says what a reader of one field can know: names, types, choices, what is required and what is assumed. Whatever it
+refuses, reading refuses too; what concerns ranges and several fields at once, only reading knows. See
+https://json-schema.org/draft/2020-12
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.job import API_VERSION, KIND, PipelineJob
+from penstock.core.manifest import camel, write_value
+
+JsonSchema = dict[str, Any]
+
+_SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean"}
+
+
+def job_schema() -> JsonSchema:
+    """The schema of a PipelineJob's manifest."""
+    found = dataclass_schema(PipelineJob)
+    model = found["properties"]["spec"]["properties"]["model"]
+    model["required"].remove("vocab")  # which the tokenizer says
+    kind = {"apiVersion": {"const": API_VERSION}, "kind": {"const": KIND}}
+    found["properties"] = {**kind, **found["properties"], "status": {"description": "Read by nobody."}}
+    found["required"] = [*kind, *found["required"]]
+    return found
+
+
+def schema_of(annotation: Any) -> JsonSchema:
+    """The schema of values that are read as ``annotation``."""
+    if annotation is Any:
+        return {}
+    if dataclasses.is_dataclass(annotation):
+        return dataclass_schema(typing.cast(type, annotation))
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return _union(arguments)
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin is tuple:
+        return _tuple(arguments)
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": schema_of(arguments[1])}
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return {"type": "string", "enum": [member.value for member in annotation]}
+    return {"type": _SCALARS[annotation]}
+
+
+def dataclass_schema(cls: type) -> JsonSchema:
+    """The schema of a dataclass's manifest form; a field's ``metadata["schema"]`` goes before its annotation."""
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    found: JsonSchema = {
+        "type": "object",
+        "description": _sentences(cls),
+        "properties": {camel(field.name): _field(field, hints[field.name]) for field in fields},
+        "additionalProperties": False,
+    }
+    if required := [camel(field.name) for field in fields if _is_required(field)]:
+        found["required"] = required
+    return found
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
+    found = dict(field.metadata.get("schema") or schema_of(hint))
+    default = field.default
+    if default not in (dataclasses.MISSING, None) and not dataclasses.is_dataclass(default):
+        found["default"] = field.metadata.get("write", write_value)(default)
+    return found
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _union(options: tuple[Any, ...]) -> JsonSchema:
+    return {"anyOf": [{"type": "null"} if option is types.NoneType else schema_of(option) for option in options]}
+
+
+def _tuple(items: tuple[Any, ...]) -> JsonSchema:
+    if len(items) == 2 and items[1] is ...:
+        return {"type": "array", "items": schema_of(items[0])}
+    return {
+        "type": "array",
+        "prefixItems": [schema_of(item) for item in items],
+        "minItems": len(items),
+        "maxItems": len(items),
+    }
+
+
+def _sentences(cls: type) -> str:
+    return " ".join((inspect.getdoc(cls) or "").split())
