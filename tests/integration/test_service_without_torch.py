@@ -1,45 +1,63 @@
-"""`penstock serve` needs nothing that trains, and loads none of it: it answers where there is no torch."""
+"""What serves and plans needs nothing that trains, and loads none of it: it works where there is no torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
+from penstock.api.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
 from tests.support.load_service import free_ports
+from tests.support.repository import ROOT
 from tests.support.serving import wait_until
 
 REFUSING = """
+import os
 import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "safetensors", "tokenizers", "numba"):
-            raise ImportError(name)
+        if name.partition(".")[0] in os.environ["REFUSED"].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Refuse())
-from penstock.cli.main import main
-sys.exit(main())
 """
+TRAINING = "torch safetensors tokenizers"
+GPT3 = ["deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175b-cluster.yaml"]
+
+pytestmark = pytest.mark.timeout(900)
 
 
-def test_a_service_answers_where_there_is_no_torch(tmp_path: Path) -> None:
+def environment(folder: Path, refused: str) -> dict[str, str]:
+    """Of processes, and those that they start, in which these packages cannot be found."""
+    (folder / "sitecustomize.py").write_text(REFUSING)
+    paths = {"PYTHONPATH": str(folder), "XDG_CONFIG_HOME": str(folder), "HOME": str(folder)}
+    return {"PATH": os.environ["PATH"], "REFUSED": refused, **paths}
+
+
+@contextmanager
+def served(folder: Path, refused: str) -> Iterator[httpx.Client]:
+    """A service there, and somebody who may ask it anything."""
     (port,) = free_ports(1)
-    configuration = tmp_path / "penstock" / "service.json"
-    command = [sys.executable, "-c", REFUSING, "serve", "--folder", str(tmp_path / "data"), "--port", str(port)]
-    environment = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    configuration = folder / "penstock" / "service.json"
+    command = [sys.executable, "-m", "penstock.cli", "serve", "--folder", str(folder / "data"), "--port", str(port)]
+    with subprocess.Popen(command, env=environment(folder, refused), stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_until(lambda: process.poll() is not None or (configuration.exists() and answers(port)))
             assert process.poll() is None, process.communicate()
             bearer = {"Authorization": f"Bearer {json.loads(configuration.read_text())['token']}"}
-            listed = httpx.get(f"http://127.0.0.1:{port}/v1/jobs", headers=bearer, trust_env=False)
-            assert (listed.status_code, listed.json()["items"]) == (200, [])
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=bearer, trust_env=False) as client:
+                yield client
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             process.communicate()
 
 
@@ -48,3 +66,28 @@ def answers(port: int) -> bool:
         return httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_a_service_answers_without_torch_or_a_compiler(tmp_path: Path) -> None:
+    with served(tmp_path, f"{TRAINING} numba") as client:
+        listed = client.get("/v1/jobs")
+        assert (listed.status_code, listed.json()["items"]) == (200, [])
+
+
+def test_a_service_plans_without_torch(tmp_path: Path) -> None:
+    with served(tmp_path, TRAINING) as client:
+        asked = client.post("/v1/plans", json={"job": EXAMPLE_JOB, "cluster": EXAMPLE_CLUSTER})
+        assert asked.status_code == 202, asked.text
+        place = asked.headers["Location"]
+        wait_until(lambda: client.get(place).json()["finishedAt"] is not None)
+        found = client.get(place).json()
+        assert found["state"] == "Succeeded", found
+
+
+def test_the_command_plans_without_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock.cli", "plan", *GPT3, "--output", "json"]
+    done = subprocess.run(
+        command, env=environment(tmp_path, TRAINING), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)

@@ -10,7 +10,7 @@ from penstock.core import fitness
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.profile import MachineKey, Profile
-from penstock.trainer.prepare import cache_folder
+from penstock.trainer.cache import cache_folder
 from penstock.trainer.rundir import write_json
 
 

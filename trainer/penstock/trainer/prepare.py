@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
+from penstock.trainer.cache import cache_folder
 from penstock.trainer.data.batches import TrainingBatches, ValidationBatches, Windows
 from penstock.trainer.data.prepare import prepare
 from penstock.trainer.data.prepared import Prepared, open_prepared
 from penstock.trainer.data.reporter import SILENT, Reporter
 from penstock.trainer.rundir import RunDir, write_json
-
-
-def cache_folder() -> Path:
-    """Where data and profiles are kept between runs: ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT) -> Prepared:
