@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 from penstock.api.executor import supervisors as module
 from penstock.api.executor.claims import boot_id, is_alive, this_process
 from penstock.api.executor.files import read, write
-from penstock.api.executor.folder import AttemptFolder
+from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
@@ -25,7 +26,7 @@ from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
 STUB = """
 import os, signal, sys, time
 from pathlib import Path
-from penstock.api.executor.folder import AttemptFolder
+from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli.supervisor import claim
 
 does, folder = sys.argv[1], AttemptFolder(Path(sys.argv[2]), int(sys.argv[3]))
@@ -152,6 +153,26 @@ def test_a_supervisor_that_was_killed_is_seen_gone(stubs: Stubs, folder: Attempt
     assert service.claimed(folder)
     service.start(folder, order())
     assert len(stubs.processes()) == 1
+
+
+def test_a_shipper_is_waited_for_but_not_for_ever(
+    stubs: Stubs, folder: AttemptFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the next attempt would begin before this one's last records came, and they would be refused."""
+    service = stubs.service("ends")
+    started(service, folder)
+    stubs.processes()[0].wait()
+    assert not service.alive(folder)
+    shipping_lock(folder.root).parent.mkdir()
+    with shipping_lock(folder.root).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert service.alive(folder)
+        service.end(folder)
+        monkeypatch.setattr(module, "TELLING_SECONDS", 0.0)
+        assert not service.alive(folder)
+        monkeypatch.undo()
+        assert service.alive(folder)
+    assert not service.alive(folder)
 
 
 @pytest.mark.parametrize(

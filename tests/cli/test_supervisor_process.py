@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -11,15 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.api.executor.claims import is_alive, this_process
-from penstock.api.executor.folder import AttemptFolder
+from penstock.api.executor.claims import is_alive, is_locked, this_process
+from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli import supervisor
+from penstock.cli.shipping import POLL_SECONDS
 from penstock.cli.state import locked
 from penstock.cli.supervisor import ClaimedError, claim, shipping, supervise
 from penstock.core.errors import UserError
@@ -30,6 +32,7 @@ from penstock.core.supervision import AttemptReport, Binding, Claim, Order
 from penstock.planner import yamltext
 from penstock.trainer.outbox import Outbox
 from penstock.trainer.rundir import RunDir, write_json
+from penstock.trainer.status import read_status, status_path
 from tests.support.fake_workers import FakeWorkers, Script, killed
 from tests.support.ingest_server import IngestServer, Request
 from tests.support.sample_run import sample_plan
@@ -261,3 +264,53 @@ def test_a_shipper_outlives_the_block_until_all_is_acknowledged(
         block_is_over.set()
         assert real_processes[0].wait(PATIENCE_SECONDS) == 0
         assert len(server.requests) > 1
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+from penstock.core.records import LogLine, RecordKind
+from penstock.trainer.outbox import Outbox
+from penstock.trainer.rundir import RunDir
+from penstock.trainer.status import StatusFile, status_path
+
+run = RunDir(Path(sys.argv[1]))
+StatusFile(status_path(run.status, 0), os.getpid())
+while not (run.root / "go").exists():
+    time.sleep(0.01)
+box = Outbox(run.outbox, uid="u-1", attempt=3, source="rank-0", clock=lambda: 1.0)
+box.put(RecordKind.LOG, log=LogLine(rank=0, level="info", message="the last word"))
+box.close()
+"""
+
+
+def test_a_shipper_waits_for_ranks_that_outlive_their_supervisor(
+    tmp_path: Path, real_processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """They save what they have, and what they say then is said by nobody else."""
+    run = RunDir(tmp_path)
+    run.create()
+    (tmp_path / "token").write_text("secret\n")
+    bodies: list[bytes] = []
+
+    def answer(request: Request) -> tuple[int, bytes]:
+        bodies.append(gzip.decompress(request.body))
+        return 200, b'{"sequence": 0}'
+
+    subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path)])
+    wait_until(lambda: read_status(status_path(run.status, 0)) is not None)
+    with IngestServer(answer) as server:
+        with shipping(tmp_path, Order(uid="u-1", attempt=3, server=server.url, token_file=str(tmp_path / "token"))):
+            wait_until(lambda: is_locked(shipping_lock(tmp_path)))
+        time.sleep(2 * POLL_SECONDS)
+        assert is_locked(shipping_lock(tmp_path))
+        (tmp_path / "go").touch()
+        assert real_processes[1].wait(PATIENCE_SECONDS) == 0
+    assert b"the last word" in b"".join(bodies)

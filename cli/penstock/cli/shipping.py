@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO
 
+from penstock.api.executor.folder import shipping_lock
 from penstock.cli.following import Follower
 from penstock.cli.stopping import listening
 from penstock.trainer.rundir import RunDir, write_json
+from penstock.trainer.status import read_status
 
 if TYPE_CHECKING:
     import httpx
@@ -30,6 +32,7 @@ MOST_BYTES = 2**20
 POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
 DRAIN_SECONDS = 3600.0
+RANKS_SECONDS = 20.0
 
 STALE = 409
 UNKNOWN_JOB = 404
@@ -182,21 +185,22 @@ def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None], 
     """Ship the outbox of the run in ``root`` until stdin ends or somebody asks to stop, then what is left; whether
     everything was acknowledged. A second shipper of a run waits for the first.
 
-    Whoever starts this holds the other end of stdin: however that process ends, it is noticed here.
+    Whoever starts this holds the other end of stdin: however that process ends, it is noticed here. If it was killed,
+    its ranks may live a little longer, and save what they have; they are waited for.
     """
     run = RunDir(root)
     run.outbox.mkdir(parents=True, exist_ok=True)
-    with listening() as requests, (run.outbox / ".lock").open("a") as lock:
+    with listening() as requests, shipping_lock(root).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
             contextlib.closing(Follower(run, say, time.time)) as follower,
             http_post(server, token_file, ca_file) as post,
         ):
-            starter = _Starter(sys.stdin)
+            starter, ranks = _Starter(sys.stdin), _Ranks(run)
 
             def ended() -> bool:
                 """What was printed until now is shipped too: the last lines matter most."""
-                over = bool(requests.received) or starter.gone or starter.left_within(0)
+                over = (bool(requests.received) or starter.gone or starter.left_within(0)) and not ranks.live()
                 follower.look(last=over)
                 return over
 
@@ -225,6 +229,31 @@ class _Starter:
         readable, _, _ = select.select([self._stream], [], [], seconds)
         self.gone = bool(readable) and not self._stream.read(1)
         return self.gone
+
+
+class _Ranks:
+    """Those that ran when they were first asked about, for as long as they are waited for."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._pids: set[int] | None = None
+        self._deadline = 0.0
+
+    def live(self) -> bool:
+        """Whether one of them still runs."""
+        if self._pids is None:
+            statuses = (read_status(path) for path in self._run.status.glob("rank-*") if not path.suffix)
+            self._pids = {status.pid for status in statuses if status is not None}
+            self._deadline = time.monotonic() + RANKS_SECONDS
+        self._pids = {pid for pid in self._pids if self._runs(pid)}
+        return bool(self._pids) and time.monotonic() < self._deadline
+
+    def _runs(self, pid: int) -> bool:
+        """Its number may have been given again; a process that ended and was not waited for has no command."""
+        try:
+            return str(self._run.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
 
 
 @contextlib.contextmanager

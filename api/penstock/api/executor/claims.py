@@ -5,6 +5,7 @@ So a number that was given away again is never taken for a supervisor.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -47,6 +48,18 @@ def is_alive(claim: Claim) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return ticks == claim.started_ticks and state not in "ZX" and claim.boot_id == boot_id()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of that file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _state_and_start(process: str) -> tuple[str, int]:

@@ -48,3 +48,8 @@ class AttemptFolder:
     def wish(self, wish: Wish) -> Path:
         """A file that is there once the service asked."""
         return self.path / f"{wish}.wish"
+
+
+def shipping_lock(root: Path) -> Path:
+    """Held by whoever ships the records of the run in ``root``."""
+    return root / "outbox" / ".lock"

@@ -11,15 +11,16 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from penstock.api.executor.claims import NOBODY, is_alive, take
+from penstock.api.executor.claims import NOBODY, is_alive, is_locked, take
 from penstock.api.executor.files import read, write
-from penstock.api.executor.folder import AttemptFolder
+from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.core.lifecycle import AttemptState
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "supervise")
 END_SECONDS = 20.0
 KILL_SECONDS = 5.0
+TELLING_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 
 
@@ -31,7 +32,7 @@ class Supervisors(Protocol):
         ...
 
     def alive(self, folder: AttemptFolder) -> bool:
-        """Whether anything of the attempt runs."""
+        """Whether anything of the attempt runs, or it still has to tell something."""
         ...
 
     def claimed(self, folder: AttemptFolder) -> bool:
@@ -65,6 +66,7 @@ class ProcessSupervisors:
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self._command = command
         self._started: dict[AttemptFolder, subprocess.Popen[bytes]] = {}
+        self._telling_since: dict[AttemptFolder, float] = {}
 
     def start(self, folder: AttemptFolder, order: Order) -> None:
         """See `Supervisors`. A second one for an attempt finds the claim of the first, and ends."""
@@ -86,7 +88,17 @@ class ProcessSupervisors:
         return process is not None and process.poll() is None
 
     def alive(self, folder: AttemptFolder) -> bool:
-        """See `Supervisors`."""
+        """See `Supervisors`. What an attempt recorded is refused once another has followed, so its shipper is waited
+        for, though not for ever.
+        """
+        if self._supervised(folder):
+            return True
+        if not is_locked(shipping_lock(folder.root)):
+            self._telling_since.pop(folder, None)
+            return False
+        return time.monotonic() < self._telling_since.setdefault(folder, time.monotonic()) + TELLING_SECONDS
+
+    def _supervised(self, folder: AttemptFolder) -> bool:
         if self._starting(folder):
             return True
         found = read(folder.claim, Claim)
@@ -99,7 +111,7 @@ class ProcessSupervisors:
     def report(self, folder: AttemptFolder) -> AttemptReport | None:
         """See `Supervisors`. One that ended before it reported anything left only its last words."""
         process = self._started.get(folder)
-        ended = not self.alive(folder)  # before its report: it may write it and end in between
+        ended = not self._supervised(folder)  # before its report: it may write it and end in between
         found = read(folder.report, AttemptReport)
         if found is None and ended and process is not None:
             return AttemptReport(state=AttemptState.FAILED, message=_last_words(folder.log, process.returncode))
@@ -138,7 +150,7 @@ class ProcessSupervisors:
 
     def _gone(self, folder: AttemptFolder, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while self.alive(folder):
+        while self._supervised(folder):
             if time.monotonic() > end:
                 return False
             time.sleep(_POLL_SECONDS)
