@@ -33,7 +33,8 @@ def environment_without_torch(folder: Path) -> Path:
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     wanted = [f"{ROOT}[api,client,cli]", "--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([*uv, "pip", "install", "--quiet", "--python", folder / "bin" / "python", *wanted], check=True)
+    install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", folder / "bin" / "python"]
+    subprocess.run([*install, *wanted], check=True)  # compiled, as pip leaves it
     return folder / "bin"
 
 
