@@ -33,8 +33,9 @@ def environment_without_torch(folder: Path) -> Path:
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     wanted = [f"{ROOT}[api,client,cli]", "--constraint", str(ROOT / "constraints.txt")]
-    install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", folder / "bin" / "python"]
-    subprocess.run([*install, *wanted], check=True)  # compiled, as pip leaves it
+    python = str(folder / "bin" / "python")
+    install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]  # compiled, as pip leaves it
+    subprocess.run([*install, *wanted], check=True)
     return folder / "bin"
 
 
