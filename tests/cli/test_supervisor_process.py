@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from penstock.trainer.status import read_status, status_path
 from tests.support.fake_workers import FakeWorkers, Script, killed
 from tests.support.ingest_server import IngestServer, Request
 from tests.support.sample_run import sample_plan
+from tests.support.serving import wait_until
 from tests.support.supervised import FakeDecider, sample_job
 
 PATIENCE_SECONDS = 60.0
@@ -264,13 +265,6 @@ def test_a_shipper_outlives_the_block_until_all_is_acknowledged(
         block_is_over.set()
         assert real_processes[0].wait(PATIENCE_SECONDS) == 0
         assert len(server.requests) > 1
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 RANK = """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from penstock.api.server import Server
+from penstock.api.server import Server, collect_garbage_seldom
 from penstock.api.service import open_service
 from penstock.api.settings import Settings
 from tests.support.load import Target
@@ -28,7 +28,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def run(folder: str, database: str, port: str) -> None:
     """What the process does."""
     service = open_service(Settings(folder=Path(folder), database=database, port=int(port)))
-    Server(service).run()
+    server = Server(service)
+    collect_garbage_seldom()
+    server.run()
     service.close()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from penstock.api import errors
-from penstock.api.bodies import SCHEMAS
+from penstock.api.bodies import schemas
 from penstock.api.direct import Direct
 from penstock.api.gate import Gate
 from penstock.api.guard import Guard
@@ -61,7 +61,7 @@ class _Documented(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
         document = super().openapi()
-        document["components"]["schemas"].update(SCHEMAS)
+        document["components"]["schemas"].update(schemas())
         return document
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec
-from penstock.core.manifest_schema import dataclass_schema, job_schema
+from penstock.core.manifest_schema import JsonSchema, dataclass_schema, job_schema
 
-SCHEMAS = {"PipelineJob": job_schema(), "Cluster": dataclass_schema(ClusterSpec)}
 JOB = {"$ref": "#/components/schemas/PipelineJob"}
 CLUSTER = {"$ref": "#/components/schemas/Cluster"}
 EXAMPLE_JOB = {
@@ -29,6 +29,12 @@ EXAMPLE_CLUSTER = {
     "intraNode": {"latencySeconds": 1e-6, "bytesPerSecond": 1e10},
     "interNode": {"latencySeconds": 1e-5, "bytesPerSecond": 1e9},
 }
+
+
+@functools.cache
+def schemas() -> dict[str, JsonSchema]:
+    """What bodies refer to; made when somebody asks for the document."""
+    return {"PipelineJob": job_schema(), "Cluster": dataclass_schema(ClusterSpec)}
 
 
 def body(schema: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:

@@ -34,20 +34,16 @@ class Server(uvicorn.Server):
         super().__init__(_configured(service))
         self._feed = service.feed
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server.startup`."""
-        await super().startup(sockets)
-        _collect_garbage_seldom()
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server.shutdown`."""
         self._feed.close()
         await super().shutdown(sockets)
 
 
-def _collect_garbage_seldom() -> None:
-    """A look through everything holds up all requests for a tenth of a second, and finds next to nothing: what is made
-    until the start stays, and almost all that requests leave behind is no part of a circle.
+def collect_garbage_seldom() -> None:
+    """For a process that only serves, once its server is made. A look through everything holds up all requests
+    for a tenth of a second, and finds next to nothing: what was made until then stays, and almost all that requests
+    leave behind is no part of a circle.
     """
     gc.collect()
     gc.freeze()

@@ -15,7 +15,7 @@ from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
-from penstock.api.server import Server, check_tls
+from penstock.api.server import Server, check_tls, collect_garbage_seldom
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import migrate, tokens
@@ -57,8 +57,10 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
     with listening(), ExitStack() as stack:
         for worker in workers:
             stack.enter_context(worker)
+        server = Server(service)
+        collect_garbage_seldom()
         say(f"penstock at {settings.url}")
-        Server(service).run()
+        server.run()
     service.close()
 
 

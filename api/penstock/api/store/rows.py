@@ -2,7 +2,7 @@
 
 For each row of an INSERT, and for each SELECT, the toolkit and the driver do more than the database does, and SQLite's
 driver lets go of the interpreter and waits to get it back. So rows go in by the dozen, and what is done for every
-report goes by texts that are made once for each number of values.
+report goes to the driver itself, by texts that are made once.
 """
 
 from __future__ import annotations
