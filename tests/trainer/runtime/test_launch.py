@@ -135,6 +135,26 @@ launch(LaunchSpec(
 """
 
 
+def test_ranks_that_had_hardly_started_do_not_outlive_their_launcher(tmp_path: Path) -> None:
+    """They ask the kernel to end them with it only after a second or two, and it is gone by then."""
+    ranks = launch(spec_for(tmp_path, "train"))
+    wait_for(lambda: len(children(ranks.pid)) == 2, ranks)
+    started = children(ranks.pid)
+    assert ranks.statuses() == [None, None]
+    ranks.kill()
+    assert ranks.wait(PATIENCE_SECONDS) is not None
+    end = time.monotonic() + PATIENCE_SECONDS
+    while any(map(_is_alive, started)):
+        assert time.monotonic() < end, "a rank lives on"
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """Of the process's threads."""
+    found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in found for child in text.split()]
+
+
 def _is_alive(pid: int) -> bool:
     try:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()

@@ -195,7 +195,7 @@ def launch(spec: LaunchSpec) -> Ranks:
 
     They end with this process, however it ends: the watcher is asked to stop them, and each dies with the watcher.
     """
-    port = _free_port() if spec.port is None else _checked(spec.port)
+    port = free_port() if spec.port is None else _checked(spec.port)
     spec.status_folder.mkdir(parents=True, exist_ok=True)
     for rank in range(spec.num_ranks):
         status_path(spec.status_folder, rank).unlink(missing_ok=True)
@@ -234,7 +234,8 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nobody uses now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

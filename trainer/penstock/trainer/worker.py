@@ -24,7 +24,7 @@ import torch.distributed as dist
 from penstock.core.errors import PenstockError, UserError
 from penstock.trainer.comm import ProcessGroups
 from penstock.trainer.status import StatusFile, status_path
-from penstock.trainer.worker_leash import die_with_parent
+from penstock.trainer.worker_leash import die_with_parent, launcher
 
 
 class StopFlag:
@@ -59,7 +59,7 @@ class Worker:
 
 def run_worker(main: Callable[[Worker], None], *, device: str, status_folder: Path) -> int:
     """Join the other ranks, run ``main``, leave; ``device`` is ``cpu`` or ``cuda``. The exit code, unless it failed."""
-    die_with_parent(os.getppid(), signal.SIGKILL)
+    die_with_parent(launcher(), signal.SIGKILL)
     stop = StopFlag()
     stop.raise_on(signal.SIGTERM, signal.SIGINT)
     status = StatusFile(status_path(status_folder, int(os.environ["RANK"])), os.getpid())

@@ -19,7 +19,7 @@ from penstock.trainer.clock import Clock
 from penstock.trainer.comm import GroupName, ProcessGroups
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import StageParameters
-from penstock.trainer.profiling.units import median_and_spread
+from penstock.trainer.profiling.units import mean_and_spread
 
 MESSAGE_BYTES = (64, 2**16, 2**19, 2**21)
 REDUCED_BYTES = (16, 2**18, 2**22)
@@ -142,11 +142,11 @@ def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int, clock:
 
 
 def _repeated(action: Callable[[], object], clock: Clock) -> tuple[float, float]:
-    """Median and spread of an action that all ranks begin together."""
+    """Mean and spread of an action that all ranks begin together."""
     taken = []
     for _ in range(REPEATS + 1):
         dist.barrier()
         begin = clock()
         action()
         taken.append(clock() - begin)
-    return median_and_spread(taken[1:])
+    return mean_and_spread(taken[1:])

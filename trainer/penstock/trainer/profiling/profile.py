@@ -25,11 +25,11 @@ from penstock.trainer.profiling.network import (
     measure_links,
     measure_optimizer,
 )
-from penstock.trainer.profiling.units import Key, Samples, UnitTimer, median_and_spread
+from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread
 from penstock.trainer.together import concatenated, gather
 from penstock.trainer.worker import Worker
 
-METHOD = "whole actions of one-unit stages, several blocks in turn; medians, one rank alone and all together by turns"
+METHOD = "whole actions of one-unit stages, several blocks in turn; means, one rank alone and all together by turns"
 
 Progress = Callable[[int, int], None]
 """Hears of points done, and how many there are."""
@@ -140,15 +140,15 @@ def _by_key(samples: Samples) -> dict[Key, list[float]]:
 
 
 def _record(point: Point, key: Key, alone: list[float], together: list[float]) -> UnitRecord:
-    median, spread = median_and_spread(alone)
+    mean, spread = mean_and_spread(alone)
     return UnitRecord(
         unit=key[0],
         kind=key[1],
         batch=point.batch,
         length=point.length,
         prefix=point.prefix,
-        alone_seconds=median,
-        together_seconds=median_and_spread(together)[0],
+        alone_seconds=mean,
+        together_seconds=mean_and_spread(together)[0],
         spread=spread,
         samples=len(alone),
         held_out=point.held_out,
