@@ -2,16 +2,16 @@
 
     ./dev bench prediction
 
-The machine is measured as `penstock profile` does, a few times; of every record the second fastest counts, because
-what others do on the machine only ever adds time. Then plans are visited in turn, round after round. A reference kernel
-runs before and after each step: a step counts only if both took what they take undisturbed, which is waited for, and is
-scaled by how far that has drifted since the profile. Memory is measured apart, every plan in new processes.
+Round after round the machine is measured as `penstock profile` does, and all plans are visited in turn, a block of
+steps at a time, so that both meet the same machine, however it drifts. A reference kernel runs before and after each
+block, which counts only if both took the same time. Plans are made from the first profiles; what is compared is their
+prediction by the medians of all profiles and the median of their steps. Memory is measured apart, every plan in new
+processes.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction_rank import STEPS_PER_PLAN, STEPS_PER_VISIT
-from benchmarks.quiet import MOST_DRIFT, undisturbed_profile
+from benchmarks.prediction_rank import STEPS_PER_VISIT
+from benchmarks.quiet import MOST_DRIFT, typical_profile
 from benchmarks.support import write_results
 
+from penstock.api.again import pinned
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan, Prediction
 from penstock.core.profile import Profile
@@ -40,9 +41,11 @@ from penstock.trainer.rundir import RunDir, write_json
 
 EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"
 RANKS, SEQUENCES = 2, 2
-PROFILES = 5
+FIRST_PROFILES = 2
 FINALISTS = 2
+STEPS_PER_PLAN, MOST_ROUNDS = 20, 15
 
+CHOICE = "the planner's choice"
 UNSTEADY = "the machine's speed keeps drifting: end what else runs on it, and try again"
 
 PINNED = {
@@ -50,9 +53,11 @@ PINNED = {
     "4 slices": ParallelismSpec(pp=2, slices=4, schedule="1f1b", micro_batch=1),
     "16 slices": ParallelismSpec(pp=2, slices=16, schedule="1f1b", micro_batch=1),
     "flush of 2": ParallelismSpec(pp=2, slices=8, schedule="gpipe", micro_batch=2),
+    "flush of 1": ParallelismSpec(pp=2, slices=4, schedule="gpipe", micro_batch=1),
     "zero bubble": ParallelismSpec(pp=2, slices=3, schedule="zb", micro_batch=1),
     "H1": ParallelismSpec(pp=2, slices=2, schedule="zb-h1", micro_batch=1),
-    "V": ParallelismSpec(pp=2, slices=4, schedule="zbv", micro_batch=1),
+    "V of 2": ParallelismSpec(pp=2, slices=2, schedule="zbv", micro_batch=1),
+    "V of 4": ParallelismSpec(pp=2, slices=4, schedule="zbv", micro_batch=1),
     "unequal stages": ParallelismSpec(pp=2, slices=4, schedule="1f1b", micro_batch=2, stages=(4.5, 3.5)),
     "unequal slices": ParallelismSpec(pp=2, slices=(400, 344, 280), schedule="zb", micro_batch=2),
     "replicas": ParallelismSpec(dp=2, pp=1, micro_batch=1),
@@ -65,14 +70,9 @@ class Contender:
 
     name: str
     plan: Plan
+    prediction: Prediction
     step_seconds: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
-
-    @property
-    def prediction(self) -> Prediction:
-        """The plan's."""
-        assert self.plan.prediction is not None
-        return self.plan.prediction
 
     @property
     def measured_seconds(self) -> float:
@@ -86,7 +86,7 @@ class Contender:
 
 
 class Bench:
-    """A machine, measured once, that plans are tried on."""
+    """A machine that plans are tried on, and what was measured of it so far."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -94,7 +94,7 @@ class Bench:
         training = replace(example.spec.training, global_batch=SEQUENCES)
         self._job = replace(example, spec=replace(example.spec, training=training, parallelism=ParallelismSpec()))
         self._run = self._prepared(self._job)
-        self.profile, self._reference_seconds = self._measured()
+        self._profiles: list[Profile] = []
 
     def _prepared(self, job: PipelineJob) -> RunDir:
         run = RunDir(self._root)
@@ -103,27 +103,30 @@ class Bench:
         prepare_data(job, run)
         return run
 
-    def _measured(self) -> tuple[Profile, float]:
-        """The machine as it is when nothing else wants its processors, and the reference kernel's seconds then."""
-        profiles: list[Profile] = []
-        seconds = math.inf
-        for _ in range(PROFILES):
-            self._launch("penstock.trainer", "profile", "--run-dir", str(self._run.root))
-            profiles.append(self._run.read_profile())
-            seconds = min(seconds, self._task("reference")["seconds"])
-            sys.stderr.write(f"profile {len(profiles)}: {_unit_seconds(profiles[-1]):.2f} s, {seconds:.4f} s\n")
-        return undisturbed_profile(profiles), seconds
+    @property
+    def profile(self) -> Profile:
+        """The medians of what was measured so far."""
+        return typical_profile(self._profiles)
+
+    def measure(self) -> None:
+        """The machine, once more."""
+        self._launch("penstock.trainer", "profile", "--run-dir", str(self._run.root))
+        self._profiles.append(self._run.read_profile())
+        sys.stderr.write(f"profile {len(self._profiles)}: {_unit_seconds(self._profiles[-1]):.2f} s\n")
 
     def contenders(self) -> list[Contender]:
         """Pinned plans, the planner's choice, and what it ranked next."""
-        found = [Contender(name, self._decide(pins)[0]) for name, pins in PINNED.items()]
-        choice, others = self._decide(ParallelismSpec())
-        found.append(Contender("the planner's choice", choice))
-        found += [Contender(f"its alternative {i + 1}", plan) for i, plan in enumerate(others)]
-        return found
+        plans = {name: self._decide(self._pinned(pins))[0] for name, pins in PINNED.items()}
+        choice, others = self._decide(self._pinned(ParallelismSpec()))
+        plans = {name: plan for name, plan in plans.items() if plan.program_digest != choice.program_digest}
+        plans |= {CHOICE: choice, **{f"its alternative {i + 1}": plan for i, plan in enumerate(others)}}
+        return [Contender(name, plan, _prediction(plan)) for name, plan in plans.items()]
 
-    def _decide(self, pins: ParallelismSpec) -> tuple[Plan, list[Plan]]:
-        problem = problem_from_profile(replace(self._job.spec, parallelism=pins), self.profile)
+    def _pinned(self, pins: ParallelismSpec) -> PipelineJob:
+        return self._job.with_spec(parallelism=pins)
+
+    def _decide(self, job: PipelineJob) -> tuple[Plan, list[Plan]]:
+        problem = problem_from_profile(job.spec, self.profile)
         decision = decide(problem)
         judge = Simulated(problem)
         others = [self._realised(judge, decision.result, each) for each in decision.result.others[:FINALISTS]]
@@ -132,19 +135,28 @@ class Bench:
     def _realised(self, judge: Simulated, result: Any, each: Evaluation) -> Plan:
         return realised(judge, replace(result, best=each, others=()), judge.problem).plan
 
-    def visit(self, contenders: list[Contender]) -> int:
-        """Fills in their steps and memory; how many steps did not count."""
-        plans = {each.name: each.plan.to_manifest() for each in contenders}
-        write_json(self._run.root / "visits.json", {"plans": plans, "seconds": self._reference_seconds})
-        found = self._task("visits")
+    def predict(self, contenders: list[Contender]) -> None:
+        """Anew, by all that was measured."""
         for each in contenders:
-            each.step_seconds = found["steps"][each.name]
-            if not each.step_seconds:
-                raise SystemExit(UNSTEADY)
+            again, _ = self._decide(pinned(self._job, each.plan))
+            assert again.program_digest == each.plan.program_digest, each.name
+            each.prediction = _prediction(again)
+
+    def visit(self, contenders: list[Contender]) -> int:
+        """Adds to the steps of those that have too few; how many did not count."""
+        waiting = [each for each in contenders if len(each.step_seconds) < STEPS_PER_PLAN]
+        write_json(self._run.root / "visits.json", {each.name: each.plan.to_manifest() for each in waiting})
+        found = self._task("visits")["steps"]
+        for each in waiting:
+            each.step_seconds += found[each.name]
+        return STEPS_PER_VISIT * sum(not steps for steps in found.values())
+
+    def weigh(self, contenders: list[Contender]) -> None:
+        """Fills in their memory."""
+        for each in contenders:
             write_json(self._run.plan, each.plan.to_manifest())
             each.peak_bytes = _by_pipeline_rank(each.plan, self._task("memory")["peak_bytes"])
             sys.stderr.write(f"{_line(each)}\n")
-        return int(found["rejected"])
 
     def _task(self, name: str) -> Mapping[str, Any]:
         self._launch("benchmarks.prediction_rank", str(self._run.root), name)
@@ -170,18 +182,32 @@ def main() -> int:
     """Measure, plan, visit, and write the tables."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
+        for _ in range(FIRST_PROFILES):
+            bench.measure()
         contenders = bench.contenders()
-        rejected = bench.visit(contenders)
+        rejected = num_rounds = 0
+        while any(len(each.step_seconds) < STEPS_PER_PLAN for each in contenders):
+            num_rounds += 1
+            if num_rounds > MOST_ROUNDS:
+                raise SystemExit(UNSTEADY)
+            rejected += bench.visit(contenders)
+            bench.measure()
+        bench.predict(contenders)
+        bench.weigh(contenders)
         found = {
             "model": _model(contenders[0].plan),
             "rejected": rejected,
+            "profiles": FIRST_PROFILES + num_rounds,
             "constant_bytes": bench.profile.memory.constant_bytes,
             "plans": [_result(each) for each in contenders],
         }
         write_results("prediction", json.dumps(found), table)
-    if any(len(each.step_seconds) < STEPS_PER_PLAN for each in contenders):
-        raise SystemExit(f"some plans have fewer than {STEPS_PER_PLAN} steps that count: {UNSTEADY}")
     return 0
+
+
+def _prediction(plan: Plan) -> Prediction:
+    assert plan.prediction is not None
+    return plan.prediction
 
 
 def _unit_seconds(profile: Profile) -> float:
@@ -244,11 +270,11 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         "# Predicted against measured",
         "",
         f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
-        f"At least {min(len(each['step_seconds']) for each in results['plans'])} steps of each plan, "
-        f"{STEPS_PER_VISIT} at a visit, plans in turn; "
-        f"{results['rejected']} steps did not count because a reference kernel before or after them was over "
-        f"{MOST_DRIFT:.0%} away from its undisturbed time, by whose drift since the profile steps are scaled. Measured "
-        "seconds are medians.",
+        f"The medians of {results['profiles']} profiles, and of at least "
+        f"{min(len(each['step_seconds']) for each in results['plans'])} steps of each plan, "
+        f"in blocks of {STEPS_PER_VISIT}, plans in turn; "
+        f"{results['rejected']} more did not count, because a reference kernel took over {MOST_DRIFT:.0%} more or less "
+        "time after their block than before it.",
         "",
         "| plan | predicted s | measured s | error | predicted MiB | measured MiB | error | above the constant |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -256,7 +282,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
     rows = [_Row(each, results["constant_bytes"]) for each in results["plans"]]
     yield from (row.text for row in rows)
     best = min(rows, key=lambda row: row.measured)
-    choice = next(row for row in rows if row.name == "the planner's choice")
+    choice = next(row for row in rows if row.name == CHOICE)
     yield from (
         "",
         f"Mean absolute error of step time {statistics.mean(abs(row.time_error) for row in rows):.1%} (target 5 %). "

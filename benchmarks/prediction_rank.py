@@ -3,62 +3,43 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.quiet import Reference
+from benchmarks.quiet import is_drift, reference_seconds
 
 from penstock.trainer.loop import Stopwatch
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.session import Session
 from penstock.trainer.worker import Worker, run_worker
 
-STEPS_PER_VISIT, STEPS_PER_PLAN = 10, 20
-MOST_ROUNDS = 16
-
-
-def reference(run: RunDir, worker: Worker) -> None:
-    """Writes the seconds that the reference kernel takes when nothing else wants the processor."""
-    _write(run, worker, {"seconds": Reference().seconds})
+STEPS_PER_VISIT = 10
 
 
 def visits(run: RunDir, worker: Worker) -> None:
-    """All plans in turn, until each has steps enough during which the machine was undisturbed."""
-    asked = json.loads((run.root / "visits.json").read_text())
-    plans: dict[str, object] = asked["plans"]
-    found: dict[str, list[float]] = {name: [] for name in plans}
-    rejected, kernel = 0, Reference()
-    for number in range(MOST_ROUNDS):
-        for name in [name for name in plans if len(found[name]) < STEPS_PER_PLAN]:
-            steps = visit(run, plans[name], worker, kernel)
-            kept = [seconds * asked["seconds"] / base for seconds, base in steps if base is not None]
-            found[name] += kept
-            rejected += STEPS_PER_VISIT - len(kept)
-            if worker.rank == 0:
-                seconds = statistics.median(kept or [math.nan])
-                drift = kernel.seconds / asked["seconds"] - 1
-                print(
-                    f"round {number + 1}, {name}: {len(kept)} steps kept, {seconds:.3f} s, drift {drift:+.1%}",
-                    flush=True,
-                )
-    _write(run, worker, {"steps": found, "rejected": rejected})
+    """A block of steps of each plan; those during which the machine drifted do not count."""
+    plans: dict[str, object] = json.loads((run.root / "visits.json").read_text())
+    found: dict[str, list[float]] = {}
+    for name, plan in plans.items():
+        steps, before, after = visit(run, plan, worker)
+        kept = not is_drift(before, after)
+        found[name] = steps if kept else []
+        if worker.rank == 0:
+            kernel = f"kernel {1000 * before:.2f} and {1000 * after:.2f} ms"
+            print(f"{name}: {statistics.median(steps):.3f} s, {kernel}, {'kept' if kept else 'rejected'}", flush=True)
+    _write(run, worker, {"steps": found})
 
 
-def visit(run: RunDir, plan: object, worker: Worker, kernel: Reference) -> Iterator[tuple[float, float | None]]:
-    """Of each step after the first its seconds, and those of the undisturbed reference kernel at the time; none where
-    the kernel was slower or faster than that before or after the step.
-    """
+def visit(run: RunDir, plan: object, worker: Worker) -> tuple[list[float], float, float]:
+    """The seconds of a block of steps, after one to warm up, and those of the reference kernel before and after it."""
     stopwatch = _stopwatch(run, plan, worker)
     stopwatch.step(0)
-    for step in range(1, 1 + STEPS_PER_VISIT):
-        before = kernel.settled()
-        _, seconds, _ = stopwatch.step(step)
-        yield seconds, kernel.seconds if before and kernel.is_undisturbed() else None
+    before = reference_seconds()
+    steps = [stopwatch.step(step)[1] for step in range(1, 1 + STEPS_PER_VISIT)]
+    return steps, before, reference_seconds()
 
 
 def memory(run: RunDir, worker: Worker) -> None:
@@ -82,6 +63,6 @@ def _write(run: RunDir, worker: Worker, found: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     place = RunDir(Path(sys.argv[1]))
-    task = {"reference": reference, "visits": visits, "memory": memory}[sys.argv[2]]
+    task = {"visits": visits, "memory": memory}[sys.argv[2]]
     with torch.no_grad():
         sys.exit(run_worker(lambda me: task(place, me), device="cpu", status_folder=place.status))

@@ -1,17 +1,14 @@
-"""Measuring on a machine that is shared: what others do on it only ever adds time, so it is waited out or left out.
+"""Measuring on a machine that is shared, where neighbours come and go: what is typical, while nothing drifts.
 
-A reference kernel, the same matrix products on all ranks at once, tells how fast the machine is at a moment. The low
-quantile of what it took lately is its undisturbed time: that follows a clock that drifts over minutes, and not the
-neighbours that come and go within seconds. A measurement counts if the kernel takes its undisturbed time before and
-after it.
+A reference kernel, the same matrix products on all ranks at once, tells how fast the machine is. A block of steps
+counts if the kernel takes as long after it as before it.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +19,11 @@ from penstock.core.profile import Profile
 from penstock.trainer.together import gather
 
 MOST_DRIFT = 0.03
-PATIENCE_SECONDS = 20.0
-KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 9
-FIRST_LOOKS, MOST_LOOKS = 30, 120
-UNDISTURBED_SHARE = 0.1
+KERNEL_SIZE, KERNEL_PRODUCTS, KERNEL_REPEATS = 512, 5, 70
 
 
 def reference_seconds() -> float:
-    """The kernel on all ranks at once: the slowest rank's median."""
+    """The kernel on all ranks at once, for about a second: the slowest rank's, without the slowest nine in ten."""
     left, right = torch.ones(KERNEL_SIZE, KERNEL_SIZE), torch.ones(KERNEL_SIZE, KERNEL_SIZE)
     taken = []
     dist.barrier()
@@ -38,43 +32,23 @@ def reference_seconds() -> float:
         for _ in range(KERNEL_PRODUCTS):
             torch.mm(left, right)
         taken.append(time.perf_counter() - begin)
-    return max(gather(statistics.median(taken)))
+    return max(gather(statistics.quantiles(taken, n=10)[0]))
 
 
-class Reference:
-    """The kernel's undisturbed time, followed. The same on all ranks, which look together."""
-
-    def __init__(self) -> None:
-        self._taken: deque[float] = deque(maxlen=MOST_LOOKS)
-        for _ in range(FIRST_LOOKS):
-            self._taken.append(reference_seconds())
-
-    @property
-    def seconds(self) -> float:
-        """What the kernel takes at present when nothing else wants the processors."""
-        return sorted(self._taken)[int(UNDISTURBED_SHARE * len(self._taken))]
-
-    def is_undisturbed(self) -> bool:
-        """Whether the kernel takes that now."""
-        self._taken.append(reference_seconds())
-        return abs(self._taken[-1] / self.seconds - 1) <= MOST_DRIFT
-
-    def settled(self) -> bool:
-        """Wait until the machine is undisturbed; false if it does not become so in time."""
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not self.is_undisturbed():
-            if min(gather(end - time.monotonic())) < 0:
-                return False
-        return True
+def is_drift(before: float, after: float) -> bool:
+    """Whether the machine is no longer as fast as it was."""
+    return abs(after / before - 1) > MOST_DRIFT
 
 
-def undisturbed_profile(profiles: Sequence[Profile]) -> Profile:
-    """Of every record and overhead the second smallest of several profiles."""
+def typical_profile(profiles: Sequence[Profile]) -> Profile:
+    """Of every record and overhead the median of several profiles."""
 
     def each(name: str, *fields: str) -> tuple[Any, ...]:
         records = zip(*(getattr(profile, name) for profile in profiles), strict=True)
         return tuple(
-            replace(same[0], **{field: _second(getattr(record, field) for record in same) for field in fields})
+            replace(
+                same[0], **{field: statistics.median(getattr(record, field) for record in same) for field in fields}
+            )
             for same in records
         )
 
@@ -84,10 +58,6 @@ def undisturbed_profile(profiles: Sequence[Profile]) -> Profile:
         collectives=each("collectives", "seconds"),
         optimizer=each("optimizer", "seconds"),
         links=each("links", "latency_seconds"),
-        action_overhead_seconds=_second(profile.action_overhead_seconds for profile in profiles),
-        step_overhead_seconds=_second(profile.step_overhead_seconds for profile in profiles),
+        action_overhead_seconds=statistics.median(profile.action_overhead_seconds for profile in profiles),
+        step_overhead_seconds=statistics.median(profile.step_overhead_seconds for profile in profiles),
     )
-
-
-def _second(values: Iterable[float]) -> float:
-    return sorted(values)[1]

@@ -55,8 +55,7 @@ def table(results: dict[str, Any]) -> str:
         "# penstock against torch.distributed.pipelining",
         "",
         f"{results['model']}; {RANKS} CPU ranks, one thread each; {results['machine']}.",
-        f"Medians of {results['rounds']} interleaved rounds of forward and backward; ratios are medians over rounds. "
-        f"A step that a reference kernel shows to be disturbed is taken again; {_disturbed(results)} stayed so.",
+        f"Medians of {results['rounds']} interleaved rounds of forward and backward; ratios are medians over rounds.",
         "",
         "| sequences | contender | seconds | loss | penstock is faster by |",
         "|---|---|---|---|---|",
@@ -66,11 +65,6 @@ def table(results: dict[str, Any]) -> str:
         lines += _rows(case)
     lines += ["", *(f"- {_summary(case, serial)}" for case in results["cases"])]
     return "\n".join(lines) + "\n"
-
-
-def _disturbed(results: dict[str, Any]) -> str:
-    contenders = [each for case in results["cases"] for each in case["contenders"].values()]
-    return f"{sum(each['disturbed'] for each in contenders)} of {sum(len(each['seconds']) for each in contenders)}"
 
 
 def _rows(case: dict[str, Any]) -> Iterator[str]:

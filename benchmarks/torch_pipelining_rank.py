@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.quiet import Reference, undisturbed_profile
+from benchmarks.quiet import typical_profile
 from benchmarks.torch_model import Part, token_loss
 from benchmarks.torch_pipelining import OWN, UNSLICED
 from torch import Tensor
@@ -49,9 +49,8 @@ from penstock.trainer.worker import Worker, run_worker
 SPEC = ModelSpec(family=Family.GPT2, layers=8, hidden=512, heads=8, vocab=4096, positions=1024)
 LENGTH = 1024
 SEQUENCES = (1, 2, 4)
-ROUNDS = 9
+ROUNDS = 15
 PROFILES = 3
-MOST_TRIES = 4
 CPU = torch.device("cpu")
 
 Step = Callable[[], float]
@@ -94,7 +93,7 @@ def _measured(sequences: int, worker: Worker) -> Profile:
     """What the first rank wrote down, on all ranks."""
     wanted = job(sequences, ParallelismSpec())
     taken = [measure(wanted, worker, time.time()) for _ in range(PROFILES)]
-    box = [undisturbed_profile([each for each in taken if each is not None]) if worker.rank == 0 else None]
+    box = [typical_profile([each for each in taken if each is not None]) if worker.rank == 0 else None]
     dist.broadcast_object_list(box, src=0)
     assert box[0] is not None
     return box[0]
@@ -114,14 +113,12 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
         UNSLICED: _penstock(baseline.plan, ids, worker),
         **_torch_contenders(sequences, ids, weights, worker),
     }
-    measured: dict[str, dict[str, Any]] = {name: {"seconds": [], "loss": 0.0, "disturbed": 0} for name in contenders}
-    kernel = Reference()
+    measured: dict[str, dict[str, Any]] = {name: {"seconds": [], "loss": 0.0} for name in contenders}
     for round_number in range(ROUNDS + 1):
         for name, step in contenders.items():
-            seconds, loss, undisturbed = _timed(step, kernel)
+            seconds, loss = _timed(step)
             if round_number:
                 measured[name]["seconds"].append(seconds)
-                measured[name]["disturbed"] += not undisturbed
             measured[name]["loss"] = loss
     return {
         "sequences": sequences,
@@ -132,18 +129,14 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
     }
 
 
-def _timed(step: Step, kernel: Reference) -> tuple[float, float, bool]:
-    """A step's seconds and loss, and whether the machine was undisturbed; if not, it is tried a few times more."""
-    for _ in range(MOST_TRIES):
-        before = kernel.settled()
-        dist.barrier()
-        begin = time.perf_counter()
-        loss = step()
-        dist.barrier()
-        seconds = time.perf_counter() - begin
-        if kernel.is_undisturbed() and before:
-            return seconds, _from_last_rank(loss), True
-    return seconds, _from_last_rank(loss), False
+def _timed(step: Step) -> tuple[float, float]:
+    """A step's seconds and loss."""
+    dist.barrier()
+    begin = time.perf_counter()
+    loss = step()
+    dist.barrier()
+    seconds = time.perf_counter() - begin
+    return seconds, _from_last_rank(loss)
 
 
 def _from_last_rank(loss: float) -> float:
