@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 
 import pytest
-from rich.console import Console
 
-from penstock.cli import output
-from penstock.cli.progress import PLAIN_SECONDS, LiveLine, People, PlainLine, line
+from penstock.cli.progress import People
 from penstock.cli.state import PhaseChange
 from penstock.core.lifecycle import Phase
 from penstock.planner.candidates import Candidate, Shortage
 from penstock.planner.problem import Mesh
 from penstock.planner.search import Evaluation
 from tests.support.fake_workers import fake_metrics
+from tests.support.shown_line import Remembering
 
 MESH = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=4)
-
-
-class Remembering:
-    """A line that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.shares: list[float | None] = []
-        self.num_closed = 0
-
-    def update(self, text: str, done: float | None) -> None:
-        self.texts.append(text)
-        self.shares.append(done)
-
-    def close(self) -> None:
-        self.num_closed += 1
-
-
-@pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What is written to stderr, where it is no terminal."""
-    text = io.StringIO()
-    console = Console(file=text, width=200, highlight=False)
-    monkeypatch.setattr(output, "terminal", lambda: console)
-    yield text
-    console.file.close()
 
 
 @pytest.fixture
@@ -139,33 +111,3 @@ def test_warnings_about_data_are_shown(people: People, screen: io.StringIO) -> N
 def test_leaving_ends_what_moves(people: People, shown: Remembering) -> None:
     people.close()
     assert shown.num_closed == 1
-
-
-def test_a_log_gets_a_line_every_few_seconds(screen: io.StringIO) -> None:
-    now = 0.0
-    plain = PlainLine(lambda: now)
-    for second in range(100):
-        now = second / 10
-        plain.update(f"at {now}", None)
-    plain.close()
-    assert screen.getvalue().split("\n") == [f"  at {PLAIN_SECONDS}", ""]
-
-
-def test_where_nobody_watches_lines_are_plain(screen: io.StringIO) -> None:
-    assert isinstance(line(), PlainLine)
-
-
-def test_a_terminal_gets_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=80)
-    monkeypatch.setattr(output, "terminal", lambda: console)
-    shown = line()
-    assert isinstance(shown, LiveLine)
-    shown.update("step 1/2", 0.5)
-    shown.update("step 2/2", 1.0)
-    shown.close()
-    shown.close()
-    assert "step 2/2" in text.getvalue()
-    shown.update("again", None)
-    shown.close()
-    assert "again" in text.getvalue()

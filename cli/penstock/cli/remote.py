@@ -10,9 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.client import Client, Job, LoginLink, Place, ServiceError, Status, target
+from penstock.api.client import Client, Job, LoginLink, Place, Progress, ServiceError, Status, target
 from penstock.api.client.config import configuration_file
 from penstock.cli import output
+from penstock.cli.lines import line
 from penstock.cli.output import Format
 from penstock.cli.secret_files import write_secret
 from penstock.core.errors import UserError
@@ -107,15 +108,36 @@ def open_browser(link: LoginLink) -> None:
 def watch_job(client: Client, place: Place) -> int:
     """Tell every change until the job has ended or is suspended; the exit code."""
     phase: Phase | None = None
-    for job in client.follow(place):
-        if job.status.phase is not phase:
-            phase = job.status.phase
-            because = f"  {job.status.reason}" if job.status.reason else ""
-            output.say(f"{place}  {phase}{because}", style=COLORS.get(phase))
-        elif job.status.progress is not None:
-            step, loss, seconds = _progress(job.status)
-            output.say(f"  step {step}  loss {loss}  {seconds} per step")
+    text, shown = "", line()
+    try:
+        for job in client.follow(place):
+            told = job.status.progress
+            if job.status.phase is not phase:
+                shown.close()
+                if text:
+                    output.say(f"  {text}")
+                phase, text = job.status.phase, ""
+                because = f"  {job.status.reason}" if job.status.reason else ""
+                output.say(f"{place}  {phase}{because}", style=COLORS.get(phase))
+                if not job.resting:
+                    shown.update(f"{phase} ...", None)
+            elif told is not None:
+                text = _under_way(told)
+                shown.update(text, told.step / told.num_steps)
+    finally:
+        shown.close()
     if job.status.phase is Phase.FAILED:
         output.say_failure(job.status.message)
         return FAILED
     return 0
+
+
+def _under_way(told: Progress) -> str:
+    parts = [f"step {told.step}/{told.num_steps}"]
+    if told.loss is not None:
+        parts.append(f"loss {told.loss:.3f}")
+    if told.step_seconds is not None:
+        parts.append(f"{format_seconds(told.step_seconds)} per step")
+        if left := told.num_steps - told.step:
+            parts.append(f"{format_seconds(left * told.step_seconds)} left")
+    return "  ".join(parts)

@@ -12,6 +12,7 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
 from penstock.api.executor.executor import Executor, Reports
+from penstock.api.executor.files import replace_text
 from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
@@ -42,7 +43,7 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
         ProcessSupervisors(),
         ProcessPlanner(),
         capacity=this_machine(),
-        name=f"{os.uname().nodename}:{settings.folder}"[:36],
+        name=executor_name(settings),
         reports=reports,
     )
     desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
@@ -100,6 +101,14 @@ def ingest_token(service: Service) -> Path:
         _, secret = service.write("tokens", lambda connection: tokens.add(connection, reporter, service.clock()))
         write_secret(path, secret + "\n")
     return path
+
+
+def executor_name(settings: Settings) -> str:
+    """Of whoever runs jobs in this folder: kept there, because its jobs bear it when machine or folder are renamed."""
+    path = settings.folder / "executor"
+    if not path.exists():
+        replace_text(path, f"{settings.machine}:{settings.folder}\n")
+    return path.read_text().strip()
 
 
 def desk_name(settings: Settings) -> str:

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from penstock.api.client import Client, PlanRequest
+from penstock.cli.lines import Line, line
 from penstock.cli.manifests import read_cluster, read_for_service
 from penstock.cli.output import warn
-from penstock.cli.progress import Line, line
 from penstock.cli.remote import connected
 from penstock.core.errors import UserError
 from penstock.core.plan import Plan

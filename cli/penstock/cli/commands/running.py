@@ -1,4 +1,4 @@
-"""Training: `run` starts a job, `resume` goes on with one, `rehearse` plays a plan without computing."""
+"""Training: `run` starts a job, `resume` goes on with one, `demo` has a service run it, `rehearse` plays a plan."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command()(run)
     app.command()(resume)
+    app.command()(demo)
     app.command()(rehearse)
 
 
@@ -76,6 +77,30 @@ def _conclude(ended: Ended, form: Format) -> None:
     elif phase is Phase.SUSPENDED:
         output.say(f"stopped after {summary.steps} steps; go on with: penstock resume {root}")
         raise typer.Exit(128 + (ended.signal or 0))
+
+
+def demo(
+    job: Job,
+    folder: Annotated[Path, typer.Option("--folder", help="What the service keeps.")] = Path("runs/demo"),
+    data: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: the job may read it as data://NAME/...")] = None,
+    form: Output = Format.TEXT,
+) -> None:
+    """Train a job through a service of its own, which ends with it: what `serve`, `submit` and `watch` do.
+
+    Ctrl-C ends the job and the service.
+    """
+    from penstock.cli.demonstration import demonstrate
+    from penstock.cli.manifests import read_for_service
+    from penstock.cli.summary import rendered
+    from penstock.core.lifecycle import Phase
+
+    summary = demonstrate(read_for_service(job, output.warn), folder.absolute(), data or ())
+    if form is not Format.TEXT:
+        output.write_data(summary.to_manifest(), form)
+    elif summary.phase == Phase.SUCCEEDED:
+        output.show(*rendered(summary))
+    if summary.phase != Phase.SUCCEEDED:
+        raise typer.Exit(1)
 
 
 def rehearse(

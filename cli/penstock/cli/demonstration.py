@@ -1,0 +1,126 @@
+"""A job through a service of its own, from nothing to its summary: what `./dev demo` shows.
+
+Everything lies in one folder, the user's configuration stays as it is, and whoever stops it leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from penstock.api.client import Client, Job, Place, Target, target
+from penstock.api.client.config import CA, SERVER, TOKEN
+from penstock.api.executor.claims import is_locked
+from penstock.api.executor.folder import shipping_lock
+from penstock.cli import output
+from penstock.cli.attempt import read_result
+from penstock.cli.ports import LOOPBACK
+from penstock.cli.remote import watch_job
+from penstock.cli.reporting import write_report
+from penstock.cli.stopping import StopRequestedError, listening
+from penstock.cli.summary import Summary, summarise
+from penstock.core.errors import PenstockError
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Phase
+from penstock.trainer.launch import free_port
+from penstock.trainer.rundir import RunDir
+
+PATIENCE_SECONDS = 60.0
+LOOK_SECONDS = 0.1
+LAST_WORDS = 20
+
+
+class NoServiceError(PenstockError):
+    """The service did not come to answer."""
+
+
+def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Summary:
+    """Serve from ``folder``, submit the job there, watch it until it has ended, and end the service.
+
+    ``data`` are the folders, NAME=FOLDER, that the job may read.
+
+    Raises:
+        NoServiceError: the service did not start.
+        StopRequestedError: somebody asked to stop; the job has ended then, too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with listening() as requests, _service(folder, data) as place, Client(place) as client:
+        made = client.submit(job)
+        output.say(f"open in a browser, within a minute: {client.login_link().url}")
+        name = Place(name=made.name, namespace=made.namespace)
+        try:
+            with requests.cutting():
+                watch_job(client, name)
+        except StopRequestedError:
+            output.say("stopping")
+            _end(client, name)
+            raise
+        finally:
+            _wait_until(lambda: not any(map(is_locked, map(shipping_lock, folder.glob("runs/*")))))
+        again = f"penstock serve --folder {folder} --port {urlsplit(place.server).port}"
+        output.say(f"its pages again: {again}, and then: XDG_CONFIG_HOME={folder / 'config'} penstock ui")
+        return _summed_up(folder, client.get(name))
+
+
+def _summed_up(folder: Path, job: Job) -> Summary:
+    run = RunDir(folder / "runs" / job.uid)
+    if job.status.phase is Phase.SUCCEEDED:
+        write_report(run)
+    return summarise(run, job.status.phase.value, job.status.attempt, read_result(run))
+
+
+@contextmanager
+def _service(folder: Path, data: Sequence[str]) -> Iterator[Target]:
+    """`penstock serve` until the block ends. It has a session of its own, so that Ctrl-C is not for it."""
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if name not in (SERVER, TOKEN, CA)}
+    environment["XDG_CONFIG_HOME"] = str(folder / "config")
+    command = [sys.executable, "-m", "penstock.cli", "serve", "--folder", str(folder), "--port", str(port)]
+    command += [part for each in data for part in ("--data", each)]
+    log = folder / "service.log"
+    with log.open("w") as lines:
+        service = subprocess.Popen(command, env=environment, stdout=lines, stderr=lines, start_new_session=True)
+    try:
+        _wait(service, f"http://{LOOPBACK}:{port}/readyz", log)
+        yield target(None, environment, Path.home())
+    finally:
+        service.terminate()
+        service.wait()
+
+
+def _wait(service: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    if not _wait_until(lambda: service.poll() is not None or _answers(url)) or service.poll() is not None:
+        words = "\n".join(log.read_text().splitlines()[-LAST_WORDS:])
+        raise NoServiceError(f"the service did not start; its last words:\n{words}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _end(client: Client, place: Place) -> None:
+    """Delete the job, and wait until nothing of it runs."""
+    client.delete(place)
+    if not _wait_until(lambda: all(job.name != place.name for job in client.jobs(namespace=place.namespace))):
+        output.say("the job still ends; it does so without the service, too")
+
+
+def _wait_until(holds: Callable[[], bool]) -> bool:
+    """Whether it came to hold in time."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True

@@ -1,0 +1,68 @@
+"""What is under way, shown while it lasts: in a terminal in its last line, elsewhere by a plain line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.cli import output
+
+PLAIN_SECONDS = 5.0
+
+
+class Line(Protocol):
+    """Where what is under way is shown."""
+
+    def update(self, text: str, done: float | None) -> None:
+        """The newest text and, where it is known, the share that is done."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is under way."""
+        ...
+
+
+class PlainLine:
+    """A line now and then, for logs."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = clock() + PLAIN_SECONDS
+
+    def update(self, text: str, done: float | None) -> None:
+        """See `Line`."""
+        if self._clock() >= self._next:
+            self._next = self._clock() + PLAIN_SECONDS
+            output.say(f"  {text}")
+
+    def close(self) -> None:
+        """See `Line`."""
+
+
+class LiveLine:
+    """The last line of a terminal, with a bar where the end is known."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        self._progress = Progress(*columns, console=output.terminal(), transient=True, refresh_per_second=8)
+        self._task = self._progress.add_task("", total=None)
+
+    def update(self, text: str, done: float | None) -> None:
+        """See `Line`."""
+        if not self._progress.live.is_started:
+            self._progress.start()
+        total = None if done is None else 1.0
+        self._progress.update(self._task, description=text, total=total, completed=done or 0.0)
+
+    def close(self) -> None:
+        """See `Line`."""
+        if self._progress.live.is_started:
+            self._progress.stop()
+
+
+def line() -> Line:
+    """What suits stderr."""
+    return LiveLine() if output.terminal().is_terminal else PlainLine(time.monotonic)

@@ -1,0 +1,60 @@
+"""`penstock demo`: a job through a service of its own, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.support.command import Command, ended, tiny_job
+from tests.support.serving import processes_of, wait_until
+
+
+def command(folder: Path) -> Command:
+    return Command(folder, {"XDG_CONFIG_HOME": str(folder / "untouched")})
+
+
+def arguments(folder: Path, length: int = 32, **spec: Any) -> tuple[str | Path, ...]:
+    """Of a demonstration of a tiny job."""
+    data = {"source": "data://text", "tokenizer": {"train": "bytes"}, "sequenceLength": length}
+    job = tiny_job(folder, data=data, **spec)
+    return "demo", job, "--folder", folder / "demo", "--data", f"text={folder / 'text'}"
+
+
+def test_a_job_is_trained_and_summed_up(tmp_path: Path) -> None:
+    out, said = command(tmp_path)(*arguments(tmp_path), "--output", "json")
+    summary = json.loads(out)
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 120)
+    assert summary["lastLoss"] < summary["firstLoss"]
+    assert summary["predictedStepSeconds"] > 0
+    assert Path(summary["report"]).is_file()
+    assert re.search(r"http://127\.0\.0\.1:\d+/login#\S+", said)
+    assert "tiny  Running" in said
+    assert not (tmp_path / "untouched").exists()
+    wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
+
+
+def test_whoever_stops_it_leaves_nothing_running(tmp_path: Path) -> None:
+    """But a process that only now hears of its end."""
+    demo = command(tmp_path).start(*arguments(tmp_path, training={"globalBatch": 2, "steps": 100_000}))
+    wait_until(lambda: any((tmp_path / "demo" / "runs").glob("*/logs/*/*/attempt_0/0/stdout.log")))
+    demo.send_signal(signal.SIGINT)
+    _, said = ended(demo, 130)
+    assert "stopping" in said
+    wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
+
+
+def test_a_job_that_fails_fails_the_demonstration(tmp_path: Path) -> None:
+    _, said = command(tmp_path)(*arguments(tmp_path, length=1_000_000), code=1)
+    assert "Failed" in said
+    wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
+
+
+def test_a_service_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "penstock.db").write_text("no database")
+    _, said = command(tmp_path)(*arguments(tmp_path), code=1)
+    assert "the service did not start" in said
+    assert "Traceback" not in said
