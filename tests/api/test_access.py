@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
@@ -40,6 +41,15 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/jobs/{namespace}/{name}/artifacts"): VIEWER,
     ("GET", "/v1/jobs/{namespace}/{name}/artifacts/{path}"): VIEWER,
     ("GET", "/v1/history/{uid}"): VIEWER,
+    ("GET", "/v1/history/{uid}/events"): VIEWER,
+    ("GET", "/v1/history/{uid}/plans"): VIEWER,
+    ("GET", "/v1/history/{uid}/metrics"): VIEWER,
+    ("GET", "/v1/history/{uid}/timeline"): VIEWER,
+    ("GET", "/v1/history/{uid}/logs"): VIEWER,
+    ("GET", "/v1/history/{uid}/reproduce"): VIEWER,
+    ("GET", "/v1/history/{uid}/checkpoints"): VIEWER,
+    ("GET", "/v1/history/{uid}/artifacts"): VIEWER,
+    ("GET", "/v1/history/{uid}/artifacts/{path}"): VIEWER,
     ("POST", "/v1/plans"): EDITOR,
     ("GET", "/v1/plans"): VIEWER,
     ("GET", "/v1/plans/{request}"): VIEWER,
@@ -155,19 +165,18 @@ def test_health_needs_no_token(service: Service, route: tuple[str, str]) -> None
 def test_every_page_is_known(service: Service) -> None:
     """What is not in the OpenAPI document has a row here."""
     documented = {path for _, path in NEEDS}
-    served = {route.path.replace("{path:path}", "{path}") for route in routes_of(create_app(service))}
+    served = {path.replace("{path:path}", "{path}") for path in paths_of(create_app(service))}
     assert served - documented == OPEN_PAGES | PAGES
 
 
-def routes_of(app: FastAPI) -> Iterator[Any]:
-    """Every route, also those of routers."""
-    waiting: list[Any] = list(app.routes)
-    while waiting:
-        route = waiting.pop()
-        if hasattr(route, "path"):
-            yield route
+def paths_of(app: FastAPI) -> Iterator[str]:
+    """Of every route, also those of routers."""
+    for each in app.routes:
+        if isinstance(each, Route | Mount):
+            yield each.path
         else:
-            waiting += route.original_router.routes
+            included: Any = each
+            yield from (included.include_context.prefix + route.path for route in included.original_router.routes)
 
 
 class TestSessions:

@@ -382,9 +382,9 @@ def test_jobs_that_have_ended_are_only_read_to_expire_or_to_be_deleted(world: Wo
         world.until(uid, Phase.SUCCEEDED)
     world.delete(deleted)
     waiting = world.submit("waiting")
-    looked = world.service.read(lambda connection: jobs.unfinished(connection, ended=False))
+    looked = world.service.read(lambda connection: jobs.unfinished(connection, "here", ended=False))
     assert [each.uid for each in looked] == [deleted, waiting]
-    everything = world.service.read(jobs.unfinished)
+    everything = world.service.read(lambda connection: jobs.unfinished(connection, "here"))
     assert [each.uid for each in everything] == [ended, deleted, waiting]
 
 

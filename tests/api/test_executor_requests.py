@@ -14,7 +14,6 @@ import pytest
 from penstock.api.executor.planning import Answer, ProcessPlanner
 from penstock.api.executor.requests import (
     AT_ONCE,
-    KEPT_SECONDS,
     LAPSE_SECONDS,
     MOST_BEGINNINGS,
     Begin,
@@ -28,7 +27,7 @@ from penstock.api.executor.requests import (
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import plan_requests
-from penstock.api.store.plan_requests import NoSuchRequestError, State, StoredRequest, Wanted
+from penstock.api.store.plan_requests import State, StoredRequest, Wanted
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
 from tests.support.fake_supervisors import FakePlanner
@@ -164,19 +163,6 @@ def test_a_request_whose_profile_is_gone_fails_and_others_go_on(
     assert [request_of(service, each).state for each in "rs"] == [State.FAILED, State.SUCCEEDED]
     assert "cannot be read" in request_of(service, "r").error["what"]
     assert "NoSuchProfileError" in caplog.text
-
-
-def test_what_ended_long_ago_is_forgotten(service: Service, clock: Clock) -> None:
-    for each in ("old", "new", "open"):
-        add_request(service, each)
-    service.write("old", lambda c: plan_requests.cancel(c, "old", NOW))
-    service.write("new", lambda c: plan_requests.cancel(c, "new", NOW + 2))
-    clock.now += KEPT_SECONDS + 1
-    desk_of(service, FakePlanner()).turn()
-    with pytest.raises(NoSuchRequestError):
-        request_of(service, "old")
-    assert request_of(service, "new").state is State.CANCELED
-    assert request_of(service, "open").state is State.WORKING
 
 
 # With real processes, on SQLite: what they do does not depend on the database.

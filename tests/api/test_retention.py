@@ -13,12 +13,16 @@ from penstock.api import retention
 from penstock.api.auth.identity import Role
 from penstock.api.retention import DAY_SECONDS, LIMITS, forget_old
 from penstock.api.service import Service
-from penstock.api.store import jobs, series
+from penstock.api.store import jobs, plan_requests, plans, series
+from penstock.api.store.plan_requests import NoSuchRequestError, State
 from penstock.api.store.schema import audit, idempotency, log_lines, points, rollups, sessions, timelines
 from penstock.api.store.schema import jobs as jobs_table
+from penstock.api.store.schema import plans as plans_table
 from penstock.api.store.series import ALL_RANKS, Point
 from penstock.api.store.writer import Writer
+from tests.support.sample_run import sample_plan
 from tests.support.service import NOW, Clock, add_job, browser_of, client_of, job_manifest
+from tests.support.whatif import add_request, request_of
 
 
 def count(service: Service, table: Table) -> int:
@@ -37,6 +41,7 @@ def later(clock: Clock, days: float) -> None:
 def test_the_table_of_limits() -> None:
     assert {limit.what: limit.seconds / DAY_SECONDS for limit in LIMITS} == {
         "points": 7, "roll-ups": 90, "idempotency keys": 1, "deleted jobs": 90, "audit entries": 90, "sessions": 1,
+        "requests for plans": 30, "plans": 90,
     }  # fmt: skip
 
 
@@ -135,6 +140,33 @@ def test_sessions_are_forgotten_a_day_after_they_expire(service: Service, clock:
     later(clock, 1.6)
     forget_old(service)
     assert count(service, sessions) == 0
+
+
+def test_requests_for_plans_are_forgotten_a_month_after_their_end(service: Service, clock: Clock) -> None:
+    for each in ("old", "new", "open"):
+        add_request(service, each)
+    service.write("old", lambda c: plan_requests.cancel(c, "old", NOW))
+    service.write("new", lambda c: plan_requests.cancel(c, "new", NOW + DAY_SECONDS))
+    later(clock, 30.5)
+    forget_old(service)
+    with pytest.raises(NoSuchRequestError):
+        request_of(service, "old")
+    assert request_of(service, "new").state is State.CANCELED
+    assert request_of(service, "open").state is State.QUEUED
+
+
+def test_plans_go_after_the_jobs_that_went_by_them(service: Service, clock: Clock) -> None:
+    first, second = add_job(service, "first").uid, add_job(service, "second").uid
+    for uid, day in ((first, 1), (second, 2)):
+        service.write(uid, partial(plans.keep_plan, uid=uid, attempt=1, plan=sample_plan(), now=NOW))
+        assert count(service, plans_table) == 1, "both go by the same"
+        service.write(uid, partial(jobs.mark_deleted, uid=uid, now=NOW + day * DAY_SECONDS))
+    later(clock, 91.5)
+    forget_old(service)
+    assert (count(service, jobs_table), count(service, plans_table)) == (1, 1)
+    later(clock, 92.5)
+    forget_old(service)
+    assert (count(service, jobs_table), count(service, plans_table)) == (0, 0)
 
 
 def test_deleted_jobs_are_forgotten_with_all_they_left(service: Service, clock: Clock) -> None:

@@ -18,7 +18,7 @@ from penstock.api.auth.identity import Role
 from penstock.api.client import Client, ServiceError, Target
 from penstock.api.client.trust import trusted
 from penstock.api.credentials import COOKIE
-from penstock.api.server import check_tls, tls_of
+from penstock.api.server import MOST_HEAD_BYTES, check_tls, tls_of
 from penstock.api.service import Service
 from penstock.api.settings import Limits, Settings, Tls
 from penstock.api.store import audit, jobs
@@ -140,6 +140,22 @@ class TestSlowClients:
         with connected(url) as client:
             client.sendall(said)
             assert seconds_to_end(client, trickle=b"x") < 5
+
+    def test_one_whose_head_has_no_end_is_refused(self, url: str) -> None:
+        with connected(url) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 2 * MOST_HEAD_BYTES)
+            heard = bytearray()
+            assert seconds_to_end(client, trickle=b"", heard=heard) < 5
+        assert heard.startswith(b"HTTP/1.1 400 ")
+
+    def test_one_that_asks_again_before_it_is_answered_is_answered_in_order(self, url: str) -> None:
+        asked = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with connected(url) as client:
+            client.sendall(asked % b"healthz" + asked % b"version" + asked % b"readyz")
+            heard = bytearray()
+            assert seconds_to_end(client, trickle=b"", heard=heard) > HASTY.idle_seconds / 2
+        assert heard.count(b"HTTP/1.1 200 ") == 3
+        assert heard.index(b'"status":"ok"') < heard.index(b'"version"')
 
     def test_one_that_trickles_a_body_is_answered_first(self, service: Service, url: str) -> None:
         token = bearer(service, Role.EDITOR)["Authorization"]

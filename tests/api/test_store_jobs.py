@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Connection, func, select
 
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError, Query, Reported, StoredJob
+from penstock.api.store.schema import metadata
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import IllegalTransitionError, Phase
+from tests.support.filled_job import running_job
 from tests.support.service import NOW, Clock, add_job
 
 
@@ -114,6 +117,29 @@ def test_what_is_forgotten_leaves_nothing(service: Service) -> None:
         find(service)
     assert kinds(service, made.uid) == []
     assert add_job(service).labels == {}
+
+
+def test_what_is_forgotten_takes_nothing_of_others(service: Service) -> None:
+    """Also where no foreign key sees to it."""
+    running_job(service, "other")
+    before = rows(service)
+    made = running_job(service, "tiny")
+    assert {name for name, number in rows(service).items() if number > before[name]} >= GROWING
+    service.write(made.uid, lambda c: jobs.forget(c, made.uid))
+    assert rows(service) == before
+
+
+GROWING = {"jobs", "events", "sources", "series", "points", "rollups", "log_lines", "timelines", "progress"}
+
+
+def rows(service: Service) -> dict[str, int]:
+    """How many there are of what belongs to jobs."""
+
+    def counted(connection: Connection) -> dict[str, int]:
+        tables = [each for each in metadata.sorted_tables if {"uid", "series"} & set(each.c.keys())]
+        return {each.name: connection.execute(select(func.count()).select_from(each)).scalar_one() for each in tables}
+
+    return service.read(counted)
 
 
 NAMES = ["ab", "b", "ba", "c", "ca"]

@@ -20,7 +20,6 @@ THIRD_PARTIES = {
     "api": {
         "alembic",
         "fastapi",
-        "h11",
         "httpx",
         "prometheus_client",
         "pydantic",

@@ -157,6 +157,20 @@ def test_a_lost_connection_is_shown_and_comes_back(page: Page, site: Site) -> No
     expect(page.locator(".progress b")).to_have_text("Step 10 of 10")
 
 
+def test_charts_that_could_not_be_loaded_are_drawn_once_the_connection_is_back(page: Page, site: Site) -> None:
+    running_job(site.service, "charted")
+    page.route("**/static/plotly.js*", lambda route: route.abort("connectionrefused"))
+    with page.expect_event("requestfailed", lambda request: "plotly" in request.url):
+        page.goto("/jobs/default/charted")
+        page.locator("[data-figure]").first.scroll_into_view_if_needed()
+    page.unroute_all()
+    expect(page.locator("#connection")).to_have_text("live")
+    site.stop()
+    expect(page.locator("#connection")).to_have_text("connection lost, trying again")
+    site.start()
+    expect(page.locator(".js-plotly-plot").first).to_be_visible()
+
+
 def test_a_mistake_is_shown_with_its_place_and_remedy(page: Page) -> None:
     submit(page, manifest("wrong").replace("kvHeads: 1", "kvHeads: 3"))
     expect(page.get_by_role("alert")).to_contain_text("spec.model")

@@ -32,6 +32,7 @@ class World:
     supervisors: FakeSupervisors = field(default_factory=FakeSupervisors)
     planner: FakePlanner = field(default_factory=FakePlanner)
     submitted: int = 0
+    name: str = "here"
     executor: Executor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ class World:
             supervisors or self.supervisors,
             self.planner,
             capacity=MACHINE,
-            name="here",
+            name=self.name,
             reports=reports,
         )
 

@@ -158,7 +158,9 @@ def kept(load: Load, target: Target) -> Kept:
     """Count what is there, once all of the load was acknowledged."""
     engine = make_engine(parse_url(target.database))
     lines = select(log_lines.c.uid, log_lines.c.message).distinct().subquery()
-    of_job = select(func.count()).select_from(points.join(series)).group_by(series.c.uid)
+    of_job = (
+        select(func.count()).select_from(points.join(series, points.c.series == series.c.id)).group_by(series.c.uid)
+    )
     complete = load.num_reports * STEPS * POINTS_PER_STEP
     with engine.connect() as connection:
         found = Kept(

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
 
 from penstock.api import errors
 from penstock.api.bodies import schemas
+from penstock.api.dependencies import by_name, by_uid
 from penstock.api.direct import Direct
 from penstock.api.gate import Gate
 from penstock.api.guard import Guard
@@ -40,7 +42,6 @@ ROUTERS = (
     jobs.router,
     again.router,
     streams.router,
-    insight.router,
     files.router,
     plans.router,
     profiles.router,
@@ -53,6 +54,8 @@ ROUTERS = (
     login.router,
 )
 """What is asked most comes first: a request is matched against one route after the other."""
+OF_JOB = (jobs.of_job, streams.of_job, insight.of_job, files.of_job, again.of_job)
+"""Routes about one job, which are found below its name and, as long as it is not forgotten, below its uid."""
 
 
 class _Documented(FastAPI):
@@ -81,9 +84,27 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
     app.state.service = service
     for router in ROUTERS:
         app.include_router(router)
+    for router in OF_JOB:
+        _include_twice(app, router)
     errors.register(app)
     app.add_middleware(Direct, route=ingest.ROUTE)
     app.add_middleware(Gate, service=service, clock=seconds)
     app.add_middleware(Guard, settings=service.settings)
     app.add_middleware(Observer, requests=service.instruments.requests)  # the last added is the outermost
     return app
+
+
+def _include_twice(app: FastAPI, router: APIRouter) -> None:
+    def named(route: APIRoute) -> str:
+        return route.name
+
+    def named_by_uid(route: APIRoute) -> str:
+        return f"{route.name}ByUid"
+
+    for prefix, path, operation_id in (
+        ("/v1/jobs/{namespace}/{name}", by_name, named),
+        ("/v1/history/{uid}", by_uid, named_by_uid),
+    ):
+        app.include_router(
+            router, prefix=prefix, dependencies=[Depends(path)], generate_unique_id_function=operation_id
+        )

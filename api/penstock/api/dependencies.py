@@ -16,6 +16,8 @@ from penstock.api.credentials import Credential
 from penstock.api.problems import Problem
 from penstock.api.service import Service
 from penstock.api.storable import require_storable
+from penstock.api.store import jobs
+from penstock.api.store.jobs import StoredJob
 from penstock.planner import yamltext
 
 JSON_TYPES = frozenset({"application/json", ""})
@@ -117,6 +119,33 @@ def forbidden(role: Role, namespace: str | None) -> Problem:
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
 Editor = Annotated[Identity, Depends(require(Role.EDITOR))]
 Admin = Annotated[Identity, Depends(require(Role.ADMIN, everywhere=True))]
+
+
+def by_name(namespace: str, name: str) -> None:
+    """Documents a path below a job's name; `job_of` reads it."""
+
+
+def by_uid(uid: str) -> None:
+    """Documents a path below a job's uid; `job_of` reads it."""
+
+
+def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
+    """The job that the path names: by its uid any, by its name the one that lives or the latest that did.
+
+    Raises:
+        NoSuchJobError: there is none.
+        Problem: it is of a namespace that the identity may not look into.
+    """
+    path = request.path_params
+    if "uid" not in path:
+        return service.read(lambda connection: jobs.find(connection, path["namespace"], path["name"]))
+    found = service.read(lambda connection: jobs.get(connection, path["uid"]))
+    if not identity.may(Role.VIEWER, found.namespace):
+        raise forbidden(Role.VIEWER, found.namespace)
+    return found
+
+
+JobIn = Annotated[StoredJob, Depends(job_of)]
 
 
 async def read_document(request: Request) -> Any:

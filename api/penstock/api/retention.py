@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.service import Service
-from penstock.api.store import audit, idempotency, jobs, series, sessions
+from penstock.api.store import audit, idempotency, jobs, plan_requests, plans, series, sessions
 from penstock.api.store.series import Bucket
 from penstock.api.store.writer import WriterClosedError
 
@@ -79,12 +79,24 @@ LIMITS = (
         find=lambda c, before, last, most: sessions.expired(c, before, most),
         drop=sessions.forget,
     ),
+    Limit(
+        what="requests for plans",
+        seconds=30 * DAY_SECONDS,
+        find=lambda c, before, last, most: plan_requests.finished_before(c, before, most),
+        drop=plan_requests.forget,
+    ),
     Limit(  # after its numbers, which are most of what goes with it
         what="deleted jobs",
         seconds=90 * DAY_SECONDS,
         find=lambda c, before, last, most: jobs.deleted_before(c, before, most),
         drop=_forget_jobs,
         most=1,
+    ),
+    Limit(  # after the jobs that went by them
+        what="plans",
+        seconds=90 * DAY_SECONDS,
+        find=lambda c, before, last, most: plans.unused_since(c, before, most),
+        drop=plans.forget,
     ),
 )
 """Of log lines the last of each rank are kept, whatever their age; see `penstock.api.store.ingest`."""

@@ -7,14 +7,14 @@ read its answer. Each holds a connection, and whoever opens enough of them shuts
 from __future__ import annotations
 
 import asyncio
+import enum
 import gc
 import socket
 import ssl
 from pathlib import Path
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.api.app import create_app
 from penstock.api.service import Service
@@ -23,6 +23,8 @@ from penstock.core.errors import UserError
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than jobs are silent: who reports every few seconds should not have to connect each time."""
+MOST_HEAD_BYTES = 2**16
+"""Of a request, before its body; more is refused."""
 GARBAGE_THRESHOLDS = (10_000, 20, 100)
 """Young objects of which the next generation is collected, and how often each generation is before the one above it."""
 
@@ -75,7 +77,15 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
     return Protocol
 
 
-class _Impatient(H11Protocol):
+class _Message(enum.Enum):
+    """How far the newest request of a connection has come."""
+
+    AWAITED = enum.auto()  # also its head
+    BODY = enum.auto()
+    DONE = enum.auto()
+
+
+class _Impatient(HttpToolsProtocol):
     """Cuts off a client that the server has waited for too long; bodies that are read have a limit of their own."""
 
     idle_seconds: float
@@ -84,14 +94,33 @@ class _Impatient(H11Protocol):
         super().connection_made(transport)
         self._sending = _Patience(transport, self.idle_seconds)
         self._reading = _Patience(transport, self.idle_seconds)
+        self._message, self._head_bytes = _Message.AWAITED, 0
         self._look()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._message is _Message.AWAITED:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self.send_400_response("The head of the request is too large.")
         self._look()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._message, self._head_bytes = _Message.AWAITED, 0
+
+    def on_headers_complete(self) -> None:
+        self._message = _Message.BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._message = _Message.DONE
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._message is _Message.DONE and self.cycle.response_complete:
+            self._message, self._head_bytes = _Message.AWAITED, 0
         self._look()
 
     def pause_writing(self) -> None:
@@ -108,10 +137,9 @@ class _Impatient(H11Protocol):
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        state = self.conn.their_state
         cycle: RequestResponseCycle | None = self.cycle
         answered = cycle is None or cycle.response_complete
-        if state is h11.IDLE or (state is h11.SEND_BODY and answered):
+        if answered and self._message is not _Message.DONE:
             self._sending.begin()
         else:
             self._sending.end()

@@ -6,7 +6,7 @@ with Client(target(None, os.environ, Path.home())) as client:
 """
 
 from penstock.api.client.asynchronous import AsyncClient
-from penstock.api.client.calls import Place
+from penstock.api.client.calls import Past, Place
 from penstock.api.client.config import Target, target
 from penstock.api.client.listening import Message
 from penstock.api.client.planning import PlanRequest, ProfileEntry
@@ -26,6 +26,7 @@ __all__ = [
     "LinePage",
     "LoginLink",
     "Message",
+    "Past",
     "Place",
     "PlanRequest",
     "ProfileEntry",

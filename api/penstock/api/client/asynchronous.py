@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from penstock.api.client import calls, planning
-from penstock.api.client.calls import Call, Place
+from penstock.api.client.calls import Call, Place, Readable
 from penstock.api.client.config import Target
 from penstock.api.client.listening import Downloading, Listening, Message, stream_path
 from penstock.api.client.planning import PlanRequest, ProfileEntry
@@ -55,7 +55,7 @@ class AsyncClient:
         """Make a job."""
         return await self._do(calls.submit(job, new_key()))
 
-    async def get(self, place: Place) -> Job:
+    async def get(self, place: Readable) -> Job:
         """The job that lives under this name, else the latest that did."""
         return await self._do(calls.get(place))
 
@@ -82,7 +82,7 @@ class AsyncClient:
         """End a job and free its name."""
         return await self._do(calls.delete(place))
 
-    async def events(self, place: Place, after: int = 0) -> tuple[Event, ...]:
+    async def events(self, place: Readable, after: int = 0) -> tuple[Event, ...]:
         """What happened to a job, oldest first."""
         return await self._do(calls.events(place, after))
 
@@ -90,17 +90,17 @@ class AsyncClient:
         """Make a new job of one that has ended: it goes on from the newest checkpoint."""
         return await self._do(calls.retry(place, name, new_key()))
 
-    async def reproduce(self, place: Place) -> Reproduction:
+    async def reproduce(self, place: Readable) -> Reproduction:
         """What runs a job again as it ran."""
         return await self._do(calls.reproduce(place))
 
     async def logs(
-        self, place: Place, *, rank: int | None = None, cursor: str = "", tail: int | None = None
+        self, place: Readable, *, rank: int | None = None, cursor: str = "", tail: int | None = None
     ) -> LinePage:
         """Some of what ranks printed: the first lines behind the cursor, or the last so many."""
         return await self._do(calls.logs(place, rank, cursor, tail))
 
-    async def checkpoints(self, place: Place) -> tuple[Checkpoint, ...]:
+    async def checkpoints(self, place: Readable) -> tuple[Checkpoint, ...]:
         """A job's checkpoints, newest first."""
         return await self._do(calls.checkpoints(place))
 
@@ -108,7 +108,7 @@ class AsyncClient:
         """Have a checkpoint written as safetensors; `checkpoints` tells how far it is."""
         return await self._do(calls.export(place, checkpoint, new_key()))
 
-    async def artifacts(self, place: Place) -> tuple[Artifact, ...]:
+    async def artifacts(self, place: Readable) -> tuple[Artifact, ...]:
         """A job's files, by name."""
         return await self._do(calls.artifacts(place))
 
@@ -116,7 +116,7 @@ class AsyncClient:
         """A link that signs a browser in, once, within a minute."""
         return await self._do(calls.login_link(self._server, new_key()))
 
-    async def download(self, place: Place, name: str) -> AsyncIterator[bytes]:
+    async def download(self, place: Readable, name: str) -> AsyncIterator[bytes]:
         """A file, piece by piece; a connection that breaks is gone on with."""
         download = Downloading()
         while True:

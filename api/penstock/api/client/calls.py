@@ -52,6 +52,21 @@ class Place:
         return self.name if self.namespace == "default" else f"{self.namespace}/{self.name}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """Any job by its uid, also one that was deleted; it can be read, and not changed."""
+
+    uid: str
+
+    @property
+    def path(self) -> str:
+        """Where the service has it."""
+        return f"/v1/history/{quote(self.uid, safe='')}"
+
+
+Readable = Place | Past
+
+
 def submit(job: PipelineJob, key: str) -> Call[Job]:
     """Make a job; sent again with the same key it is made once."""
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
@@ -59,8 +74,8 @@ def submit(job: PipelineJob, key: str) -> Call[Job]:
     return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, body=body, headers=headers)
 
 
-def get(place: Place) -> Call[Job]:
-    """The job that lives under this name, else the latest that did."""
+def get(place: Readable) -> Call[Job]:
+    """The job of this uid; by its name the one that lives, else the latest that did."""
     return Call(method="GET", path=place.path, read=Job.from_manifest)
 
 
@@ -81,7 +96,7 @@ def delete(place: Place, etag: str | None = None) -> Call[Job]:
     return Call(method="DELETE", path=place.path, read=Job.from_manifest, headers={"If-Match": etag} if etag else {})
 
 
-def events(place: Place, after: int) -> Call[tuple[Event, ...]]:
+def events(place: Readable, after: int) -> Call[tuple[Event, ...]]:
     """What happened to a job after the event of that number."""
     return Call(
         method="GET",
@@ -98,19 +113,19 @@ def retry(place: Place, name: str | None, key: str) -> Call[Job]:
     return Call(method="POST", path=f"{place.path}/retry", read=Job.from_manifest, body=body, headers=headers)
 
 
-def reproduce(place: Place) -> Call[Reproduction]:
+def reproduce(place: Readable) -> Call[Reproduction]:
     """What runs a job again."""
     return Call(method="GET", path=f"{place.path}/reproduce", read=Reproduction.from_manifest)
 
 
-def logs(place: Place, rank: int | None, cursor: str, tail: int | None) -> Call[LinePage]:
+def logs(place: Readable, rank: int | None, cursor: str, tail: int | None) -> Call[LinePage]:
     """Lines behind the cursor, or the last ones."""
     found = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
     query = {name: value for name, value in found.items() if value is not None}
     return Call(method="GET", path=f"{place.path}/logs", read=LinePage.from_manifest, query=query)
 
 
-def checkpoints(place: Place) -> Call[tuple[Checkpoint, ...]]:
+def checkpoints(place: Readable) -> Call[tuple[Checkpoint, ...]]:
     """A job's checkpoints, newest first."""
     return Call(method="GET", path=f"{place.path}/checkpoints", read=_items(Checkpoint))
 
@@ -121,12 +136,12 @@ def export(place: Place, checkpoint: Checkpoint, key: str) -> Call[Checkpoint]:
     return Call(method="POST", path=path, read=Checkpoint.from_manifest, headers={"Idempotency-Key": key})
 
 
-def artifacts(place: Place) -> Call[tuple[Artifact, ...]]:
+def artifacts(place: Readable) -> Call[tuple[Artifact, ...]]:
     """A job's files, by name."""
     return Call(method="GET", path=f"{place.path}/artifacts", read=_items(Artifact))
 
 
-def artifact_path(place: Place, name: str) -> str:
+def artifact_path(place: Readable, name: str) -> str:
     """Where a file is."""
     return f"{place.path}/artifacts/{quote(name)}"
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from penstock.api.client import calls, planning
-from penstock.api.client.calls import Call, Place
+from penstock.api.client.calls import Call, Place, Readable
 from penstock.api.client.config import Target
 from penstock.api.client.listening import Downloading, Listening, Message, stream_path
 from penstock.api.client.planning import PlanRequest, ProfileEntry
@@ -61,7 +61,7 @@ class Client:
         """Make a job."""
         return self._do(calls.submit(job, new_key()))
 
-    def get(self, place: Place) -> Job:
+    def get(self, place: Readable) -> Job:
         """The job that lives under this name, else the latest that did."""
         return self._do(calls.get(place))
 
@@ -87,7 +87,7 @@ class Client:
         """End a job and free its name."""
         return self._do(calls.delete(place))
 
-    def events(self, place: Place, after: int = 0) -> tuple[Event, ...]:
+    def events(self, place: Readable, after: int = 0) -> tuple[Event, ...]:
         """What happened to a job, oldest first."""
         return self._do(calls.events(place, after))
 
@@ -95,15 +95,15 @@ class Client:
         """Make a new job of one that has ended: it goes on from the newest checkpoint."""
         return self._do(calls.retry(place, name, new_key()))
 
-    def reproduce(self, place: Place) -> Reproduction:
+    def reproduce(self, place: Readable) -> Reproduction:
         """What runs a job again as it ran."""
         return self._do(calls.reproduce(place))
 
-    def logs(self, place: Place, *, rank: int | None = None, cursor: str = "", tail: int | None = None) -> LinePage:
+    def logs(self, place: Readable, *, rank: int | None = None, cursor: str = "", tail: int | None = None) -> LinePage:
         """Some of what ranks printed: the first lines behind the cursor, or the last so many."""
         return self._do(calls.logs(place, rank, cursor, tail))
 
-    def checkpoints(self, place: Place) -> tuple[Checkpoint, ...]:
+    def checkpoints(self, place: Readable) -> tuple[Checkpoint, ...]:
         """A job's checkpoints, newest first."""
         return self._do(calls.checkpoints(place))
 
@@ -111,7 +111,7 @@ class Client:
         """Have a checkpoint written as safetensors; `checkpoints` tells how far it is."""
         return self._do(calls.export(place, checkpoint, new_key()))
 
-    def artifacts(self, place: Place) -> tuple[Artifact, ...]:
+    def artifacts(self, place: Readable) -> tuple[Artifact, ...]:
         """A job's files, by name."""
         return self._do(calls.artifacts(place))
 
@@ -119,7 +119,7 @@ class Client:
         """A link that signs a browser in, once, within a minute."""
         return self._do(calls.login_link(self._server, new_key()))
 
-    def download(self, place: Place, name: str) -> Iterator[bytes]:
+    def download(self, place: Readable, name: str) -> Iterator[bytes]:
         """A file, piece by piece; a connection that breaks is gone on with."""
         download = Downloading()
         while True:

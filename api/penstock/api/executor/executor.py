@@ -82,7 +82,10 @@ class _Look:
 
 
 class Executor:
-    """Runs the jobs of ``service`` on this machine, which has ``capacity``."""
+    """Runs the jobs of ``service`` on this machine, which has ``capacity``.
+
+    What it launched bears its ``name`` and is no other executor's while the job lives: the attempts' files are here.
+    """
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class Executor:
         self._expiry_look_at = self._began_at
 
     def turn(self) -> None:
-        """Look at every job once. What goes wrong with one is told, and the others go on."""
+        """Look at every job of its own, or of nobody, once. What goes wrong with one is told, and the others go on."""
         try:
             found = self._found()
         except SQLAlchemyError:
@@ -128,7 +131,7 @@ class Executor:
         expiry = now >= self._expiry_look_at
         if expiry:
             self._expiry_look_at = now + EXPIRY_LOOK_SECONDS
-        found = self._service.read(lambda connection: jobs.unfinished(connection, ended=expiry))
+        found = self._service.read(lambda connection: jobs.unfinished(connection, self._name, ended=expiry))
         if expiry:
             self._forget_all_but(found)
         return found

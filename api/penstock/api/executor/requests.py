@@ -24,8 +24,6 @@ AT_ONCE = 2
 MOST_SECONDS = 300.0
 MOST_BEGINNINGS = 5
 RENEW_SECONDS, LAPSE_SECONDS = 1.0, 30.0
-KEPT_SECONDS = 30 * 86_400
-FORGET_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +89,11 @@ class Desk:
         self._service, self._planner, self._name = service, planner, name
         self._busy: set[str] = set()
         self._told: dict[str, tuple[float, Progress]] = {}
-        self._forget_at = service.clock()
 
     def turn(self) -> None:
         """Look at every open request once. What goes wrong with one is told, and the others go on."""
         now = self._service.clock()
         try:
-            self._forget(now)
             found = self._service.read(plan_requests.unfinished)
         except SQLAlchemyError:
             log.exception("the requests for plans cannot be read")
@@ -178,11 +174,6 @@ class Desk:
         self._planner.cancel(request)
         self._busy.discard(request)
         self._told.pop(request, None)
-
-    def _forget(self, now: float) -> None:
-        if now >= self._forget_at:
-            self._forget_at = now + FORGET_SECONDS
-            self._service.write("plan_requests", lambda c: plan_requests.forget(c, now - KEPT_SECONDS))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Request, Response
 from sqlalchemy import Connection
 
 from penstock.api.again import commands, name_stem, next_name, pinned, retried
-from penstock.api.dependencies import Editor, ServiceIn, Viewer
+from penstock.api.dependencies import Editor, JobIn, ServiceIn
 from penstock.api.locations import OUT
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
@@ -22,7 +22,7 @@ from penstock.api.store import jobs, lineage
 from penstock.api.store.idempotency import Answer
 from penstock.api.store.jobs import StoredJob
 
-router = APIRouter(tags=["jobs"])
+router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
 
 READS = answers("unauthenticated", "forbidden", "not-found")
 
@@ -77,22 +77,21 @@ def _begin(service: Service, old: StoredJob) -> str | None:
     return uri
 
 
-@router.get("/v1/jobs/{namespace}/{name}/reproduce", responses=READS, operation_id="reproduceJob")
-def reproduce(request: Request, service: ServiceIn, identity: Viewer, namespace: str, name: str) -> ReproductionView:
+@of_job.get("/reproduce", responses=READS, name="reproduceJob")
+def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionView:
     """What runs the job again as it ran: its manifest with the newest plan pinned, versions, and commands to paste."""
 
-    def question(connection: Connection) -> tuple[StoredJob, lineage.Origin, str]:
-        found = jobs.find(connection, namespace, name)
-        taken = lineage.names(connection, namespace, name_stem(name))
-        free = name if found.deleted_at is not None else next_name(name, taken)
-        return found, lineage.origin(connection, found), free
+    def question(connection: Connection) -> tuple[lineage.Origin, str]:
+        taken = lineage.names(connection, job.namespace, name_stem(job.name))
+        free = job.name if job.deleted_at is not None else next_name(job.name, taken)
+        return lineage.origin(connection, job), free
 
-    found, origin, free = service.read(question)
-    begin = found.job.spec.checkpoint.resume_from
-    job = retried(found.job if origin.plan is None else pinned(found.job, origin.plan), free, begin)
+    origin, free = service.read(question)
+    begin = job.job.spec.checkpoint.resume_from
+    again = retried(job.job if origin.plan is None else pinned(job.job, origin.plan), free, begin)
     return ReproductionView(
-        manifest=job.to_manifest(),
-        plan_digest=found.plan_digest if origin.plan else None,
+        manifest=again.to_manifest(),
+        plan_digest=job.plan_digest if origin.plan else None,
         versions=dict(origin.versions),
-        commands=list(commands(job, str(request.base_url).rstrip("/"), origin.versions)),
+        commands=list(commands(again, str(request.base_url).rstrip("/"), origin.versions)),
     )

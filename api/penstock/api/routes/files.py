@@ -1,15 +1,15 @@
-"""The files of a job, below /v1/jobs/{namespace}/{name}: checkpoints, their export, and artifacts to download."""
+"""The files of a job, below its name and its uid: checkpoints, their export, and artifacts to download."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Depends, Header, Response
 from fastapi import Path as InPath
 from sqlalchemy import Connection
 
-from penstock.api.dependencies import Editor, ServiceIn, Viewer
+from penstock.api.dependencies import Editor, JobIn, ServiceIn, by_name
 from penstock.api.download import MEDIA_TYPE, FilePart
 from penstock.api.locations import OUT
 from penstock.api.problems import Problem, answers
@@ -22,7 +22,7 @@ from penstock.api.store import jobs
 from penstock.api.store.idempotency import Answer
 from penstock.api.store.jobs import StoredJob
 
-router = APIRouter(tags=["files"])
+router, of_job = APIRouter(tags=["files"]), APIRouter(tags=["files"])
 
 READS = answers("unauthenticated", "forbidden", "not-found")
 LARGEST_NUMBER = 2**31 - 1
@@ -34,10 +34,9 @@ WHOLE = {
 DOWNLOADS: dict[int | str, dict[str, Any]] = {**answers("out-of-range"), **READS, 200: WHOLE, 206: WHOLE}
 
 
-def _find(service: Service, namespace: str, name: str) -> tuple[StoredJob, Path]:
-    """The job and its run directory."""
-    found = service.read(lambda connection: jobs.find(connection, namespace, name))
-    return found, service.settings.runs / found.uid
+def _root(service: Service, job: StoredJob) -> Path:
+    """The job's run directory."""
+    return service.settings.runs / job.uid
 
 
 def _view(service: Service, uid: str, found: Checkpoint) -> CheckpointView:
@@ -55,16 +54,16 @@ def _view(service: Service, uid: str, found: Checkpoint) -> CheckpointView:
     )
 
 
-@router.get("/v1/jobs/{namespace}/{name}/checkpoints", responses=READS, operation_id="listCheckpoints")
-def list_checkpoints(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> CheckpointPage:
+@of_job.get("/checkpoints", responses=READS, name="listCheckpoints")
+def list_checkpoints(service: ServiceIn, job: JobIn) -> CheckpointPage:
     """The job's checkpoints, newest first: where another job may begin, and what can be exported."""
-    job, root = _find(service, namespace, name)
-    return CheckpointPage(items=[_view(service, job.uid, each) for each in checkpoints(root)])
+    return CheckpointPage(items=[_view(service, job.uid, each) for each in checkpoints(_root(service, job))])
 
 
 @router.post(
     "/v1/jobs/{namespace}/{name}/checkpoints/{attempt}/{step}/export",
     status_code=202,
+    dependencies=[Depends(by_name)],
     response_model=CheckpointView,
     responses={
         **answers("unauthenticated", "forbidden", "not-found", "conflict", "storage-full"),
@@ -73,14 +72,13 @@ def list_checkpoints(service: ServiceIn, identity: Viewer, namespace: str, name:
     operation_id="exportCheckpoint",
 )
 def export_checkpoint(
-    service: ServiceIn, identity: Editor, namespace: str, name: str, attempt: Number, step: Number, asked: Once
+    service: ServiceIn, identity: Editor, job: JobIn, attempt: Number, step: Number, asked: Once
 ) -> Response:
     """Have a checkpoint written as safetensors with its configuration, as transformers reads it.
 
     It is made in the background; the list of checkpoints tells how far it is, and its files are artifacts then.
     """
-    job, root = _find(service, namespace, name)
-    now = service.clock()
+    root, now = _root(service, job), service.clock()
     found = next((each for each in checkpoints(root) if (each.attempt, each.step) == (attempt, step)), None)
     if found is None or not found.complete:
         detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them: GET .../checkpoints"
@@ -96,36 +94,32 @@ def export_checkpoint(
     return write_once(service, job.uid, asked, change)
 
 
-@router.get("/v1/jobs/{namespace}/{name}/artifacts", responses=READS, operation_id="listArtifacts")
-def list_artifacts(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> ArtifactPage:
+@of_job.get("/artifacts", responses=READS, name="listArtifacts")
+def list_artifacts(service: ServiceIn, job: JobIn) -> ArtifactPage:
     """The job's files that can be downloaded: numbers, plan, profile, timelines, logs, exported models."""
-    _, root = _find(service, namespace, name)
     items = [
         ArtifactView(name=each.name, bytes=each.num_bytes, modified_at=instant(each.modified_at))
-        for each in artifacts(root)
+        for each in artifacts(_root(service, job))
     ]
     return ArtifactPage(items=items)
 
 
-@router.get(
-    "/v1/jobs/{namespace}/{name}/artifacts/{path:path}",
+@of_job.get(
+    "/artifacts/{path:path}",
     status_code=200,
     response_class=Response,
     responses=DOWNLOADS,
-    operation_id="downloadArtifact",
+    name="downloadArtifact",
 )
 def download_artifact(
     service: ServiceIn,
-    identity: Viewer,
-    namespace: str,
-    name: str,
+    job: JobIn,
     path: Annotated[str, InPath(max_length=1024, description="The artifact's name, slashes and all.")],
     range_: Annotated[str | None, Header(alias="Range", description="One part: bytes=FIRST-LAST.")] = None,
     if_range: Annotated[str | None, Header(description="The ETag of the file that the part belongs to.")] = None,
 ) -> FilePart:
     """A file, or one part of it. It is always a download, never a page."""
-    _, root = _find(service, namespace, name)
-    file = open_artifact(root, path)
+    file = open_artifact(_root(service, job), path)
     if file is None:
         detail, remedy = f"there is no artifact {path!r}", "list them: GET .../artifacts"
         raise Problem(kind="not-found", detail=detail, where="path", remedy=remedy)

@@ -1,15 +1,13 @@
-"""What a job did, below /v1/jobs/{namespace}/{name}: its plans, the curves of its numbers, its steps, its log."""
+"""What a job did, below its name and its uid: its plans, the curves of its numbers, its steps, its log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import Field
-from sqlalchemy import Connection
 
-from penstock.api.dependencies import ServiceIn, Viewer
+from penstock.api.dependencies import JobIn, ServiceIn
 from penstock.api.problems import Problem, answers
 from penstock.api.schemas import (
     LogPage,
@@ -22,15 +20,12 @@ from penstock.api.schemas import (
     TimelineView,
     instant,
 )
-from penstock.api.service import Service
-from penstock.api.store import jobs, plans, records, series
+from penstock.api.store import plans, records, series
 from penstock.api.store.records import LinesQuery, Seen
 from penstock.api.store.series import ALL_RANKS
 from penstock.core.records import NO_RANK
 
-T = TypeVar("T")
-
-router = APIRouter(tags=["jobs"])
+of_job = APIRouter(tags=["jobs"])
 
 READS = answers("unauthenticated", "forbidden", "not-found")
 LARGEST_NUMBER = 2**31 - 1
@@ -38,19 +33,10 @@ CURSOR = r"^((-1|[0-9]{1,9}):[0-9]{1,15}(,(-1|[0-9]{1,9}):[0-9]{1,15}){0,499})?$
 Rank = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 
 
-def _of_job(service: Service, namespace: str, name: str, question: Callable[[Connection, str], T]) -> T:
-    """What ``question`` finds about the job with this name."""
-
-    def asked(connection: Connection) -> T:
-        return question(connection, jobs.find(connection, namespace, name).uid)
-
-    return service.read(asked)
-
-
-@router.get("/v1/jobs/{namespace}/{name}/plans", responses=READS, operation_id="listJobPlans")
-def list_plans(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> PlanPage:
+@of_job.get("/plans", responses=READS, name="listJobPlans")
+def list_plans(service: ServiceIn, job: JobIn) -> PlanPage:
     """Every plan that the job went by, oldest first, with its reasons and what was rejected."""
-    found = _of_job(service, namespace, name, plans.revisions)
+    found = service.read(lambda connection: plans.revisions(connection, job.uid))
     items = [
         PlanView(
             revision=each.revision,
@@ -64,12 +50,10 @@ def list_plans(service: ServiceIn, identity: Viewer, namespace: str, name: str) 
     return PlanPage(items=items)
 
 
-@router.get("/v1/jobs/{namespace}/{name}/metrics", responses=READS, operation_id="getJobMetrics")
+@of_job.get("/metrics", responses=READS, name="getJobMetrics")
 def get_metrics(
     service: ServiceIn,
-    identity: Viewer,
-    namespace: str,
-    name: str,
+    job: JobIn,
     rank: Annotated[list[Rank], Query(description="Also of these ranks.")] = [],  # noqa: B006
     points: Annotated[int, Query(ge=1, le=series.MOST_POINTS, description="At most so many a series.")] = 500,
 ) -> MetricsView:
@@ -78,7 +62,7 @@ def get_metrics(
     Where there are more steps than points, a point stands for several: their least, mean, greatest and last value.
     """
     ranks = [ALL_RANKS, *rank]
-    charts = _of_job(service, namespace, name, lambda c, uid: series.charts(c, uid, ranks, points))
+    charts = service.read(lambda connection: series.charts(connection, job.uid, ranks, points))
     return MetricsView(
         series=[
             SeriesView(
@@ -101,30 +85,26 @@ def get_metrics(
     )
 
 
-@router.get("/v1/jobs/{namespace}/{name}/timeline", responses=READS, operation_id="getJobTimeline")
+@of_job.get("/timeline", responses=READS, name="getJobTimeline")
 def get_timeline(
     service: ServiceIn,
-    identity: Viewer,
-    namespace: str,
-    name: str,
+    job: JobIn,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else the newest.")] = None,
 ) -> TimelineView:
     """What every rank did when, in one measured step."""
-    found = _of_job(service, namespace, name, lambda c, uid: records.timeline(c, uid, step))
+    found = service.read(lambda connection: records.timeline(connection, job.uid, step))
     if found is None:
-        steps = _of_job(service, namespace, name, records.sampled_steps)
+        steps = service.read(lambda connection: records.sampled_steps(connection, job.uid))
         sampled = ", ".join(str(each) for _, each in steps[-10:]) or "none yet"
         detail = "no step was sampled" if step is None else f"step {step} was not sampled"
         raise Problem(kind="not-found", detail=detail, where="step", remedy=f"the newest sampled steps: {sampled}")
     return TimelineView(attempt=found.attempt, step=found.step, timeline=found.timeline)
 
 
-@router.get("/v1/jobs/{namespace}/{name}/logs", responses=READS, operation_id="getJobLogs")
+@of_job.get("/logs", responses=READS, name="getJobLogs")
 def get_logs(
     service: ServiceIn,
-    identity: Viewer,
-    namespace: str,
-    name: str,
+    job: JobIn,
     rank: Annotated[
         int | None, Query(ge=NO_RANK, le=LARGEST_NUMBER, description="Only this rank; -1: who started the ranks.")
     ] = None,
@@ -140,7 +120,7 @@ def get_logs(
     The last 2,000 lines of every rank are here, all of them in the files among the job's artifacts.
     """
     query = LinesQuery(rank=rank, after=after, seen=read_cursor(cursor or ""), tail=tail, limit=limit)
-    rows, seen = _of_job(service, namespace, name, lambda c, uid: records.lines(c, uid, query))
+    rows, seen = service.read(lambda connection: records.lines(connection, job.uid, query))
     items = [
         LogView(
             rank=row.rank,

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.bodies import EXAMPLE_JOB, JOB, body
-from penstock.api.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
+from penstock.api.dependencies import Document, Editor, JobIn, ServiceIn, Viewer, forbidden
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
 from penstock.api.schemas import JobPage, JobView, job_view
@@ -22,7 +22,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 
-router = APIRouter(tags=["jobs"])
+router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
 
 READS = answers("unauthenticated", "forbidden", "not-found")
 WRITES = answers(
@@ -128,12 +128,11 @@ def list_jobs(
     return JobPage(items=[job_view(each) for each in found], next=following)
 
 
-@router.get("/v1/jobs/{namespace}/{name}", responses=READS, operation_id="getJob")
-def get(service: ServiceIn, identity: Viewer, namespace: str, name: str, response: Response) -> JobView:
-    """The job that lives under this name, else the latest that did."""
-    found = service.read(lambda connection: jobs.find(connection, namespace, name))
-    response.headers["ETag"] = etag(found)
-    return job_view(found)
+@of_job.get("", responses=READS, name="getJob")
+def get(job: JobIn, response: Response) -> JobView:
+    """The job: by its uid any, deleted or not; by its name the one that lives, else the latest that did."""
+    response.headers["ETag"] = etag(job)
+    return job_view(job)
 
 
 @router.delete("/v1/jobs/{namespace}/{name}", status_code=202, **WRITTEN, operation_id="deleteJob")
@@ -152,16 +151,6 @@ def suspend(editing: Editing) -> Response:
 def resume(editing: Editing) -> Response:
     """Go on with a suspended job."""
     return editing.answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, False, by, now))
-
-
-@router.get("/v1/history/{uid}", responses=READS, operation_id="getJobByUid")
-def get_by_uid(service: ServiceIn, identity: Viewer, uid: str, response: Response) -> JobView:
-    """Any job by its uid, deleted or not."""
-    found = service.read(lambda connection: jobs.get(connection, uid))
-    if not identity.may(Role.VIEWER, found.namespace):
-        raise forbidden(Role.VIEWER, found.namespace)
-    response.headers["ETag"] = etag(found)
-    return job_view(found)
 
 
 def etag(stored: StoredJob) -> str:

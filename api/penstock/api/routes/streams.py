@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from penstock.api.dependencies import ServiceIn, Viewer
+from penstock.api.dependencies import JobIn, ServiceIn, Viewer
 from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener
 from penstock.api.live.messages import MEDIA_TYPE
 from penstock.api.live.stream import EventStream
@@ -18,7 +17,7 @@ from penstock.api.schemas import EventPage, EventView, instant
 from penstock.api.service import Service
 from penstock.api.store import jobs
 
-router = APIRouter(tags=["live"])
+router, of_job = APIRouter(tags=["live"]), APIRouter(tags=["live"])
 
 MESSAGE = {
     "type": "object",
@@ -45,34 +44,21 @@ LastEventId = Annotated[
 ]
 
 
-@router.get(
-    "/v1/jobs/{namespace}/{name}/events",
-    response_model=EventPage,
-    responses={**READS, **STREAM},
-    operation_id="listJobEvents",
-)
+@of_job.get("/events", response_model=EventPage, responses={**READS, **STREAM}, name="listJobEvents")
 async def job_events(
     request: Request,
     service: ServiceIn,
-    identity: Viewer,
-    namespace: str,
-    name: str,
+    job: JobIn,
     after: Annotated[int, Query(ge=0, le=LARGEST_NUMBER, description="Only events with a higher number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Not of a stream.")] = 200,
     last_event_id: LastEventId = None,
 ) -> Response | EventPage:
     """What happened to the job, oldest first; as a stream also what happens next, and how the job is."""
-
-    def question(connection: Connection) -> tuple[str, EventPage]:
-        uid = jobs.find(connection, namespace, name).uid
-        rows = jobs.history(connection, uid, after, limit)
-        items = [EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body) for row in rows]
-        return uid, EventPage(items=items)
-
-    uid, page = await run_in_threadpool(service.read, question)
-    if MEDIA_TYPE not in request.headers.get("accept", ""):
-        return page
-    return opened(service, JobListener(uid=uid, last_event=int(last_event_id or after)))
+    if MEDIA_TYPE in request.headers.get("accept", ""):
+        return opened(service, JobListener(uid=job.uid, last_event=int(last_event_id or after)))
+    rows = await run_in_threadpool(service.read, lambda connection: jobs.history(connection, job.uid, after, limit))
+    items = [EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body) for row in rows]
+    return EventPage(items=items)
 
 
 @router.get(

@@ -25,13 +25,14 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 
 from penstock.api.store.engine import upsert
 from penstock.api.store.rows import put
-from penstock.api.store.schema import events, job_labels, jobs, progress
+from penstock.api.store.schema import events, job_labels, jobs, log_lines, points, progress, rollups, series, sources
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, enter
@@ -194,13 +195,16 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
     if column is None:
         known = ", ".join(sorted(SORTS))
         raise UserError(what=f"{query.sort!r} is no order", where="sort", remedy=f"write one of {known}, or -created")
-    chosen = _filtered(_JOINED, query)
+    chosen = _filtered(select(jobs.c.number), query)
     if query.cursor is not None:
-        value, number = _read_cursor(query.cursor, query.sort)
-        chosen = chosen.where(_after(column, value, number, descending))
+        place = tuple_(column, jobs.c.number)
+        last_seen = tuple_(*_read_cursor(query.cursor, query.sort))
+        chosen = chosen.where(place < last_seen if descending else place > last_seen)
     directed = [each.desc() if descending else each.asc() for each in (column, jobs.c.number)]
     limit = min(query.limit, MOST_PER_PAGE)
-    rows = connection.execute(chosen.order_by(*directed).limit(limit + 1)).all()
+    # The numbers first, which indexes have: whole rows are large, and sorting would carry them along.
+    numbers = chosen.order_by(*directed).limit(limit + 1)
+    rows = connection.execute(_JOINED.where(jobs.c.number.in_(numbers)).order_by(*directed)).all()
     found = [_stored(row) for row in rows[:limit]]
     if len(rows) <= limit:
         return found, None
@@ -213,12 +217,13 @@ def select_jobs(connection: Connection, *conditions: ColumnElement[bool]) -> lis
     return [_stored(row) for row in connection.execute(_JOINED.where(*conditions).order_by(jobs.c.number))]
 
 
-def unfinished(connection: Connection, *, ended: bool = True) -> list[StoredJob]:
-    """What an executor has to look at: all that is not deleted, oldest first.
+def unfinished(connection: Connection, executor: str, *, ended: bool = True) -> list[StoredJob]:
+    """What an executor has to look at, oldest first: all that is not deleted, and is its own or nobody's yet.
 
     Without ``ended`` those are left out that have ended and that nobody wants deleted.
     """
-    conditions: list[ColumnElement[bool]] = [jobs.c.deleted_at.is_(None)]
+    free = or_(jobs.c.executor.is_(None), jobs.c.executor == executor)
+    conditions: list[ColumnElement[bool]] = [jobs.c.deleted_at.is_(None), free]
     if not ended:
         terminal = [phase.value for phase in Phase if phase.terminal]
         conditions.append(or_(jobs.c.phase.not_in(terminal), jobs.c.delete_requested_at.is_not(None)))
@@ -238,12 +243,6 @@ def _filtered(chosen: Select[Any], query: Query) -> Select[Any]:
         labelled = select(job_labels.c.uid).where(job_labels.c.key == key, job_labels.c.value == value)
         chosen = chosen.where(jobs.c.uid.in_(labelled))
     return chosen
-
-
-def _after(column: Any, value: Any, number: int, descending: bool) -> Any:
-    if descending:
-        return or_(column < value, and_(column == value, jobs.c.number < number))
-    return or_(column > value, and_(column == value, jobs.c.number > number))
 
 
 def _write_cursor(sort: str, value: Any, number: int) -> str:
@@ -388,5 +387,10 @@ def deleted_before(connection: Connection, before: float, most: int) -> list[str
 
 
 def forget(connection: Connection, uid: str) -> None:
-    """Remove a job and everything that was kept of it."""
-    connection.execute(delete(jobs).where(jobs.c.uid == uid))
+    """Remove a job and everything that was kept of it; who takes in a report of it holds its row as well."""
+    connection.execute(select(jobs.c.uid).where(jobs.c.uid == uid).with_for_update())
+    mine = select(series.c.id).where(series.c.uid == uid)
+    for numbers in (points, rollups):
+        connection.execute(delete(numbers).where(numbers.c.series.in_(mine)))
+    for each in (sources, log_lines, jobs):
+        connection.execute(delete(each).where(each.c.uid == uid))

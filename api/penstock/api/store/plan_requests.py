@@ -180,9 +180,15 @@ def cancel(connection: Connection, request: str, now: float) -> StoredRequest:
     return get(connection, request)
 
 
-def forget(connection: Connection, before: float) -> int:
-    """Remove what has ended before then; how many."""
-    return connection.execute(delete(plan_requests).where(plan_requests.c.finished_at < before)).rowcount
+def finished_before(connection: Connection, before: float, most: int) -> list[str]:
+    """The ids of requests that ended before that time."""
+    chosen = select(plan_requests.c.id).where(plan_requests.c.finished_at < before)
+    return list(connection.execute(chosen.order_by(plan_requests.c.number).limit(most)).scalars())
+
+
+def forget(connection: Connection, ids: Sequence[str]) -> None:
+    """Remove these requests and their plans."""
+    connection.execute(delete(plan_requests).where(plan_requests.c.id.in_(ids)))
 
 
 def _is_open() -> ColumnElement[bool]:

@@ -3,6 +3,9 @@
 Times are seconds since the epoch. Manifests, plans and other documents are JSON. A job is known by its uid; namespace
 and name only find it. What changes often (progress, series) lies apart from what people edit, or its version would
 change with every step.
+
+What every report adds to (points, roll-ups, log lines, sources) refers to no other table, because PostgreSQL would
+check that row by row. Whoever writes there holds the job's row, and so does who forgets the job.
 """
 
 from __future__ import annotations
@@ -50,7 +53,6 @@ jobs = Table(
     Column("uid", String(UID_LENGTH), nullable=False, unique=True),
     Column("namespace", String(63), nullable=False),
     Column("name", String(63), nullable=False),
-    Column("manifest", JSON, nullable=False),
     Column("version", Integer, nullable=False),  # of the row as people see it; an ETag
     Column("generation", Integer, nullable=False),  # of the spec
     Column("created_by", String(63), nullable=False),
@@ -68,10 +70,13 @@ jobs = Table(
     Column("finished_at", Double),
     Column("delete_requested_at", Double),
     Column("deleted_at", Double),
-    Column("executor", String(UID_LENGTH)),  # the one that it is bound to
+    Column("executor", Text),  # the one that it is bound to
     Column("plan_digest", String(64)),
     Column("last_event", Integer, nullable=False),  # the number of the newest of its events
+    Column("manifest", JSON, nullable=False),  # last: SQLite reads a row up to what it looks for
     Index("ix_jobs_namespace_name", "namespace", "name", "number"),
+    Index("ix_jobs_name", "name", "number"),
+    Index("ix_jobs_priority", "priority", "number"),
     Index("ix_jobs_phase", "phase", "number"),
     Index("ix_jobs_changed_at", "changed_at"),
     Index("ix_jobs_finished_at", "finished_at"),
@@ -192,7 +197,7 @@ plan_requests = Table(
 sources = Table(
     "sources",
     metadata,
-    _uid(),
+    Column("uid", String(UID_LENGTH), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("source", String(63), nullable=False),
     Column("sequence", BigInteger, nullable=False),  # the last that was taken
@@ -210,14 +215,10 @@ series = Table(
 )
 
 
-def _series() -> Column[int]:
-    return Column("series", Id, ForeignKey("series.id", ondelete="CASCADE"), nullable=False)
-
-
 points = Table(
     "points",
     metadata,
-    _series(),
+    Column("series", Id, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("step", Integer, nullable=False),
     Column("value", Double, nullable=False),
@@ -228,7 +229,7 @@ points = Table(
 rollups = Table(
     "rollups",
     metadata,
-    _series(),
+    Column("series", Id, nullable=False),
     Column("steps", Integer, nullable=False),  # how many a row covers, from bucket * steps on
     Column("attempt", Integer, nullable=False),
     Column("bucket", Integer, nullable=False),
@@ -246,7 +247,7 @@ rollups = Table(
 log_lines = Table(
     "log_lines",
     metadata,
-    _uid(),
+    Column("uid", String(UID_LENGTH), nullable=False),
     Column("rank", Integer, nullable=False),
     Column("number", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
@@ -139,46 +140,55 @@ def charts(
     connection: Connection, uid: str, ranks: Sequence[int] = (ALL_RANKS,), most: int = MOST_POINTS
 ) -> dict[tuple[str, int], list[ChartPoint]]:
     """Every series of the job over its steps, by name and rank, in at most ``most`` points each."""
-    known = _known_ids(connection, [uid])
-    return {key[1:]: _chart(connection, number, most) for key, number in sorted(known.items()) if key[2] in ranks}
-
-
-def _chart(connection: Connection, number: int, most: int) -> list[ChartPoint]:
-    coarsest = ROLLUP_STEPS[-1]
-    first, last = connection.execute(
-        select(func.min(rollups.c.bucket) * coarsest, func.max(rollups.c.last_step)).where(
-            rollups.c.series == number, rollups.c.steps == coarsest
-        )
-    ).one()
-    if last is None:
-        return []
-    span = last - first + 1
-    found = _newest(connection, _raw(number)) if span <= most else []
+    known = {number: key[1:] for key, number in _known_ids(connection, [uid]).items() if key[2] in ranks}
+    spans = _spans(connection, known)
+    found = _read(connection, {number for number, span in spans.items() if span <= most}, _raw)
     for steps in ROLLUP_STEPS:
-        if not found and (span <= most * steps or steps == coarsest):
-            found = _newest(connection, _rolled(number, steps))
-    return _thinned(found, most)
+        fits = {number for number, span in spans.items() if span <= most * steps or steps == ROLLUP_STEPS[-1]}
+        found |= _read(connection, fits - found.keys(), functools.partial(_rolled, steps=steps))
+    return {
+        key: _thinned(found.get(number, []), most) for number, key in sorted(known.items(), key=lambda item: item[1])
+    }
 
 
-def _raw(number: int) -> Select[Any]:
-    value = points.c.value
-    chosen = select(points.c.step, points.c.attempt, value, value, value, value).where(points.c.series == number)
-    return chosen.order_by(points.c.attempt.desc(), points.c.step)
+def _spans(connection: Connection, numbers: Collection[int]) -> dict[int, int]:
+    """How many steps a series goes over."""
+    row, coarsest = rollups.c, ROLLUP_STEPS[-1]
+    span = (func.max(row.last_step) - func.min(row.bucket) * coarsest + 1).label("span")
+    chosen = select(row.series, span).where(row.series.in_(sorted(numbers)), row.steps == coarsest)
+    rows = connection.execute(chosen.group_by(row.series))
+    return {each.series: each.span for each in rows}
 
 
-def _rolled(number: int, steps: int) -> Select[Any]:
+def _read(
+    connection: Connection, numbers: Collection[int], made: Callable[[Collection[int]], Select[Any]]
+) -> dict[int, list[ChartPoint]]:
+    """The newest points of those series that have any."""
+    if not numbers:
+        return {}
+    rows = connection.execute(made(numbers))
+    return {number: _newest(some) for number, some in groupby(rows, key=itemgetter(0))}
+
+
+def _raw(numbers: Collection[int]) -> Select[Any]:
+    row = points.c
+    chosen = select(row.series, row.step, row.attempt, row.value, row.value, row.value, row.value)
+    return chosen.where(row.series.in_(sorted(numbers))).order_by(row.series, row.attempt.desc(), row.step)
+
+
+def _rolled(numbers: Collection[int], steps: int) -> Select[Any]:
     row = rollups.c
-    columns = (row.bucket * steps, row.attempt, row.min, row.sum / row.count, row.max, row.last)
-    chosen = select(*columns).where(row.series == number, row.steps == steps)
-    return chosen.order_by(row.attempt.desc(), row.bucket)
+    columns = (row.series, row.bucket * steps, row.attempt, row.min, row.sum / row.count, row.max, row.last)
+    chosen = select(*columns).where(row.series.in_(sorted(numbers)), row.steps == steps)
+    return chosen.order_by(row.series, row.attempt.desc(), row.bucket)
 
 
-def _newest(connection: Connection, chosen: Select[Any]) -> list[ChartPoint]:
-    """Of every attempt the steps before the next one began."""
+def _newest(rows: Iterable[Sequence[Any]]) -> list[ChartPoint]:
+    """Of every attempt, newest first, the steps before the next one began."""
     found: list[ChartPoint] = []
     attempt, begin, limit = None, math.inf, math.inf
-    for row in connection.execute(chosen):
-        point = ChartPoint(*row)
+    for _, *values in rows:
+        point = ChartPoint(*values)
         if point.attempt != attempt:
             attempt, limit = point.attempt, begin
             begin = min(begin, point.step)

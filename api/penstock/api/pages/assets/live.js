@@ -74,7 +74,10 @@
   const draw = () => {
     const { plotly, draw: drawer } = document.getElementById("drawers").dataset;
     loaded ??= load(plotly).then(() => load(drawer));
-    loaded.then(() => document.dispatchEvent(new Event("figures")));
+    loaded.then(() => document.dispatchEvent(new Event("figures")), () => {
+      loaded = undefined;
+      sight.disconnect();  // the next news of the page looks at the charts anew
+    });
   };
   const sight = new IntersectionObserver((entries) => {
     if (!loaded && entries.some((entry) => entry.isIntersecting)) draw();

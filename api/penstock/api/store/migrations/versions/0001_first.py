@@ -100,7 +100,6 @@ def _jobs() -> None:
         sa.Column("uid", sa.String(length=36), nullable=False),
         sa.Column("namespace", sa.String(length=63), nullable=False),
         sa.Column("name", sa.String(length=63), nullable=False),
-        sa.Column("manifest", sa.JSON(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("generation", sa.Integer(), nullable=False),
         sa.Column("created_by", sa.String(length=63), nullable=False),
@@ -118,16 +117,19 @@ def _jobs() -> None:
         sa.Column("finished_at", sa.Double(), nullable=True),
         sa.Column("delete_requested_at", sa.Double(), nullable=True),
         sa.Column("deleted_at", sa.Double(), nullable=True),
-        sa.Column("executor", sa.String(length=36), nullable=True),
+        sa.Column("executor", sa.Text(), nullable=True),
         sa.Column("plan_digest", sa.String(length=64), nullable=True),
         sa.Column("last_event", sa.Integer(), nullable=False),
+        sa.Column("manifest", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_jobs"),
         sa.UniqueConstraint("uid", name="uq_jobs_uid"),
     )
     op.create_index("ix_jobs_changed_at", "jobs", ["changed_at"], unique=False)
     op.create_index("ix_jobs_finished_at", "jobs", ["finished_at"], unique=False)
+    op.create_index("ix_jobs_name", "jobs", ["name", "number"], unique=False)
     op.create_index("ix_jobs_namespace_name", "jobs", ["namespace", "name", "number"], unique=False)
     op.create_index("ix_jobs_phase", "jobs", ["phase", "number"], unique=False)
+    op.create_index("ix_jobs_priority", "jobs", ["priority", "number"], unique=False)
     op.create_index(
         "uq_jobs_live",
         "jobs",
@@ -284,7 +286,6 @@ def _log_lines() -> None:
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("level", sa.String(length=15), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_log_lines_uid", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("uid", "rank", "number", name="pk_log_lines"),
         sqlite_with_rowid=False,
     )
@@ -355,7 +356,6 @@ def _sources() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("source", sa.String(length=63), nullable=False),
         sa.Column("sequence", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_sources_uid", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("uid", "attempt", "source", name="pk_sources"),
     )
 
@@ -379,7 +379,6 @@ def _points() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("step", sa.Integer(), nullable=False),
         sa.Column("value", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["series"], ["series.id"], name="fk_points_series", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("series", "attempt", "step", name="pk_points"),
         sqlite_with_rowid=False,
     )
@@ -399,7 +398,6 @@ def _rollups() -> None:
         sa.Column("last_step", sa.Integer(), nullable=False),
         sa.Column("last", sa.Double(), nullable=False),
         sa.Column("received_at", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["series"], ["series.id"], name="fk_rollups_series", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("series", "steps", "attempt", "bucket", name="pk_rollups"),
         sqlite_with_rowid=False,
     )
