@@ -215,6 +215,21 @@ def test_a_stream_ends_after_its_time_and_when_the_feed_is_closed(service: Servi
     run(scenario)
 
 
+def test_a_closed_feed_ends_streams_that_come_late_until_it_is_opened(service: Service) -> None:
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        service.feed.close()
+        async with asyncio.timeout(5), ear(service.feed, JobListener(uid=uid, last_event=0)) as hearing:
+            while not hearing.ended:
+                await asyncio.sleep(0.01)
+        service.feed.open()
+        async with ear(service.feed, JobListener(uid=uid, last_event=0)) as hearing:
+            await hearing.until(1)
+
+    run(scenario)
+
+
 class Stumbling:
     """A reader whose database is away at first."""
 
@@ -267,6 +282,19 @@ def test_what_waits_is_taken_together_and_too_much_drops() -> None:
         assert outgoing.dropped.is_set()
         assert await outgoing.take(0.01) == b"ab"
         assert await outgoing.take(0.01) is None
+
+    run(scenario)
+
+
+def test_who_is_cancelled_just_as_something_comes_ends() -> None:
+    async def scenario() -> None:
+        outgoing = Outgoing()
+        taking = asyncio.create_task(outgoing.take(60))
+        await asyncio.sleep(0.01)
+        outgoing.put(b"a")
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
 
     run(scenario)
 

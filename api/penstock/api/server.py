@@ -36,6 +36,11 @@ class Server(uvicorn.Server):
         super().__init__(_configured(service))
         self._feed = service.feed
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server.startup`."""
+        self._feed.open()
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server.shutdown`."""
         self._feed.close()

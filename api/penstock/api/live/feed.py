@@ -63,6 +63,7 @@ class Feed:
         self._late: set[str] = set()
         self._rows: dict[str, News] = {}
         self._row_told_at: dict[str, float] = {}
+        self._closed = False
         self.num_dropped = 0
 
     def touched(self, uids: Collection[str]) -> None:
@@ -80,6 +81,8 @@ class Feed:
             self._work = asyncio.create_task(self._go_on(self._wakener), name="penstock-feed")
         if isinstance(listener, JobListener):
             self._wakener.add({listener.uid})
+        if self._closed:
+            listener.outgoing.close()
 
     def remove(self, listener: Listener) -> None:
         """Nothing more for it."""
@@ -93,8 +96,13 @@ class Feed:
         else:
             del self._of_jobs[listener.uid]
 
+    def open(self) -> None:
+        """Streams are heard again after `close`; they are at first."""
+        self._closed = False
+
     def close(self) -> None:
-        """End every stream."""
+        """End every stream, also those that are still to come."""
+        self._closed = True
         for jobs_own in self._of_jobs.values():
             for each in jobs_own:
                 each.outgoing.close()
@@ -202,5 +210,6 @@ class _Wakener:
     async def wait(self, seconds: float) -> None:
         """Until there are any, or the time has passed."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), max(seconds, 0))
+            async with asyncio.timeout(max(seconds, 0)):
+                await self._woken.wait()
         self._woken.clear()

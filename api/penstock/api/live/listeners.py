@@ -51,7 +51,8 @@ class Outgoing:
         """All that waits, as one; empty if nothing came within ``seconds``, none at the end."""
         if not self._waiting and not self._closed:
             try:
-                await asyncio.wait_for(self._news.wait(), seconds)
+                async with asyncio.timeout(seconds):  # until Python 3.12, `wait_for` may lose a cancellation
+                    await self._news.wait()
             except TimeoutError:
                 return b""
         self._news.clear()
