@@ -28,6 +28,7 @@ STEPS, LINES = 5, 5
 POINTS_PER_STEP = 6
 NUM_TEAMS = 10
 RECORDED_AT = 1_700_000_000.0
+UID_PREFIX = "00000000-0000-0000-0000-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,7 @@ class Target:
 
 def uid_of(job: int) -> str:
     """The uid of a job by its number."""
-    return f"00000000-0000-0000-0000-{job:012d}"
+    return f"{UID_PREFIX}{job:012d}"
 
 
 def prepare(load: Load, folder: Path, database: str = "") -> Target:
@@ -155,19 +156,20 @@ class Kept:
 
 
 def kept(load: Load, target: Target) -> Kept:
-    """Count what is there, once all of the load was acknowledged."""
+    """Count what is there of the load's jobs, once all of it was acknowledged; a service may have run others beside."""
     engine = make_engine(parse_url(target.database))
-    lines = select(log_lines.c.uid, log_lines.c.message).distinct().subquery()
-    of_job = (
-        select(func.count()).select_from(points.join(series, points.c.series == series.c.id)).group_by(series.c.uid)
-    )
+    of_load = select(series.c.id, series.c.uid).where(series.c.uid.startswith(UID_PREFIX)).subquery()
+    their_points = points.join(of_load, points.c.series == of_load.c.id)
+    their_rollups = rollups.join(of_load, rollups.c.series == of_load.c.id)
+    of_job = select(func.count()).select_from(their_points).group_by(of_load.c.uid)
+    lines = select(log_lines.c.uid, log_lines.c.message).where(log_lines.c.uid.startswith(UID_PREFIX))
     complete = load.num_reports * STEPS * POINTS_PER_STEP
     with engine.connect() as connection:
         found = Kept(
-            points=_count(connection, select(func.count()).select_from(points)),
-            rolled_up=_count(connection, select(func.sum(rollups.c.count))),
-            lines=_count(connection, select(func.count()).select_from(log_lines)),
-            different_lines=_count(connection, select(func.count()).select_from(lines)),
+            points=_count(connection, select(func.count()).select_from(their_points)),
+            rolled_up=_count(connection, select(func.sum(rollups.c.count)).select_from(their_rollups)),
+            lines=_count(connection, select(func.count()).select_from(lines.subquery())),
+            different_lines=_count(connection, select(func.count()).select_from(lines.distinct().subquery())),
             jobs_complete=sum(number == complete for (number,) in connection.execute(of_job)),
         )
     engine.dispose()
