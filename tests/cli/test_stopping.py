@@ -65,5 +65,16 @@ def test_only_the_first_signal_cuts() -> None:
     assert cleaned
 
 
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_who_asked_first(asked: signal.Signals) -> None:
+    requests = StopRequests()
+    requests.check()
+    requests(asked)
+    requests(signal.SIGINT)
+    with pytest.raises(StopRequestedError) as stop:
+        requests.check()
+    assert stop.value.signal == asked
+
+
 def test_it_is_no_exception_that_libraries_swallow() -> None:
     assert not issubclass(StopRequestedError, Exception)

@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.command import Command, ended, tiny_job
 from tests.support.serving import processes_of, wait_until
 
@@ -36,12 +38,13 @@ def test_a_job_is_trained_and_summed_up(tmp_path: Path) -> None:
     wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
 
 
-def test_whoever_stops_it_leaves_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_it_leaves_nothing_running(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """But a process that only now hears of its end."""
     demo = command(tmp_path).start(*arguments(tmp_path, training={"globalBatch": 2, "steps": 100_000}))
     wait_until(lambda: any((tmp_path / "demo" / "runs").glob("*/logs/*/*/attempt_0/0/stdout.log")))
-    demo.send_signal(signal.SIGINT)
-    _, said = ended(demo, 130)
+    demo.send_signal(number)
+    _, said = ended(demo, code)
     assert "stopping" in said
     wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
 

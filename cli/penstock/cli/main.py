@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.commands import administration, fetching, planning, remote, results, running, serving, setup
+from penstock.cli.stopping import StopRequestedError
 from penstock.core.errors import PenstockError, UserError
 
 RUN_FAILED = 1
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(args=given, prog_name="penstock")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
+    except StopRequestedError as stop:
+        return 128 + stop.signal
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:

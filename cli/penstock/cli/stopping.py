@@ -9,7 +9,14 @@ from types import FrameType
 
 
 class StopRequestedError(KeyboardInterrupt):
-    """Raised out of work that may be cut short anywhere; not an Exception, so that nothing on the way swallows it."""
+    """Raised out of work that may be cut short anywhere; not an Exception, so that nothing on the way swallows it.
+
+    ``signal`` is the number of the one that asked.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
 
 
 class StopRequests:
@@ -24,15 +31,19 @@ class StopRequests:
         self.received.append(number)
         if self._cutting:
             self._cutting = False
-            raise StopRequestedError
+            raise StopRequestedError(number)
+
+    def check(self) -> None:
+        """Raise `StopRequestedError` if anybody asked."""
+        if self.received:
+            raise StopRequestedError(self.received[0])
 
     @contextlib.contextmanager
     def cutting(self) -> Iterator[None]:
         """A signal ends the block by `StopRequestedError`, also one that came just before."""
         self._cutting = not self.received
         try:
-            if self.received:
-                raise StopRequestedError
+            self.check()
             yield
         finally:
             self._cutting = False

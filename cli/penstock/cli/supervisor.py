@@ -94,8 +94,7 @@ class Supervisor:
         self._tell(AttemptReport(state=AttemptState.READY, profile=Step.DONE if found else Step.MISSING))
 
     def _turn(self) -> None:
-        if self._requests.received:
-            raise StopRequestedError
+        self._requests.check()
         if self._order.deadline_at is not None and self._clock() >= self._order.deadline_at:
             self._tell(replace(self._report, state=AttemptState.FAILED, message=DEADLINE))
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from penstock.cli.stopping import StopRequestedError, StopRequests
+from penstock.cli.stopping import StopRequests
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
 from penstock.trainer.data.reporter import Reporter
@@ -114,8 +114,7 @@ def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lam
     """
     try:
         while (outcome := ranks.wait(POLL_SECONDS)) is None:
-            if requests.received:
-                raise StopRequestedError
+            requests.check()
             watch()
     finally:
         end(ranks)
