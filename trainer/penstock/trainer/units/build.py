@@ -30,7 +30,7 @@ def build_blocks(
     dtype, device = parameters.compute_flat.dtype, parameters.compute_flat.device
     backend = backend or build_backend(device, dtype, spec.head_dim, sequence_length)
     rotary = _rotary(spec, sequence_length, dtype, device)
-    activation = build_activation(spec, dtype, device, workspace)
+    activation = build_activation(spec, dtype, device)
     blocks: dict[int, Attention | Mlp] = {}
     for unit in spec.units[first:stop]:
         if unit.kind is UnitKind.ATTENTION:

@@ -50,9 +50,9 @@ def workspace_bytes(spec: ModelSpec, precision: Precision, first: int, stop: int
 def _unit_bytes(spec: ModelSpec, precision: Precision, kind: UnitKind, tokens: int) -> int:
     """Attention: F needs the joint q, k, v; I the gradients of what was attended and of q (rotary), the norm's product.
 
-    MLP: I needs the gradients of the activated and of the normed, the activation's slope (GELU in single steps), the
-    norm's product. Head: normed, its gradient, the norm's statistics and product, the logits of a chunk, in both types
-    where these differ. On CUDA, whose fused kernels need less, this is a bound.
+    MLP: I needs the gradients of the activated and of the normed, the norm's product. Head: normed, its gradient, the
+    norm's statistics and product, the logits of a chunk, in both types where these differ. On CUDA, whose fused kernels
+    need less, this is a bound.
     """
     narrow, wide = precision.compute_bytes, precision.accumulate_bytes
     rms = spec.family is Family.LLAMA
@@ -64,9 +64,7 @@ def _unit_bytes(spec: ModelSpec, precision: Precision, kind: UnitKind, tokens: i
         forward = aligned(tokens * (spec.hidden + 2 * spec.kv_hidden) * narrow)
         return max(forward, row + (row if rms else 0) + product)
     if kind is UnitKind.MLP:
-        risen = aligned(tokens * spec.ffn_hidden * narrow)
-        slope = risen if not rms and narrow == wide else 0
-        return risen + slope + row + product
+        return aligned(tokens * spec.ffn_hidden * narrow) + row + product
     logits = min(tokens, HEAD_CHUNK_TOKENS) * spec.vocab
     statistics = aligned(tokens * wide) * (1 if rms else 2)
     both = aligned(logits * narrow) + (aligned(logits * wide) if narrow != wide else 0)
