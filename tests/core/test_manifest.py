@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.core.job import PipelineJob
+from penstock.core.job import OptimizerSpec, PipelineJob, TrainingSpec
 from penstock.core.model import Family, ModelSpec
+from penstock.core.records import StepMetrics
 from penstock.core.units import parse_bytes, quantity
 from penstock.planner import yamltext
 from tests.support.manifests import example
@@ -40,6 +43,24 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"training__steps": "many"}, "spec.training.steps", "a whole number"),
     ({"training__steps": True}, "spec.training.steps", "a whole number"),
     ({"training__optimizer": {"learningRate": -1.0}}, "spec.training.optimizer.learningRate", "1e-3"),
+    ({"training__optimizer": {"learningRate": math.nan}}, "spec.training.optimizer.learningRate", "a finite number"),
+    ({"training__optimizer": {"learningRate": 10**400}}, "spec.training.optimizer.learningRate", "a number"),
+    ({"training__optimizer": {"betas": [0.9, 1]}}, "spec.training.optimizer.betas[1]", "[0.9, 0.95]"),
+    ({"training__optimizer": {"betas": [-0.1, 0.9]}}, "spec.training.optimizer.betas[0]", "[0.9, 0.95]"),
+    ({"training__optimizer": {"epsilon": 0}}, "spec.training.optimizer.epsilon", "1e-8"),
+    ({"training__optimizer": {"weightDecay": -0.1}}, "spec.training.optimizer.weightDecay", "0 or more"),
+    ({"training__clip": math.nan}, "spec.training.clip", "a finite number"),
+    ({"training__clip": math.inf}, "spec.training.clip", "a finite number"),
+    ({"training__clip": 0}, "spec.training.clip", "such as 1.0"),
+    ({"training__warmupSteps": -1}, "spec.training.warmupSteps", "0 or more"),
+    ({"training__validateEvery": -1}, "spec.training.validateEvery", "0 or more"),
+    ({"training__decayShare": 1.5}, "spec.training.decayShare", "from 0 to 1"),
+    ({"training__minLearningRate": -0.1}, "spec.training.minLearningRate", "from 0 to 1"),
+    ({"model__normEpsilon": 0}, "spec.model.normEpsilon", "1e-5"),
+    ({"model__normEpsilon": math.inf}, "spec.model.normEpsilon", "a finite number"),
+    ({"model__ropeTheta": -1}, "spec.model.ropeTheta", "1e4"),
+    ({"pricePerDeviceHour": -1}, "spec.pricePerDeviceHour", "0 or more"),
+    ({"parallelism__stages": [math.nan, 8]}, "spec.parallelism.stages[0]", "a finite number"),
     ({"resources__memoryPerRank": "4 gigs"}, "spec.resources.memoryPerRank", "4Gi"),
     ({"resources__minRanks": 3}, "spec.resources.minRanks", "lower it"),
     ({"parallelism__slices": [512, 256]}, "spec.parallelism.slices", "sum agrees"),
@@ -60,6 +81,36 @@ def test_a_mistake_names_its_place_and_a_remedy(changes: dict[str, Any], where: 
         PipelineJob.from_manifest(example(**changes))
     assert caught.value.where == where
     assert remedy in caught.value.remedy
+
+
+BUILT_WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: OptimizerSpec(learning_rate=math.nan), "learningRate"),
+    (lambda: OptimizerSpec(weight_decay=math.inf), "weightDecay"),
+    (lambda: TrainingSpec(global_batch=1, steps=1, clip=math.nan), "clip"),
+    (lambda: TrainingSpec(global_batch=1, steps=1, decay_share=math.nan), "decayShare"),
+]
+
+
+@pytest.mark.parametrize(("build", "where"), BUILT_WRONG, ids=[where for _, where in BUILT_WRONG])
+def test_what_is_no_number_is_refused_also_where_nothing_is_read(build: Callable[[], object], where: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build()
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_the_loss_of_a_run_that_diverged_can_be_told(loss: float) -> None:
+    told = StepMetrics(
+        step=1,
+        loss=loss,
+        step_seconds=1.0,
+        tokens_per_second=1.0,
+        learning_rate=1.0,
+        gradient_norm=loss,
+        peak_bytes=1,
+        validation_loss=loss,
+    )
+    assert str(StepMetrics.from_manifest(told.to_manifest())) == str(told)
 
 
 def test_a_missing_section_is_named() -> None:

@@ -62,7 +62,7 @@ def test_a_plan_survives_its_text_form(text: Any) -> None:
 
 
 def test_what_follows_from_a_plan() -> None:
-    plan = sound_plan(dp=3)
+    plan = sound_plan(dp=3, placement=(0, 1, 2, 3, 4, 5))
     assert (plan.num_ranks, plan.sequence_length, plan.global_batch) == (6, 8, 6)
 
 
@@ -74,6 +74,9 @@ def test_what_follows_from_a_plan() -> None:
         ({"stages": ((0, 6),)}, "stages"),
         ({"slices": (8, 0)}, "slices"),
         ({"num_microbatches": 0}, "numMicrobatches"),
+        ({"placement": (0,)}, "placement"),
+        ({"placement": (1, 1)}, "placement"),
+        ({"placement": (-1, 0)}, "placement"),
     ],
 )
 def test_an_impossible_plan_is_refused(changes: dict[str, Any], where: str) -> None:

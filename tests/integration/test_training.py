@@ -16,6 +16,7 @@ import pytest
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
+from penstock.core.plan import Prediction
 from penstock.core.records import RecordKind
 from penstock.core.timeline import Source, Timeline
 from penstock.trainer import checkpoint
@@ -26,6 +27,7 @@ from penstock.trainer.session import require_runnable
 from penstock.trainer.status import State
 from tests.support.small_plans import looped_schedule
 from tests.support.training_run import (
+    TIMEOUT_SECONDS,
     finish,
     losses,
     make_run,
@@ -256,6 +258,25 @@ def test_a_plan_of_another_job_is_refused(job: PipelineJob, change: dict[str, ob
     plan = dataclasses.replace(tiny_plan(job, 1), **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         require_runnable(plan, job, 1)
+
+
+def test_ranks_refuse_a_plan_that_takes_more_memory_than_is_allowed(job: PipelineJob, tmp_path: Path) -> None:
+    told = Prediction(
+        step_seconds=1.0,
+        compute_seconds=1.0,
+        bubble_seconds=0.0,
+        communication_seconds=0.0,
+        reduction_seconds=0.0,
+        optimizer_seconds=0.0,
+        peak_bytes=(2**40,),
+        slot_bytes=(0,),
+    )
+    run = make_run(tmp_path / "run", job, dataclasses.replace(tiny_plan(job, 1), prediction=told))
+    outcome = start(run, "train", 1, "--attempt", "1").wait(TIMEOUT_SECONDS)
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.refused
+    assert outcome.failure.message.startswith("spec.resources.memoryPerRank: the plan needs 1 TiB on rank 0")
 
 
 def test_a_run_directory_that_is_none_is_said_in_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
+from penstock.core.invariants import prove
 from penstock.core.job import Objective
+from penstock.core.layout import stage_parameters
 from penstock.core.plan import Plan
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.decide import MOST_PROVED_ACTIONS, decide
@@ -60,6 +62,20 @@ def test_the_parts_of_a_prediction_add_up() -> None:
     assert told is not None
     parts = (told.compute_seconds, told.bubble_seconds, told.communication_seconds, told.reduction_seconds)
     assert sum(parts) + told.optimizer_seconds == pytest.approx(told.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zbv"])
+def test_the_proof_of_a_plan_counts_what_its_actions_take_beyond_their_slots(schedule: str) -> None:
+    decision = decide(problem(pp=2, schedule=schedule), QUICK)
+    plan, program = decision.plan, decision.program
+    assert program is not None
+    assert plan.prediction is not None
+    proof = prove(program)
+    assert max(proof.transient_bytes) == 2 * min(plan.microbatch * max(plan.slices), 512) * TINY_LLAMA.vocab * 4
+    state = [0] * plan.pp
+    for (first, stop), rank in zip(plan.stages, schedule_of(plan).stage_ranks, strict=True):
+        state[rank] += 16 * stage_parameters(plan.model, first, stop)
+    assert plan.prediction.peak_bytes == tuple(a + b for a, b in zip(state, proof.peak_bytes, strict=True))
 
 
 def test_a_plan_of_another_program_is_refused() -> None:

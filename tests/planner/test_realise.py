@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.schedule import Group
-from penstock.planner.realise import program_of, schedule_of, tied_ranks
-from tests.support.planning import TINY_GPT2, TINY_LLAMA
+from penstock.planner.decide import decide
+from penstock.planner.problem import Problem
+from penstock.planner.realise import fitting_program_of, program_of, schedule_of, tied_ranks
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
 from tests.support.small_plans import looped_schedule, small_plan
 
 
@@ -36,3 +39,30 @@ def test_an_imported_schedule_is_the_plans_own() -> None:
     plan = small_plan(schedule=recipe, num_stages=4, num_microbatches=2, precision=Precision.FP32)
     assert schedule_of(plan).to_csv() == recipe.text
     assert program_of(plan).num_stages == 4
+
+
+@pytest.mark.parametrize("asked", [problem(pp=2), measured_problem(pp=2), problem(pp=2, schedule="zbv")])
+def test_a_plan_is_realised_within_what_it_predicted_and_in_no_byte_less(asked: Problem) -> None:
+    plan = decide(asked).plan
+    assert plan.prediction is not None
+    needed = max(plan.prediction.peak_bytes)
+    assert fitting_program_of(plan, needed) == program_of(plan)
+    with pytest.raises(UserError, match="the plan needs") as caught:
+        fitting_program_of(plan, needed - 1)
+    assert caught.value.where == "spec.resources.memoryPerRank"
+    assert "allow 1Mi" in caught.value.remedy
+
+
+def test_a_long_plan_is_held_against_its_limit_where_it_is_first_realised() -> None:
+    decision = decide(problem(sequence_length=64, global_batch=64, micro_batch=1, pp=2, slices=16, schedule="zb-h1"))
+    assert decision.program is None
+    told = decision.plan.prediction
+    assert told is not None
+    arena = program_of(decision.plan).ranks[0].arena_bytes
+    needed = told.peak_bytes[0] - told.slot_bytes[0] + arena
+    with pytest.raises(UserError, match="the plan needs"):
+        fitting_program_of(decision.plan, needed - 1)
+
+
+def test_a_plan_without_a_prediction_is_proved_without_limits() -> None:
+    assert fitting_program_of(small_plan(), 1) == program_of(small_plan())

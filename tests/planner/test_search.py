@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from penstock.planner.candidates import Candidate, Proposer, Shortage
 from penstock.planner.evaluate import Simulated
 from penstock.planner.problem import Mesh, Problem, meshes
 from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, moves, search
-from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, problem
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
 WITHOUT_MOVES = Budget(meshes=10_000, candidates=10_000, actions=10**9, moves=0)
 
@@ -43,14 +45,20 @@ def test_a_search_with_a_large_budget_equals_trying_everything(chosen: dict[str,
     asked = problem(**chosen)
     fitting = everything(asked)
     if not fitting:
-        with pytest.raises(NothingFitsError):
-            search(asked, Simulated(asked), WITHOUT_MOVES)
+        assert_none_or_squeezed(asked)
         return
     is_money = chosen["objective"] is Objective.COST
     best = min(each.step_ns * (each.candidate.mesh.num_devices if is_money else 1) for each in fitting)
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert result.exhausted
     assert result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1) == best
+
+
+def assert_none_or_squeezed(asked: Problem) -> None:
+    """Where nothing proposed fits, what is found all the same does."""
+    with contextlib.suppress(NothingFitsError):
+        found = search(asked, Simulated(asked), WITHOUT_MOVES)
+        assert max(found.best.peak_bytes) <= asked.memory_limit_bytes
 
 
 @settings(max_examples=15)
@@ -118,6 +126,63 @@ def test_the_reporter_is_told_of_every_step() -> None:
     assert len(diary.fitting) + len(diary.too_large) == result.num_judged
     assert tuple(diary.refused) == result.shortages
     assert [each.candidate for each in result.too_large] == diary.too_large
+
+
+class Archive(Reporter):
+    def __init__(self) -> None:
+        self.judged_all: list[Evaluation] = []
+
+    def judged(self, evaluation: Evaluation, fits: bool) -> None:
+        self.judged_all.append(evaluation)
+
+
+@settings(max_examples=25)
+@given(PROBLEMS)
+def test_no_candidate_of_a_search_is_faster_than_its_bounds(chosen: dict[str, Any]) -> None:
+    asked, archive = problem(**chosen | {"memory": 2**30}), Archive()
+    judge = Simulated(asked)
+    search(asked, judge, reporter=archive)
+    assert archive.judged_all
+    for each in archive.judged_all:
+        assert judge.bound_ns(each.candidate) <= each.step_ns
+        assert judge.mesh_bound_ns(each.candidate.mesh) <= each.step_ns
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from([2, 3, 4]),
+    st.sampled_from([6, 12, 24]),
+    st.sampled_from([1.0, 1.5, 2.5]),
+    st.sampled_from([(16,), (9, 7), (4, 4, 4, 4)]),
+    st.sampled_from([2**30, 600_000, 400_000]),
+)
+def test_a_zb_that_wins_is_never_behind_h1_where_that_fits(
+    pp: int, global_batch: int, slowdown: float, slices: tuple[int, ...], memory: int
+) -> None:
+    asked = measured_problem(
+        ranks=pp,
+        pp=pp,
+        global_batch=global_batch,
+        micro_batch=1,
+        schedule="zb",
+        slices=slices,
+        slowdown=slowdown,
+        memory=memory,
+    )
+    with contextlib.suppress(NothingFitsError):
+        assert_not_behind_h1(asked)
+
+
+def test_a_zb_whose_order_was_best_over_few_micro_batches_only_gives_way_to_h1() -> None:
+    pinned: dict[str, Any] = {"pp": 2, "micro_batch": 1, "slices": (8, 8), "stages": (2.5, 1.5), "schedule": "zb"}
+    assert_not_behind_h1(measured_problem(global_batch=8, slowdown=2.5, **pinned))
+
+
+def assert_not_behind_h1(asked: Problem) -> None:
+    judge = Simulated(asked)
+    best = search(asked, judge).best
+    plain = judge.evaluate(dataclasses.replace(best.candidate, schedule="zb-h1", variant=None), in_full=True)
+    assert max(plain.peak_bytes) > asked.memory_limit_bytes or best.step_ns <= plain.step_ns
 
 
 def test_moves_shift_one_boundary_and_leave_pins_alone() -> None:

@@ -96,9 +96,9 @@ class LayerView(Wire):
     batch: int = Field(description="Sequences.")
     length: int = Field(description="Tokens of the slice.")
     prefix: int = Field(description="Tokens before it.")
-    alone_seconds: float = Field(description="The median with the other ranks idle.")
-    together_seconds: float = Field(description="The median with all ranks computing.")
-    spread: float = Field(description="The interquartile range over the median.")
+    alone_seconds: float = Field(description="The mean with the other ranks idle, without the slowest twentieth.")
+    together_seconds: float = Field(description="The mean with all ranks computing, without the slowest twentieth.")
+    spread: float = Field(description="The interquartile range over the mean.")
     samples: int
     held_out: bool = Field(description="Whether it tests the fit and takes no part in it.")
 

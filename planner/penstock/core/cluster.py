@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
+from penstock.core.ranges import require_not_negative, require_positive
 from penstock.core.units import BYTES_SCHEMA, parse_bytes, quantity
 
 _BYTES = {"read": parse_bytes, "write": quantity, "schema": BYTES_SCHEMA}
-
-
-def _require_positive(value: float, name: str) -> None:
-    if not 0 < value < math.inf:
-        raise UserError(what=f"{value} is not positive", where=name, remedy="write a positive number")
-
-
-def _require_not_negative(value: float, name: str) -> None:
-    if not 0 <= value < math.inf:
-        raise UserError(what=f"{value} is negative, or no number", where=name, remedy="write zero or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +35,10 @@ class DeviceSpec(Manifest):
             raise UserError(what="tokens must rise from point to point", where="efficiency", remedy="sort the points")
         if not all(0 < share <= 1 for _, share in self.efficiency):
             raise UserError(what="a share is not in (0, 1]", where="efficiency", remedy="write shares such as 0.5")
-        _require_positive(self.peak_flops, "peakFlops")
-        _require_positive(self.memory_bandwidth, "memoryBandwidth")
-        _require_not_negative(self.action_overhead_seconds, "actionOverheadSeconds")
-        _require_not_negative(self.price_per_hour, "pricePerHour")
+        require_positive(self.peak_flops, "peakFlops")
+        require_positive(self.memory_bandwidth, "memoryBandwidth")
+        require_not_negative(self.action_overhead_seconds, "actionOverheadSeconds")
+        require_not_negative(self.price_per_hour, "pricePerHour")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +49,8 @@ class LinkSpec(Manifest):
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        _require_positive(self.bytes_per_second, "bytesPerSecond")
-        _require_not_negative(self.latency_seconds, "latencySeconds")
+        require_positive(self.bytes_per_second, "bytesPerSecond")
+        require_not_negative(self.latency_seconds, "latencySeconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

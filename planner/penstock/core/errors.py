@@ -42,3 +42,7 @@ class ProgramError(PenstockError):
         self.reason = reason
         self.grid = grid
         super().__init__(reason if rank is None else f"rank {rank}, {action}: {reason}\n\n{grid}")
+
+
+class NoRoomError(ProgramError):
+    """A Program that would run, but takes more memory than ``rank`` has."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.core.errors import ProgramError
+from penstock.core.errors import NoRoomError, ProgramError
 from penstock.core.grid import draw
 from penstock.core.lifetimes import ViolationError
 from penstock.core.machine import Machine, Pipeline, RankState, Wait
@@ -47,7 +47,7 @@ def prove(
 
     With ``sizes`` every slot must have exactly those bytes; without, slots are taken at their word, and those that
     differ only in their micro-batch must be equally large. ``memory_limit_bytes`` is what each rank has for its arena
-    and transients.
+    and transients; `NoRoomError` says that only that is short.
     """
     pipeline = _survey(program, sizes)
     _check_reductions(program, pipeline.stage_ranks)
@@ -142,11 +142,8 @@ def _check_limits(machine: Machine, limits: Sequence[int]) -> None:
     for rank, limit in zip(machine.ranks, limits, strict=True):
         arena, transient = rank.program.arena_bytes, rank.lifetimes.transient_bytes
         if arena + transient > limit:
-            raise _refusal(
-                machine,
-                rank,
-                f"the arena's {arena} and at most {transient} transient bytes exceed the limit of {limit}",
-            )
+            reason = f"the arena's {arena} and at most {transient} transient bytes exceed the limit of {limit}"
+            raise _refusal(machine, rank, reason, NoRoomError)
 
 
 def _deadlock(machine: Machine, waits: Sequence[Wait | None]) -> ProgramError:
@@ -166,12 +163,12 @@ def _waiting(machine: Machine, rank: int, wait: Wait | None) -> str:
     return f"rank {rank} waits in {pending.action if pending else 'its end'} for rank {wait.rank} {wait.what}"
 
 
-def _refusal(machine: Machine, bad: RankState, reason: str) -> ProgramError:
+def _refusal(machine: Machine, bad: RankState, reason: str, kind: type[ProgramError] = ProgramError) -> ProgramError:
     rows = [{step: str(action) for step, action in rank.cells} for rank in machine.ranks]
     for rank, row in zip(machine.ranks, rows, strict=True):
         if rank.pending is not None:
             row[rank.step + 1] = str(rank.pending.action)
-    return ProgramError(
+    return kind(
         rank=bad.rank,
         action=str(bad.pending.action) if bad.pending else "end of the Program",
         reason=reason,

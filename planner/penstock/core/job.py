@@ -13,6 +13,7 @@ from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, camel, join, mistyped, read_dataclass, write_dataclass
 from penstock.core.model import Family, ModelSpec
+from penstock.core.ranges import require_not_negative, require_positive, require_share
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES_SCHEMA, parse_bytes, quantity
 
@@ -49,6 +50,11 @@ def _positive(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if value is not None and value < 1:
             raise UserError(what=f"{value} is not positive", where=camel(name), remedy="write at least 1")
+
+
+def _not_negative(owner: object, *names: str) -> None:
+    for name in names:
+        require_not_negative(getattr(owner, name), camel(name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +107,14 @@ class OptimizerSpec(Manifest):
     def __post_init__(self) -> None:
         if self.kind != "adamw":
             raise UserError(what=f"{self.kind!r} is not an optimizer", where="kind", remedy="write kind: adamw")
-        if self.learning_rate <= 0:
-            raise UserError(what=f"{self.learning_rate} is not positive", where="learningRate", remedy="write 1e-3")
+        require_positive(self.learning_rate, "learningRate", "write 1e-3")
+        require_positive(self.epsilon, "epsilon", "write 1e-8")
+        _not_negative(self, "weight_decay")
+        for i, beta in enumerate(self.betas):
+            if not 0 <= beta < 1:
+                raise UserError(
+                    what=f"{beta} is not at least 0 and below 1", where=f"betas[{i}]", remedy="write [0.9, 0.95]"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,8 +140,10 @@ class TrainingSpec(Manifest):
 
     def __post_init__(self) -> None:
         _positive(self, "global_batch", "steps")
-        if self.clip <= 0:
-            raise UserError(what=f"{self.clip} is not positive", where="clip", remedy="write a norm such as 1.0")
+        require_positive(self.clip, "clip", "write a norm such as 1.0")
+        require_share(self.min_learning_rate, "minLearningRate")
+        require_share(self.decay_share, "decayShare")
+        _not_negative(self, "warmup_steps", "validate_every")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,9 +220,7 @@ class RunPolicySpec(Manifest):
     priority: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("backoff_limit", "ttl_seconds_after_finished", "active_deadline_seconds"):
-            if getattr(self, name) < 0:
-                raise UserError(what=f"{getattr(self, name)} is negative", where=camel(name), remedy="write 0 or more")
+        _not_negative(self, "backoff_limit", "ttl_seconds_after_finished", "active_deadline_seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,6 +262,7 @@ class JobSpec(Manifest):
         self._check_slices(length)
         self._check_ranks()
         self._check_stages()
+        _not_negative(self, "price_per_device_hour")
         if self.objective is Objective.COST and self.price_per_device_hour <= 0:
             raise UserError(what="cost needs a price", where="pricePerDeviceHour", remedy="write a price above 0")
 

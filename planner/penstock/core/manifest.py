@@ -10,10 +10,12 @@ the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writ
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import enum
 import functools
+import math
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping
@@ -77,7 +79,7 @@ def _field(declared: dataclasses.Field[Any], annotation: Any) -> _Field:
     return _Field(
         declared=declared,
         read=own or _reader(annotation),
-        plain=annotation if own is None and annotation in _SCALAR_NAMES else None,
+        plain=annotation if own is None and annotation in _TAKEN_AS_THEY_ARE else None,
         required=declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING,
     )
 
@@ -195,14 +197,32 @@ def _read_mapping(annotation: Any, value: Any, path: str) -> dict[Any, Any]:
 
 
 _SCALAR_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_TAKEN_AS_THEY_ARE = frozenset(_SCALAR_NAMES) - {float}
 
 
 def _read_scalar(annotation: Any, value: Any, path: str) -> Any:
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if annotation is float:
+        return _read_finite(value, path)
     if type(value) is annotation:
         return value
     raise mistyped(value, _type_name(annotation), path)
+
+
+def _read_finite(value: Any, path: str) -> float:
+    number = read_number(value, path)
+    if math.isfinite(number):
+        return number
+    raise mistyped(value, "a finite number", path)
+
+
+def read_number(value: Any, path: str) -> float:
+    """Any number, also infinity and what is none: for what was measured and may have gone wrong."""
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    raise mistyped(value, _SCALAR_NAMES[float], path)
 
 
 def _type_name(annotation: Any) -> str:

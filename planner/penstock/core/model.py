@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest, camel
+from penstock.core.ranges import require_positive
 
 
 class Family(enum.StrEnum):
@@ -73,6 +74,8 @@ class ModelSpec(Manifest):
                 raise UserError(
                     what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1"
                 )
+        require_positive(self.norm_epsilon, "normEpsilon", "write 1e-5")
+        require_positive(self.rope_theta, "ropeTheta", "write 1e4")
         self._check_heads()
 
     def _fill_defaults(self) -> None:

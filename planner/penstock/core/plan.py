@@ -46,7 +46,8 @@ class Plan(Manifest):
 
     ``stages`` are ranges [first, stop) of units, in order; ``slices`` lengths in tokens whose sum is the sequence
     length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them.
-    ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to device number.
+    ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to its first device's number; empty means in
+    order.
     """
 
     model: ModelSpec
@@ -76,6 +77,16 @@ class Plan(Manifest):
                 raise UserError(
                     what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1"
                 )
+        self._check_placement()
+
+    def _check_placement(self) -> None:
+        distinct = {device for device in self.placement if device >= 0}
+        if self.placement and not len(distinct) == len(self.placement) == self.dp * self.pp:
+            raise UserError(
+                what=f"does not give each of {self.dp * self.pp} ranks a device of its own",
+                where="placement",
+                remedy="plan again, or leave it out",
+            )
 
     def _check_stages(self) -> None:
         reached = 0

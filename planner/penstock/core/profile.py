@@ -32,8 +32,9 @@ class MachineKey(Manifest):
 class UnitRecord(Manifest):
     """Seconds of one unit's F, I or W over a (micro-batch, slice length, prefix) point.
 
-    ``alone`` with the other ranks idle, ``together`` with all ranks computing; medians of ``samples`` runs,
-    ``spread`` is the interquartile range over the median. ``held_out`` points test the fit and take no part in it.
+    ``alone`` with the other ranks idle, ``together`` with all ranks computing; means of ``samples`` runs without the
+    slowest twentieth, ``spread`` is the interquartile range over the mean. ``held_out`` points test the fit and take no
+    part in it.
     """
 
     unit: UnitKind

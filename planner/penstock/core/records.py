@@ -6,9 +6,10 @@ A record is known by (uid, attempt, source, sequence): sending it twice changes 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from penstock.core.manifest import Manifest
+from penstock.core.manifest import Manifest, read_number
 from penstock.core.timeline import Timeline
 
 
@@ -22,18 +23,25 @@ class RecordKind(enum.StrEnum):
     PROFILE = "profile"
 
 
+def _read_number_if_any(value: Any, path: str) -> float | None:
+    return None if value is None else read_number(value, path)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics(Manifest):
-    """One line of metrics.jsonl: a step's loss in nats per token, its length, and the worst rank's peak memory."""
+    """One line of metrics.jsonl: a step's loss in nats per token, its length, and the worst rank's peak memory.
+
+    Of a run that diverges losses and norm are no finite numbers, and are told all the same.
+    """
 
     step: int
-    loss: float
+    loss: float = field(metadata={"read": read_number})
     step_seconds: float
     tokens_per_second: float
     learning_rate: float
-    gradient_norm: float
+    gradient_norm: float = field(metadata={"read": read_number})
     peak_bytes: int
-    validation_loss: float | None = None
+    validation_loss: float | None = field(default=None, metadata={"read": _read_number_if_any})
     attempt: int = 0
 
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 from penstock.core.errors import UserError
 
 NANOSECONDS_PER_SECOND = 1_000_000_000
+MEBIBYTE = 2**20
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}

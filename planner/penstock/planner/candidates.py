@@ -12,7 +12,7 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.planner.memory import StageMemory
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule
-from penstock.planner.schedules.registry import find
+from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, rank_one_f_one_b, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import SliceCost, Stages, stage_costs, unit_counts, unit_totals
@@ -183,12 +183,13 @@ class Proposer:
         return mesh.pp * per_rank if imported is None else imported.num_stages
 
     def _in_flight(self, mesh: Mesh, num_slices: int, per_rank: int) -> list[float]:
-        """Per stage the micro-batches held at least; of an imported schedule only its simulation tells."""
-        if imported_schedule(self.problem.pinned) is not None:
+        """Per stage the micro-batches held at least; of orders that are not built in only their simulation tells."""
+        schedule = self.problem.pinned.schedule or "1f1b"
+        if schedule not in BUILT_IN:
             return [0.0] * self._num_stages(mesh, per_rank)
         if per_rank > 1:
             return [1.0] * self._num_stages(mesh, per_rank)
-        return [held / num_slices for held in in_flight_slices(mesh, num_slices, "1f1b")]
+        return [held / num_slices for held in in_flight_slices(mesh, num_slices, str(schedule))]
 
     def _unit_sizes(self, mesh: Mesh) -> dict[UnitKind, tuple[int, int]]:
         """Bytes of one unit of each kind: its state with its keys' and values' gradients, and what it holds of one

@@ -7,15 +7,16 @@ import dataclasses
 from penstock.core.errors import UserError
 from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
-from penstock.core.units import format_bytes, to_seconds
-from penstock.planner.evaluate import Simulated
+from penstock.core.units import MEBIBYTE, format_bytes, to_seconds
+from penstock.planner.candidates import Candidate
+from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.explain import alternatives, reasons
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Problem, meshes
-from penstock.planner.realise import program_of
+from penstock.planner.realise import lowered, prove_plan
 from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search
-from penstock.planner.tables import static_bytes
+from penstock.planner.tables import action_transients, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
 """Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind."""
@@ -26,7 +27,6 @@ FIRST_FIT = Budget(candidates=0, moves=0)
 MOST_TIGHTER_SEARCHES = 4
 MOST_ATTEMPTS = 32
 GROWTH = 1.02
-MEBIBYTE = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +108,13 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
         draft = draft_plan(seated, evaluation)
         program = None
         if _num_actions(evaluation) <= MOST_PROVED_ACTIONS:
-            program = program_of(draft)
+            program = lowered(draft, action_transients(problem, evaluation.candidate))
             evaluation = _with_arena(seated, evaluation, program)
         if max(evaluation.peak_bytes) > problem.memory_limit_bytes:
             needs.append((max(evaluation.peak_bytes), evaluation.candidate.label))
             continue
+        if program is not None:
+            prove_plan(draft, program, _room(problem, evaluation.candidate))
         plan = dataclasses.replace(
             draft,
             program_digest=program.digest if program else "",
@@ -122,6 +124,12 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
         )
         return Decision(plan=plan, result=result, program=program)
     raise NothingFitsError(*min(needs))
+
+
+def _room(problem: Problem, candidate: Candidate) -> list[int]:
+    """What every rank has for its arena and transients."""
+    always = resident_bytes(problem, candidate, owners_of(candidate))
+    return [problem.memory_limit_bytes - each for each in always.tolist()]
 
 
 def _num_actions(evaluation: Evaluation) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -28,6 +29,7 @@ from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS, Costs
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.periodic import extrapolate
+from penstock.planner.squeeze import lean_shapes, squeezed
 from penstock.planner.stagecost import StageCosts, point_costs, prefixes, stage_costs
 from penstock.planner.tables import (
     HeldBytes,
@@ -74,9 +76,10 @@ class Simulated:
     _floor_table: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
 
     def mesh_bound_ns(self, mesh: Mesh) -> int:
-        """The model's work spread perfectly, and the fill that no order avoids, (K-1) F / S of the first stages.
+        """The model's work spread perfectly over K ranks, and the fill of equal stages, K - 1 of them before the last.
 
-        Taken at the best of a few equal slicings, so an optimistic estimate rather than a proof.
+        Taken at the best of a few equal slicings, so an optimistic estimate rather than a proof: uneven slices or
+        stages could do with less.
         """
         floors = []
         for count, work, fill in self._floors(mesh):
@@ -127,6 +130,13 @@ class Simulated:
         if key not in self._held:
             self._held[key] = held_bytes(self.problem, candidate, owners_of(candidate))
         return self._held[key].least(candidate.mesh, str(candidate.schedule))
+
+    def leanest(self) -> Iterator[Candidate]:
+        """What fits where nothing proposed does; see `penstock.planner.squeeze`."""
+        for shape in lean_shapes(self.problem):
+            stages = squeezed(self.problem, shape, self.order(shape), self.receive_ahead)
+            if stages is not None:
+                yield dataclasses.replace(shape, stages=stages)
 
     def stage_costs(self, candidate: Candidate) -> StageCosts:
         """Nanoseconds of every pass, stage and slice."""

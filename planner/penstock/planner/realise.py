@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.core.errors import UserError
+from collections.abc import Sequence
+
+from penstock.core.errors import NoRoomError, UserError
 from penstock.core.invariants import prove
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
-from penstock.core.program import Program
+from penstock.core.program import Program, SlotSizes
 from penstock.core.schedule import Schedule
-from penstock.planner.lowering import Transients, lower, slot_sizes
+from penstock.core.units import MEBIBYTE, format_bytes
+from penstock.planner.lowering import NO_TRANSIENTS, Transients, lower, slot_sizes
 from penstock.planner.schedules.registry import from_spec
 
 
@@ -19,8 +22,29 @@ def schedule_of(plan: Plan) -> Schedule:
     )
 
 
-def program_of(plan: Plan, transients: Transients | None = None) -> Program:
+def program_of(plan: Plan) -> Program:
     """The plan's Program, proved to run; raises `UserError` if its digest is not the one the plan was made with."""
+    program = lowered(plan)
+    prove_plan(plan, program)
+    return program
+
+
+def fitting_program_of(plan: Plan, memory_per_rank: int) -> Program:
+    """The same, proved besides to fit in ``memory_per_rank`` bytes; raises `UserError` if a rank needs more.
+
+    What a rank holds beside its arena (process, parameters and their state, transients) is taken from the prediction,
+    which was made where costs were known; of a plan without one nothing is known to compare.
+    """
+    program, beside = lowered(plan), bytes_beside_slots(plan)
+    try:
+        prove_plan(plan, program, [memory_per_rank - each for each in beside] or None)
+    except NoRoomError:
+        raise _too_large(program, beside, memory_per_rank) from None
+    return program
+
+
+def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
+    """The plan's Program, not proved yet; raises `UserError` as `program_of` does."""
     schedule = schedule_of(plan)
     if schedule.num_stages != len(plan.stages):
         raise UserError(
@@ -30,12 +54,12 @@ def program_of(plan: Plan, transients: Transients | None = None) -> Program:
         )
     program = lower(
         schedule,
-        slot_sizes(plan.model, plan.precision, plan.stages, plan.microbatch),
+        _sizes(plan),
         slices=plan.slices,
         receive_ahead=plan.receive_ahead,
         dp=plan.dp > 1,
         tie=tied_ranks(plan.model, schedule.stage_ranks),
-        transients=transients or {},
+        transients=transients,
     )
     if plan.program_digest and program.digest != plan.program_digest:
         raise UserError(
@@ -43,8 +67,31 @@ def program_of(plan: Plan, transients: Transients | None = None) -> Program:
             where="plan",
             remedy="plan again with the version that runs it",
         )
-    prove(program)
     return program
+
+
+def prove_plan(plan: Plan, program: Program, memory_limit_bytes: Sequence[int] | None = None) -> None:
+    """Prove that the plan's Program runs, with the slots that its model needs, within the limits of its ranks."""
+    prove(program, sizes=_sizes(plan), memory_limit_bytes=memory_limit_bytes)
+
+
+def bytes_beside_slots(plan: Plan) -> list[int]:
+    """What each pipeline rank was predicted to hold beside its arena; nothing for a plan without a prediction."""
+    told = plan.prediction
+    return [] if told is None else [a - b for a, b in zip(told.peak_bytes, told.slot_bytes, strict=True)]
+
+
+def _sizes(plan: Plan) -> SlotSizes:
+    return slot_sizes(plan.model, plan.precision, plan.stages, plan.microbatch)
+
+
+def _too_large(program: Program, beside: Sequence[int], memory_per_rank: int) -> UserError:
+    needed, rank = max((beside[each.rank] + each.arena_bytes, each.rank) for each in program.ranks)
+    return UserError(
+        what=f"the plan needs {format_bytes(needed)} on rank {rank}, {format_bytes(memory_per_rank)} are allowed",
+        where="spec.resources.memoryPerRank",
+        remedy=f"allow {-(-needed // MEBIBYTE)}Mi, or pin a smaller microBatch or more slices",
+    )
 
 
 def tied_ranks(model: ModelSpec, stage_ranks: tuple[int, ...]) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.realise import program_of, schedule_of
 from penstock.planner.simulate.simulation import Simulation, simulate
-from penstock.planner.tables import static_bytes
+from penstock.planner.tables import Placement, devices_in_order, static_bytes
 
 MOST_ACTIONS = 60_000
 """Plans of more compute actions have a prediction, but no timeline that anybody could look at."""
@@ -27,13 +27,18 @@ def problem_of(plan: Plan, hardware: Profile | ClusterSpec) -> Problem:
 
 
 def spec_of(plan: Plan) -> JobSpec:
-    """The least job that ``plan`` is for."""
+    """The least job that ``plan`` is for, on as many devices as it chooses from."""
     return JobSpec(
         model=plan.model,
         data=DataSpec(source="", sequence_length=plan.sequence_length),
         training=TrainingSpec(global_batch=plan.global_batch, steps=1, precision=plan.precision),
-        resources=ResourcesSpec(ranks=plan.num_ranks),
+        resources=ResourcesSpec(ranks=max([plan.num_ranks, *(device + plan.tp for device in plan.placement)])),
     )
+
+
+def placement_of(plan: Plan) -> Placement:
+    """Where the plan puts its ranks; in order if it does not say."""
+    return (lambda mesh: plan.placement) if plan.placement else devices_in_order
 
 
 def num_actions(plan: Plan) -> int:
@@ -50,7 +55,7 @@ def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
             remedy="look at the plan's prediction, or plan with a smaller globalBatch",
         )
     problem = problem_of(plan, hardware)
-    judge = Simulated(problem, receive_ahead=plan.receive_ahead)
+    judge = Simulated(problem, plan.receive_ahead, placement_of(plan))
     candidate, stage_ranks = candidate_of(plan), schedule_of(plan).stage_ranks
     always = static_bytes(problem, candidate, stage_ranks)
     return simulate(program_of(plan), judge.costs(candidate, stage_ranks), static_bytes=always)

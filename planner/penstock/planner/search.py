@@ -1,8 +1,9 @@
-"""The search: meshes and candidates in one queue by lower bound, the simulator judges, the bound ends it.
+"""The search: meshes and candidates in one queue by bound, the simulator judges, the bound ends it.
 
-Best-first branch and bound: a mesh's bound opens it into candidates, a candidate's bound has it simulated, and when
-the smallest bound left is no better than the best simulated step nothing better is left. Budgets are counts, so
-equal inputs give equal plans. The best few's slice and stage boundaries are then moved while the simulator agrees.
+Best-first branch and bound: a mesh's bound opens it into candidates, a candidate's bound has it simulated, and the
+search ends when the smallest bound left is no better than the best simulated step. A candidate's bound is proved, a
+mesh's is an estimate. Budgets are counts, so equal inputs give equal plans. The best few's slice and stage boundaries
+are then moved while the simulator agrees.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 from penstock.core.job import Objective
 from penstock.planner.candidates import Candidate, Proposer, Shortage
 from penstock.planner.problem import Mesh, Problem, meshes
+from penstock.planner.schedules.zero_bubble import H1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,18 +57,22 @@ class Evaluation:
 
 
 class Judge(Protocol):
-    """What the search asks: bounds that no simulation beats, and the simulation itself."""
+    """What the search asks: bounds, and the simulation itself."""
 
     def mesh_bound_ns(self, mesh: Mesh) -> int:
-        """No candidate of the mesh has a shorter step."""
+        """Hardly any candidate of the mesh has a shorter step: an estimate."""
         ...
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """The candidate's step is no shorter."""
+        """The candidate's step is no shorter: a proof."""
         ...
 
     def least_bytes(self, candidate: Candidate) -> int:
         """What the fullest rank needs at least, without simulating."""
+        ...
+
+    def leanest(self) -> Iterator[Candidate]:
+        """Candidates that hold less than those proposed."""
         ...
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
@@ -98,7 +104,7 @@ class Result:
     num_meshes: int
     num_judged: int
     exhausted: bool
-    """Whether the bound ended the search, and not the budget."""
+    """Whether bounds ended the search, and not the budget."""
 
 
 class NothingFitsError(Exception):
@@ -117,6 +123,8 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     """
     run = _Search(problem, judge, budget or Budget(), reporter or Reporter())
     run.explore()
+    if not run.fitting:
+        run.squeeze()
     if not run.fitting:
         raise run.nothing_fits()
     run.improve()
@@ -188,6 +196,17 @@ class _Search:
                 self.judged(min(opened)[2])  # an early incumbent lets the bound cut the rest
         self.exhausted = True
 
+    def squeeze(self) -> None:
+        """Judge what holds the least, since nothing that was proposed fits."""
+        tried: set[Mesh] = set()
+        for candidate in self.judge.leanest():
+            if not self._affordable():
+                break
+            self.judged(candidate)
+            tried.add(candidate.mesh)
+        self.num_meshes += len(tried)
+        self.shortages = [each for each in self.shortages if each.mesh not in tried]
+
     def _open(self, proposer: Proposer, mesh: Mesh) -> list[Candidate]:
         proposed = proposer.candidates(mesh)
         if isinstance(proposed, Shortage):
@@ -220,9 +239,7 @@ class _Search:
         evaluation = self.judge.evaluate(candidate)
         self.seen[candidate] = evaluation
         self.num_actions += evaluation.num_actions
-        fits = self.fits(evaluation)
-        (self.fitting if fits else self.too_large).append(evaluation)
-        self.reporter.judged(evaluation, fits)
+        self.reporter.judged(evaluation, self.file(evaluation))
         return evaluation
 
     def fits(self, evaluation: Evaluation) -> bool:
@@ -258,13 +275,29 @@ class _Search:
                         best = found
 
     def settle(self) -> None:
-        """Simulate the best in full, until it is still the best afterwards."""
-        while not (best := min(self.fitting, key=self.rank)).is_exact:
-            self.fitting.remove(best)
-            exact = self.judge.evaluate(best.candidate, in_full=True)
-            (self.fitting if self.fits(exact) else self.too_large).append(exact)
+        """Simulate the best in full, and H1's order beside one of ``zb``, until it is still the best afterwards."""
+        settled: set[Candidate] = set()
+        while (best := min(self.fitting, key=self.rank)).candidate not in settled:
+            settled.add(best.candidate)
+            if not best.is_exact:
+                self.fitting.remove(best)
+                self.file(self.judge.evaluate(best.candidate, in_full=True))
+            plain = with_h1(best.candidate)
+            if plain not in settled and self.fits(found := self._exact(plain)):
+                self.fitting.append(found)
+                settled.add(plain)
             if not self.fitting:
                 raise self.nothing_fits()
+
+    def _exact(self, candidate: Candidate) -> Evaluation:
+        found = self.judge.evaluate(candidate)
+        return found if found.is_exact else self.judge.evaluate(candidate, in_full=True)
+
+    def file(self, evaluation: Evaluation) -> bool:
+        """Keep it among those that fit or those that do not, and say which."""
+        fits = self.fits(evaluation)
+        (self.fitting if fits else self.too_large).append(evaluation)
+        return fits
 
     def nothing_fits(self) -> NothingFitsError:
         """How close the closest came."""
@@ -272,6 +305,11 @@ class _Search:
         needs = [(limit + each.missing_bytes, each.mesh.label) for each in self.shortages]
         needs += [(max(each.peak_bytes), each.candidate.label) for each in self.too_large]
         return NothingFitsError(*min(needs))
+
+
+def with_h1(candidate: Candidate) -> Candidate:
+    """The candidate with H1's own order if it runs one of ``zb``'s, which were compared over few micro-batches only."""
+    return replace(candidate, variant=H1) if candidate.schedule == "zb" else candidate
 
 
 STEPS = (8, 4, 2, 1)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.layout import SlotKind
-from penstock.core.schedule import Group
+from penstock.core.schedule import Group, Kind
 from penstock.core.units import NANOSECONDS_PER_SECOND, to_nanoseconds
 from penstock.planner.candidates import Candidate, in_flight_slices
+from penstock.planner.lowering import Transients
 from penstock.planner.memory import StageMemory
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
 from penstock.planner.problem import Mesh, Problem
@@ -132,24 +133,47 @@ def _per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> I
 
 def static_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Per rank what is always there: the process, parameters and their state, and the largest transient."""
-    mesh = candidate.mesh
-    held = _per_rank(stage_memory(problem, candidate).state_bytes, stage_ranks, mesh.pp)
-    largest = unit_transients(problem, mesh, candidate.slices)
-    transient = np.zeros(mesh.pp, dtype=np.int64)
-    needed = np.where(unit_counts(problem.model, candidate.stages) > 0, largest, 0).max(axis=1)
+    transient = np.zeros(candidate.mesh.pp, dtype=np.int64)
+    needed = _stage_transients(problem, candidate).max(axis=(1, 2))
     np.maximum.at(transient, list(stage_ranks), needed)
-    return tuple((problem.cost_of(mesh.tp).constant_bytes + held + transient).tolist())
+    return tuple((resident_bytes(problem, candidate, stage_ranks) + transient).tolist())
 
 
-def unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Integers:
-    """[unit kinds]: the most bytes any pass of each unit takes beyond its slots, over all slices."""
+def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
+    """[ranks]: the same without transients."""
+    held = _per_rank(stage_memory(problem, candidate).state_bytes, stage_ranks, candidate.mesh.pp)
+    return held + problem.cost_of(candidate.mesh.tp).constant_bytes
+
+
+def action_transients(problem: Problem, candidate: Candidate) -> Transients:
+    """What each compute action takes beyond its slots; B is I and W in turn, and R does what F did."""
+    forward, gradient, weight = _stage_transients(problem, candidate).transpose(1, 0, 2)
+    tables = {
+        Kind.F: forward,
+        Kind.R: forward,
+        Kind.I: gradient,
+        Kind.W: weight,
+        Kind.B: np.maximum(gradient, weight),
+    }
+    return {(kind, *place): int(size) for kind, table in tables.items() for place, size in np.ndenumerate(table)}
+
+
+def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
+    """[stages, F I W, slices]: the most bytes that one of the stage's units takes beyond its slots; they take turns."""
+    of_units = _unit_transients(problem, candidate.mesh, candidate.slices)
+    owned = unit_counts(problem.model, candidate.stages) > 0
+    largest: Integers = np.where(owned[:, :, None, None], of_units, 0).max(axis=1)
+    return largest
+
+
+def _unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Integers:
+    """[unit kinds, F I W, slices]."""
     cost, points = problem.cost_of(mesh.tp), list(zip(slices, prefixes(slices).tolist(), strict=True))
     sizes = [
-        [cost.transient_bytes(unit, kind, mesh.microbatch, *point) for kind in PASSES for point in points]
+        [[cost.transient_bytes(unit, kind, mesh.microbatch, *point) for point in points] for kind in PASSES]
         for unit in UNIT_KINDS
     ]
-    largest: Integers = np.array(sizes, dtype=np.int64).max(axis=1)
-    return largest
+    return np.array(sizes, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from pathlib import Path
 import torch
 
 from penstock.core.errors import UserError
+from penstock.core.job import Device
+from penstock.core.plan import Plan
 from penstock.trainer.checkpoint import find_checkpoints, read_weights
 from penstock.trainer.data.tokenizer import Tokenizer
 from penstock.trainer.data.unigram import unigram_cross_entropy
@@ -23,6 +26,7 @@ from penstock.trainer.loop import Outcome, train
 from penstock.trainer.prepare import open_data
 from penstock.trainer.profiling.profile import measure
 from penstock.trainer.rundir import RunDir, write_json
+from penstock.trainer.seating import VISIBLE, seated
 from penstock.trainer.session import Session
 from penstock.trainer.teller import Announcer, Silent
 from penstock.trainer.worker import Worker, run_worker
@@ -41,12 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = RunDir(Path(options.run_dir))
     command: Command = options.command
     try:
-        device = run.read_job().spec.resources.device.value
+        device = run.read_job().spec.resources.device
+        if device is Device.CUDA and command is _train:
+            _take_seats(run.read_plan())
     except UserError as mistake:
         sys.stderr.write(f"{mistake}\n")
         return 2
     with torch.no_grad():  # gradients are written out by hand in the units
-        return run_worker(functools.partial(command, run, options), device=device, status_folder=run.status)
+        return run_worker(functools.partial(command, run, options), device=device.value, status_folder=run.status)
+
+
+def _take_seats(plan: Plan) -> None:
+    """Before CUDA is first asked, which looks only then."""
+    if plan.placement:
+        os.environ[VISIBLE] = seated(plan.placement, os.environ.get(VISIBLE))
 
 
 def _parser() -> argparse.ArgumentParser:

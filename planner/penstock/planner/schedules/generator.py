@@ -57,8 +57,8 @@ class Generator:
 def installed_generators() -> dict[str, Generator]:
     """Generators of other packages, by the name of their entry point in the group ``penstock.schedules``.
 
-    An entry point is a function from `ScheduleInputs` to `core.schedule.Schedule`. Its version is 1: the digest of the
-    Program tells a plan's ranks when its author changed it.
+    An entry point is a function from `ScheduleInputs` to `core.schedule.Schedule`. It is called while planning; a plan
+    records the order it gave, which ranks replay, so a later change of it leaves plans as they are. Its version is 1.
     """
     return {point.name: _installed(point) for point in entry_points(group=ENTRY_POINT_GROUP)}
 

@@ -1,0 +1,231 @@
+"""Any valid instance of every manifest type of core, for Hypothesis: by annotations, and by hand where fields agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import itertools
+import pkgutil
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+import penstock.core
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
+from penstock.core.job import (
+    DataSpec,
+    JobSpec,
+    Metadata,
+    OptimizerSpec,
+    ParallelismSpec,
+    ResourcesSpec,
+    TokenizerSpec,
+    TrainingSpec,
+)
+from penstock.core.layout import Precision
+from penstock.core.manifest import Manifest
+from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Alternative, Plan, Prediction
+from penstock.core.schedule import ScheduleSpec
+from penstock.core.timeline import Activity, Event
+
+Values = st.SearchStrategy[Any]
+
+SHARES = st.floats(0, 1)
+BELOW_ONE = st.floats(0, 1, exclude_max=True)
+NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
+HALVES = st.integers(0, 9).map(lambda halves: halves / 2)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+PLAIN: Values = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+SCALARS: dict[Any, Values] = {
+    Any: PLAIN,
+    bool: st.booleans(),
+    int: st.integers(1, 2**60),
+    float: st.floats(1e-12, 1e12),
+    str: st.text(max_size=12),
+    type(None): st.none(),
+}
+
+BY_FIELD: dict[type, dict[str, Values]] = {
+    OptimizerSpec: {
+        "kind": st.just("adamw"),
+        "betas": st.tuples(BELOW_ONE, BELOW_ONE),
+        "weight_decay": st.floats(0, 10),
+    },
+    TrainingSpec: {
+        "min_learning_rate": SHARES,
+        "decay_share": SHARES,
+        "warmup_steps": st.integers(0, 100),
+        "seed": st.integers(-(2**40), 2**40),
+    },
+    DataSpec: {"sequence_length": st.integers(1, 64)},
+    ParallelismSpec: {
+        "slices": st.none() | st.integers(1, 64) | st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple),
+        "stages": st.none() | st.lists(HALVES, min_size=1, max_size=4).map(tuple),
+    },
+    Metadata: {"name": NAMES, "namespace": NAMES},
+    DeviceSpec: {
+        "efficiency": st.dictionaries(st.integers(1, 4096), st.floats(0.01, 1), min_size=1, max_size=4).map(
+            lambda points: tuple(sorted(points.items()))
+        )
+    },
+}
+"""What a field holds where its annotation allows more than its type does."""
+
+
+def manifest_types() -> list[type[Manifest]]:
+    """Every manifest type that a module of core defines."""
+    names = [f"penstock.core.{module.name}" for module in pkgutil.iter_modules(penstock.core.__path__)]
+    found = [
+        value for name in names for value in vars(importlib.import_module(name)).values() if _is_defined_in(value, name)
+    ]
+    return sorted(found, key=lambda cls: f"{cls.__module__}.{cls.__qualname__}")
+
+
+def _is_defined_in(value: object, module: str) -> bool:
+    return (
+        isinstance(value, type) and issubclass(value, Manifest) and value.__module__ == module and value is not Manifest
+    )
+
+
+def valid(cls: Any) -> Values:
+    """Any instance of a manifest type."""
+    if cls in BY_HAND:
+        return BY_HAND[cls]()
+    hints, own = typing.get_type_hints(cls), BY_FIELD.get(cls, {})
+    return st.builds(cls, **{name: own[name] if name in own else _of(hint) for name, hint in hints.items()})
+
+
+def _of(annotation: Any) -> Values:
+    """Any value of a type."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in SCALARS:
+        return SCALARS[annotation]
+    if dataclasses.is_dataclass(annotation):
+        return valid(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return st.sampled_from(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of(*map(_of, arguments))
+    if origin is tuple and arguments[-1] is ...:
+        return st.lists(_of(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(_of, arguments))
+    assert origin is dict, f"no values are known for {annotation}"
+    return st.dictionaries(st.text(max_size=8), _of(arguments[1]), max_size=3)
+
+
+def _tokenizers() -> Values:
+    trained = st.builds(TokenizerSpec, train=st.just("bpe"), vocab=st.integers(257, 10**6))
+    read = st.builds(TokenizerSpec, file=st.text(max_size=12))
+    return trained | read | st.builds(TokenizerSpec, train=st.just("bytes"))
+
+
+@st.composite
+def _models(draw: st.DrawFn) -> ModelSpec:
+    family, heads = draw(st.sampled_from(Family)), draw(st.sampled_from([1, 2, 6]))
+    return ModelSpec(
+        family=family,
+        layers=draw(st.integers(1, 9)),
+        hidden=heads * draw(st.sampled_from([2, 64])),
+        heads=heads,
+        vocab=draw(st.integers(1, 10**6)),
+        kv_heads=draw(st.sampled_from([0, 1, heads] if family is Family.LLAMA else [0, heads])),
+        ffn_hidden=draw(st.integers(0, 10**5)),
+        positions=draw(st.integers(64, 4096)),
+        norm_epsilon=draw(st.floats(1e-12, 1)),
+        rope_theta=draw(st.floats(1, 1e7)),
+    )
+
+
+@st.composite
+def _resources(draw: st.DrawFn) -> ResourcesSpec:
+    ranks = draw(st.integers(1, 64))
+    least = draw(st.none() | st.integers(1, ranks))
+    fields = {name: draw(SCALARS[int]) for name in ("memory_per_rank", "threads_per_rank")}
+    return ResourcesSpec(ranks=ranks, min_ranks=least, **fields)
+
+
+@st.composite
+def _jobs(draw: st.DrawFn) -> JobSpec:
+    """Degrees divide ranks and batch, slices add up to the sequence, stages to the model."""
+    fields = {name: draw(_of(hint)) for name, hint in typing.get_type_hints(JobSpec).items()}
+    degrees = {name: draw(st.sampled_from([None, 1, 2])) for name in ("dp", "tp", "pp", "micro_batch")}
+    length, layers = fields["data"].sequence_length, fields["model"].layers
+    cut = draw(st.integers(1, length))
+    slices = draw(st.sampled_from([None, cut, tuple(part for part in (cut, length - cut) if part)]))
+    stages = draw(st.sampled_from([None, (layers - 0.5, 0.5)]))
+    fields["parallelism"] = dataclasses.replace(fields["parallelism"], slices=slices, stages=stages, **degrees)
+    fields["resources"] = dataclasses.replace(fields["resources"], ranks=64)
+    fields["training"] = dataclasses.replace(fields["training"], global_batch=8)
+    return JobSpec(**fields)
+
+
+@st.composite
+def _clusters(draw: st.DrawFn) -> ClusterSpec:
+    num_nodes = draw(st.integers(1, 8))
+    node = st.integers(0, num_nodes - 1)
+    links = st.lists(st.builds(LinkOverride, source=node, target=node, link=valid(LinkSpec)), max_size=3)
+    return ClusterSpec(
+        name=draw(SCALARS[str]),
+        device=draw(valid(DeviceSpec)),
+        num_nodes=num_nodes,
+        devices_per_node=draw(st.integers(1, 8)),
+        intra_node=draw(valid(LinkSpec)),
+        inter_node=draw(valid(LinkSpec)),
+        links=tuple(draw(links)),
+    )
+
+
+@st.composite
+def _plans(draw: st.DrawFn) -> Plan:
+    model, dp = draw(valid(ModelSpec)), draw(st.integers(1, 3))
+    cuts = draw(st.sets(st.integers(1, model.num_units - 1), max_size=3))
+    num_stages = len(cuts) + 1
+    pp = draw(st.sampled_from([count for count in (1, 2, 3, 4) if num_stages % count == 0]))
+    return Plan(
+        model=model,
+        precision=draw(st.sampled_from(Precision)),
+        dp=dp,
+        tp=draw(st.integers(1, 8)),
+        pp=pp,
+        microbatch=draw(st.integers(1, 8)),
+        num_microbatches=draw(st.integers(1, 64)),
+        slices=tuple(draw(st.lists(st.integers(1, 99), min_size=1, max_size=4))),
+        stages=tuple(itertools.pairwise([0, *sorted(cuts), model.num_units])),
+        schedule=draw(valid(ScheduleSpec)),
+        receive_ahead=draw(st.integers(1, 9)),
+        placement=draw(st.sampled_from([(), tuple(reversed(range(dp * pp)))])),
+        program_digest=draw(SCALARS[str]),
+        profile_digest=draw(SCALARS[str]),
+        prediction=draw(st.none() | valid(Prediction)),
+        reasons=tuple(draw(st.lists(SCALARS[str], max_size=2))),
+        alternatives=tuple(draw(st.lists(valid(Alternative), max_size=2))),
+    )
+
+
+@st.composite
+def _events(draw: st.DrawFn) -> Event:
+    start = draw(st.integers(0, 2**40))
+    activity, action = draw(st.sampled_from(Activity)), draw(SCALARS[str])
+    return Event(draw(st.integers(0, 99)), activity, action, start, start + draw(st.integers(0, 2**40)))
+
+
+BY_HAND: dict[type, Callable[[], Values]] = {
+    TokenizerSpec: _tokenizers,
+    ModelSpec: _models,
+    ResourcesSpec: _resources,
+    JobSpec: _jobs,
+    ClusterSpec: _clusters,
+    Plan: _plans,
+    Event: _events,
+}
+"""Types whose fields have to agree with each other."""
