@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from penstock.api.app import create_app
-from penstock.api.client import AsyncClient, Client, Place, ServiceError, Status, target
+from penstock.api.client import AsyncClient, Client, Past, Place, ServiceError, Status, target
 from penstock.api.client.calls import MOST_TRIES
 from penstock.api.service import Service
 from penstock.api.store import jobs
@@ -20,6 +21,8 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from tests.support.application import Application, here
+from tests.support.filled_job import running_job
+from tests.support.sample_run import sample_report
 from tests.support.service import NOW, Clock, add_job, job_manifest, new_service
 
 TINY = Place(name="tiny")
@@ -50,6 +53,46 @@ def test_a_job_from_submission_to_deletion(client: Client) -> None:
         "created", "suspend-requested", "resume-requested", "delete-requested",
     ]  # fmt: skip
     assert [event.number for event in client.events(TINY, after=2)] == [3, 4]
+
+
+def test_a_change_of_a_job_that_changed_meanwhile_is_refused(client: Client) -> None:
+    read = client.submit(JOB)
+    client.suspend(TINY, etag=read.etag)
+    for change in (client.suspend, client.resume, client.delete):
+        with pytest.raises(ServiceError, match="the job is at version") as caught:
+            change(TINY, etag=read.etag)
+        assert caught.value.kind == "changed-meanwhile"
+    client.delete(TINY, etag=client.resume(TINY, etag=client.get(TINY).etag).etag)
+
+
+def test_a_guarded_deletion_whose_answer_was_lost_is_done(service: Service) -> None:
+    network = Failing(service, [], after=True)
+    with Client(here(service), transport=network, pause=lambda seconds: None) as client:
+        made = client.submit(JOB)
+        network.script.append(lost)
+        client.delete(TINY, etag=made.etag)
+        assert [event.kind for event in client.events(TINY)] == ["created", "delete-requested"]
+
+
+def test_what_a_job_did_is_read(client: Client, service: Service) -> None:
+    running_job(service)
+    loss, *_ = [each for each in client.metrics(TINY, points=3) if each.name == "loss"]
+    assert loss.rank is None
+    assert 1 <= len(loss.points) <= 3
+    assert {each.rank for each in client.metrics(TINY, ranks=(0, 1))} == {None, 0, 1}
+    newest = client.timeline(TINY)
+    assert (newest.step, newest.timeline) == (120, sample_report().measured)
+    assert client.timeline(Past(uid=uid(service)), step=120) == newest
+    with pytest.raises(ServiceError, match="step 3 was not sampled"):
+        client.timeline(TINY, step=3)
+    (plan,) = client.plans_of(TINY)
+    assert (plan.revision, plan.plan.digest) == (1, plan.digest)
+
+
+def test_which_service_it_is(client: Client) -> None:
+    found = client.version()
+    assert (found.version, found.api) == (version("penstock"), "v1")
+    assert found.schema_revision
 
 
 def test_all_jobs_are_listed_page_by_page(client: Client, service: Service) -> None:
@@ -86,9 +129,16 @@ def test_the_awaiting_client_does_the_same(service: Service) -> None:
         transport = httpx.ASGITransport(app=create_app(service))
         async with AsyncClient(here(service), transport=transport) as client:
             await client.submit(JOB)
-            await client.suspend(TINY)
-            await client.resume(TINY)
-            await client.delete(TINY)
+            suspended = await client.suspend(TINY)
+            resumed = await client.resume(TINY, etag=suspended.etag)
+            with pytest.raises(ServiceError, match="the job is at version"):
+                await client.suspend(TINY, etag=suspended.etag)
+            await client.delete(TINY, etag=resumed.etag)
+            assert (await client.version()).api == "v1"
+            assert await client.metrics(TINY, ranks=(0,)) == ()
+            assert await client.plans_of(TINY) == ()
+            with pytest.raises(ServiceError, match="no step was sampled"):
+                await client.timeline(TINY)
             assert [job.name async for job in client.jobs()] == ["tiny"]
             with pytest.raises(ServiceError, match="there is no job"):
                 await client.get(Place(name="none"))
@@ -107,16 +157,16 @@ class Failing(httpx.BaseTransport):
     """Fails as the script says, then hands over to the application; remembers what was asked."""
 
     def __init__(self, service: Service, script: list[Callable[[], httpx.Response]], after: bool = False) -> None:
-        self._application, self._script, self._after = Application(service), script, after
+        self._application, self.script, self._after = Application(service), script, after
         self.keys: list[str | None] = []
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.keys.append(request.headers.get("idempotency-key"))
-        if not self._script:
+        if not self.script:
             return self._application.handle_request(request)
         if self._after:
             self._application.handle_request(request)
-        return self._script.pop(0)()
+        return self.script.pop(0)()
 
 
 def lost() -> httpx.Response:

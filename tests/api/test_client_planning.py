@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from penstock.api.client.planning import Search
 from penstock.api.executor.planning import Answer
 from penstock.api.service import Service
 from penstock.cli.whatif import progress_text
+from penstock.planner.pricing import cost_of
 from tests.support.application import Application, here
 from tests.support.fake_supervisors import FakePlanner
-from tests.support.planning import cluster, profile_for
+from tests.support.planning import DEVICE, cluster, profile_for
 from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, new_service
 from tests.support.whatif import desk_of, keep_profile, tiny_job
@@ -49,6 +51,16 @@ def test_a_plan_is_asked_for_and_followed(service: Service) -> None:
         (listed,) = client.plans()
         assert (listed.id, listed.plan, listed.plan_digest) == (asked.id, None, sample_plan().digest)
         assert client.plans(namespace="other") == ()
+        assert found.cost is None
+
+
+def test_a_price_comes_back_as_a_cost(service: Service) -> None:
+    with client_with(service, FakePlanner()) as client:
+        priced = cluster(device=dataclasses.replace(DEVICE, price_per_hour=2.0))
+        *_, found = client.follow_plan(client.plan(tiny_job(), cluster=priced).id)
+    assert found.cost is not None
+    assert found.cost == cost_of(sample_plan(), tiny_job().spec, priced)
+    assert found.cost.per_hour == 4.0
 
 
 def test_why_there_is_none_is_told(service: Service) -> None:

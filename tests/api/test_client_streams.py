@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import update
 
 from penstock.api.auth.identity import Role
-from penstock.api.client import AsyncClient, Client, Message, Place, ServiceError, Target
+from penstock.api.client import AsyncClient, Client, Message, Past, Place, ServiceError, Target
 from penstock.api.client.calls import MOST_TRIES
 from penstock.api.client.listening import Listening
 from penstock.api.service import Service
@@ -80,6 +80,16 @@ def test_only_what_follows_is_heard(service: Service, uid: str, client: Client) 
         enter(service, uid, phase)
     events = (each for each in client.listen(TINY, after=2) if each.kind == "event")
     assert next(events).data["number"] == 3
+
+
+def test_a_job_is_followed_by_its_uid_though_its_name_is_another_s(service: Service, uid: str, client: Client) -> None:
+    followed = client.follow(Past(uid=uid))
+    assert next(followed).status.phase is Phase.PENDING
+    service.write(uid, lambda c: jobs.mark_deleted(c, uid, NOW))
+    add_job(service)
+    assert [job.uid for job in followed] == []
+    past = client.get(Past(uid=uid))
+    assert (past.uid, past.status.phase) == (uid, Phase.PENDING)
 
 
 def test_all_jobs_are_heard_of(service: Service, client: Client) -> None:

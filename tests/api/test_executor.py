@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from penstock.api.executor.executor import EXPIRY_LOOK_SECONDS
 from penstock.api.executor.folder import AttemptFolder
-from penstock.api.executor.observe import LOST
+from penstock.api.executor.observe import LOST, MOST_LAST_WORDS, MOST_LINE_CHARACTERS
 from penstock.api.executor.planning import Answer
 from penstock.api.service import Service
 from penstock.api.store import jobs, profiles
@@ -177,6 +177,24 @@ def test_failing_attempts_are_counted_and_waited_after_up_to_the_limit(world: Wo
     ended = world.until(uid, Phase.FAILED)
     assert (ended.attempt, ended.failures, ended.phase_reason) == (3, 3, "BackoffLimitExceeded")
     assert world.supervisors.started == [(uid, 1), (uid, 2), (uid, 3)]
+
+
+def test_what_a_lost_attempt_said_last_is_kept_with_the_event(service: Service, clock: Clock) -> None:
+    """In few and short lines, and without what PostgreSQL does not take."""
+    world = World(service, clock)
+    long = "x" * 2 * MOST_LINE_CHARACTERS
+    said = (*(f"line {number}" for number in range(2 * MOST_LAST_WORDS)), long, "a NUL: \0")
+    world.supervisors.scripts = [
+        Script(end=AttemptState.FAILED, message="rank 1 was killed", last_words=said),
+        Script(),
+    ]
+    uid = world.submit()
+    world.until(uid, Phase.RECOVERING)
+    words = service.read(lambda connection: jobs.last_words(jobs.history(connection, uid)))
+    assert len(words) == MOST_LAST_WORDS
+    assert words[-2:] == (long[:MOST_LINE_CHARACTERS], "a NUL: \ufffd")
+    world.until(uid, Phase.SUCCEEDED, seconds=1)
+    assert service.read(lambda connection: jobs.last_words(jobs.history(connection, uid))) == ()
 
 
 def test_a_retry_goes_by_the_plan_that_is_there(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import html
 import json
@@ -9,6 +10,7 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -19,10 +21,16 @@ from penstock.api.pages.job import event_text
 from penstock.api.pages.job_data import step_metrics
 from penstock.api.routes import pages
 from penstock.api.service import Service
+from penstock.api.store import jobs
 from penstock.api.store.series import ChartPoint
-from penstock.core.lifecycle import Phase
+from penstock.core.lifecycle import AttemptState, Phase
+from tests.support.executing import World
+from tests.support.fake_supervisors import FakePlanner, Script
 from tests.support.filled_job import enter, running_job
+from tests.support.planning import DEVICE, cluster
+from tests.support.sample_run import sample_plan
 from tests.support.service import NOW, Clock, add_job, client_of, new_service
+from tests.support.whatif import asked_for, desk_of, turn_until
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 VOID = {"meta", "link"}
@@ -121,6 +129,48 @@ def test_what_failed_stands_above_everything_else(service: Service) -> None:
     assert "Suspend" not in found
 
 
+KILLED = Script(
+    end=AttemptState.FAILED,
+    message="rank 1 was killed in step 5 at 1F3.2",
+    last_words=("step 4 <b>of</b> 10", "torch.OutOfMemoryError: CUDA out of memory.", "RuntimeError: later"),
+)
+
+
+@pytest.mark.parametrize("limit", [0, 1], ids=["failed", "tried again"])
+def test_a_lost_rank_s_first_failing_line_comes_with_a_remedy(service: Service, clock: Clock, limit: int) -> None:
+    """Nobody else could say one: nothing but the rank's last words tells why it is gone."""
+    world = World(service, clock)
+    world.supervisors.scripts = [KILLED]
+    world.until(world.submit(backoffLimit=limit), Phase.RECOVERING if limit else Phase.FAILED)
+    found = words(read(client_of(service), "/jobs/default/tiny"))
+    told = [KILLED.message, KILLED.last_words[1], "the log of rank 1", "from the last checkpoint", *KILLED.last_words]
+    assert [found.find(text) for text in told[:4]] == sorted(found.index(text) for text in told[:4])
+    assert all(text in found for text in told)
+    assert ("Retry goes on" in found) == (limit == 0)
+    assert ("goes on by itself" in found) == (limit == 1)
+
+
+def test_a_remedy_that_is_known_is_the_only_one(service: Service) -> None:
+    uid = running_job(service).uid
+    message = "rank 1: no room\n  remedy: pin fewer layers"
+    service.write(uid, lambda c: jobs.enter_phase(c, uid, Phase.FAILED, "BackoffLimitExceeded", message, NOW))
+    found = words(read(client_of(service), "/jobs/default/tiny"))
+    assert "pin fewer layers" in found
+    assert "from the last checkpoint" not in found
+
+
+def test_ranks_are_charted_side_by_side(service: Service) -> None:
+    running_job(service)
+    answer = client_of(service).get("/jobs/default/tiny", headers=HTML).text
+    assert "Rank by rank" in answer
+    figures = json.loads(re.findall(r'id="figures">(.*?)</script>', answer, re.DOTALL)[0])["figures"]
+    for name in ("rank-busy", "rank-peak"):
+        traces = figures[name]["data"]
+        assert [trace["name"] for trace in traces] == ["rank 0", "rank 1"]
+        assert all(trace["x"] == [120] for trace in traces)
+        assert f'data-figure="{name}"' in answer
+
+
 def test_what_a_job_left_can_be_downloaded(service: Service) -> None:
     uid = running_job(service).uid
     folder = service.settings.runs / uid / "checkpoints" / "a1" / "step-5"
@@ -137,8 +187,8 @@ def test_what_a_job_left_can_be_downloaded(service: Service) -> None:
 def test_who_may_only_look_is_offered_nothing_else(service: Service) -> None:
     running_job(service)
     found = words(read(client_of(service, Role.VIEWER), "/jobs/default/tiny"))
-    assert "Suspend" not in found
-    assert "Delete" not in found
+    for offered in ("Suspend", "Delete", "What if", "Submit "):
+        assert offered not in found
 
 
 def test_what_jobs_say_is_text(service: Service) -> None:
@@ -210,17 +260,73 @@ def test_profiles_are_listed_and_shown(service: Service) -> None:
 
 def test_an_answer_is_shown_as_far_as_it_is(service: Service) -> None:
     client = client_of(service)
-    base = re.search(r'id="base">(.*?)</script>', client.get("/whatif", headers=HTML).text)
-    assert base is not None
-    made = client.post("/v1/plans", json=json.loads(base[1]))
+    made = client.post("/v1/plans", json=base_of(client, "/whatif"))
     assert made.status_code == 202, made.text
     request = made.json()["id"]
+    assert made.json()["cost"] is None
     assert "Queued: 0 candidates" in words(read(client, f"/plans/{request}"))
     client.delete(f"/v1/plans/{request}")
     assert "Canceled" in words(read(client, f"/plans/{request}"))
     stranger = client_of(service, Role.VIEWER, "elsewhere")
     assert stranger.get(f"/plans/{request}", headers=HTML).status_code == 403
     assert client.get("/plans/none", headers=HTML).status_code == 404
+
+
+def base_of(client: TestClient, path: str) -> dict[str, Any]:
+    """The question that the page begins with."""
+    found = re.search(r'id="base">(.*?)</script>', client.get(path, headers=HTML).text)
+    assert found is not None
+    base: dict[str, Any] = json.loads(found[1])
+    return base
+
+
+def chosen(client: TestClient, path: str) -> list[str]:
+    return re.findall(r'<option value="([^"]*)" selected', client.get(path, headers=HTML).text)
+
+
+def test_what_if_begins_with_a_job_that_is_there(service: Service) -> None:
+    job = add_job(service, "mine", namespace="team")
+    client = client_of(service, Role.EDITOR, "team")
+    (link,) = [link for link in read(client, "/jobs/team/mine").links if link.startswith("/whatif?")]
+    base, spec = base_of(client, link), job.manifest["spec"]
+    assert (base["job"]["spec"]["model"], base["job"]["spec"]["training"]) == (spec["model"], spec["training"])
+    assert (base["job"]["metadata"]["namespace"], base["job"]["metadata"]["name"]) == ("team", "mine")
+    assert chosen(client, link) == ["2", "80Gi", "250e9", "2", "32"]
+    assert "/jobs/team/mine" in read(client, link).links
+    assert client.post("/v1/plans", json=base).status_code == 202
+
+
+def test_what_if_is_asked_in_ones_own_namespace(service: Service) -> None:
+    client = client_of(service, Role.EDITOR, "team")
+    assert client.post("/v1/plans", json=base_of(client, "/whatif")).status_code == 202
+
+
+def test_what_if_is_for_those_who_may_plan(service: Service) -> None:
+    add_job(service)
+    viewer, stranger = client_of(service, Role.VIEWER), client_of(service, Role.EDITOR, "elsewhere")
+    for client, path in (
+        (viewer, "/whatif"),
+        (viewer, "/whatif?job=default/tiny"),
+        (stranger, "/whatif?job=default/tiny"),
+    ):
+        assert client.get(path, headers=HTML).status_code == 403
+    assert not any("whatif" in link for link in read(viewer, "/").links if not link.startswith("/static/"))
+    editor = client_of(service, Role.EDITOR)
+    assert editor.get("/whatif?job=default/none", headers=HTML).status_code == 404
+    assert editor.get("/whatif?job=tiny", headers=HTML).status_code == 400
+
+
+def test_a_plan_with_a_price_says_what_it_costs(service: Service) -> None:
+    body = asked_for(described=cluster(device=dataclasses.replace(DEVICE, price_per_hour=1.5)))
+    client = client_of(service)
+    request = client.post("/v1/plans", json=body).json()["id"]
+    desk = desk_of(service, FakePlanner())
+    turn_until(desk, lambda: client.get(f"/v1/plans/{request}").json()["state"] == "Succeeded")
+    cost = client.get(f"/v1/plans/{request}").json()["cost"]
+    seconds = sample_plan().prediction.step_seconds  # type: ignore[union-attr]
+    assert cost["perHour"] == 3.0
+    assert cost["wholeJob"] == pytest.approx(3.0 * seconds / 3600 * 10)
+    assert "cost of an hour 3.00" in words(read(client, f"/plans/{request}"))
 
 
 @pytest.mark.parametrize("query", ["", "job=default/tiny", "job=tiny&job=tiny", "job=a/b" + "&job=a/b" * 4])

@@ -64,7 +64,8 @@ def others(uid: str, attempt: int, first: int) -> list[Record]:
 
 def timeline(step: int) -> Timeline:
     event = Event(rank=0, activity=Activity.COMPUTE, action="0F0.0", start_ns=0, stop_ns=step)
-    return Timeline(source=Source.MEASURED, num_ranks=1, step_ns=step, events=(event,), step=step)
+    peaks = (100 * step, 100 * step + 1)
+    return Timeline(source=Source.MEASURED, num_ranks=2, step_ns=step, events=(event,), step=step, peak_bytes=peaks)
 
 
 @pytest.fixture
@@ -97,8 +98,20 @@ def test_metrics_have_as_many_points_as_wanted(client: TestClient) -> None:
 
 
 def test_metrics_of_single_ranks_come_with_those_of_all(client: TestClient) -> None:
-    found = client.get(f"{PATH}/metrics", params={"rank": [0, 1]}).json()["series"]
-    assert {each["rank"] for each in found} == {None}
+    """They are of the sampled steps: here 2 and 5, as the newest attempt has them."""
+    found = client.get(f"{PATH}/metrics", params={"rank": [0, 1, 7]}).json()["series"]
+    of_ranks = {
+        (each["name"], each["rank"]): [(point["step"], point["attempt"], point["last"]) for point in each["points"]]
+        for each in found
+        if each["rank"] is not None
+    }
+    assert of_ranks == {
+        ("busy_seconds", 0): [(2, 2, 2e-9), (5, 2, 5e-9)],
+        ("busy_seconds", 1): [(2, 2, 0.0), (5, 2, 0.0)],
+        ("peak_bytes", 0): [(2, 2, 200.0), (5, 2, 500.0)],
+        ("peak_bytes", 1): [(2, 2, 201.0), (5, 2, 501.0)],
+    }
+    assert len([each for each in found if each["rank"] is None]) == 6
     refused = client.get(f"{PATH}/metrics", params={"rank": [0, -1]})
     assert (refused.status_code, refused.json()["where"]) == (400, "rank.1")
 

@@ -14,12 +14,13 @@ from sqlalchemy import Connection, func, select, update
 
 from penstock.api.service import Service
 from penstock.api.store import ingest, lines, series
-from penstock.api.store.ingest import Batch, StaleAttemptError
+from penstock.api.store.ingest import MOST_RANKS, Batch, StaleAttemptError
 from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
 from penstock.api.store.schema import jobs, log_lines, points, rollups
 from penstock.api.store.series import ALL_RANKS, ChartPoint, Point
 from penstock.core.errors import UserError
 from penstock.core.records import LogLine, Record, RecordKind
+from penstock.core.timeline import Activity, Event, Source, Timeline
 from tests.support.service import NOW, add_job, step_records
 
 
@@ -130,6 +131,42 @@ def test_numbers_that_are_none_are_left_out(service: Service) -> None:
     new = [Point("loss", ALL_RANKS, 1, math.nan), Point("loss", ALL_RANKS, 2, 1.0), Point("x", ALL_RANKS, 1, math.inf)]
     service.write(job.uid, lambda c: series.add_points(c, {(job.uid, 1): new}, NOW))
     assert list(service.read(lambda c: series.charts(c, job.uid))) == [("loss", ALL_RANKS)]
+
+
+def test_sampled_steps_tell_of_each_rank_once(service: Service) -> None:
+    """A timeline that is sent again counts once, in points and in roll-ups; ranks beyond the first are left out."""
+    job = begun(service)
+    measured = Timeline(
+        source=Source.MEASURED,
+        num_ranks=MOST_RANKS + 2,
+        step_ns=30,
+        step=3,
+        events=(
+            Event(1, Activity.COMPUTE, "1F0.0", 0, 10),
+            Event(1, Activity.WAIT, "1WAIT", 10, 20),
+            Event(1, Activity.COMPUTE, "1B0.0", 20, 25),
+        ),
+        peak_bytes=tuple(range(MOST_RANKS + 2)),
+    )
+    told = Record(
+        uid=job.uid,
+        attempt=1,
+        source="rank-0",
+        sequence=0,
+        recorded_at=NOW,
+        kind=RecordKind.TIMELINE,
+        timeline=measured,
+    )
+    for _ in range(2):
+        take(service, [told])
+    every = range(MOST_RANKS + 2)
+    found = service.read(lambda connection: series.charts(connection, job.uid, every))
+    assert {rank for _, rank in found} == set(range(MOST_RANKS))
+    assert found["busy_seconds", 1] == [ChartPoint(3, 1, 15e-9, 15e-9, 15e-9, 15e-9)]
+    assert found["busy_seconds", 0] == [ChartPoint(3, 1, 0.0, 0.0, 0.0, 0.0)]
+    assert found["peak_bytes", 5] == [ChartPoint(3, 1, 5.0, 5.0, 5.0, 5.0)]
+    counts = service.read(lambda connection: connection.execute(select(rollups.c.count)).scalars().all())
+    assert set(counts) == {1}
 
 
 def log_records(uid: str, ranks: Sequence[int], first: int = 0) -> list[Record]:

@@ -14,7 +14,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.cli.probe import Identity
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.plan import Plan
+from penstock.core.plan import Cost, Plan
 from penstock.core.schedule import parse_schedule
 from penstock.core.timeline import Source, Timeline
 from penstock.planner import yamltext
@@ -167,6 +167,25 @@ def test_a_plan_for_people_says_why(tmp_path: Path, cluster: str, capsys: Captur
     assert "units per stage: 2 x 9" in shown
     assert "predicted step" in shown
     assert "compute" in shown
+
+
+def test_a_plan_for_hardware_with_a_price_says_what_it_costs(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    """It can be simulated as it was printed."""
+    Path(cluster).write_text(CLUSTER.replace("memoryBytes: 8Gi", "memoryBytes: 8Gi, pricePerHour: 1.25"))
+    job = write_job(tmp_path / "job.yaml", parallelism=PINNED)
+    assert main(["plan", job, "--cluster", cluster, "--output", "json"]) == 0
+    printed = capsys.readouterr().out
+    cost = Cost.from_manifest(json.loads(printed)["cost"])
+    assert cost.per_hour == 2.5
+    assert main(["plan", job, "--cluster", cluster]) == 0
+    assert "predicted cost 2.50 an hour, " in capsys.readouterr().out
+    (tmp_path / "plan.json").write_text(printed)
+    assert main(["simulate", str(tmp_path / "plan.json"), "--cluster", cluster]) == 0
+
+
+def test_a_plan_without_a_price_is_a_plan_alone(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    assert main(["plan", write_job(tmp_path / "job.yaml", parallelism=PINNED), "--cluster", cluster]) == 0
+    assert "cost" not in capsys.readouterr().out.partition("considered")[0].partition("predicted step")[2]
 
 
 def test_a_plan_can_be_laid_out_for_a_run(tmp_path: Path, cluster: str, capsys: Captured) -> None:

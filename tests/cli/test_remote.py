@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from penstock.api.client import Client, Job, Place, Progress, Status
 from penstock.cli import remote
-from penstock.cli.remote import watch_job
+from penstock.cli.remote import failure_lines, last_words_of, watch_job
 from penstock.core.job import PipelineJob
-from penstock.core.lifecycle import Phase
-from tests.support.service import job_manifest
+from penstock.core.lifecycle import AttemptState, Phase
+from tests.support.application import Application, here
+from tests.support.executing import World
+from tests.support.fake_supervisors import Script
+from tests.support.service import Clock, job_manifest, new_service
 from tests.support.shown_line import Remembering
 
 TINY = Place(name="tiny")
@@ -81,3 +85,42 @@ def test_what_breaks_off_leaves_the_terminal_as_it_was(shown: Remembering, scree
     with pytest.raises(KeyboardInterrupt):
         watch_job(cast(Client, client), TINY)
     assert shown.num_closed == 2, "once for the phase, once at the end"
+
+
+def failed(message: str, reason: str = "BackoffLimitExceeded", phase: Phase = Phase.FAILED, **metadata: Any) -> Job:
+    job = PipelineJob.from_manifest(job_manifest("tiny", **metadata))
+    return Job(job=job, status=Status(phase=phase, reason=reason, message=message), etag="1", created_at="")
+
+
+def test_a_lost_rank_is_told_with_evidence_and_a_remedy() -> None:
+    said = ["step 4", "MemoryError: \x1b[31mno room", "RuntimeError: later"]
+    assert failure_lines(failed("rank 1 was killed"), said) == [
+        "rank 1 was killed",
+        "  MemoryError: \ufffd[31mno room",
+        "  remedy: look at penstock logs tiny --rank 1; penstock retry tiny goes on from the last checkpoint",
+    ]
+    again = failed("the attempt ended", "AttemptFailed", Phase.RECOVERING, namespace="team")
+    assert failure_lines(again, ()) == [
+        "the attempt ended",
+        "  remedy: look at penstock logs tiny --namespace team; the job goes on by itself from the last checkpoint",
+    ]
+
+
+def test_a_remedy_that_came_along_is_the_only_one() -> None:
+    found = failure_lines(failed("rank 0: no room\n  of 4 GiB\n  remedy: pin fewer layers"), ["MemoryError"])
+    assert found == ["rank 0: no room", "  MemoryError", "  of 4 GiB", "  remedy: pin fewer layers"]
+
+
+def test_the_last_words_are_asked_of_a_service(tmp_path: Path) -> None:
+    """Of the newest phase, however much happened before."""
+    clock = Clock()
+    service = new_service(tmp_path, clock=clock)
+    world = World(service, clock)
+    world.supervisors.scripts = [Script(end=AttemptState.FAILED, message="gone", last_words=("MemoryError",)), Script()]
+    uid = world.submit()
+    with Client(here(service), transport=Application(service)) as client:
+        world.until(uid, Phase.RECOVERING)
+        assert last_words_of(client, client.get(TINY)) == ("MemoryError",)
+        world.until(uid, Phase.SUCCEEDED, seconds=1)
+        assert last_words_of(client, client.get(TINY)) == ()
+    service.close()

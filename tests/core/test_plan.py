@@ -18,7 +18,7 @@ from penstock.core.profile import digest
 from penstock.core.records import LogLine, Progress, Record, RecordKind, StepMetrics
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.core.units import format_bytes, format_seconds, to_nanoseconds, to_seconds
+from penstock.core.units import format_amount, format_bytes, format_seconds, to_nanoseconds, to_seconds
 from penstock.planner import yamltext
 
 MODEL = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=16)
@@ -183,3 +183,10 @@ def test_seconds_are_shown_for_people(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (4 * 2**30, "4 GiB")])
 def test_bytes_are_shown_for_people(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0, "0.00"), (1234.5, "1,234.50"), (0.25, "0.25"), (0.00312, "0.0031"), (1e-9, "1e-09")]
+)
+def test_money_is_shown_for_people(amount: float, text: str) -> None:
+    assert format_amount(amount) == text

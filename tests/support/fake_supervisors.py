@@ -33,6 +33,7 @@ class Script:
     runs: int = 1
     end: AttemptState | None = AttemptState.SUCCEEDED
     message: str = ""
+    last_words: tuple[str, ...] = ()
     refused: bool = False
     vanishes: bool = False
     comes_up: bool = True
@@ -98,7 +99,8 @@ class FakeAttempt:
         self.report = dataclasses.replace(self.report, state=state, **changes)  # type: ignore[arg-type]
 
     def _finish(self, state: AttemptState) -> None:
-        self._tell(state, message=self.script.message, refused=self.script.refused)
+        script = self.script
+        self._tell(state, message=script.message, last_words=script.last_words, refused=script.refused)
         self.alive = False
 
     def end(self) -> None:

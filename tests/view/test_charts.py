@@ -25,6 +25,7 @@ FIGURES = {
     "gradient norm": charts.gradient_norm(METRICS),
     "step time": charts.step_time(METRICS, 0.23),
     "compared": charts.compared({"a": METRICS, "b": METRICS[:9]}, "loss", "nats per token"),
+    "by rank": charts.by_rank({rank: [(0, 1.0), (9, 2.0 + rank)] for rank in range(7)}, "milliseconds"),
     "empty loss": charts.loss((), 6.4),
     "empty step time": charts.step_time((), None),
 }
@@ -51,6 +52,13 @@ def test_colours_are_the_theme_s(name: str) -> None:
 
 def traces(figure: Figure) -> dict[str, dict[str, list[float]]]:
     return {trace["name"]: trace for trace in figure["data"]}
+
+
+def test_every_rank_has_its_line_and_its_look() -> None:
+    found = traces(FIGURES["by rank"])
+    assert found["rank 3"]["x"] == [0, 9]
+    assert found["rank 3"]["y"] == [1.0, 5.0]
+    assert len({json.dumps(trace["line"]) for trace in found.values()}) == 7
 
 
 def test_loss_shows_training_validation_and_baseline() -> None:

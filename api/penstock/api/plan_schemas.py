@@ -17,6 +17,7 @@ from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.profile import LinkRecord, Profile
 from penstock.core.schedule import Kind
+from penstock.planner.pricing import cost_of
 
 
 class SearchView(Wire):
@@ -51,6 +52,14 @@ class PlanRequestRow(Wire):
     plan_digest: str | None
 
 
+class CostView(Wire):
+    """What running by a plan costs, in the currency of the price."""
+
+    per_hour: float = Field(description="Of all devices that the plan uses.")
+    per_million_tokens: float
+    whole_job: float = Field(description="All steps of the job, as long as each is predicted to take.")
+
+
 class PlanRequestView(PlanRequestRow):
     """A request for a plan, and the plan once there is one."""
 
@@ -58,6 +67,9 @@ class PlanRequestView(PlanRequestRow):
     profile: str | None = Field(description="The digest of the profile that is planned with.")
     cluster: dict[str, Any] | None = Field(description="The described hardware that is planned for.")
     plan: dict[str, Any] | None = Field(description="The Plan in its manifest form, with reasons and alternatives.")
+    cost: CostView | None = Field(
+        description="By the cluster's `device.pricePerHour`, else the job's `pricePerDeviceHour`; null without either."
+    )
 
 
 class PlanRequestPage(Wire):
@@ -148,12 +160,14 @@ def request_row(stored: StoredRequest) -> PlanRequestRow:
 
 def request_view(stored: StoredRequest, wanted: Wanted, plan: Plan | None) -> PlanRequestView:
     """The request, whole."""
+    cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
     return PlanRequestView(
         **_request_fields(stored),
         job=wanted.job.to_manifest(),
         profile=wanted.profile,
         cluster=None if wanted.cluster is None else wanted.cluster.to_manifest(),
         plan=None if plan is None else plan.to_manifest(),
+        cost=None if cost is None else CostView.model_validate(cost, from_attributes=True),
     )
 
 

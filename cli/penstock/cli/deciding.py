@@ -6,9 +6,9 @@ import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.cli.manifests import read_cluster, read_job, read_plan, read_profile
+from penstock.cli.manifests import COST, read_cluster, read_job, read_plan, read_profile
 from penstock.cli.output import warn, working
 from penstock.cli.probe import identify
 from penstock.cli.profiles import Profiles, profiles_folder, require_fit
@@ -17,9 +17,9 @@ from penstock.cli.summary import plan_line
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.plan import Plan, Prediction
+from penstock.core.plan import Cost, Plan, Prediction
 from penstock.core.profile import Profile
-from penstock.core.units import format_bytes, format_seconds
+from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner import yamltext
 from penstock.planner.decide import decide
 from penstock.planner.problem import Problem, problem_from_cluster
@@ -118,7 +118,12 @@ def _hardware_beside(folder: Path, cluster: Path | None, profile: Path | None) -
     return read_profile(chosen)
 
 
-def plan_lines(plan: Plan) -> list[RenderableType]:
+def plan_data(plan: Plan, cost: Cost | None) -> dict[str, Any]:
+    """The plan as data, with ``cost`` beside its fields where a price is given."""
+    return plan.to_manifest() if cost is None else {**plan.to_manifest(), COST: cost.to_manifest()}
+
+
+def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
     """The plan for a terminal: what, why, how long, how much, and what it was chosen over."""
     from rich.table import Table
     from rich.text import Text
@@ -131,6 +136,8 @@ def plan_lines(plan: Plan) -> list[RenderableType]:
     ]
     if plan.prediction is not None:
         lines += ["", *_prediction_lines(plan.prediction)]
+    if cost is not None:
+        lines.append(_cost_line(cost))
     if plan.alternatives:
         table = Table("considered", "step", "memory", "why not", box=None, padding=(0, 2), title_justify="left")
         for each in plan.alternatives:
@@ -160,3 +167,8 @@ def _prediction_lines(prediction: Prediction) -> list[str]:
         f"predicted step {format_seconds(prediction.step_seconds)}: {told}",
         f"predicted memory {format_bytes(max(prediction.peak_bytes, default=0))} on the fullest rank",
     ]
+
+
+def _cost_line(cost: Cost) -> str:
+    hour, tokens, job = map(format_amount, (cost.per_hour, cost.per_million_tokens, cost.whole_job))
+    return f"predicted cost {hour} an hour, {tokens} per million tokens, {job} for all steps"

@@ -24,6 +24,8 @@ T = TypeVar("T")
 Warn = Callable[[str], None]
 
 SCHEDULE_SUFFIX = ".csv"
+COST = "cost"
+"""The field that `penstock plan` prints beside a plan's own, where a price is given."""
 _PATHS = (("data", "source"), ("data", "tokenizer", "file"), ("checkpoint", "resumeFrom"))
 
 
@@ -68,7 +70,10 @@ def read_profile(path: Path) -> Profile:
 def read_plan(path: Path) -> Plan:
     """The plan in ``path``; raises `UserError` if it is corrupt."""
     remedy = "plan again: penstock plan JOB"
-    return _named(path, Plan.from_manifest, _load_json(path, remedy), remedy)
+    document = _load_json(path, remedy)
+    if isinstance(document, dict):
+        document.pop(COST, None)
+    return _named(path, Plan.from_manifest, document, remedy)
 
 
 def read_timeline(path: Path) -> Timeline:

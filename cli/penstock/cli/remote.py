@@ -10,14 +10,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.client import Client, Job, LoginLink, Place, Progress, ServiceError, Status, target
+from penstock.api.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
 from penstock.api.client.config import configuration_file
 from penstock.cli import output
 from penstock.cli.lines import line
 from penstock.cli.output import Format
 from penstock.cli.secret_files import write_secret
 from penstock.core.errors import UserError
-from penstock.core.lifecycle import Phase
+from penstock.core.failure import LAST_WORDS, REMEDY, read_failure
+from penstock.core.lifecycle import LOSSES, Phase
 from penstock.core.units import format_age, format_seconds
 
 if TYPE_CHECKING:
@@ -51,14 +52,42 @@ def show_jobs(jobs: Sequence[Job], form: Format) -> None:
         output.say("no jobs; next: penstock submit JOB")
 
 
-def show_job(job: Job, form: Format) -> None:
-    """Everything about one job, or all as data."""
+def show_job(job: Job, form: Format, last_words: Sequence[str] = ()) -> None:
+    """Everything about one job, or all as data; ``last_words`` are those of the rank at fault."""
     if form is not Format.TEXT:
         output.write_data(as_data(job), form)
         return
     output.show(job_table([job]))
     if job.status.message:
-        output.show(job.status.message)
+        output.show(*failure_lines(job, last_words) if job.status.reason in LOSSES else [job.status.message])
+
+
+def failure_lines(job: Job, last_words: Sequence[str]) -> list[str]:
+    """What was lost, the line that shows it, and a remedy, of which there always is one."""
+    found = read_failure(job.status.message, last_words)
+    place = f"{job.name} --namespace {job.namespace}" if job.namespace != "default" else job.name
+    rank = "" if found.rank is None else f" --rank {found.rank}"
+    again = f"penstock retry {place} goes on" if job.status.phase is Phase.FAILED else "the job goes on by itself"
+    default = f"look at penstock logs {place}{rank}; {again} from the last checkpoint"
+    return [
+        found.what,
+        *(f"  {output.printable(line)}" for line in (found.evidence, *found.more) if line),
+        *(f"  {REMEDY}{line}" for line in found.remedies or (default,)),
+    ]
+
+
+def last_words_of(client: Client, job: Job) -> tuple[str, ...]:
+    """What the rank at fault printed at the end, of a job that failed or is about to be tried again."""
+    if job.status.reason not in LOSSES:
+        return ()
+    words: tuple[str, ...] = ()
+    after = 0
+    while events := client.events(Past(uid=job.uid), after):
+        after = events[-1].number
+        for event in events:
+            if event.kind == "phase":
+                words = tuple(event.body.get(LAST_WORDS, ()))
+    return words
 
 
 def as_data(job: Job) -> dict[str, Any]:

@@ -12,12 +12,16 @@ from penstock.cli.manifests import read_cluster, read_for_service
 from penstock.cli.output import warn
 from penstock.cli.remote import connected
 from penstock.core.errors import UserError
-from penstock.core.plan import Plan
+from penstock.core.plan import Cost, Plan
 from penstock.core.units import format_seconds
 
 
-def plan_at(server: str, job: Path, *, cluster: Path | None, local: Mapping[str, Path | None]) -> Plan:
-    """The plan that the service makes of the job; ``local`` are options that mean this machine alone.
+def plan_at(
+    server: str, job: Path, *, cluster: Path | None, local: Mapping[str, Path | None]
+) -> tuple[Plan, Cost | None]:
+    """The plan that the service makes of the job, and its cost where a price is given.
+
+    ``local`` are options that mean this machine alone.
 
     Raises:
         UserError: such an option was given, or the service refused, or it found no plan.
@@ -29,7 +33,8 @@ def plan_at(server: str, job: Path, *, cluster: Path | None, local: Mapping[str,
     wanted = read_for_service(job, warn)
     hardware = None if cluster is None else read_cluster(cluster)
     with connected(server) as client, closing(line()) as shown:
-        return _plan_of(_ended(client, client.plan(wanted, cluster=hardware).id, shown))
+        ended = _ended(client, client.plan(wanted, cluster=hardware).id, shown)
+    return _plan_of(ended), ended.cost
 
 
 def _ended(client: Client, request: str, shown: Line) -> PlanRequest:

@@ -31,6 +31,18 @@ class Prediction(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Cost(Manifest):
+    """What running by a plan costs, in the currency of a device's price: an hour, a million tokens, and all steps.
+
+    It is no part of the plan: prices change, and what was decided does not.
+    """
+
+    per_hour: float
+    per_million_tokens: float
+    whole_job: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative(Manifest):
     """A plan that was considered: a label, what it would have cost, and why it was not taken."""
 

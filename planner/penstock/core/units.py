@@ -71,6 +71,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 
 
+def format_amount(amount: float) -> str:
+    """``amount`` of money for people, in a currency that nobody named: 1,234.50, 0.25, 0.0031."""
+    return f"{amount:,.2f}" if abs(amount) >= 0.1 or not amount else f"{amount:.2g}"
+
+
 def to_nanoseconds(seconds: float) -> int:
     """Seconds as whole nanoseconds, the unit of every plan and simulation."""
     return round(seconds * NANOSECONDS_PER_SECOND)

@@ -141,6 +141,23 @@ def compared(runs: Mapping[str, Sequence[StepMetrics]], field: str, title: str) 
     return {"data": traces, "layout": layout("step", title, height=340, legend=True)}
 
 
+DASHES: Final = ("solid", "dash", "dot", "dashdot")
+
+
+def by_rank(values: Mapping[int, Sequence[tuple[int, float]]], title: str) -> Figure:
+    """One number over (step, value) points, a line for each rank; ranks take turns in colours, then in dashes."""
+    traces = []
+    for rank, points in sorted(values.items()):
+        turn, place = divmod(rank, len(SERIES))
+        look = {"color": f"var(--{SERIES[place]})", "width": 1.6, "dash": DASHES[turn % len(DASHES)]}
+        steps, heights = [step for step, _ in points], [value for _, value in points]
+        more = {"line": look, "mode": "lines+markers", "marker": {"size": 4}}
+        traces.append(line(steps, heights, name=f"rank {rank}", colour=SERIES[place], **more))
+    figure: Figure = {"data": traces, "layout": layout("step", title, height=270, legend=True)}
+    figure["layout"]["yaxis"]["rangemode"] = "tozero"
+    return figure
+
+
 def step_time(metrics: Sequence[StepMetrics], predicted_seconds: float | None) -> Figure:
     """Seconds of every step against the prediction. Rare outliers may lie outside the axis, which says how many do."""
     entries = newest(metrics)

@@ -10,9 +10,20 @@ from penstock.api.client.calls import Past, Place
 from penstock.api.client.config import Target, target
 from penstock.api.client.listening import Message
 from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.run_types import Artifact, Checkpoint, Export, Line, LinePage, Reproduction
+from penstock.api.client.run_types import (
+    Artifact,
+    Checkpoint,
+    Export,
+    JobPlan,
+    Line,
+    LinePage,
+    Point,
+    Reproduction,
+    SampledStep,
+    Series,
+)
 from penstock.api.client.sync import Client
-from penstock.api.client.types import Event, Job, LoginLink, Progress, ServiceError, Status
+from penstock.api.client.types import Event, Job, LoginLink, Progress, ServiceError, Status, Version
 
 __all__ = [
     "Artifact",
@@ -22,6 +33,7 @@ __all__ = [
     "Event",
     "Export",
     "Job",
+    "JobPlan",
     "Line",
     "LinePage",
     "LoginLink",
@@ -29,11 +41,15 @@ __all__ = [
     "Past",
     "Place",
     "PlanRequest",
+    "Point",
     "ProfileEntry",
     "Progress",
     "Reproduction",
+    "SampledStep",
+    "Series",
     "ServiceError",
     "Status",
     "Target",
+    "Version",
     "target",
 ]

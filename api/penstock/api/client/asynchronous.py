@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -14,10 +14,18 @@ from penstock.api.client.calls import Call, Place, Readable
 from penstock.api.client.config import Target
 from penstock.api.client.listening import Downloading, Listening, Message, stream_path
 from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
+from penstock.api.client.run_types import (
+    Artifact,
+    Checkpoint,
+    JobPlan,
+    LinePage,
+    Reproduction,
+    SampledStep,
+    Series,
+)
 from penstock.api.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, new_key, refused
 from penstock.api.client.trust import trusted
-from penstock.api.client.types import Event, Job, LoginLink
+from penstock.api.client.types import Event, Job, LoginLink, Version
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
@@ -70,17 +78,17 @@ class AsyncClient:
             if cursor is None:
                 return
 
-    async def suspend(self, place: Place) -> Job:
+    async def suspend(self, place: Place, *, etag: str | None = None) -> Job:
         """Checkpoint after the step at hand, and free what the job holds."""
-        return await self._do(calls.act(place, "suspend", new_key()))
+        return await self._do(calls.act(place, "suspend", new_key(), etag))
 
-    async def resume(self, place: Place) -> Job:
+    async def resume(self, place: Place, *, etag: str | None = None) -> Job:
         """Go on with a suspended job."""
-        return await self._do(calls.act(place, "resume", new_key()))
+        return await self._do(calls.act(place, "resume", new_key(), etag))
 
-    async def delete(self, place: Place) -> Job:
+    async def delete(self, place: Place, *, etag: str | None = None) -> Job:
         """End a job and free its name."""
-        return await self._do(calls.delete(place))
+        return await self._do(calls.delete(place, new_key(), etag))
 
     async def events(self, place: Readable, after: int = 0) -> tuple[Event, ...]:
         """What happened to a job, oldest first."""
@@ -100,6 +108,20 @@ class AsyncClient:
         """Some of what ranks printed: the first lines behind the cursor, or the last so many."""
         return await self._do(calls.logs(place, rank, cursor, tail))
 
+    async def metrics(
+        self, place: Readable, *, ranks: Sequence[int] = (), points: int = calls.MOST_POINTS
+    ) -> tuple[Series, ...]:
+        """A job's numbers over its steps, of all ranks together and of those named; at most ``points`` a series."""
+        return await self._do(calls.metrics(place, ranks, points))
+
+    async def timeline(self, place: Readable, step: int | None = None) -> SampledStep:
+        """What every rank did when, in a sampled step or else the newest."""
+        return await self._do(calls.timeline(place, step))
+
+    async def plans_of(self, place: Readable) -> tuple[JobPlan, ...]:
+        """Every plan that a job went by, oldest first."""
+        return await self._do(calls.plans(place))
+
     async def checkpoints(self, place: Readable) -> tuple[Checkpoint, ...]:
         """A job's checkpoints, newest first."""
         return await self._do(calls.checkpoints(place))
@@ -111,6 +133,10 @@ class AsyncClient:
     async def artifacts(self, place: Readable) -> tuple[Artifact, ...]:
         """A job's files, by name."""
         return await self._do(calls.artifacts(place))
+
+    async def version(self) -> Version:
+        """Which penstock the service is."""
+        return await self._do(calls.version())
 
     async def login_link(self) -> LoginLink:
         """A link that signs a browser in, once, within a minute."""
@@ -136,7 +162,7 @@ class AsyncClient:
             await self._pause(download.pause_after(problem, hint))
 
     async def listen(
-        self, place: Place | None = None, *, after: int | None = None, **query: Any
+        self, place: Readable | None = None, *, after: int | None = None, **query: Any
     ) -> AsyncIterator[Message]:
         """What happens to a job after its event number ``after``, or to all jobs (namespace, label, name), without end.
 
@@ -160,7 +186,7 @@ class AsyncClient:
                 problem = calls.unreachable(self._server, str(error))
             await self._pause(listening.pause_after(problem, hint))
 
-    async def follow(self, place: Place) -> AsyncIterator[Job]:
+    async def follow(self, place: Readable) -> AsyncIterator[Job]:
         """The job as it is, and again whenever it changed, until it has ended, is suspended or deleted."""
         job = await self.get(place)
         yield job
@@ -176,7 +202,7 @@ class AsyncClient:
             if job.resting or message.data["deletedAt"] is not None:
                 return
 
-    async def wait(self, place: Place) -> Job:
+    async def wait(self, place: Readable) -> Job:
         """The job once it has ended or is suspended."""
         return [job async for job in self.follow(place)][-1]
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
-from penstock.api.client.types import Event, Job, KnownFields, LoginLink, Page, ServiceError
+from penstock.api.client.run_types import (
+    Artifact,
+    Checkpoint,
+    JobPlan,
+    LinePage,
+    Reproduction,
+    SampledStep,
+    Series,
+)
+from penstock.api.client.types import Event, Job, KnownFields, LoginLink, Page, ServiceError, Version
 from penstock.core.job import PipelineJob
 
 T = TypeVar("T")
@@ -17,11 +25,13 @@ A = TypeVar("A", bound=KnownFields)
 
 MOST_LINES = 2_000
 """Of one call."""
+MOST_POINTS = 500
+"""Of one series."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 MOST_TRIES = 6
 TRY_AGAIN = frozenset({0, 408, 429, 502, 503, 504})
-"""No answer, or one that another try may change. Every call may be sent twice: a POST carries its key."""
+"""No answer, or one that another try may change. Every call may be sent twice: what would change more carries a key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,14 +96,18 @@ def page(query: Mapping[str, Any]) -> Call[Page]:
 
 
 def act(place: Place, action: str, key: str, etag: str | None = None) -> Call[Job]:
-    """Suspend or resume a job."""
-    headers = {"Idempotency-Key": key, **({"If-Match": etag} if etag else {})}
-    return Call(method="POST", path=f"{place.path}/{action}", read=Job.from_manifest, headers=headers)
+    """Suspend or resume a job; with ``etag`` only as it was when it had that."""
+    return Call(method="POST", path=f"{place.path}/{action}", read=Job.from_manifest, headers=_guarded(key, etag))
 
 
-def delete(place: Place, etag: str | None = None) -> Call[Job]:
-    """End a job and free its name."""
-    return Call(method="DELETE", path=place.path, read=Job.from_manifest, headers={"If-Match": etag} if etag else {})
+def delete(place: Place, key: str, etag: str | None = None) -> Call[Job]:
+    """End a job and free its name; with ``etag`` only as it was when it had that."""
+    return Call(method="DELETE", path=place.path, read=Job.from_manifest, headers=_guarded(key, etag))
+
+
+def _guarded(key: str, etag: str | None) -> Mapping[str, str]:
+    """The key also lets what is sent again pass, though the job changed by it."""
+    return {"Idempotency-Key": key, **({"If-Match": etag} if etag else {})}
 
 
 def events(place: Readable, after: int) -> Call[tuple[Event, ...]]:
@@ -123,6 +137,32 @@ def logs(place: Readable, rank: int | None, cursor: str, tail: int | None) -> Ca
     found = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
     query = {name: value for name, value in found.items() if value is not None}
     return Call(method="GET", path=f"{place.path}/logs", read=LinePage.from_manifest, query=query)
+
+
+def metrics(place: Readable, ranks: Sequence[int], points: int) -> Call[tuple[Series, ...]]:
+    """A job's numbers over its steps, also of single ranks."""
+    return Call(
+        method="GET",
+        path=f"{place.path}/metrics",
+        read=lambda value: tuple(map(Series.from_manifest, value["series"])),
+        query={"rank": list(ranks), "points": points},
+    )
+
+
+def timeline(place: Readable, step: int | None) -> Call[SampledStep]:
+    """A sampled step, else the newest."""
+    query = {} if step is None else {"step": step}
+    return Call(method="GET", path=f"{place.path}/timeline", read=SampledStep.from_manifest, query=query)
+
+
+def plans(place: Readable) -> Call[tuple[JobPlan, ...]]:
+    """Every plan that a job went by."""
+    return Call(method="GET", path=f"{place.path}/plans", read=_items(JobPlan))
+
+
+def version() -> Call[Version]:
+    """Which service this is."""
+    return Call(method="GET", path="/version", read=Version.from_manifest)
 
 
 def checkpoints(place: Readable) -> Call[tuple[Checkpoint, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.api.client.calls import Place, pause_before
+from penstock.api.client.calls import Readable, pause_before
 from penstock.api.client.types import ServiceError
 
 MEDIA_TYPE = "text/event-stream"
@@ -60,7 +60,7 @@ class Listening:
         return pause_before(self._failures, problem, hint)
 
 
-def stream_path(place: Place | None) -> str:
+def stream_path(place: Readable | None) -> str:
     """Where a job's stream is, or that of all jobs."""
     return "/v1/events" if place is None else f"{place.path}/events"
 

@@ -12,7 +12,7 @@ from penstock.api.client.calls import Call
 from penstock.api.client.types import KnownFields
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
-from penstock.core.plan import Plan
+from penstock.core.plan import Cost, Plan
 from penstock.core.profile import Profile
 
 ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
@@ -39,7 +39,7 @@ class Mistake(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest(KnownFields):
-    """A request for a plan; lists leave the plan out. Times are ISO 8601."""
+    """A request for a plan; lists leave plan and cost out. Times are ISO 8601."""
 
     id: str
     namespace: str
@@ -51,6 +51,7 @@ class PlanRequest(KnownFields):
     error: Mistake | None = None
     plan_digest: str | None = None
     plan: Plan | None = None
+    cost: Cost | None = None
 
     @property
     def ended(self) -> bool:

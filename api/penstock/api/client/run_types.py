@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.api.client.types import KnownFields
+from penstock.core.plan import Plan
+from penstock.core.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,3 +69,44 @@ class Reproduction(KnownFields):
     versions: dict[str, str]
     commands: tuple[str, ...]
     plan_digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point(KnownFields):
+    """Steps from ``step`` on, as one."""
+
+    step: int
+    attempt: int
+    min: float
+    mean: float
+    max: float
+    last: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series(KnownFields):
+    """One number over the steps, of one rank or, without ``rank``, of all together."""
+
+    name: str
+    points: tuple[Point, ...]
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledStep(KnownFields):
+    """A step that was measured: what every rank did when."""
+
+    attempt: int
+    step: int
+    timeline: Timeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPlan(KnownFields):
+    """A plan that a job went by, from an attempt on."""
+
+    revision: int
+    attempt: int
+    created_at: str
+    digest: str
+    plan: Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -15,9 +15,17 @@ from penstock.api.client.calls import Call, Place, Readable
 from penstock.api.client.config import Target
 from penstock.api.client.listening import Downloading, Listening, Message, stream_path
 from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.run_types import Artifact, Checkpoint, LinePage, Reproduction
+from penstock.api.client.run_types import (
+    Artifact,
+    Checkpoint,
+    JobPlan,
+    LinePage,
+    Reproduction,
+    SampledStep,
+    Series,
+)
 from penstock.api.client.trust import trusted
-from penstock.api.client.types import Event, Job, LoginLink, ServiceError
+from penstock.api.client.types import Event, Job, LoginLink, ServiceError, Version
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
@@ -31,7 +39,8 @@ LOOK_SECONDS = 0.5
 class Client:
     """Asks the service at ``target``; a context, since it keeps connections. ``pause`` lets some seconds pass.
 
-    Every method raises `ServiceError` where the service refuses or, after some tries, cannot be reached.
+    Every method raises `ServiceError` where the service refuses or, after some tries, cannot be reached. A change that
+    is given the ``etag`` of a job is refused (kind ``changed-meanwhile``) once the job is no longer as it was then.
     """
 
     def __init__(
@@ -75,17 +84,17 @@ class Client:
             if cursor is None:
                 return
 
-    def suspend(self, place: Place) -> Job:
+    def suspend(self, place: Place, *, etag: str | None = None) -> Job:
         """Checkpoint after the step at hand, and free what the job holds."""
-        return self._do(calls.act(place, "suspend", new_key()))
+        return self._do(calls.act(place, "suspend", new_key(), etag))
 
-    def resume(self, place: Place) -> Job:
+    def resume(self, place: Place, *, etag: str | None = None) -> Job:
         """Go on with a suspended job."""
-        return self._do(calls.act(place, "resume", new_key()))
+        return self._do(calls.act(place, "resume", new_key(), etag))
 
-    def delete(self, place: Place) -> Job:
+    def delete(self, place: Place, *, etag: str | None = None) -> Job:
         """End a job and free its name."""
-        return self._do(calls.delete(place))
+        return self._do(calls.delete(place, new_key(), etag))
 
     def events(self, place: Readable, after: int = 0) -> tuple[Event, ...]:
         """What happened to a job, oldest first."""
@@ -103,6 +112,20 @@ class Client:
         """Some of what ranks printed: the first lines behind the cursor, or the last so many."""
         return self._do(calls.logs(place, rank, cursor, tail))
 
+    def metrics(
+        self, place: Readable, *, ranks: Sequence[int] = (), points: int = calls.MOST_POINTS
+    ) -> tuple[Series, ...]:
+        """A job's numbers over its steps, of all ranks together and of those named; at most ``points`` a series."""
+        return self._do(calls.metrics(place, ranks, points))
+
+    def timeline(self, place: Readable, step: int | None = None) -> SampledStep:
+        """What every rank did when, in a sampled step or else the newest."""
+        return self._do(calls.timeline(place, step))
+
+    def plans_of(self, place: Readable) -> tuple[JobPlan, ...]:
+        """Every plan that a job went by, oldest first."""
+        return self._do(calls.plans(place))
+
     def checkpoints(self, place: Readable) -> tuple[Checkpoint, ...]:
         """A job's checkpoints, newest first."""
         return self._do(calls.checkpoints(place))
@@ -114,6 +137,10 @@ class Client:
     def artifacts(self, place: Readable) -> tuple[Artifact, ...]:
         """A job's files, by name."""
         return self._do(calls.artifacts(place))
+
+    def version(self) -> Version:
+        """Which penstock the service is."""
+        return self._do(calls.version())
 
     def login_link(self) -> LoginLink:
         """A link that signs a browser in, once, within a minute."""
@@ -135,7 +162,7 @@ class Client:
                 problem, hint = calls.unreachable(self._server, str(error)), None
             self._pause(download.pause_after(problem, hint))
 
-    def listen(self, place: Place | None = None, *, after: int | None = None, **query: Any) -> Iterator[Message]:
+    def listen(self, place: Readable | None = None, *, after: int | None = None, **query: Any) -> Iterator[Message]:
         """What happens to a job after its event number ``after``, or to all jobs (namespace, label, name), without end.
 
         A connection that ends is followed by another; each begins with ``hello``, after which nothing is missed.
@@ -154,7 +181,7 @@ class Client:
                 problem = calls.unreachable(self._server, str(error))
             self._pause(listening.pause_after(problem, hint))
 
-    def follow(self, place: Place) -> Iterator[Job]:
+    def follow(self, place: Readable) -> Iterator[Job]:
         """The job as it is, and again whenever it changed, until it has ended, is suspended or deleted."""
         job = self.get(place)
         yield job
@@ -170,7 +197,7 @@ class Client:
             if job.resting or message.data["deletedAt"] is not None:
                 return
 
-    def wait(self, place: Place) -> Job:
+    def wait(self, place: Readable) -> Job:
         """The job once it has ended or is suspended."""
         *_, last = self.follow(place)
         return last

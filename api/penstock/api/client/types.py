@@ -132,6 +132,15 @@ class Event(KnownFields):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Version(KnownFields):
+    """Which penstock answers: its own version, that of the API, and the revision of the database's schema."""
+
+    version: str
+    api: str
+    schema_revision: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoginLink:
     """A link that signs a browser in, once; whoever has it may."""
 

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of, lacking
 from penstock.api.executor.files import replace_text
 from penstock.api.executor.folder import AttemptFolder
-from penstock.api.executor.observe import Seen, observed
+from penstock.api.executor.observe import Seen, last_words, observed
 from penstock.api.executor.planning import Planner, Question
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
@@ -228,7 +228,7 @@ class Executor:
                 self._start(stored, now)
             case decisions:
                 for decision in decisions:
-                    self._apply(stored, decision, now)
+                    self._apply(stored, seen, decision, now)
 
     def _plan_step(self, stored: StoredJob) -> tuple[Step, str]:
         """Where planning is, for the newest attempt; nobody asks while none holds devices."""
@@ -262,10 +262,10 @@ class Executor:
 
     # Doing
 
-    def _apply(self, stored: StoredJob, decision: Decision, now: float) -> None:
+    def _apply(self, stored: StoredJob, seen: Seen, decision: Decision, now: float) -> None:
         match decision:
             case SetPhase():
-                self._enter(stored, decision, now)
+                self._enter(stored, decision, now, last_words(seen) if decision.reason in LOSSES else ())
             case StartProfile():
                 self._supervisors.ask(self._folder(stored), Wish.MEASURE)
             case StartPlan():
@@ -281,8 +281,11 @@ class Executor:
             case Launch() | Wait():
                 pass  # a launch is done with the phase that follows it; every job is looked at again soon
 
-    def _enter(self, stored: StoredJob, decision: SetPhase, now: float) -> None:
-        """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start."""
+    def _enter(self, stored: StoredJob, decision: SetPhase, now: float, words: Sequence[str] = ()) -> None:
+        """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start.
+
+        ``words`` are the last that a lost attempt said.
+        """
         if stored.attempt and decision.phase not in LIVE:
             self._supervisors.end(self._folder(stored))
         if decision.phase.terminal or decision.phase is Phase.SUSPENDED:
@@ -291,7 +294,7 @@ class Executor:
 
         def change(connection: Connection) -> None:
             jobs.require_version(connection, stored.uid, stored.version)
-            _enter_phase(connection, stored, decision, now, **lost)
+            _enter_phase(connection, stored, decision, now, words, **lost)
 
         self._service.write(stored.uid, change)
 
@@ -385,8 +388,11 @@ def _surviving(stored: StoredJob) -> Iterator[None]:
         log.exception("job %s/%s (%s)", stored.namespace, stored.name, stored.uid)
 
 
-def _enter_phase(connection: Connection, stored: StoredJob, entered: SetPhase, now: float, **more: Any) -> StoredJob:
-    return jobs.enter_phase(connection, stored.uid, entered.phase, entered.reason, entered.message, now, **more)
+def _enter_phase(
+    connection: Connection, stored: StoredJob, entered: SetPhase, now: float, words: Sequence[str] = (), **more: Any
+) -> StoredJob:
+    told = (entered.phase, entered.reason, entered.message)
+    return jobs.enter_phase(connection, stored.uid, *told, now, last_words=words, **more)
 
 
 def _read_profile(root: Path) -> Profile | None:

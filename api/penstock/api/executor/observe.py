@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.api.storable import cleaned
 from penstock.api.store.jobs import StoredJob
 from penstock.core.lifecycle import AttemptState, Observed, Phase, Step
 from penstock.core.supervision import AttemptReport
 
 LOST = "the supervisor ended without a word"
+MOST_LAST_WORDS, MOST_LINE_CHARACTERS = 12, 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,12 @@ def attempt_state(stored: StoredJob, seen: Seen) -> AttemptState:
     if not seen.started or seen.alive:
         return report.state if report else AttemptState.STARTING
     return AttemptState.FAILED
+
+
+def last_words(seen: Seen) -> tuple[str, ...]:
+    """What the rank at fault printed at the end, in as few and short lines as an event has room for."""
+    said = seen.report.last_words if seen.report else ()
+    return tuple(cleaned(line[:MOST_LINE_CHARACTERS]) for line in said[-MOST_LAST_WORDS:])
 
 
 def _message(seen: Seen, state: AttemptState) -> str:

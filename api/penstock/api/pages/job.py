@@ -10,13 +10,14 @@ from sqlalchemy import Row
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.pages.job_data import JobData
 from penstock.api.pages.job_files import JobFiles, checkpoints_section, files_section
+from penstock.api.pages.job_ranks import ranks_section
 from penstock.api.pages.shell import Page
-from penstock.api.store.jobs import StoredJob
+from penstock.api.store.jobs import StoredJob, last_words
+from penstock.core.failure import Failure, read_failure
 from penstock.core.job import JobSpec
-from penstock.core.lifecycle import Phase
+from penstock.core.lifecycle import LOSSES, Phase
 from penstock.core.units import format_age, format_seconds
 from penstock.view.axis import utc
-from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
 from penstock.view.report import figures_of_merit
 from penstock.view.report_plan import plan_section, step_section, why_section
@@ -40,7 +41,7 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
     """The page as ``identity`` may see it."""
     job = data.stored
     sections = [
-        *_sections(data.report),
+        *_sections(data),
         _events(data.events),
         _log(data.lines),
         checkpoints_section(files.checkpoints, job.uid),
@@ -50,7 +51,7 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
         (
             _head(job, data.spec, identity),
             element("div", id="problem", class_="card", role="alert", hidden="", data_keep=""),
-            _failure(job),
+            _failure(job, last_words(data.events)),
             _progress(job, now),
             figures_of_merit(data.report) if data.report.metrics else Markup(),
             *(section.markup for section in sections),
@@ -64,12 +65,14 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
     )
 
 
-def _sections(report: ReportData) -> list[Section]:
+def _sections(data: JobData) -> list[Section]:
     """Of what is there; of a plan that is not made yet one sentence is enough."""
+    report = data.report
     if report.plan is None:
         return [left_out("plan", "The plan", NOT_YET["plan"])]
     loss = loss_section(report) if report.metrics else left_out("loss", "Loss and speed", NOT_YET["loss"])
-    drawn = [make(report) for make in (plan_section, step_section, memory_section, why_section)]
+    drawn = [make(report) for make in (plan_section, step_section, memory_section)]
+    drawn += [ranks_section(data.charts), why_section(report)]
     return [loss, *(section for section in drawn if not section.is_missing)]
 
 
@@ -108,19 +111,36 @@ def _actions(job: StoredJob, spec: JobSpec) -> list[Markup]:
         found.append(element("button", verb[0], data_call=f"{place}/{verb[1]}"))
     else:
         found.append(element("button", "Retry", data_call=f"{place}/retry", data_next="job"))
+    found.append(element("a", "What if", href=f"/whatif?job={job.namespace}/{job.name}", class_="button"))
     question = f"Delete {job.name}? It ends, and its name becomes free. Its history stays."
     attributes = {"data_call": place, "data_method": "DELETE", "data_confirm": question, "data_next": "/"}
     found.append(element("button", "Delete", class_="danger", **attributes))
     return found
 
 
-def _failure(job: StoredJob) -> Markup:
+def _failure(job: StoredJob, last_words: Sequence[str]) -> Markup:
     """What went wrong first, and what to do, above everything else."""
     if job.phase not in (Phase.FAILED, Phase.RECOVERING) or not job.phase_message:
         return Markup()
-    first, *others = job.phase_message.splitlines()
-    words = [element("p", line.strip().removeprefix("remedy: ")) for line in others if line.strip()]
-    return card(element("strong", first), *words, class_="failure")
+    found = read_failure(job.phase_message, last_words)
+    parts = [element("strong", found.what)]
+    if found.evidence:
+        parts.append(element("p", element("code", found.evidence)))
+    parts += [element("p", line) for line in (*found.more, *found.remedies)]
+    if not found.remedies and job.phase_reason in LOSSES:
+        parts.append(_remedy(job, found))
+    if last_words:
+        summary = element("summary", "What it printed last")
+        parts.append(element("details", summary, element("pre", "\n".join(last_words), class_="log", tabindex="0")))
+    return card(*parts, class_="failure")
+
+
+def _remedy(job: StoredJob, failure: Failure) -> Markup:
+    """Where nobody knows better."""
+    whose = "" if failure.rank is None else f" of rank {failure.rank}"
+    again = "Retry goes on" if job.phase is Phase.FAILED else "the job goes on by itself"
+    log = element("a", f"the log{whose}", href="#log")
+    return element("p", "Look at ", log, f"; {again} from the last checkpoint.")
 
 
 def _progress(job: StoredJob, now: float) -> Markup:

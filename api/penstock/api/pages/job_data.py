@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from penstock.api.store import jobs, plans, profiles, records, series
+from penstock.api.store.ingest import MOST_RANKS
 from penstock.api.store.jobs import StoredJob
 from penstock.api.store.records import LinesQuery
 from penstock.api.store.series import ALL_RANKS, ChartPoint
@@ -26,11 +27,14 @@ SPARSE = "validation_loss"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobData:
-    """Events and log lines oldest first; ``report`` holds what drawings and charts are made from."""
+    """Events and log lines oldest first; ``report`` holds what drawings and charts are made from, ``charts`` all series
+    by name and rank.
+    """
 
     stored: StoredJob
     spec: JobSpec
     report: ReportData
+    charts: Mapping[tuple[str, int], Sequence[ChartPoint]]
     events: Sequence[Row[Any]]
     lines: Sequence[Row[Any]]
 
@@ -43,6 +47,7 @@ def read_job(connection: Connection, namespace: str, name: str) -> JobData:
     profile = profiles.find(connection, newest.profile_digest) if newest and newest.profile_digest else None
     found = records.timeline(connection, uid, None)
     measured = Timeline.from_manifest(found.timeline) if found else None
+    charts = series.charts(connection, uid, (ALL_RANKS, *range(MOST_RANKS)))
     lines, _ = records.lines(connection, uid, LinesQuery(limit=MOST_LINES, tail=True))
     return JobData(
         stored=stored,
@@ -53,12 +58,13 @@ def read_job(connection: Connection, namespace: str, name: str) -> JobData:
             command="",
             plan=newest,
             profile=profile,
-            metrics=step_metrics(series.charts(connection, uid)),
+            metrics=step_metrics(charts),
             predicted=plans.predicted(connection, newest.digest) if newest else None,
             measured=measured,
             memory=rank_memory(newest, profile.memory.constant_bytes, measured) if newest and profile else (),
             memory_limit_bytes=spec.resources.memory_per_rank,
         ),
+        charts=charts,
         events=jobs.history(connection, uid, max(0, stored.last_event - MOST_EVENTS)),
         lines=sorted(lines, key=lambda row: (row.at, row.rank, row.number)),
     )

@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.api.auth.identity import Identity
+from penstock.api.auth.identity import Identity, Role
 from penstock.api.pages.static import url_of
 from penstock.view.charts import Figure
 from penstock.view.markup import Markup, element, join
 from penstock.view.page import figures_json
 
-PLACES: Final = (("/", "Jobs"), ("/submit", "Submit"), ("/whatif", "What if"), ("/profiles", "Profiles"))
+PLACES: Final = (
+    ("/", "Jobs", Role.VIEWER),
+    ("/submit", "Submit", Role.EDITOR),
+    ("/whatif", "What if", Role.EDITOR),
+    ("/profiles", "Profiles", Role.VIEWER),
+)
+"""Where the bar leads, and the role without which nothing can be done there."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -65,7 +71,8 @@ def _script(name: str) -> str:
 def _bar(here: str, identity: Identity | None) -> Markup:
     links = [element("a", "penstock", href="/", class_="brand")]
     if identity is not None:
-        for href, name in PLACES:
+        open_to = (place for place in PLACES if identity.may(place[2], identity.namespace))
+        for href, name, _ in open_to:
             current = {"aria_current": "page"} if href == here else {}
             links.append(element("a", name, href=href, **current))
     who = Markup() if identity is None else element("span", f"{identity.name} ({identity.role})", class_="who")

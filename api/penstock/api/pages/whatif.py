@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.api.pages.shell import Page
 from penstock.api.pages.submit import EXAMPLE
 from penstock.api.store.plan_requests import State, StoredRequest
-from penstock.core.plan import Plan
-from penstock.core.units import format_bytes, format_seconds
+from penstock.core.job import PipelineJob
+from penstock.core.plan import Cost, Plan
+from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner import yamltext
 from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
@@ -47,55 +48,95 @@ class Control:
     shown: str = ""
 
 
-CONTROLS = (
-    Control(
-        label="devices",
-        paths=("job.spec.resources.ranks", "cluster.devicesPerNode"),
-        values=(1, 2, 4, 8, 16, 32),
-        chosen=8,
-    ),
-    Control(
-        label="memory of a device",
-        paths=("job.spec.resources.memoryPerRank", "cluster.device.memoryBytes"),
-        values=(16, 24, 40, 80, 141, 192),
-        chosen=80,
-        unit="Gi",
-        shown="GiB",
-    ),
-    Control(
-        label="bandwidth of a link",
-        paths=("cluster.intraNode.bytesPerSecond",),
-        values=(1, 5, 12, 25, 64, 250, 450),
-        chosen=250,
-        unit="e9",
-        shown="GB/s",
-    ),
-    Control(label="sequences a step", paths=("job.spec.training.globalBatch",), values=(1, 2, 4, 8, 16, 64), chosen=8),
-    Control(
-        label="tokens a sequence",
-        paths=("job.spec.data.sequenceLength",),
-        values=(512, 1024, 2048, 4096, 8192),
-        chosen=2048,
-    ),
+RANKS = Control(
+    label="devices",
+    paths=("job.spec.resources.ranks", "cluster.devicesPerNode"),
+    values=(1, 2, 4, 8, 16, 32),
+    chosen=8,
+)
+MEMORY = Control(
+    label="memory of a device",
+    paths=("job.spec.resources.memoryPerRank", "cluster.device.memoryBytes"),
+    values=(16, 24, 40, 80, 141, 192),
+    chosen=80,
+    unit="Gi",
+    shown="GiB",
+)
+BANDWIDTH = Control(
+    label="bandwidth of a link",
+    paths=("cluster.intraNode.bytesPerSecond",),
+    values=(1, 5, 12, 25, 64, 250, 450),
+    chosen=250,
+    unit="e9",
+    shown="GB/s",
+)
+BATCH = Control(
+    label="sequences a step", paths=("job.spec.training.globalBatch",), values=(1, 2, 4, 8, 16, 64), chosen=8
+)
+LENGTH = Control(
+    label="tokens a sequence",
+    paths=("job.spec.data.sequenceLength",),
+    values=(512, 1024, 2048, 4096, 8192),
+    chosen=2048,
 )
 
 
-def whatif_page() -> Page:
-    """The controls, and a place for the answer."""
-    example = yamltext.load(EXAMPLE, "the example")
-    job = {**example, **JOB, "spec": {**example["spec"], **JOB["spec"]}}
+def whatif_page(namespace: str, like: PipelineJob | None = None) -> Page:
+    """The controls, and a place for the answer: of a model of its own in ``namespace``, or of the job ``like``."""
+    job = _example(namespace) if like is None else _resembling(like)
     base = f'<script type="application/json" id="base">{json_in_html({"job": job, "cluster": CLUSTER})}</script>'
-    form = element("form", *map(_control, CONTROLS), id="whatif", class_="controls")
-    words = "A model of 24 layers, width 2,048, on described devices. Nothing runs; move a control to plan anew."
+    form = element("form", *map(_control, _controls(like)), id="whatif", class_="controls")
     parts = (
         element("div", element("h1", "What if"), class_="head"),
-        element("p", words, class_="under"),
+        element("p", *_words(like), class_="under"),
         card(form),
         element("div", id="problem", class_="card", role="alert", hidden=""),
         element("div", id="answer", aria_live="polite"),
         Markup(base),
     )
     return Page(title="What if", here="/whatif", body=join(parts), scripts=("whatif.js",))
+
+
+def _example(namespace: str) -> dict[str, Any]:
+    example = yamltext.load(EXAMPLE, "the example")
+    metadata = {**JOB["metadata"], "namespace": namespace}
+    return {**example, "metadata": metadata, "spec": {**example["spec"], **JOB["spec"]}}
+
+
+def _resembling(like: PipelineJob) -> dict[str, Any]:
+    """The job's model, training and price. What it pins and reads stays behind: devices change, data may go."""
+    made, spec = _example(like.metadata.namespace), like.to_manifest()["spec"]
+    kept = {name: spec[name] for name in ("model", "training", "pricePerDeviceHour") if name in spec}
+    made["metadata"]["name"] = like.metadata.name
+    made["spec"] = {**made["spec"], **kept}
+    return made
+
+
+def _controls(like: PipelineJob | None) -> tuple[Control, ...]:
+    """With what the job has chosen, so that the first answer is of the job as it is."""
+    if like is None:
+        return RANKS, MEMORY, BANDWIDTH, BATCH, LENGTH
+    spec = like.spec
+    return (
+        _choosing(RANKS, spec.resources.ranks),
+        MEMORY,
+        BANDWIDTH,
+        _choosing(BATCH, spec.training.global_batch),
+        _choosing(LENGTH, spec.data.sequence_length),
+    )
+
+
+def _choosing(control: Control, value: int) -> Control:
+    return replace(control, values=tuple(sorted({*control.values, value})), chosen=value)
+
+
+def _words(like: PipelineJob | None) -> tuple[str, ...]:
+    rest = "on described devices. Nothing runs; move a control to plan anew."
+    if like is None:
+        return (f"A model of 24 layers, width 2,048, {rest}",)
+    meta, model = like.metadata, like.spec.model
+    link = element("a", meta.name, href=f"/jobs/{meta.namespace}/{meta.name}")
+    return "The model of ", link, f", {model.layers} layers, width {model.hidden:,}, {rest}"
 
 
 def _control(control: Control) -> Markup:
@@ -109,13 +150,13 @@ def _option(control: Control, value: int) -> Markup:
     return element("option", f"{value:,} {control.shown}".strip(), value=f"{value}{control.unit}", **chosen)
 
 
-def answer_page(stored: StoredRequest, plan: Plan | None) -> Page:
-    """What was asked for, as far as it is."""
+def answer_page(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Page:
+    """What was asked for, as far as it is; ``cost`` where a price is known."""
     head = element("div", element("h1", stored.name), phase_badge(stored.state.value), class_="head")
-    return Page(title=f"Plan of {stored.name}", here="/whatif", body=join((head, _answer(stored, plan))))
+    return Page(title=f"Plan of {stored.name}", here="/whatif", body=join((head, _answer(stored, plan, cost))))
 
 
-def _answer(stored: StoredRequest, plan: Plan | None) -> Markup:
+def _answer(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Markup:
     if stored.state is State.FAILED:
         words = [element("p", text) for text in (stored.error.get("remedy", ""),) if text]
         return card(element("strong", _mistake(stored)), *words, class_="failure")
@@ -124,7 +165,7 @@ def _answer(stored: StoredRequest, plan: Plan | None) -> Markup:
         seen = f"{told.get('candidates', 0):,} candidates of {told.get('divisions', 0):,} divisions simulated"
         return element("p", f"{stored.state.value}: {seen}.", class_="lead")
     data = ReportData(job=stored.name, phase="", command="", plan=plan)
-    return join((_numbers(plan), *(make(data).markup for make in (plan_section, why_section))))
+    return join((_numbers(plan, cost), *(make(data).markup for make in (plan_section, why_section))))
 
 
 def _mistake(stored: StoredRequest) -> str:
@@ -132,7 +173,7 @@ def _mistake(stored: StoredRequest) -> str:
     return f"{where}: {what}" if where else f"{what}"
 
 
-def _numbers(plan: Plan) -> Markup:
+def _numbers(plan: Plan, cost: Cost | None) -> Markup:
     prediction = plan.prediction
     if prediction is None:
         return Markup()
@@ -143,5 +184,16 @@ def _numbers(plan: Plan) -> Markup:
             "throughput": f"{tokens:,.0f} tokens/s",
             "memory": format_bytes(max(prediction.peak_bytes, default=0)),
             "waiting": f"{prediction.bubble_seconds / prediction.step_seconds:.1%} of the step",
+            **_prices(cost),
         }
     )
+
+
+def _prices(cost: Cost | None) -> dict[str, str]:
+    if cost is None:
+        return {}
+    return {
+        "cost of an hour": format_amount(cost.per_hour),
+        "of a million tokens": format_amount(cost.per_million_tokens),
+        "of all steps": format_amount(cost.whole_job),
+    }

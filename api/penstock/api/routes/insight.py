@@ -21,6 +21,7 @@ from penstock.api.schemas import (
     instant,
 )
 from penstock.api.store import plans, records, series
+from penstock.api.store.ingest import BUSY, MOST_RANKS, PEAK
 from penstock.api.store.records import LinesQuery, Seen
 from penstock.api.store.series import ALL_RANKS
 from penstock.core.records import NO_RANK
@@ -31,6 +32,10 @@ READS = answers("unauthenticated", "forbidden", "not-found")
 LARGEST_NUMBER = 2**31 - 1
 CURSOR = r"^((-1|[0-9]{1,9}):[0-9]{1,15}(,(-1|[0-9]{1,9}):[0-9]{1,15}){0,499})?$"
 Rank = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
+OF_RANKS = (
+    f"Also of these ranks: {BUSY}, which they computed, and {PEAK}, both of sampled steps alone, "
+    f"and of the first {MOST_RANKS} ranks."
+)
 
 
 @of_job.get("/plans", responses=READS, name="listJobPlans")
@@ -54,7 +59,7 @@ def list_plans(service: ServiceIn, job: JobIn) -> PlanPage:
 def get_metrics(
     service: ServiceIn,
     job: JobIn,
-    rank: Annotated[list[Rank], Query(description="Also of these ranks.")] = [],  # noqa: B006
+    rank: Annotated[list[Rank], Query(description=OF_RANKS)] = [],  # noqa: B006
     points: Annotated[int, Query(ge=1, le=series.MOST_POINTS, description="At most so many a series.")] = 500,
 ) -> MetricsView:
     """The job's numbers over its steps, of all ranks together unless ranks are named.

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse, Response
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
-from penstock.api.dependencies import ServiceIn, Viewer, forbidden
+from penstock.api.dependencies import Editor, ServiceIn, Viewer, forbidden
 from penstock.api.pages import static
 from penstock.api.pages.comparison import FEWEST, MOST, comparison
 from penstock.api.pages.job import job_page
@@ -24,13 +24,15 @@ from penstock.api.problems import Problem
 from penstock.api.routes.jobs import visible
 from penstock.api.runfiles import artifacts, checkpoints
 from penstock.api.store import jobs, plan_requests, profiles
-from penstock.api.store.plan_requests import StoredRequest
+from penstock.api.store.plan_requests import StoredRequest, Wanted
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
+from penstock.planner.pricing import cost_of
 
 router = APIRouter(include_in_schema=False)
 
 MONTH_SECONDS = 30 * 86_400
+DEFAULT_NAMESPACE = "default"
 
 
 def shown(page: Page, identity: Identity | None, status: int = 200) -> HTMLResponse:
@@ -97,22 +99,32 @@ def show_submit(identity: Viewer) -> HTMLResponse:
 
 
 @router.get("/whatif")
-def show_whatif(identity: Viewer) -> HTMLResponse:
-    """Controls, and the plan that they lead to."""
-    return shown(whatif_page(), identity)
+def show_whatif(
+    service: ServiceIn, identity: Editor, job: Annotated[str | None, Query(description="NAMESPACE/NAME.")] = None
+) -> HTMLResponse:
+    """Controls, and the plan that they lead to: of an example, or of a job that is there. It needs who may plan."""
+    if job is None:
+        return shown(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
+    namespace, name = read_place(job)
+    if not identity.may(Role.EDITOR, namespace):
+        raise forbidden(Role.EDITOR, namespace)
+    found = service.read(lambda connection: jobs.find(connection, namespace, name))
+    return shown(whatif_page(namespace, found.job), identity)
 
 
 @router.get("/plans/{request}")
 def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLResponse:
     """A request for a plan, as far as it is."""
 
-    def question(connection: Connection) -> tuple[StoredRequest, Plan | None]:
-        return plan_requests.get(connection, request), plan_requests.plan(connection, request)
+    def question(connection: Connection) -> tuple[StoredRequest, Plan | None, Wanted]:
+        of_request = (connection, request)
+        return plan_requests.get(*of_request), plan_requests.plan(*of_request), plan_requests.wanted(*of_request)
 
-    stored, plan = service.read(question)
+    stored, plan, wanted = service.read(question)
     if not identity.may(Role.VIEWER, stored.namespace):
         raise forbidden(Role.VIEWER, stored.namespace)
-    return shown(answer_page(stored, plan), identity)
+    cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
+    return shown(answer_page(stored, plan, cost), identity)
 
 
 @router.get("/profiles")

@@ -9,6 +9,7 @@ Batches that come at about the same time are kept together: a statement costs mo
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,9 +25,15 @@ from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.records import NO_RANK, Record, StepMetrics
+from penstock.core.timeline import Activity, Timeline
+from penstock.core.units import to_seconds
 
 SERIES = tuple(field.name for field in fields(StepMetrics) if field.name not in ("step", "attempt"))
 LARGEST_RANK = 2**31 - 1
+BUSY, PEAK = "busy_seconds", "peak_bytes"
+"""The series of single ranks."""
+MOST_RANKS = 64
+"""Of so many ranks a job's sampled steps are kept as series; its timelines hold all."""
 
 
 class StaleAttemptError(PenstockError):
@@ -147,12 +154,30 @@ def _raise_sequence(dialect: str) -> Insert:
 
 def _points(batch: Batch) -> Iterator[Point]:
     for record in batch.records:
-        if record.metrics is None:
-            continue
-        for name in SERIES:
-            value = getattr(record.metrics, name)
-            if value is not None:
-                yield Point(name, ALL_RANKS, record.metrics.step, float(value))
+        if record.metrics is not None:
+            yield from _step_points(record.metrics)
+        if record.timeline is not None:
+            yield from rank_points(record.timeline)
+
+
+def _step_points(metrics: StepMetrics) -> Iterator[Point]:
+    for name in SERIES:
+        value = getattr(metrics, name)
+        if value is not None:
+            yield Point(name, ALL_RANKS, metrics.step, float(value))
+
+
+def rank_points(timeline: Timeline) -> Iterator[Point]:
+    """Of each rank the seconds that it computed in a sampled step, and the peak of its memory where that is known."""
+    step, num_ranks = timeline.step or 0, min(timeline.num_ranks, MOST_RANKS)
+    busy_ns: Counter[int] = Counter()
+    for event in timeline.events:
+        if event.activity is Activity.COMPUTE:
+            busy_ns[event.rank] += event.duration_ns
+    for rank in range(num_ranks):
+        yield Point(BUSY, rank, step, to_seconds(busy_ns[rank]))
+    for rank, peak in enumerate(timeline.peak_bytes[:num_ranks]):
+        yield Point(PEAK, rank, step, float(peak))
 
 
 def _reported(batch: Batch) -> Reported | None:

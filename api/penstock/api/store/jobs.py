@@ -34,6 +34,7 @@ from penstock.api.store.engine import upsert
 from penstock.api.store.rows import put
 from penstock.api.store.schema import events, job_labels, jobs, log_lines, points, progress, rollups, series, sources
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.failure import LAST_WORDS
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, enter
 
@@ -323,12 +324,25 @@ def mark_deleted(connection: Connection, uid: str, now: float) -> None:
 
 
 def enter_phase(
-    connection: Connection, uid: str, phase: Phase, reason: str, message: str, now: float, **changes: Any
+    connection: Connection,
+    uid: str,
+    phase: Phase,
+    reason: str,
+    message: str,
+    now: float,
+    *,
+    last_words: Sequence[str] = (),
+    **changes: Any,
 ) -> StoredJob:
-    """A legal change of phase; raises `IllegalTransitionError` for any other."""
+    """A legal change of phase; raises `IllegalTransitionError` for any other.
+
+    ``last_words`` of the rank at fault are kept with the event alone: what lists read for every job stays small.
+    """
     found = require_version(connection, uid, None)
     entered = enter(found.phase, phase)
-    body = {"phase": entered.value, "reason": reason, "message": message}
+    body: dict[str, Any] = {"phase": entered.value, "reason": reason, "message": message}
+    if last_words:
+        body[LAST_WORDS] = list(last_words)
     add_event(
         connection,
         uid,
@@ -343,6 +357,12 @@ def enter_phase(
         **changes,
     )
     return get(connection, uid)
+
+
+def last_words(events: Iterable[Row[Any]]) -> tuple[str, ...]:
+    """What was said last before the job came into its phase, of its events, oldest first."""
+    phases = [row.body for row in events if row.kind == "phase"]
+    return tuple(phases[-1].get(LAST_WORDS, ())) if phases else ()
 
 
 def report(connection: Connection, told: Iterable[tuple[str, Reported]]) -> None:

@@ -13,7 +13,7 @@ from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, Output,
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
-    from penstock.core.plan import Plan
+    from penstock.core.plan import Cost, Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -53,30 +53,32 @@ def plan(
 
     Without --cluster and --profile the newest measurement of this machine counts, or with --server of the service's.
     """
-    from penstock.cli.deciding import plan_lines
+    from penstock.cli.deciding import plan_data, plan_lines
 
     if server is not None:
         from penstock.cli.whatif import plan_at
 
-        made = plan_at(server, job, cluster=cluster, local={"--profile": profile, "--run-dir": run_dir})
+        made, cost = plan_at(server, job, cluster=cluster, local={"--profile": profile, "--run-dir": run_dir})
     else:
-        made = _plan_here(job, cluster, profile, run_dir)
+        made, cost = _plan_here(job, cluster, profile, run_dir)
     if form is Format.TEXT:
-        output.show(*plan_lines(made))
+        output.show(*plan_lines(made, cost))
     else:
-        output.write_data(made.to_manifest(), form)
+        output.write_data(plan_data(made, cost), form)
 
 
-def _plan_here(job: Path, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> Plan:
+def _plan_here(job: Path, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> tuple[Plan, Cost | None]:
     from penstock.cli.deciding import hardware_for, make_plan, store_plan
     from penstock.cli.manifests import read_job
+    from penstock.core.cluster import ClusterSpec
+    from penstock.planner.pricing import cost_of
 
     wanted = read_job(job, output.warn)
     hardware = hardware_for(wanted.spec, cluster=cluster, profile=profile, run_dir=run_dir)
     made = make_plan(wanted.spec, hardware)
     if run_dir is not None:
         store_plan(run_dir, wanted, made, hardware)
-    return made
+    return made, cost_of(made, wanted.spec, hardware if isinstance(hardware, ClusterSpec) else None)
 
 
 def simulate(

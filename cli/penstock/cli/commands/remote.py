@@ -54,13 +54,14 @@ def status(
     form: Output = Format.TEXT,
 ) -> None:
     """Say where a job stands, or list all."""
-    from penstock.cli.remote import connected, show_job, show_jobs
+    from penstock.cli.remote import connected, last_words_of, show_job, show_jobs
 
     with connected(server) as client:
         if name is None:
             show_jobs(list(client.jobs(namespace=namespace)), form)
         else:
-            show_job(client.get(place(name, namespace or "default")), form)
+            found = client.get(place(name, namespace or "default"))
+            show_job(found, form, last_words_of(client, found))
 
 
 def watch(name: Name, server: Server = None, namespace: Namespace = "default") -> None:
