@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from tests.support import not_run
 
 if TYPE_CHECKING:
     from tests.support.worker_pool import WorkerPool
@@ -22,6 +24,13 @@ def pytest_configure() -> None:
     """A shell has what it runs in the background ignore SIGINT, and so would all that is started here."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+    """After every other summary, where it is seen."""
+    yield
+    not_run.close(terminalreporter)
 
 
 class _Pools:

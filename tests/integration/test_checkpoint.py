@@ -106,7 +106,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     def mounted(num_bytes: int) -> Path:
         command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "penstock-test", str(place)]
         if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-            pytest.skip("NOT TESTED: a full disk, since mounting a small one needs root; a file limit stands in above")
+            pytest.skip("NOT RUN: a full disk: mounting a small one needs root; a file limit stands in above")
         return place
 
     yield mounted

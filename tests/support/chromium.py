@@ -9,17 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from playwright.sync_api import Browser, Error, sync_playwright
+
+from tests.support.not_run import missing, required
 
 NAME = "chromium"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL_SECONDS = 600
-
-
-def required() -> bool:
-    """Whether a missing browser is a failure; only then is one installed."""
-    return NAME in os.environ.get("PENSTOCK_REQUIRE", "").split(",")
 
 
 def program() -> str | None:
@@ -50,16 +46,14 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser that lives as long as the block; skips, loudly, where none can be had."""
-    if program() is None and required():
+    """A browser that lives as long as the block, installed if one is required; skips, loudly, where none can be had."""
+    if program() is None and required(NAME):
         install()
     with sync_playwright() as playwright:
         try:
             opened = playwright.chromium.launch(executable_path=program(), args=["--no-sandbox"])
         except Error as error:
-            message = f"NOT RUN: Chromium is missing: apt install chromium, or playwright install chromium ({error})"
-            if required():
-                pytest.fail(message)
-            pytest.skip(message)
+            reason = error.message.partition("\n")[0]  # below it Playwright draws a box
+            missing(NAME, f"Chromium is missing: apt install chromium, or playwright install chromium ({reason})")
         yield opened
         opened.close()

@@ -15,6 +15,7 @@ FOLDER = ROOT / "deploy" / "dashboards"
 ALERTS = FOLDER / "alerts.yaml"
 CONFIGURATION = FOLDER / "prometheus.yml"
 DASHBOARDS = sorted(FOLDER.glob("*.json"))
+GUIDE = ROOT / "docs" / "guides" / "monitoring.md"
 
 METRIC = re.compile(r"\b((?:penstock|process)_\w+|up)\b")
 LABEL_VALUES = re.compile(r"label_values\((.*), (\w+)\)")

@@ -20,18 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
+
+from tests.support.not_run import missing
 
 NAME = "postgres"
 START_SECONDS = 30.0
 SETTINGS = {"listen_addresses": "", "max_connections": "60", "shared_buffers": "32MB"}
 
 _numbers = itertools.count(1)
-
-
-def required() -> bool:
-    """Whether a missing server is a failure."""
-    return NAME in os.environ.get("PENSTOCK_REQUIRE", "").split(",")
 
 
 def programs() -> Path | None:
@@ -52,10 +48,7 @@ def server(*, durable: bool = False) -> Iterator[str]:
     """
     folder = programs()
     if folder is None:
-        message = "NOT RUN: PostgreSQL is missing: pip install pgserver, or apt install postgresql"
-        if required():
-            pytest.fail(message)
-        pytest.skip(message)
+        missing(NAME, "PostgreSQL is missing: pip install pgserver, or apt install postgresql")
     with tempfile.TemporaryDirectory(prefix="penstock-pg-") as root, _running(folder, Path(root), durable):
         yield f"postgresql://postgres@/postgres?host={root}"
 

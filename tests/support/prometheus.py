@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+
+from tests.support.not_run import missing
 
 NAME = "prometheus"
 PROGRAMS = ("prometheus", "promtool")
@@ -31,11 +32,6 @@ VERSION = "2.53.2"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 FETCH_SECONDS = 120
 START_SECONDS = 30.0
-
-
-def required() -> bool:
-    """Whether a missing server is a failure."""
-    return NAME in os.environ.get("PENSTOCK_REQUIRE", "").split(",")
 
 
 def programs() -> Path:
@@ -48,12 +44,9 @@ def programs() -> Path:
             with contextlib.suppress(OSError, subprocess.SubprocessError, tarfile.TarError):
                 _keep(fetch, cache)
                 break
-    if _complete(cache):
-        return cache
-    message = "NOT RUN: Prometheus is missing: apt install prometheus, or put its release into the PATH"
-    if required():
-        pytest.fail(message)
-    pytest.skip(message)
+    if not _complete(cache):
+        missing(NAME, "Prometheus is missing: apt install prometheus, or put its release into the PATH")
+    return cache
 
 
 def _complete(folder: Path) -> bool:

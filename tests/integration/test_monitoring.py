@@ -1,0 +1,151 @@
+"""A real Prometheus scrapes a service that runs a job, and the ranks of a run: every query of ours finds something.
+
+It runs by the configuration that users are given, with other addresses and shorter intervals.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import prometheus
+from tests.support.command import ended, laid_out, tiny_job, wait_for_step
+from tests.support.dashboards import ALERTS, CONFIGURATION, GUIDE, alert_queries, alerts, panel_queries
+from tests.support.prometheus import Prometheus
+from tests.support.serving import Served, served, wait_until
+from tests.support.whatif import asked_for
+
+VARIABLES = {"namespace": "default", "job": "tiny", "__rate_interval": "1m"}
+FEWEST_SCRAPES = 4
+ENDLESS: dict[str, Any] = {
+    "training": {"globalBatch": 2, "steps": 10**6, "optimizer": {"learningRate": 1e-3}},
+    "checkpoint": {"everySteps": 10**4},
+}
+LAST_SERIES = (
+    'penstock_http_request_seconds_count{status="5xx"}',
+    'penstock_http_request_seconds_count{operation="ingest"}',
+    'penstock_job_loss{job="tiny"}',
+    'penstock_loss{job="tiny"}',
+)
+"""Once these are there, all are."""
+CANNOT_BE_PLANNED = {"pp": 2, "slices": 4, "stages": [2, 0], "schedule": "zbv"}
+
+pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped a few times: a job that trains, one that failed, and a run beside the service."""
+    with served(tmp_path_factory.mktemp("monitored")) as service:
+        service.submit("broke", parallelism=CANNOT_BE_PLANNED)
+        service.submit("tiny", **ENDLESS)
+        with ranks_of_its_own(service) as port:
+            service.wait_for_step("tiny", 1)
+            ask_for_too_many_plans(service)
+            with prometheus.server(service.folder, configured(service, port)) as found:
+                wait_until(lambda: is_scraped(found, service))
+                yield found
+
+
+@contextmanager
+def ranks_of_its_own(service: Served) -> Iterator[int]:
+    """The port at which `penstock run` answers, which trains a job of the same name."""
+    port = prometheus.free_port()
+    run = laid_out(service.folder / "own")
+    job = tiny_job(service.folder, **ENDLESS)
+    process = service.command.start("run", job, "--run-dir", run.root, "--metrics-port", str(port))
+    try:
+        wait_for_step(run, 1, attempt=1)
+        yield port
+    finally:
+        process.send_signal(signal.SIGINT)
+        ended(process, 128 + signal.SIGINT)
+
+
+def configured(service: Served, ranks_port: int) -> Path:
+    shutil.copy(ALERTS, service.folder)
+    create = ("token", "create", "prometheus", "--role", "viewer", "--folder", service.folder / "data")
+    (service.folder / "token").write_text(service.command(*create)[0])
+    text = CONFIGURATION.read_text().replace("15s", "1s").replace("127.0.0.1:8470", f"127.0.0.1:{service.port}")
+    path = service.folder / CONFIGURATION.name
+    path.write_text(text.replace("127.0.0.1:9400", f"127.0.0.1:{ranks_port}"))
+    return path
+
+
+def is_scraped(found: Prometheus, service: Served) -> bool:
+    """Whether all there is was seen a few times; somebody looks at the jobs meanwhile."""
+    service.client.get("/v1/jobs").raise_for_status()
+    counts = [found.query(f"count_over_time({series}[5m])") for series in LAST_SERIES]
+    return all(samples and float(samples[0]["value"][1]) >= FEWEST_SCRAPES for samples in counts)
+
+
+def ask_for_too_many_plans(service: Served) -> None:
+    """Until the service answers 503; none of them is made."""
+    asked = []
+    while (answer := service.client.post("/v1/plans", json=asked_for())).status_code == 202:
+        asked.append(answer.json()["id"])
+    assert answer.status_code == 503
+    for each in asked:
+        service.client.delete(f"/v1/plans/{each}")
+
+
+def test_both_endpoints_are_scraped(measured: Prometheus) -> None:
+    targets = measured.get("targets")["activeTargets"]
+    assert {each["labels"]["job"]: each["health"] for each in targets} == {"penstock": "up", "penstock-ranks": "up"}
+
+
+def test_a_series_bears_its_training_job_s_name(measured: Prometheus) -> None:
+    for name in ("penstock_job_loss", "penstock_loss"):
+        (found,) = measured.query(f'{name}{{job="tiny"}}')
+        assert "exported_job" not in found["metric"]
+
+
+def test_what_has_ended_has_no_series_of_its_own(measured: Prometheus) -> None:
+    assert {each["metric"]["job"] for each in measured.query("penstock_job_attempt")} == {"tiny"}
+    counted = {each["metric"]["phase"]: each["value"][1] for each in measured.query("penstock_jobs > 0")}
+    assert counted == {"Running": "1", "Failed": "1"}
+
+
+@pytest.mark.parametrize("query", panel_queries(VARIABLES), ids=lambda query: query.place)
+def test_every_panel_shows_something(measured: Prometheus, query: Any) -> None:
+    assert measured.query(query.expression)
+
+
+@pytest.mark.parametrize("query", alert_queries(), ids=lambda query: query.place)
+def test_every_alert_looks_at_something(measured: Prometheus, query: Any) -> None:
+    assert measured.query(query.expression)
+
+
+def test_every_metric_that_is_named_exists(measured: Prometheus) -> None:
+    named = {name for query in (*panel_queries(VARIABLES), *alert_queries()) for name in query.metrics}
+    assert "penstock_job_step_seconds" in named
+    assert sorted(named - set(measured.get("label/__name__/values"))) == []
+
+
+def test_alerts_are_taken_by_prometheus(measured: Prometheus) -> None:
+    loaded = [rule for group in measured.get("rules")["groups"] for rule in group["rules"]]
+    assert [rule["name"] for rule in loaded] == [rule["alert"] for rule in alerts()]
+    assert [rule["name"] for rule in loaded if rule.get("lastError")] == []
+
+
+def test_a_job_that_failed_raises_its_alert(measured: Prometheus) -> None:
+    wait_until(lambda: firing(measured) == ["PenstockJobFailed"])
+
+
+def firing(measured: Prometheus) -> list[str]:
+    return [each["labels"]["alertname"] for each in measured.get("alerts")["alerts"] if each["state"] == "firing"]
+
+
+def test_the_guide_tells_of_every_metric_of_the_service(measured: Prometheus) -> None:
+    there = {name for name in measured.get("label/__name__/values") if name.startswith("penstock_")}
+    there -= {each["metric"]["__name__"] for each in measured.query('{job="tiny", instance!="", namespace=""}')}
+    there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in there}
+    table = GUIDE.read_text().partition("| metric |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(penstock_\w+)", table)) == there - {"penstock_ingested_records"}

@@ -1,0 +1,45 @@
+"""Tests that this machine cannot run: said where they are skipped, and once more at the end, in red."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import NoReturn
+
+import pytest
+
+BEGINNING = "NOT RUN: "
+
+
+def required(name: str) -> bool:
+    """Whether PENSTOCK_REQUIRE names it, so that its absence is a failure."""
+    return name in os.environ.get("PENSTOCK_REQUIRE", "").split(",")
+
+
+def missing(name: str, message: str) -> NoReturn:
+    """Fail the test if what it needs is required, else skip it, loudly."""
+    if required(name):
+        pytest.fail(BEGINNING + message)
+    pytest.skip(BEGINNING + message)
+
+
+def close(reporter: pytest.TerminalReporter) -> None:
+    """Write what was not run, if anything."""
+    found = lines(reporter.stats.get("skipped", ()))
+    if found:
+        reporter.write_sep("=", "NOT RUN", red=True, bold=True)
+    for line in found:
+        reporter.write_line(line, red=True)
+
+
+def lines(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    """How many tests were not run for which reason, the most frequent first."""
+    counted = Counter(reason for report in skipped if (reason := _reason(report)) is not None)
+    return [f"{number} test{'s' * (number > 1)}: {reason}" for reason, number in counted.most_common()]
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    assert isinstance(report.longrepr, tuple)  # path, line and reason: so it is of what was skipped
+    said = report.longrepr[2].removeprefix("Skipped: ")
+    return said.removeprefix(BEGINNING) if said.startswith(BEGINNING) else None
