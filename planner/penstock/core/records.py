@@ -1,6 +1,9 @@
 """Records: what a rank reports. They lie in the run directory's outbox, one JSON object a line, until they are shipped.
 
 A record is known by (uid, attempt, source, sequence): sending it twice changes nothing.
+
+The first rank writes an attempt's profile, steps, checkpoints and sampled timelines. Lines that ranks print are made
+records by the shipper, so LOG records exist only where one runs; elsewhere the lines lie in the log files alone.
 """
 
 from __future__ import annotations
@@ -83,7 +86,10 @@ class LogLine(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record(Manifest):
-    """One report; ``recorded_at`` is seconds since the epoch on the sender's clock."""
+    """One report; ``recorded_at`` is seconds since the epoch on the sender's clock.
+
+    ``profile_digest`` names the profile that the attempt's plan was made from; a plan for described hardware has none.
+    """
 
     uid: str
     attempt: int

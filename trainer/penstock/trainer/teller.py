@@ -48,6 +48,8 @@ class Announcer:
         self._metrics = append_lines(run.metrics)
         uid = job.metadata.uid or job.metadata.name
         self._outbox = Outbox(run.outbox, uid=uid, attempt=attempt, source="rank-0", clock=time.time)
+        if plan.profile_digest:
+            self._outbox.put(RecordKind.PROFILE, profile_digest=plan.profile_digest)
 
     def __enter__(self) -> Self:
         return self
