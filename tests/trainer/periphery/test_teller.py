@@ -10,6 +10,7 @@ import pytest
 from penstock.core.plan import Plan
 from penstock.core.records import RecordKind
 from penstock.trainer.outbox import read_records
+from penstock.trainer.restoring import Restored
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.teller import Announcer
 from tests.support.local_run import local_job
@@ -40,3 +41,22 @@ def test_a_plan_for_described_hardware_has_no_profile_to_tell(run: RunDir) -> No
     with announcer(run, small_plan()):
         pass
     assert read_records(run.outbox / "a1-rank-0.jsonl") == []
+
+
+def test_corrupt_checkpoints_are_told_loudly(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with announcer(run, small_plan()) as speaking:
+        speaking.began(Restored(step=40, corrupt=("a1/step-80 is corrupt: x", "a1/step-60 is corrupt: y")))
+    warnings = run.warnings.read_text().splitlines()
+    assert [text.split(";")[0] for text in warnings] == [
+        "checkpoint a1/step-80 is corrupt: x",
+        "checkpoint a1/step-60 is corrupt: y",
+    ]
+    assert all(text.endswith("goes on from step 40") for text in warnings)
+    assert capsys.readouterr().out.splitlines() == [f"WARNING: {text}" for text in warnings]
+
+
+def test_what_began_as_it_should_is_no_news(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with announcer(run, small_plan()) as speaking:
+        speaking.began(Restored(step=40))
+    assert not run.warnings.exists()
+    assert capsys.readouterr().out == ""
