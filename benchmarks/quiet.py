@@ -59,5 +59,4 @@ def typical_profile(profiles: Sequence[Profile]) -> Profile:
         optimizer=each("optimizer", "seconds"),
         links=each("links", "latency_seconds"),
         action_overhead_seconds=statistics.median(profile.action_overhead_seconds for profile in profiles),
-        step_overhead_seconds=statistics.median(profile.step_overhead_seconds for profile in profiles),
     )

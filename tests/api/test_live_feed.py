@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -13,9 +11,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from penstock.api.live import feed as feeds
+from penstock.api.live import listeners
 from penstock.api.live.feed import Feed
 from penstock.api.live.listeners import MOST_WAITING, MOST_WAITING_BYTES, Filter, JobListener, ListListener, Outgoing
-from penstock.api.live.messages import KEEP_ALIVE
+from penstock.api.live.messages import KEEP_ALIVE, News
 from penstock.api.service import Service
 from penstock.api.store import changes, jobs
 from penstock.api.store.changes import Change, Signature
@@ -24,6 +23,14 @@ from tests.support.listening import Ear, ear
 from tests.support.service import Clock, add_job, new_service
 
 EVERYTHING = Filter()
+NEVER_SECONDS = 1e6
+"""Longer than any test lasts: what waits for that is not heard."""
+
+
+@pytest.fixture
+def only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its first look a feed looks only when a commit wakes it."""
+    monkeypatch.setattr(feeds, "TICK_SECONDS", NEVER_SECONDS)
 
 
 @pytest.fixture
@@ -56,6 +63,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
+@pytest.mark.usefixtures("only_woken")
 def test_a_listener_hears_what_it_missed_then_how_the_job_is_then_what_happens(service: Service) -> None:
     uid = add_job(service).uid
 
@@ -64,10 +72,8 @@ def test_a_listener_hears_what_it_missed_then_how_the_job_is_then_what_happens(s
             (first,) = await hearing.until(1)
             assert [each.kind for each in hearing.heard] == ["hello", "event", "job"]
             assert first.data["status"]["phase"] == "Pending"
-            began = time.monotonic()
             await enter(service, uid, Phase.QUEUED)
             *_, second = await hearing.until(2)
-            assert time.monotonic() - began < 0.9, "a commit wakes the feed before its next look"
             assert second.data["status"]["phase"] == "Queued"
             assert [(each.id, each.data["kind"]) for each in hearing.of("event")] == [("1", "created"), ("2", "phase")]
 
@@ -104,40 +110,98 @@ def test_what_another_service_commits_is_heard(service: Service, other: Service)
     run(scenario)
 
 
-def test_reports_are_told_at_most_once_a_second_and_the_last_is_not_lost(service: Service) -> None:
+def test_a_job_s_reports_are_told_at_most_once_a_second_and_what_happens_at_once(service: Service) -> None:
     uid = add_job(service).uid
+    listener = JobListener(uid=uid, last_event=0)
+
+    def heard_at(now: float) -> bool:
+        (change,) = service.read(lambda connection: changes.read_changes(connection, [uid], {}))
+        return listener.hear(News(change), now)
+
+    async def scenario() -> None:
+        assert heard_at(100.0)
+        await report(service, uid, 1)
+        assert not heard_at(100.9), "it should be told again"
+        assert heard_at(101.0)
+        await report(service, uid, 2)
+        await enter(service, uid, Phase.QUEUED)
+        assert heard_at(101.1)
+
+    run(scenario)
+
+
+def test_of_many_reports_the_last_is_not_lost(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few are told."""
+    for module, name in ((feeds, "TICK_SECONDS"), (feeds, "ROW_SECONDS"), (listeners, "REPORT_SECONDS")):
+        monkeypatch.setattr(module, name, 0.1)
+    uid, last = add_job(service).uid, 20
+
+    async def told(hearing: Ear) -> None:
+        while not (progress := hearing.of("job")[-1].data["status"]["progress"]) or progress["step"] < last:
+            await hearing.until(len(hearing.of("job")) + 1)
 
     async def scenario() -> None:
         listener = JobListener(uid=uid, last_event=0)
         async with ear(service.feed, listener) as hearing, ear(service.feed, ListListener(filter=EVERYTHING)) as rows:
             await hearing.until(1)
-            began = time.monotonic()
-            for step in itertools.count(1):
+            await rows.until(1)
+            for step in range(1, last + 1):
                 await report(service, uid, step)
-                if time.monotonic() > began + 2.2:
-                    break
-            while not (told := hearing.of("job")[-1].data["status"]["progress"]) or told["step"] < step:
-                await hearing.until(len(hearing.of("job")) + 1)
-            assert step > 20
-            assert len(hearing.of("job")) <= 2 + (time.monotonic() - began) / 0.9
-            assert len(rows.of("job")) <= 2 + (time.monotonic() - began) / 0.9
+            await told(hearing)
+            await told(rows)
 
     run(scenario)
 
 
-def test_a_list_hears_at_once_of_a_row_that_was_not_told_lately(service: Service) -> None:
+def test_reports_that_come_too_soon_wait_for_what_happens(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "REPORT_SECONDS", NEVER_SECONDS)
+    uid = add_job(service).uid
+
+    async def scenario() -> None:
+        async with ear(service.feed, JobListener(uid=uid, last_event=0)) as hearing:
+            await hearing.until(1)
+            for step in range(1, 20):
+                await report(service, uid, step)
+            await enter(service, uid, Phase.QUEUED)
+            first, second = await hearing.until(2)
+            assert first.data["status"]["progress"] is None
+            assert second.data["status"]["progress"]["step"] == 19
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("only_woken")
+def test_a_list_hears_at_once_of_a_row_that_was_not_told_lately(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "ROW_SECONDS", 0.0)
     uids = [add_job(service, name).uid for name in ("first", "second")]
 
     async def scenario() -> None:
         async with ear(service.feed, ListListener(filter=EVERYTHING)) as rows:
             await rows.until(2)
-            await asyncio.sleep(feeds.ROW_SECONDS)
-            for number, uid in enumerate(uids, start=1):
-                began = time.monotonic()
+            for number, uid in enumerate(uids, start=3):
                 await enter(service, uid, Phase.QUEUED)
-                while not [row for row in rows.of("job") if row.data["status"]["phase"] == "Queued"][number - 1 :]:
-                    await rows.until(len(rows.of("job")) + 1)
-                assert time.monotonic() - began < 0.9
+                *_, row = await rows.until(number)
+                assert (row.data["uid"], row.data["status"]["phase"]) == (uid, "Queued")
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("only_woken")
+def test_a_row_that_was_told_lately_waits_and_holds_up_no_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "ROW_SECONDS", NEVER_SECONDS)
+    told = add_job(service, "told").uid
+
+    async def scenario() -> None:
+        async with ear(service.feed, ListListener(filter=EVERYTHING)) as rows:
+            await rows.until(1)
+            await enter(service, told, Phase.QUEUED)
+            fresh = await asyncio.to_thread(add_job, service, "fresh")
+            await rows.until(2)
+            assert [row.data["uid"] for row in rows.of("job")] == [told, fresh.uid]
 
     run(scenario)
 

@@ -40,6 +40,7 @@ class Recording(Show):
         self.launches: list[tuple[int, int]] = []
         self.steps: list[StepMetrics] = []
         self.last_words: list[str] = []
+        self.notes: list[str] = []
         self.closed = False
 
     def entered(self, change: PhaseChange) -> None:
@@ -53,6 +54,9 @@ class Recording(Show):
 
     def lost(self, last_words: Sequence[str]) -> None:
         self.last_words.extend(last_words)
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
 
     def close(self) -> None:
         self.closed = True
@@ -372,6 +376,19 @@ def test_an_error_nobody_expected_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the terminal is gone"):
         bench.execute()
     assert bench.workers.ranks[-1].killed
+
+
+def test_what_ranks_warn_of_is_shown_once(tmp_path: Path) -> None:
+    def warn() -> None:
+        with bench.run.warnings.open("a") as file:
+            file.write("checkpoint a1/step-5 is corrupt\n")
+
+    bench = Bench(tmp_path, FakeWorkers(scripts=[Script(until=7, end=killed()), Script(before=warn)]))
+    bench.execute()
+    assert bench.show.notes == ["checkpoint a1/step-5 is corrupt"]
+    again = Bench(tmp_path, FakeWorkers())
+    again.execute()
+    assert again.show.notes == []
 
 
 def test_a_failure_without_its_place_is_given_one(tmp_path: Path) -> None:

@@ -135,6 +135,15 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
     assert "training.steps" in mistake.remedy
 
 
+def test_a_run_that_failed_after_its_last_step_is_resumed(tmp_path: Path) -> None:
+    """Its last checkpoint may be corrupt, or only the end of the run is missing."""
+    steps = job().spec.training.steps
+    failing = FakeWorkers(scripts=[Script(until=steps, end=refused("a1/step-12 is corrupt", "resume"))])
+    with pytest.raises(UserError, match="is corrupt"):
+        runs.start(job(checkpoint={"everySteps": steps}), tmp_path / "r", None, here(failing))
+    assert runs.resume(tmp_path / "r", None, here()).state.phase is Phase.SUCCEEDED
+
+
 def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "r")
     run.create()

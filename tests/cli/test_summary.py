@@ -12,11 +12,13 @@ from rich.console import Console
 
 from penstock.cli.attempt import read_result
 from penstock.cli.reporting import report_data, trace_path, versions, write_report
-from penstock.cli.summary import WARM_UP_STEPS, Summary, rendered, settled, summarise
+from penstock.cli.summary import Summary, rendered, summarise
 from penstock.core.errors import UserError
+from penstock.core.records import WARM_UP_STEPS
 from penstock.core.timeline import Source
 from penstock.planner.replay import simulated
 from penstock.trainer.rundir import RunDir, metrics_line
+from penstock.view.report import figures_of_merit, measured_step_seconds
 from tests.support.fake_workers import fake_metrics
 from tests.support.local_run import NUM_STEPS, finished_run, local_plan, local_profile
 
@@ -58,7 +60,19 @@ def test_warm_up_does_not_count(run: RunDir) -> None:
     fast = [fake_metrics(step) for step in range(WARM_UP_STEPS, NUM_STEPS)]
     run.metrics.write_text("".join(map(metrics_line, slow + fast)))
     assert summarise(run, "Succeeded", 1, {}).measured_step_seconds == 0.25
-    assert settled(slow) == slow, "a run of few steps has nothing else"
+    run.metrics.write_text("".join(map(metrics_line, slow)))
+    assert summarise(run, "Failed", 1, {}).measured_step_seconds == 99.0, "a run of few steps has nothing else"
+
+
+def test_summary_and_report_tell_the_same_step_and_speed(run: RunDir) -> None:
+    entries = [
+        dataclasses.replace(fake_metrics(step), step_seconds=9.0 / (1 + step), tokens_per_second=float(step))
+        for step in range(NUM_STEPS)
+    ]
+    run.metrics.write_text("".join(map(metrics_line, entries)))
+    summary, data = summarise(run, "Succeeded", 1, {}), report_data(run)
+    assert summary.measured_step_seconds == measured_step_seconds(data)
+    assert f">{summary.tokens_per_second:,.0f}<" in figures_of_merit(data)
 
 
 def test_the_text_names_what_matters(run: RunDir) -> None:

@@ -16,7 +16,7 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.planner.realise import program_of
 from penstock.trainer import checkpoint
-from tests.support.checkpoint_ranks import load_rank, refused_rank, save_rank, stored_value
+from tests.support.checkpoint_ranks import load_rank, refused_rank, restore_rank, save_rank, spoil, stored_value
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.worker_pool import WorkerPool
 
@@ -73,11 +73,24 @@ def test_every_rank_hears_of_corruption_that_one_finds(worker_pool: WorkerPool, 
     on_ranks(worker_pool, save_rank, plan, tmp_path, 1)
     folder = tmp_path / "a1" / "step-1"
     damaged = checkpoint.read_manifest(folder).files[2].name
-    content = bytearray((folder / damaged).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / damaged).write_bytes(content)
+    spoil(folder / damaged)
     (message,) = set(on_ranks(worker_pool, refused_rank, plan, folder))
     assert f"{damaged} is not what was written" in message
+
+
+def test_all_ranks_go_on_from_the_same_whole_checkpoint(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    """Each of the newer ones is damaged where another rank looks."""
+    plan = small_plan(pp=4)
+    for step in (1, 2, 3):
+        on_ranks(worker_pool, save_rank, plan, tmp_path, step, None, 9)
+    for step, number in ((2, 1), (3, 3)):
+        folder = tmp_path / "a1" / f"step-{step}"
+        spoil(folder / checkpoint.read_manifest(folder).files[number].name)
+    ((restored, equal),) = set(on_ranks(worker_pool, restore_rank, plan, tmp_path))
+    assert equal
+    assert restored.step == 1
+    assert [text.split()[0] for text in restored.corrupt] == ["a1/step-3", "a1/step-2"]
+    assert [found.step for found in checkpoint.find_checkpoints(tmp_path)] == [1]
 
 
 def test_every_rank_refuses_another_model(worker_pool: WorkerPool, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.cli.state import read_state
 from penstock.core.lifecycle import Phase
-from penstock.trainer.checkpoint import find_checkpoints, verify
+from penstock.trainer.checkpoint import Checkpoint, find_checkpoints, verify
+from penstock.trainer.rundir import RunDir
 from tests.support.command import (
     EVERY,
     STEPS,
@@ -66,9 +67,9 @@ def test_a_run_goes_on_by_itself(command: Command, undisturbed: list[float]) -> 
 
 @pytest.mark.xdist_group("cli-recovery")
 def test_a_run_without_retries_is_resumed_by_hand(command: Command, undisturbed: list[float]) -> None:
-    """Killed, refused because its checkpoint is corrupt, resumed, interrupted, and resumed to its end."""
+    """Killed, tried with corrupt checkpoints, resumed, interrupted, and resumed to its end."""
     run = laid_out(command.folder / "by-hand")
-    job = tiny_job(command.folder, runPolicy={"backoffLimit": 0})
+    job = tiny_job(command.folder, runPolicy={"backoffLimit": 0}, checkpoint={"everySteps": EVERY // 2, "keep": 3})
     with no_orphans(run):
         process = command.start("run", job, "--run-dir", run.root)
         wait_for_step(run, EVERY + 5, attempt=1)
@@ -78,7 +79,8 @@ def test_a_run_without_retries_is_resumed_by_hand(command: Command, undisturbed:
         assert "in step" in told
         assert f"penstock resume {run.root}" in told
 
-        _refuses_a_corrupt_checkpoint(command, run.root)
+        _goes_on_from_an_older_checkpoint(command, run.root, undisturbed)
+        _refuses_to_go_on_without_a_whole_checkpoint(command, run.root, undisturbed)
 
         process = command.start("resume", run.root)
         wait_for_step(run, EVERY + 20, attempt=2)
@@ -92,16 +94,36 @@ def test_a_run_without_retries_is_resumed_by_hand(command: Command, undisturbed:
     assert losses(run) == undisturbed
 
 
-def _refuses_a_corrupt_checkpoint(command: Command, root: Path) -> None:
-    copy = root.with_name("corrupt")
-    shutil.copytree(root, copy)
-    (newest, *_) = sorted(copy.glob(f"checkpoints/a1/step-{EVERY}/*.distcp"))
-    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
-    _, told = command("resume", copy, code=2)
-    assert str(newest.parent) in told
-    assert "corrupt" in told
-    assert "remedy" in told
+def _goes_on_from_an_older_checkpoint(command: Command, root: Path, undisturbed: list[float]) -> None:
+    """Where the newest is corrupt, which whoever watches is told."""
+    run = RunDir(shutil.copytree(root, root.with_name("newest-corrupt")))
+    newest, older, *_ = find_checkpoints(run.checkpoints)
+    damaged = _spoil(newest)
+    _, told = command("resume", run.root)
+    assert f"checkpoint a1/step-{newest.step} is corrupt: {damaged} is not what was written" in told
+    assert f"goes on from step {older.step}" in told
+    assert losses(run) == undisturbed
+    assert [entry.attempt for entry in run.read_metrics()] == [1] * older.step + [2] * (STEPS - older.step)
+
+
+def _refuses_to_go_on_without_a_whole_checkpoint(command: Command, root: Path, undisturbed: list[float]) -> None:
+    """Until its remedy is followed."""
+    run = RunDir(shutil.copytree(root, root.with_name("all-corrupt")))
+    damaged = {found.step: _spoil(found) for found in find_checkpoints(run.checkpoints)}
+    _, told = command("resume", run.root, code=2)
+    assert all(f"a1/step-{step} is corrupt: {name}" in told for step, name in damaged.items())
+    assert f"remove {run.checkpoints}" in told
     assert "Traceback" not in told
+    shutil.rmtree(run.checkpoints)
+    command("resume", run.root)
+    assert losses(run) == undisturbed
+
+
+def _spoil(checkpoint: Checkpoint) -> str:
+    """Damage one of its files, and name it."""
+    path = min(checkpoint.folder.glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    return path.name
 
 
 @pytest.mark.xdist_group("cli-recovery")

@@ -31,6 +31,11 @@ def test_a_job_is_trained_and_summed_up(tmp_path: Path) -> None:
     assert (summary["phase"], summary["steps"]) == ("Succeeded", 120)
     assert summary["lastLoss"] < summary["firstLoss"]
     assert summary["predictedStepSeconds"] > 0
+    assert summary["measuredStepSeconds"] > 0
+    assert summary["tokensPerSecond"] > 0
+    assert "schedule" in summary["plan"]
+    assert summary["reasons"]
+    assert summary["sample"].startswith("def ")
     assert Path(summary["report"]).is_file()
     assert re.search(r"http://127\.0\.0\.1:\d+/login#\S+", said)
     assert "tiny  Running" in said
@@ -49,9 +54,20 @@ def test_whoever_stops_it_leaves_nothing_running(tmp_path: Path, number: signal.
     wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
 
 
+def test_a_user_s_mistake_is_told_once(tmp_path: Path) -> None:
+    out, said = command(tmp_path)(*arguments(tmp_path, length=1_000_000), code=2)
+    assert "tiny  Failed" in said
+    assert said.count("longer than the data") == 1
+    assert "remedy " in said
+    assert "Traceback" not in said
+    assert out == ""
+    wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
+
+
 def test_a_job_that_fails_fails_the_demonstration(tmp_path: Path) -> None:
-    _, said = command(tmp_path)(*arguments(tmp_path, length=1_000_000), code=1)
-    assert "Failed" in said
+    _, said = command(tmp_path)(*arguments(tmp_path, runPolicy={"activeDeadlineSeconds": 1}), code=1)
+    assert "tiny  Failed  DeadlineExceeded" in said
+    assert said.count("ran longer than activeDeadlineSeconds 1") == 1
     wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
 
 

@@ -54,6 +54,8 @@ def test_all_that_is_measured_is_positive(profile: Profile) -> None:
         assert unit.alone_seconds > 0
         assert unit.together_seconds > 0
         assert unit.spread >= 0
+        assert unit.together_spread is not None
+        assert unit.together_spread >= 0
         assert unit.samples >= 2
     assert all(each.seconds > 0 for each in profile.collectives)
     assert all(each.seconds > 0 for each in profile.optimizer)

@@ -25,6 +25,7 @@ from penstock.trainer.outbox import read_records
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.session import require_runnable
 from penstock.trainer.status import State
+from tests.support.checkpoint_ranks import spoil
 from tests.support.small_plans import looped_schedule
 from tests.support.training_run import (
     TIMEOUT_SECONDS,
@@ -156,6 +157,41 @@ def test_going_on_with_another_partition(
     run = interrupted(straight, tmp_path / "run", job, pp, dp=dp)
     train_in_pool(worker_pool, run, attempt=2)
     assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
+
+
+def copied_checkpoint(straight: RunDir, run: RunDir, step: int) -> Path:
+    folder = run.checkpoints / "a1" / f"step-{step}"
+    shutil.copytree(straight.checkpoints / "a1" / f"step-{step}", folder)
+    return folder
+
+
+def test_going_on_from_an_older_checkpoint_where_the_newest_is_corrupt(
+    worker_pool: WorkerPool, tmp_path: Path, job: PipelineJob, straight: RunDir
+) -> None:
+    run = interrupted(straight, tmp_path / "run", job, 2)
+    spoil(copied_checkpoint(straight, run, 40) / "__1_0.distcp")
+    train_in_pool(worker_pool, run, attempt=2)
+    assert losses(run) == losses(straight)
+    assert [m.attempt for m in run.read_metrics()] == [1] * 20 + [2] * 30
+    assert [(c.attempt, c.step) for c in checkpoint.find_checkpoints(run.checkpoints)] == [(2, 50), (2, 40), (1, 20)]
+    (warning,) = run.warnings.read_text().splitlines()
+    assert "checkpoint a1/step-40 is corrupt: __1_0.distcp is not what was written" in warning
+    assert "goes on from step 20" in warning
+
+
+def test_a_corrupt_checkpoint_that_the_job_names_is_refused(
+    worker_pool: WorkerPool, tmp_path: Path, corpus: Path, straight: RunDir
+) -> None:
+    """Older ones may lie beside it, but are not what was asked for."""
+    other = RunDir(tmp_path / "other")
+    copied_checkpoint(straight, other, 20)
+    named = copied_checkpoint(straight, other, 40)
+    spoil(named / "__0_0.distcp")
+    begun = tiny_job(corpus, resume_from=named)
+    run = make_run(tmp_path / "run", begun, tiny_plan(begun, 1))
+    with pytest.raises(AssertionError, match=r"step-40: is corrupt: __0_0.distcp is not what was written"):
+        train_in_pool(worker_pool, run)
+    assert named.is_dir()
 
 
 def test_a_job_may_begin_from_another_s_checkpoint(

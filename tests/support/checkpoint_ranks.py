@@ -21,6 +21,7 @@ from penstock.core.program import Program
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Tensors
 from penstock.trainer.comm import Mesh, everyone
+from penstock.trainer.restoring import Restored, load_newest
 from penstock.trainer.stages import stage_numbers
 from tests.support.worker_pool import PoolRank
 
@@ -48,6 +49,13 @@ def blank(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
     return {part: {name: torch.full_like(t, torch.nan) for name, t in named.items()} for part, named in tensors.items()}
 
 
+def spoil(path: Path) -> None:
+    """Flip a bit in the middle of the file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def _own(plan: Plan, program: Program, rank: int) -> dict[str, dict[str, Tensor]]:
     mesh = Mesh(dp=plan.dp, pp=plan.pp)
     numbers = stage_numbers(program.ranks[mesh.pipeline_rank(rank)])
@@ -55,7 +63,13 @@ def _own(plan: Plan, program: Program, rank: int) -> dict[str, dict[str, Tensor]
 
 
 def save_rank(
-    me: PoolRank, plan: Plan, program: Program, root: Path, step: int, limit: tuple[int, int] | None = None
+    me: PoolRank,
+    plan: Plan,
+    program: Program,
+    root: Path,
+    step: int,
+    limit: tuple[int, int] | None = None,
+    keep: int = 2,
 ) -> str:
     """Save as attempt 1 and give the error, if any; rank ``limit[0]`` cannot write files over ``limit[1]`` bytes."""
     tensors = _own(plan, program, me.rank)
@@ -63,7 +77,7 @@ def save_rank(
     largest = limit[1] if limit is not None and limit[0] == me.rank else resource.RLIM_INFINITY
     with file_size_limit(largest):
         try:
-            checkpoint.save(root, 1, step, tensors, plan.model, plan.precision, keep=2, group=group)
+            checkpoint.save(root, 1, step, tensors, plan.model, plan.precision, keep=keep, group=group)
         except RunError as error:
             return str(error)
     return ""
@@ -88,6 +102,16 @@ def load_rank(me: PoolRank, plan: Plan, program: Program, folder: Path) -> tuple
     manifest = checkpoint.load(folder, tensors, plan.model, group=group)
     equal = all(torch.equal(tensors[part][name], expected[part][name]) for part in PARTS for name in expected[part])
     return manifest.step, equal
+
+
+def restore_rank(me: PoolRank, plan: Plan, program: Program, root: Path) -> tuple[Restored | None, bool]:
+    """Go on from what is there; what was restored, and whether every value is the stored one."""
+    expected = _own(plan, program, me.rank)
+    tensors = blank(expected)
+    group = me.groups[everyone(Mesh(dp=plan.dp, pp=plan.pp))]
+    restored = load_newest(root, tensors, plan.model, group=group)
+    equal = all(torch.equal(tensors[part][name], expected[part][name]) for part in PARTS for name in expected[part])
+    return restored, equal
 
 
 def refused_rank(me: PoolRank, plan: Plan, program: Program, folder: Path) -> str:

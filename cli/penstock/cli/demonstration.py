@@ -16,20 +16,20 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from penstock.api.client import Client, Job, Place, Target, target
+from penstock.api.client import Client, Job, Place, Status, Target, target
 from penstock.api.client.config import CA, SERVER, TOKEN
 from penstock.api.executor.claims import is_locked
 from penstock.api.executor.folder import shipping_lock
 from penstock.cli import output
 from penstock.cli.attempt import read_result
 from penstock.cli.ports import LOOPBACK
-from penstock.cli.remote import watch_job
+from penstock.cli.remote import follow_job
 from penstock.cli.reporting import write_report
 from penstock.cli.stopping import StopRequestedError, listening
 from penstock.cli.summary import Summary, summarise
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
-from penstock.core.lifecycle import Phase
+from penstock.core.lifecycle import MISTAKES, Phase
 from penstock.trainer.launch import free_port
 from penstock.trainer.rundir import RunDir
 
@@ -48,6 +48,7 @@ def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Sum
     ``data`` are the folders, NAME=FOLDER, that the job may read.
 
     Raises:
+        UserError: the job failed by a mistake that the user can mend.
         NoServiceError: the service did not start.
         StopRequestedError: somebody asked to stop; the job has ended then, too.
     """
@@ -58,16 +59,25 @@ def demonstrate(job: PipelineJob, folder: Path, data: Sequence[str] = ()) -> Sum
         name = Place(name=made.name, namespace=made.namespace)
         try:
             with requests.cutting():
-                watch_job(client, name)
+                status = follow_job(client, name).status
         except StopRequestedError:
             output.say("stopping")
             _end(client, name)
             raise
         finally:
             _wait_until(lambda: not any(map(is_locked, map(shipping_lock, folder.glob("runs/*")))))
+        if status.phase is Phase.FAILED:
+            _tell_failure(status)
         again = f"penstock serve --folder {folder} --port {urlsplit(place.server).port}"
         output.say(f"its pages again: {again}, and then: XDG_CONFIG_HOME={folder / 'config'} penstock ui")
         return _summed_up(folder, client.get(name))
+
+
+def _tell_failure(status: Status) -> None:
+    """Say why it failed, or raise the mistake if it was one."""
+    if status.reason in MISTAKES:
+        raise UserError.told(status.message)
+    output.say_failure(status.message)
 
 
 def _summed_up(folder: Path, job: Job) -> Summary:

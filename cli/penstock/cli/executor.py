@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.cli.attempt import Attempt
-from penstock.cli.metrics import MetricsFollower
+from penstock.cli.metrics import LineFollower, MetricsFollower
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange, RunState, write_state
 from penstock.cli.stopping import StopRequestedError, StopRequests
@@ -89,7 +89,7 @@ class Executor:
         self._job, self._run, self.state = job, run, state
         self._workers, self._decider, self._show, self._requests = workers, decider, show, requests
         self._metrics_port, self._clock, self._pause = metrics_port, clock, pause
-        self._metrics = MetricsFollower(run.metrics)
+        self._metrics, self._warnings = MetricsFollower(run.metrics), LineFollower(run.warnings)
         self._attempt: Attempt | None = None
         self._plan: Plan | None = None
         self._profiled = False
@@ -141,6 +141,8 @@ class Executor:
     # Looking
 
     def _follow(self) -> None:
+        for line in self._warnings.new():
+            self._show.note(line)
         for metrics in self._metrics.new():
             if self._attempt is not None:
                 self._attempt.last_step_at = self._clock()

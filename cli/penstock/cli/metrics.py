@@ -1,4 +1,4 @@
-"""Follows metrics.jsonl while ranks append to it."""
+"""Follows what ranks append to their run's files while they run: metrics.jsonl, and warnings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from penstock.core.records import StepMetrics
 
 
-class MetricsFollower:
+class LineFollower:
     """Reads what was appended since it last looked, from the file's present end on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
 
-    def new(self) -> list[StepMetrics]:
-        """The entries that were completed since the last call, in order."""
+    def new(self) -> list[str]:
+        """The lines that were completed since the last call, in order."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -24,4 +24,15 @@ class MetricsFollower:
             text = file.read()
         complete = text[: text.rfind(b"\n") + 1]
         self._offset += len(complete)
-        return [StepMetrics(**json.loads(line)) for line in complete.splitlines()]
+        return complete.decode().split("\n")[:-1]
+
+
+class MetricsFollower:
+    """Follows metrics.jsonl at ``path``, from its present end on."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFollower(path)
+
+    def new(self) -> list[StepMetrics]:
+        """The entries that were completed since the last call, in order."""
+        return [StepMetrics(**json.loads(line)) for line in self._lines.new()]

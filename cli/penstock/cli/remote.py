@@ -135,7 +135,16 @@ def open_browser(link: LoginLink) -> None:
 
 
 def watch_job(client: Client, place: Place) -> int:
-    """Tell every change until the job has ended or is suspended; the exit code."""
+    """Tell every change until the job has ended or is suspended, and why it failed if it did; the exit code."""
+    status = follow_job(client, place).status
+    if status.phase is Phase.FAILED:
+        output.say_failure(status.message)
+        return FAILED
+    return 0
+
+
+def follow_job(client: Client, place: Place) -> Job:
+    """Tell every change until the job has ended or is suspended; the job as it is then."""
     phase: Phase | None = None
     text, shown = "", line()
     try:
@@ -155,10 +164,7 @@ def watch_job(client: Client, place: Place) -> int:
                 shown.update(text, told.step / told.num_steps)
     finally:
         shown.close()
-    if job.status.phase is Phase.FAILED:
-        output.say_failure(job.status.message)
-        return FAILED
-    return 0
+    return job
 
 
 def _under_way(told: Progress) -> str:

@@ -20,6 +20,7 @@ from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, Workers
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.lifecycle import Phase
 from penstock.planner import yamltext
 from penstock.trainer.rundir import RunDir, write_atomically
 
@@ -70,8 +71,9 @@ def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
     check_local(job)
     run.create()
     with locked(run.root):
-        _require_unfinished(job, run)
-        return _execute(job, run, read_state(run.root).restarted(), metrics_port, here)
+        state = read_state(run.root)
+        _require_unfinished(job, run, state)
+        return _execute(job, run, state.restarted(), metrics_port, here)
 
 
 def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, here: Here) -> Ended:
@@ -109,9 +111,10 @@ def require_unused(run: RunDir) -> None:
         )
 
 
-def _require_unfinished(job: PipelineJob, run: RunDir) -> None:
+def _require_unfinished(job: PipelineJob, run: RunDir, state: RunState) -> None:
+    """One that took its last step and did not succeed has something left: its end, or a corrupt last checkpoint."""
     newest = newest_checkpoint_step(run)
-    if newest is not None and newest >= job.spec.training.steps:
+    if state.phase is Phase.SUCCEEDED and newest is not None and newest >= job.spec.training.steps:
         raise UserError(
             what=f"is finished: its newest checkpoint is of step {newest} of {job.spec.training.steps}",
             where=f"run directory {run.root}",

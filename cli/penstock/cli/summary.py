@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import printable
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
-from penstock.core.records import StepMetrics
+from penstock.core.records import median_step_seconds, median_tokens_per_second
 from penstock.core.units import format_bytes, format_seconds
 from penstock.trainer.rundir import RunDir
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WARM_UP_STEPS = 5
 SAMPLE_LINES = 8
 
 
@@ -52,17 +50,11 @@ def plan_line(plan: Plan) -> str:
     return f"{mesh}, {batches}, {slices}, schedule {plan.schedule.generator}"
 
 
-def settled(metrics: Sequence[StepMetrics]) -> list[StepMetrics]:
-    """The steps after warm-up, if there are any."""
-    return list(metrics[WARM_UP_STEPS:] or metrics)
-
-
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
     """The run in ``run``; ``result`` is what its last attempt left."""
     job, metrics = run.read_job(), run.read_metrics()
     plan = run.read_plan() if run.plan.exists() else None
     prediction = plan.prediction if plan else None
-    measured = settled(metrics)
     return Summary(
         job=job.metadata.name,
         phase=phase,
@@ -73,10 +65,10 @@ def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> 
         validation_loss=_number(result, "validation_loss"),
         unigram_loss=_number(result, "unigram_loss"),
         predicted_step_seconds=prediction.step_seconds if prediction else None,
-        measured_step_seconds=statistics.median(m.step_seconds for m in measured) if measured else None,
+        measured_step_seconds=median_step_seconds(metrics),
         predicted_peak_bytes=max(prediction.peak_bytes, default=None) if prediction else None,
         measured_peak_bytes=max((m.peak_bytes for m in metrics), default=None),
-        tokens_per_second=statistics.median(m.tokens_per_second for m in measured) if measured else None,
+        tokens_per_second=median_tokens_per_second(metrics),
         plan=plan_line(plan) if plan else "",
         reasons=plan.reasons if plan else (),
         sample=str(result.get("sample", "")),

@@ -124,5 +124,4 @@ def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lam
 
 def refusal(failure: Failure) -> UserError:
     """A mistake of the user's that a rank found, as the rank said it."""
-    what, _, remedy = failure.message.partition("\n  remedy: ")
-    return UserError(what=what, remedy=remedy)
+    return UserError.told(failure.message)

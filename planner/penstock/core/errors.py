@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_REMEDY = "\n  remedy: "
+
 
 class PenstockError(Exception):
     """Base of every error penstock raises on purpose."""
@@ -22,8 +24,14 @@ class UserError(PenstockError):
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        cure = f"\n  remedy: {self.remedy}" if self.remedy else ""
+        cure = f"{_REMEDY}{self.remedy}" if self.remedy else ""
         return f"{place}{self.what}{cure}"
+
+    @classmethod
+    def told(cls, text: str) -> UserError:
+        """The mistake that another process told as ``text``; its place stays part of ``what``."""
+        what, _, remedy = text.partition(_REMEDY)
+        return cls(what=what, remedy=remedy)
 
 
 class RunError(PenstockError):

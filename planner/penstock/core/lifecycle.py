@@ -60,6 +60,9 @@ LIVE = frozenset({Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING}
 LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
 """Reasons for entering a phase that count one more failure."""
 
+MISTAKES = frozenset({"UserError", "NoPlan"})
+"""Reasons for having failed that the user can mend; trying again would not help."""
+
 BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_MOST_SECONDS = 300.0
 STALL_LEAST_SECONDS = 60.0

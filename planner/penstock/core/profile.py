@@ -32,9 +32,10 @@ class MachineKey(Manifest):
 class UnitRecord(Manifest):
     """Seconds of one unit's F, I or W over a (micro-batch, slice length, prefix) point.
 
-    ``alone`` with the other ranks idle, ``together`` with all ranks computing; means of ``samples`` runs without the
-    slowest twentieth, ``spread`` is the interquartile range over the mean. ``held_out`` points test the fit and take no
-    part in it.
+    ``alone`` with the other ranks idle, ``together`` with all ranks computing, each a mean without the slowest
+    twentieth; ``samples`` counts the runs alone, and together every rank made as many. ``spread`` is the interquartile
+    range over the mean of the runs alone, ``together_spread`` of the others; profiles measured before it was kept lack
+    it. ``held_out`` points test the fit and take no part in it.
     """
 
     unit: UnitKind
@@ -47,11 +48,16 @@ class UnitRecord(Manifest):
     spread: float
     samples: int
     held_out: bool = False
+    together_spread: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRecord(Manifest):
-    """One directed channel fitted to latency + bytes / bandwidth, with the fit's mean absolute relative error."""
+    """One directed channel fitted to latency + bytes / bandwidth, with the fit's mean absolute relative error.
+
+    What is measured is a round trip, and each direction is given half of it: two channels between the same ranks differ
+    only in which rank's clock timed the trips. Links that are slower one way are not told apart.
+    """
 
     source: int
     target: int
@@ -120,7 +126,6 @@ class Profile(Manifest):
     optimizer: tuple[OptimizerRecord, ...]
     memory: MemoryRecord
     action_overhead_seconds: float
-    step_overhead_seconds: float = 0.0
     load: float = 0.0
     method: str = ""
 

@@ -1,11 +1,16 @@
 """Records: what a rank reports. They lie in the run directory's outbox, one JSON object a line, until they are shipped.
 
 A record is known by (uid, attempt, source, sequence): sending it twice changes nothing.
+
+The first rank writes an attempt's profile, steps, checkpoints and sampled timelines. Lines that ranks print are made
+records by the shipper, so LOG records exist only where one runs; elsewhere the lines lie in the log files alone.
 """
 
 from __future__ import annotations
 
 import enum
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +50,25 @@ class StepMetrics(Manifest):
     attempt: int = 0
 
 
+WARM_UP_STEPS = 5
+"""The first steps of a run, which are slower than those that follow."""
+
+
+def settled(metrics: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
+    """The steps that a run's typical speed is taken from: those after warm-up, if there are any."""
+    return metrics[WARM_UP_STEPS:] or metrics
+
+
+def median_step_seconds(metrics: Sequence[StepMetrics]) -> float | None:
+    """A run's measured step; ``metrics`` are one entry per step, in order."""
+    return statistics.median(m.step_seconds for m in settled(metrics)) if metrics else None
+
+
+def median_tokens_per_second(metrics: Sequence[StepMetrics]) -> float | None:
+    """A run's measured speed, of the same steps."""
+    return statistics.median(m.tokens_per_second for m in settled(metrics)) if metrics else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Manifest):
     """Where the run stands."""
@@ -70,7 +94,10 @@ class LogLine(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record(Manifest):
-    """One report; ``recorded_at`` is seconds since the epoch on the sender's clock."""
+    """One report; ``recorded_at`` is seconds since the epoch on the sender's clock.
+
+    ``profile_digest`` names the profile that the attempt's plan was made from; a plan for described hardware has none.
+    """
 
     uid: str
     attempt: int

@@ -5,20 +5,26 @@
 A checkpoint is written beside its place and renamed into it once every rank is done, so a folder of that name is whole.
 An attempt writes only below its own folder and prunes other attempts' only after it has committed one itself. Any
 number of stages or replicas reads any checkpoint: what is stored are tensors by global name, each once.
+
+One that turns out corrupt is set aside under a name that is no checkpoint's (see `penstock.trainer.restoring`), and
+removed like other leftovers of an earlier attempt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +44,7 @@ from penstock.trainer.together import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"^a(\d+)/step-(\d+)$")
-_PARTIAL = ".partial-"
+_PARTIAL, _CORRUPT = ".partial-", ".corrupt-"
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Part (``weights``, ``exp_avg``, ``exp_avg_sq``) -> global name -> this rank's tensor."""
@@ -72,6 +78,10 @@ class Checkpoint:
     folder: Path
 
 
+class CorruptError(UserError):
+    """A checkpoint is not, or cannot be read, as it was written."""
+
+
 def find_checkpoints(root: Path) -> list[Checkpoint]:
     """The complete checkpoints below ``root``, newest first."""
     found = []
@@ -87,41 +97,67 @@ def find_checkpoints(root: Path) -> list[Checkpoint]:
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of the checkpoint in ``folder``; raises `UserError` if it is missing or not what was written."""
+    """The manifest of the checkpoint in ``folder``.
+
+    Raises:
+        CorruptError: it is missing or not what was written.
+        UserError: another version of penstock wrote it.
+    """
+    with _corrupt_if_failed(folder):
+        content = _read_content(folder)
+    return _interpreted(folder, content)
+
+
+def _read_content(folder: Path) -> dict[str, Any]:
+    """The manifest's plain form, as it was written."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
     except OSError as error:
-        raise _unusable(folder, f"has no readable {MANIFEST} ({error.strerror})") from None
+        raise FailedError(f"has no readable {MANIFEST} ({error.strerror})") from None
     except ValueError as error:
-        raise _unusable(folder, f"is corrupt: {MANIFEST} is no JSON ({error})") from None
+        raise FailedError(f"is corrupt: {MANIFEST} is no JSON ({error})") from None
     if not isinstance(content, dict) or content.pop("sha256", None) != digest(content):
-        raise _unusable(folder, f"is corrupt: {MANIFEST} is not what was written")
+        raise FailedError(f"is corrupt: {MANIFEST} is not what was written")
+    return content
+
+
+def _interpreted(folder: Path, content: dict[str, Any]) -> CheckpointManifest:
     try:
         return CheckpointManifest.from_manifest(content)
     except UserError as error:
         raise _unusable(folder, f"was written by another version of penstock: {error.where} {error.what}") from None
 
 
-def _unusable(folder: Path, what: str) -> UserError:
-    return UserError(what=what, where=f"checkpoint {folder}", remedy="resume from another checkpoint, or start anew")
+def _unusable(folder: Path, what: str, kind: type[UserError] = UserError) -> UserError:
+    return kind(what=what, where=f"checkpoint {folder}", remedy="name another checkpoint, or start anew")
+
+
+@contextlib.contextmanager
+def _corrupt_if_failed(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except FailedError as error:
+        raise _unusable(folder, str(error), CorruptError) from None
 
 
 def verify(folder: Path) -> CheckpointManifest:
-    """The manifest, after every file was compared with it; raises `UserError` naming the first that differs."""
+    """The manifest, after every file was compared with it; raises `CorruptError` naming the first that differs."""
     manifest = read_manifest(folder)
-    try:
+    with _corrupt_if_failed(folder):
         _check_files(folder, manifest.files)
-    except FailedError as error:
-        raise _unusable(folder, str(error)) from None
     return manifest
 
 
 def _check_files(folder: Path, files: Sequence[StoredFile]) -> None:
     for stored in files:
         path = folder / stored.name
-        if not path.is_file():
-            raise FailedError(f"is corrupt: {stored.name} is missing")
-        if path.stat().st_size != stored.num_bytes or _sha256(path) != stored.sha256:
+        try:
+            same = path.stat().st_size == stored.num_bytes and _sha256(path) == stored.sha256
+        except FileNotFoundError:
+            raise FailedError(f"is corrupt: {stored.name} is missing") from None
+        except OSError as error:
+            raise FailedError(f"is corrupt: {stored.name} cannot be read ({error.strerror})") from None
+        if not same:
             raise FailedError(f"is corrupt: {stored.name} is not what was written")
 
 
@@ -133,19 +169,31 @@ def _sha256(path: Path) -> str:
 def load(
     folder: Path, tensors: Tensors, model: ModelSpec, *, group: dist.ProcessGroup | None = None
 ) -> CheckpointManifest:
-    """Fill ``tensors`` in place; all ranks of ``group`` call it together.
+    """Fill ``tensors`` in place; all ranks of ``group`` call it together, and what it raises all of them raise.
 
-    Raises `UserError` if the checkpoint is corrupt, of another model than ``model``, or of another type of number.
+    Raises:
+        CorruptError: the checkpoint is not what was written.
+        UserError: it is of another model than ``model``, or of another type of number.
     """
-    manifest = read_manifest(folder)
+    manifest = _verify_together(folder, group)
     _require_model(folder, manifest.model, model)
-    own_files, wanted = manifest.files[rank_in(group) :: size_of(group)], _flat(tensors)
+    wanted = _flat(tensors)
     try:
-        together(lambda: _check_files(folder, own_files), group)
         together(lambda: _check_types(folder, wanted), group)
         together(lambda: _fill(folder, wanted, group), group)
     except FailedError as error:
         raise _unusable(folder, str(error)) from None
+    return manifest
+
+
+def _verify_together(folder: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
+    """The manifest as the first rank reads it, after each rank compared its share of the files."""
+    with _corrupt_if_failed(folder):
+        content, *_ = together(lambda: _read_content(folder) if rank_in(group) == 0 else {}, group)
+    manifest = _interpreted(folder, content)
+    own_files = manifest.files[rank_in(group) :: size_of(group)]
+    with _corrupt_if_failed(folder):
+        together(lambda: _check_files(folder, own_files), group)
     return manifest
 
 
@@ -176,7 +224,7 @@ def _fill(folder: Path, wanted: dict[str, Tensor], group: dist.ProcessGroup | No
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint by global name, in one process; raises `UserError` if it is corrupt."""
+    """All weights of a checkpoint by global name, in one process; raises `CorruptError` if it is corrupt."""
     verify(folder)
     metadata = FileSystemReader(folder).read_metadata()
     weights = {
@@ -262,16 +310,23 @@ def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:
 
 
 def prune(root: Path, attempt: int, keep: int) -> None:
-    """Keep the newest ``keep`` checkpoints, and nothing of what earlier attempts left unfinished.
+    """Keep the newest ``keep`` checkpoints, and nothing of what earlier attempts left unfinished or corrupt.
 
     ``attempt`` has committed one, so earlier attempts' count as well; later attempts' are not touched.
     """
     for old in find_checkpoints(root)[keep:]:
         if old.attempt <= attempt:
             _remove(old.folder)
-    for earlier in range(attempt):
-        for partial in root.glob(f"a{earlier}/{_PARTIAL}*"):
-            shutil.rmtree(partial, ignore_errors=True)
+    for earlier, prefix in itertools.product(range(attempt), (_PARTIAL, _CORRUPT)):
+        for left in root.glob(f"a{earlier}/{prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> None:
+    """Rename a corrupt checkpoint, so that it counts as none; a later attempt's first checkpoint has it removed."""
+    aside = folder.with_name(f"{_CORRUPT}{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def _remove(folder: Path) -> None:

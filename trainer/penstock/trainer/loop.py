@@ -27,13 +27,15 @@ class Outcome:
 
 
 def train(session: Session, attempt: int, teller: Teller) -> Outcome:
-    """Steps from the newest checkpoint until the last, or until any rank is asked to stop; a checkpoint either way.
+    """Steps from the newest whole checkpoint to the last, or until any rank is asked to stop; a checkpoint either way.
 
     Steps count from 0; a checkpoint of step s holds the model after s steps.
     """
     training, every = session.job.spec.training, session.job.spec.checkpoint.every_steps
     stopwatch = Stopwatch(session)
-    step, validation, stopped = session.restore(), None, False
+    restored = session.restore()
+    teller.began(restored)
+    step, validation, stopped = restored.step, None, False
     while step < training.steps and not stopped:
         totals, seconds, timeline = stopwatch.step(step)
         step += 1

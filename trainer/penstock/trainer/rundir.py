@@ -47,6 +47,11 @@ class RunDir:
         return self.root / "metrics.jsonl"
 
     @property
+    def warnings(self) -> Path:
+        """What people should know of a run that goes on, a line each."""
+        return self.root / "warnings.log"
+
+    @property
     def timeline(self) -> Path:
         """The newest sampled step."""
         return self.root / "timeline.json"

@@ -19,6 +19,7 @@ from penstock.trainer.comm import Mesh, everyone, open_transport
 from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
+from penstock.trainer.restoring import Restored, load_newest
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
@@ -84,17 +85,23 @@ class Session:
         total = self.runtime.evaluate(step, torch.from_numpy(ids), torch.from_numpy(labels))
         return total / (count * self.plan.sequence_length)
 
-    def restore(self) -> int:
-        """Load the newest checkpoint, or the one that the job begins from; the number of steps it has taken.
+    def restore(self) -> Restored:
+        """Go on from the run's newest whole checkpoint; if it has none at all, from the one that the job names.
 
-        Raises `UserError` if it is of no use for this job.
+        Raises `UserError` if there are checkpoints, and none of use for this job.
         """
-        found, named = checkpoint.find_checkpoints(self.run.checkpoints), self.job.spec.checkpoint.resume_from
-        if found:
-            return self._load(found[0].folder)
-        if named is None:
-            return 0
-        step, num_steps = self._load(Path(named)), self.job.spec.training.steps
+        tensors, named = self._tensors(), self.job.spec.checkpoint.resume_from
+        restored = load_newest(self.run.checkpoints, tensors, self.plan.model, group=self.everyone)
+        if restored is None and named is not None:
+            restored = Restored(step=self._load_named(named, tensors))
+        if restored is None:
+            return Restored(step=0)
+        self._take_over(tensors, restored.step)
+        return restored
+
+    def _load_named(self, named: str, tensors: Tensors) -> int:
+        step = checkpoint.load(Path(named), tensors, self.plan.model, group=self.everyone).step
+        num_steps = self.job.spec.training.steps
         if step >= num_steps:
             raise UserError(
                 what=f"{named} has taken {step} steps, and training.steps is {num_steps}: nothing is left to do",
@@ -103,16 +110,13 @@ class Session:
             )
         return step
 
-    def _load(self, folder: Path) -> int:
-        tensors = self._tensors()
-        manifest = checkpoint.load(folder, tensors, self.plan.model, group=self.everyone)
+    def _take_over(self, tensors: Tensors, num_steps: int) -> None:
         for number, stage in self._stages.items():
             for part, named in self._tensors_of(number).items():
                 for name, tensor in named.items():
                     tensor.copy_(tensors[part][name])  # the same memory, but for a tied matrix that two stages hold
             stage.parameters.refresh_compute()
-            self._optimizers[number].num_steps = manifest.step
-        return manifest.step
+            self._optimizers[number].num_steps = num_steps
 
     def save(self, step: int, attempt: int) -> Checkpoint:
         """A checkpoint after ``step`` steps; raises `RunError` if it could not be written."""

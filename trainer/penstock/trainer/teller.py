@@ -12,11 +12,15 @@ from penstock.core.timeline import Timeline
 from penstock.trainer.exporter import Exporter
 from penstock.trainer.launch import LOOPBACK
 from penstock.trainer.outbox import Outbox
+from penstock.trainer.restoring import Restored
 from penstock.trainer.rundir import RunDir, append_lines, metrics_line, write_json
 
 
 class Teller(Protocol):
-    """Hears of every step and checkpoint."""
+    """Hears what an attempt began from, and of every step and checkpoint."""
+
+    def began(self, restored: Restored) -> None:
+        """The attempt begins from there."""
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
         """A step was taken; sampled ones come with their timeline."""
@@ -27,6 +31,9 @@ class Teller(Protocol):
 
 class Silent:
     """The other ranks."""
+
+    def began(self, restored: Restored) -> None:
+        """See `Teller`."""
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
         """See `Teller`."""
@@ -48,6 +55,8 @@ class Announcer:
         self._metrics = append_lines(run.metrics)
         uid = job.metadata.uid or job.metadata.name
         self._outbox = Outbox(run.outbox, uid=uid, attempt=attempt, source="rank-0", clock=time.time)
+        if plan.profile_digest:
+            self._outbox.put(RecordKind.PROFILE, profile_digest=plan.profile_digest)
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +64,17 @@ class Announcer:
     def __exit__(self, *error: object) -> None:
         self._metrics.close()
         self._outbox.close()
+
+    def began(self, restored: Restored) -> None:
+        """See `Teller`."""
+        for each in restored.corrupt:
+            self._warn(f"checkpoint {each}; it was set aside, and the run goes on from step {restored.step}")
+
+    def _warn(self, text: str) -> None:
+        """Into the rank's log, from where a shipper takes it, and to whoever watches the run directory."""
+        print(f"WARNING: {text}", flush=True)  # noqa: T201
+        with append_lines(self._run.warnings) as file:
+            file.write(f"{text}\n")
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
         """See `Teller`."""

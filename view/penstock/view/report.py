@@ -6,10 +6,10 @@ learned, whether memory and costs were predicted well, what the model writes, an
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.core.records import median_step_seconds, median_tokens_per_second, settled
 from penstock.core.units import format_bytes, to_seconds
 from penstock.view.axis import signed, time_unit
 from penstock.view.charts import Figure, newest
@@ -101,10 +101,10 @@ def _loss(data: ReportData) -> _Tile:
 
 def _speed(data: ReportData) -> _Tile:
     metrics = newest(data.metrics)
-    if not metrics:
+    median = median_tokens_per_second(metrics)
+    if median is None:
         return _Tile("Throughput", "–", "", "no step was reported")
-    median = statistics.median(m.tokens_per_second for m in metrics)
-    return _Tile("Throughput", f"{median:,.0f}", "tokens/s", f"median of {len(metrics):,} steps")
+    return _Tile("Throughput", f"{median:,.0f}", "tokens/s", f"median of {len(settled(metrics)):,} steps")
 
 
 def _step(data: ReportData) -> _Tile:
@@ -139,9 +139,9 @@ def _milliseconds(seconds: float) -> str:
 
 
 def measured_step_seconds(data: ReportData) -> float | None:
-    """The median step, else the recorded timeline's."""
+    """The median step after warm-up, else the recorded timeline's."""
     if data.metrics:
-        return statistics.median(m.step_seconds for m in newest(data.metrics))
+        return median_step_seconds(newest(data.metrics))
     return to_seconds(data.measured.step_ns) if data.measured else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -10,6 +9,7 @@ from penstock.api.pages.job_data import JobData
 from penstock.api.pages.listing import path_of
 from penstock.api.pages.shell import Page
 from penstock.core.plan import Plan
+from penstock.core.records import median_tokens_per_second
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts
 from penstock.view.markup import Markup, element, join
@@ -82,8 +82,8 @@ def _loss(job: JobData) -> str:
 
 
 def _throughput(job: JobData) -> str:
-    rates = [entry.tokens_per_second for entry in job.report.metrics]
-    return f"{statistics.median(rates):,.0f} tokens/s" if rates else NOTHING
+    rate = median_tokens_per_second(job.report.metrics)
+    return NOTHING if rate is None else f"{rate:,.0f} tokens/s"
 
 
 def _seconds(of: Callable[..., float | None]) -> Callable[[JobData], str]:

@@ -140,16 +140,18 @@ def _by_key(samples: Samples) -> dict[Key, list[float]]:
 
 
 def _record(point: Point, key: Key, alone: list[float], together: list[float]) -> UnitRecord:
-    mean, spread = mean_and_spread(alone)
+    alone_seconds, spread = mean_and_spread(alone)
+    together_seconds, together_spread = mean_and_spread(together)
     return UnitRecord(
         unit=key[0],
         kind=key[1],
         batch=point.batch,
         length=point.length,
         prefix=point.prefix,
-        alone_seconds=mean,
-        together_seconds=mean_and_spread(together)[0],
+        alone_seconds=alone_seconds,
+        together_seconds=together_seconds,
         spread=spread,
+        together_spread=together_spread,
         samples=len(alone),
         held_out=point.held_out,
     )
