@@ -68,6 +68,14 @@ def test_every_entry_point_is_told_its_run(run: RunDir, launched: list[LaunchSpe
     assert {spec.threads_per_rank for spec in launched} == {3}
     assert {spec.status_folder for spec in launched} == {run.status}
     assert len({spec.log_folder for spec in launched}) == 4
+    assert {spec.devices for spec in launched} == {()}
+
+
+def test_every_entry_point_sees_the_devices_that_the_job_holds(run: RunDir, launched: list[LaunchSpec]) -> None:
+    job, local = local_job(), LocalWorkers(("1", "3"))
+    local.profile(job, run, 1)
+    local.train(job, run, 1, 2, None)
+    assert [spec.devices for spec in launched] == [("1", "3")] * 2
 
 
 # Waiting

@@ -170,15 +170,19 @@ def shipping(root: Path, order: Order) -> Iterator[None]:
         yield
 
 
-def supervise(root: Path, attempt: int, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], Decider]) -> int:
+def read_order(root: Path, attempt: int) -> Order:
+    """What the service left for an attempt's supervisor in the run directory ``root``."""
+    return Order.from_manifest(json.loads(AttemptFolder(root, attempt).order.read_text()))
+
+
+def supervise(root: Path, order: Order, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], Decider]) -> int:
     """Claim the attempt in the run directory ``root`` and supervise it to its end; the exit code.
 
     Raises:
         ClaimedError: another process did so before.
         UserError: another attempt's supervisor still holds the run directory, or its files are broken.
     """
-    run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), attempt)
-    order = Order.from_manifest(json.loads(folder.order.read_text()))
+    run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), order.attempt)
     claim(folder)
     try:
         with listening() as requests, contextlib.ExitStack() as stack:

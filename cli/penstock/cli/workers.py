@@ -63,7 +63,10 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes on this machine, started by torchrun."""
+    """Processes on this machine, started by torchrun; of its CUDA devices they see ``devices``, or all."""
+
+    def __init__(self, devices: tuple[str, ...] = ()) -> None:
+        self._devices = devices
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
         """See `Workers`."""
@@ -73,28 +76,28 @@ class LocalWorkers:
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
         """See `Workers`."""
-        return _launch(job, run, f"a{attempt}-profile", job.spec.resources.ranks, "profile")
+        return self._launch(job, run, f"a{attempt}-profile", job.spec.resources.ranks, "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
         """See `Workers`."""
         port = () if metrics_port is None else ("--metrics-port", str(metrics_port))
-        return _launch(job, run, f"a{attempt}", num_ranks, "train", "--attempt", str(attempt), *port)
+        return self._launch(job, run, f"a{attempt}", num_ranks, "train", "--attempt", str(attempt), *port)
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
         """See `Workers`."""
-        return _launch(job, run, "rehearse", num_ranks, "rehearse")
+        return self._launch(job, run, "rehearse", num_ranks, "rehearse")
 
-
-def _launch(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
-    spec = LaunchSpec(
-        module=MODULE,
-        arguments=(command, "--run-dir", str(run.root), *arguments),
-        num_ranks=num_ranks,
-        threads_per_rank=job.spec.resources.threads_per_rank,
-        log_folder=run.logs / log,
-        status_folder=run.status,
-    )
-    return launch(spec)
+    def _launch(self, job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
+        spec = LaunchSpec(
+            module=MODULE,
+            arguments=(command, "--run-dir", str(run.root), *arguments),
+            num_ranks=num_ranks,
+            threads_per_rank=job.spec.resources.threads_per_rank,
+            log_folder=run.logs / log,
+            status_folder=run.status,
+            devices=self._devices,
+        )
+        return launch(spec)
 
 
 def end(ranks: Ranks) -> None:
