@@ -24,7 +24,7 @@ from penstock.cli import supervisor
 from penstock.cli.main import main
 from penstock.cli.shipping import POLL_SECONDS
 from penstock.cli.state import locked
-from penstock.cli.supervisor import ClaimedError, claim, read_order, shipping, supervise
+from penstock.cli.supervisor import DEADLINE, ClaimedError, claim, read_order, shipping, supervise
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
@@ -37,6 +37,7 @@ from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import read_status, status_path
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, killed
 from tests.support.ingest_server import IngestServer, Request
+from tests.support.leaving import ended_after, leave_behind, runs
 from tests.support.sample_run import sample_plan
 from tests.support.serving import wait_until
 from tests.support.supervised import FakeDecider, sample_job
@@ -176,6 +177,19 @@ def test_what_goes_wrong_before_supervising_is_reported(tmp_path: Path) -> None:
     report = report_in(folder)
     assert (report.state, report.refused) == (AttemptState.FAILED, True)
     assert "apiVersion" in report.message
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_was_left_behind_ends_with_the_attempt(tmp_path: Path) -> None:
+    """Its deadline has passed; what it started has left its session and lost its parent by then."""
+    left: list[int] = []
+    folder = ordered(tmp_path, deadline_at=1.0)
+    workers = FakeWorkers(prepare_with=lambda: left.append(leave_behind(tmp_path)))
+    with ended_after(left):
+        assert supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding) == 1
+        assert report_in(folder).message == DEADLINE
+        assert not [pid for pid in left if runs(pid)]
+    assert len(left) == 1
 
 
 def test_ranks_are_given_the_devices_of_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
