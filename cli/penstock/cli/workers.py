@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from penstock.cli.extras import require_trainer
 from penstock.cli.stopping import StopRequests
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
@@ -46,7 +47,7 @@ class Workers(Protocol):
     """Starts the trainer's entry points; everything else goes through the run directory."""
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """Have the job's data tokenised; raises `UserError` if it does not suit the job."""
+        """Have the job's data tokenised; raises `UserError` if it does not suit the job, or nothing can train here."""
         ...
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
@@ -69,7 +70,8 @@ class LocalWorkers:
         self._devices = devices
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """See `Workers`."""
+        """See `Workers`. The first that needs what trains, and where its absence is a mistake, not a failure."""
+        require_trainer()
         from penstock.trainer.prepare import prepare_data
 
         prepare_data(job, run, reporter)
