@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of, lacking
+from penstock.api.executor.admission import Demand, Machine, Waiting, admitted, assigned, demand_of, lacking
 from penstock.core.job import PipelineJob
 from tests.support.service import job_manifest
 
@@ -20,6 +20,7 @@ QUEUES = st.lists(st.tuples(st.integers(-2, 2), DEMANDS), max_size=8).map(
     ]
 )
 RUNNING = st.lists(DEMANDS, max_size=3)
+DEVICES = st.lists(st.sampled_from("0123456789"), unique=True)
 
 
 def total(demands: list[Demand]) -> Demand:
@@ -85,6 +86,48 @@ def test_the_order_of_the_list_does_not_matter(
     shuffled = [*waiting]
     chance.shuffle(shuffled)
     assert admitted(shuffled, running, capacity) == admitted(waiting, running, capacity)
+
+
+# Which devices
+
+
+@given(QUEUES, DEVICES, DEVICES)
+def test_no_device_is_given_twice_or_while_it_is_held(
+    starting: list[Waiting], held: list[str], devices: list[str]
+) -> None:
+    given = [name for names in assigned(starting, held, devices).values() for name in names]
+    assert len(given) == len({*given})
+    assert {*given} <= {*devices} - {*held}
+
+
+@given(QUEUES, DEVICES)
+def test_a_job_gets_as_many_devices_as_it_needs_or_does_not_start(starting: list[Waiting], devices: list[str]) -> None:
+    found = assigned(starting, [], devices)
+    assert all(len(found[job.uid]) == job.demand.cuda_devices for job in starting if job.uid in found)
+
+
+@given(QUEUES, st.lists(st.integers(1, 2), max_size=3), DEVICES)
+def test_whoever_is_admitted_gets_devices(waiting: list[Waiting], running: list[int], devices: list[str]) -> None:
+    """Beside jobs that hold as many as they were counted with."""
+    machine = Machine(cores=100, memory_bytes=1000, devices=tuple(devices))
+    demands = [Demand(cuda_devices=count) for count in running]
+    found = admitted(waiting, demands, machine.capacity)
+    starting = [job for job in waiting if job.uid in found]
+    assert {*assigned(starting, devices[: sum(running)], devices)} == found
+
+
+def test_two_jobs_of_one_device_have_one_each() -> None:
+    jobs = [Waiting(uid=uid, number=0, priority=0, demand=Demand(cores=1, cuda_devices=1)) for uid in ("a", "b")]
+    assert assigned(jobs, [], ["0", "1"]) == {"a": ("0",), "b": ("1",)}
+    assert assigned(jobs[1:], ["0"], ["0", "1"]) == {"b": ("1",)}
+
+
+def test_a_job_without_devices_starts_though_all_are_held() -> None:
+    job = Waiting(uid="a", number=0, priority=0, demand=Demand(cores=1))
+    assert assigned([job], ["0"], ["0"]) == {"a": ()}
+
+
+# What a job needs
 
 
 def demand(**resources: Any) -> Demand:

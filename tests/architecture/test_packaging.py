@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from penstock.cli.extras import EXTRAS as TOLD_BY
+from tests.support.extras import brought_by, modules_beyond
 from tests.support.repository import ROOT, load_dev, packages, pyproject
 
 EXTRAS = ("trainer", "operator", "api", "client", "cli")
@@ -47,6 +49,20 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_extras_are_those_of_the_design() -> None:
     assert set(pyproject()["project"]["optional-dependencies"]) == set(EXTRAS)
+
+
+@pytest.mark.parametrize("extra", sorted(TOLD_BY))
+def test_an_extra_brings_the_packages_whose_absence_names_it(extra: str) -> None:
+    brought = brought_by(extra)
+    distributions = importlib.metadata.packages_distributions()
+    missing = [each for each in TOLD_BY[extra] if not brought & {*map(canonicalize_name, distributions[each])}]
+    assert missing == []
+
+
+def test_the_api_is_enough_for_a_service_and_its_commands() -> None:
+    """What serves is tested without all else in `tests/integration/test_service_without_torch.py`."""
+    assert modules_beyond("api") & {"typer", "rich", "httpx", "plotly", "numba"} == set()
+    assert modules_beyond("api") >= {"torch", "tokenizers", "safetensors", "pytest"}
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=str)

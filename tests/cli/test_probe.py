@@ -17,10 +17,10 @@ from tests.support.local_run import local_job
 from tests.support.sample_run import sample_machine, sample_model
 
 
-def answering(num_cuda_devices: int, *, here: bool = True) -> Callable[[Question], Answer]:
+def answering(num_cuda_devices: int, *, here: bool = True) -> Callable[[Question, tuple[str, ...]], Answer]:
     """PyTorch on a machine with that many devices."""
     key = sample_machine() if here else None
-    return lambda question: Answer(num_cuda_devices=num_cuda_devices, key=key, model_digest="m")
+    return lambda question, devices: Answer(num_cuda_devices=num_cuda_devices, key=key, model_digest="m")
 
 
 def test_an_identity_has_everything_costs_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +44,18 @@ def test_missing_devices_are_named(monkeypatch: pytest.MonkeyPatch, devices: int
 def test_enough_devices_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "ask", answering(2))
     assert identify(local_job(resources__device="cuda").spec).num_ranks == 2
+
+
+def test_only_the_devices_of_the_job_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(question: Question, devices: tuple[str, ...]) -> Answer:
+        asked.append(devices)
+        return answering(len(devices))(question, devices)
+
+    monkeypatch.setattr(probe, "ask", ask)
+    identify(local_job(resources__device="cuda").spec, ("3", "1"))
+    assert asked == [("3", "1")]
 
 
 def test_pytorch_answers_for_itself() -> None:

@@ -21,20 +21,23 @@ import pytest
 from penstock.api.executor.claims import is_alive, is_locked, this_process
 from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli import supervisor
+from penstock.cli.main import main
 from penstock.cli.shipping import POLL_SECONDS
 from penstock.cli.state import locked
-from penstock.cli.supervisor import ClaimedError, claim, shipping, supervise
+from penstock.cli.supervisor import DEADLINE, ClaimedError, claim, read_order, shipping, supervise
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
 from penstock.core.records import LogLine, RecordKind
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order
 from penstock.planner import yamltext
+from penstock.trainer.launch import LaunchSpec
 from penstock.trainer.outbox import Outbox
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import read_status, status_path
-from tests.support.fake_workers import FakeWorkers, Script, killed
+from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, killed
 from tests.support.ingest_server import IngestServer, Request
+from tests.support.leaving import ended_after, leave_behind, runs
 from tests.support.sample_run import sample_plan
 from tests.support.serving import wait_until
 from tests.support.supervised import FakeDecider, sample_job
@@ -107,8 +110,12 @@ def ordered(root: Path, **changes: Any) -> AttemptFolder:
     return folder
 
 
+def report_in(folder: AttemptFolder) -> AttemptReport:
+    return AttemptReport.from_manifest(json.loads(folder.report.read_text()))
+
+
 def state_in(folder: AttemptFolder) -> AttemptState:
-    return AttemptReport.from_manifest(json.loads(folder.report.read_text())).state
+    return report_in(folder).state
 
 
 def deciding(job: PipelineJob, run: RunDir) -> FakeDecider:
@@ -118,7 +125,7 @@ def deciding(job: PipelineJob, run: RunDir) -> FakeDecider:
 @pytest.mark.usefixtures("at_once")
 def test_a_process_claims_and_supervises(tmp_path: Path) -> None:
     folder, workers = ordered(tmp_path), FakeWorkers()
-    assert supervise(tmp_path, 3, workers=workers, decider=deciding) == 0
+    assert supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding) == 0
     assert claim_in(folder) == this_process()
     assert state_in(folder) is AttemptState.SUCCEEDED
     assert workers.started == ["prepare", "train 3 on 2"]
@@ -128,7 +135,7 @@ def test_a_process_claims_and_supervises(tmp_path: Path) -> None:
 def test_a_failure_is_an_exit_code(tmp_path: Path) -> None:
     folder = ordered(tmp_path)
     workers = FakeWorkers(scripts=[Script(until=3, end=killed())])
-    assert supervise(tmp_path, 3, workers=workers, decider=deciding) == 1
+    assert supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding) == 1
     assert state_in(folder) is AttemptState.FAILED
 
 
@@ -138,7 +145,7 @@ def test_a_real_signal_ends_the_supervisor_in_order(tmp_path: Path) -> None:
     script = Script(end=None, before=lambda: os.kill(os.getpid(), signal.SIGTERM))
     workers = FakeWorkers(scripts=[script])
     handler = signal.getsignal(signal.SIGTERM)
-    assert supervise(tmp_path, 3, workers=workers, decider=deciding) == 1
+    assert supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding) == 1
     assert state_in(folder) is AttemptState.FAILED
     assert not workers.alive
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -149,7 +156,7 @@ def test_a_second_supervisor_of_an_attempt_touches_nothing(tmp_path: Path) -> No
     write_json(folder.claim, Claim(pid=1, started_ticks=2, boot_id="another time").to_manifest())
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ClaimedError):
-        supervise(tmp_path, 3, workers=workers, decider=deciding)
+        supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding)
     assert sorted(tmp_path.rglob("*")) == before
     assert workers.started == []
 
@@ -158,7 +165,7 @@ def test_the_run_directory_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
     ordered(tmp_path)
     workers = FakeWorkers()
     with locked(tmp_path), pytest.raises(UserError, match="is in use"):
-        supervise(tmp_path, 3, workers=workers, decider=deciding)
+        supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding)
     assert workers.started == []
 
 
@@ -166,10 +173,37 @@ def test_what_goes_wrong_before_supervising_is_reported(tmp_path: Path) -> None:
     folder = ordered(tmp_path)
     RunDir(tmp_path).job.write_text("kind: Sandwich")
     with pytest.raises(UserError):
-        supervise(tmp_path, 3, workers=FakeWorkers(), decider=deciding)
-    report = AttemptReport.from_manifest(json.loads(folder.report.read_text()))
+        supervise(tmp_path, read_order(tmp_path, 3), workers=FakeWorkers(), decider=deciding)
+    report = report_in(folder)
     assert (report.state, report.refused) == (AttemptState.FAILED, True)
     assert "apiVersion" in report.message
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_was_left_behind_ends_with_the_attempt(tmp_path: Path) -> None:
+    """Its deadline has passed; what it started has left its session and lost its parent by then."""
+    left: list[int] = []
+    folder = ordered(tmp_path, deadline_at=1.0)
+    workers = FakeWorkers(prepare_with=lambda: left.append(leave_behind(tmp_path)))
+    with ended_after(left):
+        assert supervise(tmp_path, read_order(tmp_path, 3), workers=workers, decider=deciding) == 1
+        assert report_in(folder).message == DEADLINE
+        assert not [pid for pid in left if runs(pid)]
+    assert len(left) == 1
+
+
+def test_ranks_are_given_the_devices_of_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec) -> FakeRanks:
+        launched.append(spec)
+        return FakeRanks(Script(), lambda: False, lambda outcome: None)
+
+    monkeypatch.setattr("penstock.cli.workers.launch", launch)
+    monkeypatch.setattr("penstock.cli.workers.LocalWorkers.prepare", lambda *given: None)
+    ordered(tmp_path, devices=("1",))
+    assert main(["supervise", str(tmp_path), "3"]) == 1
+    assert [(spec.arguments[0], spec.devices) for spec in launched] == [("train", ("1",))]
 
 
 # Shipping beside it
@@ -271,6 +305,7 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from penstock.core.records import LogLine, RecordKind
+from penstock.trainer.launch import LaunchSpec
 from penstock.trainer.outbox import Outbox
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.status import StatusFile, status_path

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import workers
+from penstock.cli import extras, workers
 from penstock.cli.attempt import MOST_LAST_WORDS, Attempt
 from penstock.cli.stopping import StopRequestedError, StopRequests
 from penstock.cli.workers import LocalWorkers, end, finish, refusal
 from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.launch import Failure, LaunchSpec, Outcome
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.status import StatusFile, status_path
@@ -68,6 +69,23 @@ def test_every_entry_point_is_told_its_run(run: RunDir, launched: list[LaunchSpe
     assert {spec.threads_per_rank for spec in launched} == {3}
     assert {spec.status_folder for spec in launched} == {run.status}
     assert len({spec.log_folder for spec in launched}) == 4
+    assert {spec.devices for spec in launched} == {()}
+
+
+def test_every_entry_point_sees_the_devices_that_the_job_holds(run: RunDir, launched: list[LaunchSpec]) -> None:
+    job, local = local_job(), LocalWorkers(("1", "3"))
+    local.profile(job, run, 1)
+    local.train(job, run, 1, 2, None)
+    assert [spec.devices for spec in launched] == [("1", "3")] * 2
+
+
+@pytest.mark.parametrize("package", ["torch", "tokenizers"])
+def test_a_machine_that_cannot_train_says_what_to_install(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == package else object())
+    with pytest.raises(UserError, match=rf"needs the package {package}(.|\n)*remedy: .*penstock\[trainer\]"):
+        LocalWorkers().prepare(local_job(), run, Reporter())
 
 
 # Waiting

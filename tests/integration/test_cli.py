@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.bodies import EXAMPLE_CLUSTER
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Source, Timeline
@@ -112,6 +113,18 @@ def test_a_step_is_simulated_and_rehearsed(command: Command, finished: RunDir) -
     assert (rehearsed.source, rehearsed.num_ranks) == (Source.REHEARSED, 2)
 
 
+def test_a_plan_with_tensor_parallelism_is_rehearsed_by_one_rank_for_all_peers(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "cluster.json").write_text(json.dumps(EXAMPLE_CLUSTER))
+    model = {"family": "llama", "layers": 2, "hidden": 32, "heads": 2, "vocab": 257}
+    pinned = {"dp": 1, "tp": 2, "pp": 2, "slices": 2, "schedule": "1f1b"}
+    job = tiny_job(tmp_path, model=model, parallelism=pinned, resources={"ranks": 4, "memoryPerRank": "2Gi"})
+    out, told = command("rehearse", job, "--cluster", tmp_path / "cluster.json", "--output", "json")
+    assert Timeline.from_manifest(json.loads(out)).num_ranks == 2
+    assert "each rank stands for 2 tensor parallel devices" in told
+
+
 def test_the_machine_is_examined(command: Command) -> None:
     out, _ = command("doctor", "--output", "json")
     names = {finding["name"] for finding in json.loads(out)}
@@ -184,9 +197,20 @@ def test_too_little_memory_is_refused(command: Command, measured: Profile, tmp_p
 
 
 def test_a_pinned_plan_that_does_not_fit_is_refused(command: Command, measured: Profile, tmp_path: Path) -> None:
-    pinned = {"pp": 2, "microBatch": 2, "schedule": "gpipe", "stages": [1, 1]}
-    job = tiny_job(tmp_path, resources={"ranks": 2, "memoryPerRank": "64Mi"}, parallelism=pinned)
+    """Where another one fits: it is the plan that takes too much, not the process."""
+    pinned = {"pp": 2, "microBatch": 2, "slices": 1, "schedule": "gpipe", "stages": [1, 1]}
+    limit = peak_bytes(command, tiny_job(tmp_path, parallelism=pinned)) - 1
+    resources = {"ranks": 2, "memoryPerRank": limit}
+    assert peak_bytes(command, tiny_job(tmp_path, resources=resources)) <= limit
+    job = tiny_job(tmp_path, resources=resources, parallelism=pinned)
     assert "spec.resources.memoryPerRank" in refused(command, "plan", job)
+
+
+def peak_bytes(command: Command, job: Path) -> int:
+    """What the plan for the job takes on the rank that takes most."""
+    prediction = Plan.from_manifest(json.loads(command("plan", job, "--output", "json")[0])).prediction
+    assert prediction is not None
+    return max(prediction.peak_bytes)
 
 
 def test_a_corrupt_profile_is_refused(command: Command, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What serves and plans needs nothing that trains, and loads none of it: it works where there is no torch."""
+"""What serves and plans needs the `api` extra and nothing else: no torch, and nothing that development installs."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ import httpx
 import pytest
 
 from penstock.api.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
+from tests.support.extras import modules_beyond
 from tests.support.load_service import free_ports
 from tests.support.repository import ROOT
+from tests.support.service import job_manifest
 from tests.support.serving import wait_until
 
 REFUSING = """
+import importlib.machinery
 import os
-import sys
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in os.environ["REFUSED"].split():
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+refused = frozenset(os.environ["REFUSED"].split())
+find = importlib.machinery.PathFinder.find_spec
 
-sys.meta_path.insert(0, Refuse())
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in refused else find(name, path, target)
+
+importlib.machinery.PathFinder.find_spec = find_spec
 """
-TRAINING = "torch safetensors tokenizers"
+BEYOND = modules_beyond("api")
 GPT3 = ["deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175b-cluster.yaml"]
 
 pytestmark = pytest.mark.timeout(900)
 
 
-def environment(folder: Path, refused: str) -> dict[str, str]:
-    """Of processes, and those that they start, in which these packages cannot be found."""
+def environment(folder: Path, refused: frozenset[str] = BEYOND) -> dict[str, str]:
+    """Of processes, and those that they start, in which these modules cannot be found."""
     (folder / "sitecustomize.py").write_text(REFUSING)
     paths = {"PYTHONPATH": str(folder), "XDG_CONFIG_HOME": str(folder), "HOME": str(folder)}
-    return {"PATH": os.environ["PATH"], "REFUSED": refused, **paths}
+    return {"PATH": os.environ["PATH"], "REFUSED": " ".join(refused), **paths}
 
 
 @contextmanager
-def served(folder: Path, refused: str) -> Iterator[httpx.Client]:
+def served(folder: Path, refused: frozenset[str] = BEYOND) -> Iterator[httpx.Client]:
     """A service there, and somebody who may ask it anything."""
     (port,) = free_ports(1)
     configuration = folder / "penstock" / "service.json"
@@ -69,13 +72,13 @@ def answers(port: int) -> bool:
 
 
 def test_a_service_answers_without_torch_or_a_compiler(tmp_path: Path) -> None:
-    with served(tmp_path, f"{TRAINING} numba") as client:
+    with served(tmp_path, BEYOND | {"numba"}) as client:
         listed = client.get("/v1/jobs")
         assert (listed.status_code, listed.json()["items"]) == (200, [])
 
 
 def test_a_service_plans_without_torch(tmp_path: Path) -> None:
-    with served(tmp_path, TRAINING) as client:
+    with served(tmp_path) as client:
         asked = client.post("/v1/plans", json={"job": EXAMPLE_JOB, "cluster": EXAMPLE_CLUSTER})
         assert asked.status_code == 202, asked.text
         place = asked.headers["Location"]
@@ -84,10 +87,19 @@ def test_a_service_plans_without_torch(tmp_path: Path) -> None:
         assert found["state"] == "Succeeded", found
 
 
+def test_a_job_fails_at_once_and_says_what_to_install(tmp_path: Path) -> None:
+    job, place = job_manifest("local"), "/v1/jobs/default/local"
+    job["spec"]["resources"] = {"ranks": 1, "memoryPerRank": "1Gi"}
+    with served(tmp_path) as client:
+        assert client.post("/v1/jobs", json=job).status_code == 201
+        wait_until(lambda: client.get(place).json()["status"]["phase"] in ("Failed", "Recovering"))
+        status = client.get(place).json()["status"]
+    assert (status["phase"], status["reason"], status["attempt"], status["failures"]) == ("Failed", "UserError", 1, 0)
+    assert "pip install 'penstock[trainer]'" in status["message"]
+
+
 def test_the_command_plans_without_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock.cli", "plan", *GPT3, "--output", "json"]
-    done = subprocess.run(
-        command, env=environment(tmp_path, TRAINING), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=environment(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)

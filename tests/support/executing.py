@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.api.executor.admission import Demand
+from penstock.api.executor.admission import Machine
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.supervisors import Supervisors
@@ -19,7 +19,7 @@ from tests.support.fake_supervisors import FakePlanner, FakeSupervisors
 from tests.support.service import Clock, job_manifest
 
 WHOLE_LIFE = [Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED]
-MACHINE = Demand(cores=2, memory_bytes=2**40)
+MACHINE = Machine(cores=2, memory_bytes=2**40)
 MOST_TURNS = 60
 
 
@@ -33,6 +33,7 @@ class World:
     planner: FakePlanner = field(default_factory=FakePlanner)
     submitted: int = 0
     name: str = "here"
+    machine: Machine = MACHINE
     executor: Executor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,17 +47,19 @@ class World:
             service or self.service,
             supervisors or self.supervisors,
             self.planner,
-            capacity=MACHINE,
+            machine=self.machine,
             name=self.name,
             reports=reports,
         )
 
-    def submit(self, name: str = "tiny", *, source: str = "python-stdlib", ranks: int = 2, **policy: Any) -> str:
+    def submit(
+        self, name: str = "tiny", *, source: str = "python-stdlib", ranks: int = 2, device: str = "cpu", **policy: Any
+    ) -> str:
         """A new job's uid."""
         self.submitted += 1
         uid = f"10000000-0000-0000-0000-{self.submitted:012d}"
         manifest = job_manifest(name)
-        manifest["spec"]["resources"] = {"ranks": ranks}
+        manifest["spec"]["resources"] = {"device": device, "ranks": ranks}
         manifest["spec"]["data"]["source"] = source
         manifest["spec"]["runPolicy"] = policy
         job = PipelineJob.from_manifest(manifest)

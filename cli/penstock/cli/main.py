@@ -14,19 +14,13 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.commands import administration, fetching, planning, remote, results, running, serving, setup
+from penstock.cli.extras import extra_of
 from penstock.cli.stopping import StopRequestedError
 from penstock.core.errors import PenstockError, UserError
 
 RUN_FAILED = 1
 USER_MISTAKE = 2
 INTERRUPTED = 128 + signal.SIGINT
-
-EXTRAS = {
-    "trainer": {"prometheus_client", "safetensors", "tokenizers", "torch"},
-    "api": {"alembic", "fastapi", "psycopg", "pydantic", "sqlalchemy", "starlette", "uvicorn"},
-    "client": {"httpx"},
-}
-"""Which extra brings a package."""
 
 app = typer.Typer(
     name="penstock",
@@ -76,7 +70,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, UserError):
         output.say_error(error)
         return USER_MISTAKE
-    extra = next((extra for extra, packages in EXTRAS.items() if _missing(error) in packages), None)
+    extra = extra_of(_missing(error))
     if extra is not None:
         missing = UserError(
             what=f"this command needs the package {_missing(error)}",

@@ -7,6 +7,7 @@ that the ranks need.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import ModelSpec
 from penstock.core.profile import MachineKey
+from penstock.trainer.launch import seeing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,16 +50,17 @@ class Identity:
     num_ranks: int
 
 
-def identify(spec: JobSpec) -> Identity:
-    """What a profile for ``spec`` must be of; raises `UserError` if its devices are not here."""
-    answer = ask(
-        Question(
-            device=spec.resources.device,
-            threads_per_rank=spec.resources.threads_per_rank,
-            model=spec.model,
-            sequence_length=spec.data.sequence_length,
-        )
+def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
+    """What a profile for ``spec`` must be of on these CUDA devices, or on all; raises `UserError` if its devices are
+    not here.
+    """
+    question = Question(
+        device=spec.resources.device,
+        threads_per_rank=spec.resources.threads_per_rank,
+        model=spec.model,
+        sequence_length=spec.data.sequence_length,
     )
+    answer = ask(question, devices)
     if answer.key is None:
         raise UserError(
             what="cuda is asked for, but no NVIDIA device is here",
@@ -78,14 +81,15 @@ def identify(spec: JobSpec) -> Identity:
     )
 
 
-def ask(question: Question) -> Answer:
-    """PyTorch's answer; raises `RunError` if it cannot be loaded."""
+def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
+    """PyTorch's answer where it sees these CUDA devices, or all; raises `RunError` if it cannot be loaded."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.cli.probe"],
         input=json.dumps(question.to_manifest()),
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, **seeing(devices)},
         start_new_session=True,
     )
     if done.returncode:

@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 
 from penstock.cli.manifests import read_timeline
-from penstock.cli.output import working
+from penstock.cli.output import say, working
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, finish
 from penstock.core.cluster import ClusterSpec
+from penstock.core.errors import UserError
 from penstock.core.job import Metadata, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
@@ -18,13 +19,34 @@ from penstock.planner import yamltext
 from penstock.planner.replay import simulated, spec_of
 from penstock.trainer.rundir import RunDir, write_atomically, write_json
 
+MOST_RANKS = 64
+"""Each is a process with PyTorch, of some 300 MB: more than these, and most machines run out of memory."""
+
+
+def ranks_of(plan: Plan) -> int:
+    """The processes of its rehearsal; raises `UserError` if they are too many.
+
+    Tensor parallel peers do the same at the same time, and what they tell each other is predicted as part of their
+    compute: one process stands for all of them.
+    """
+    num_ranks = plan.dp * plan.pp
+    if num_ranks > MOST_RANKS:
+        raise UserError(
+            what=f"needs {num_ranks} processes on this machine, dp {plan.dp} x pp {plan.pp}; {MOST_RANKS} may start",
+            where="plan",
+            remedy="look at it with penstock simulate, or plan with parallelism.dp or pp pinned lower",
+        )
+    return num_ranks
+
 
 def rehearsed(plan: Plan, hardware: Profile | ClusterSpec) -> Timeline:
     """One step of ``plan``, played here at the pace that ``hardware`` would have.
 
     Raises:
+        UserError: it is too large for one machine.
         RunError: a rank failed.
     """
+    num_ranks = ranks_of(plan)
     predicted = simulated(plan, hardware).timeline
     job = PipelineJob(metadata=Metadata(name="rehearsal"), spec=spec_of(plan))
     with tempfile.TemporaryDirectory(prefix="penstock-rehearsal-") as folder:
@@ -33,6 +55,8 @@ def rehearsed(plan: Plan, hardware: Profile | ClusterSpec) -> Timeline:
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
         write_json(run.plan, plan.to_manifest())
         write_json(run.root / "timeline-predicted.json", predicted.to_manifest())
-        with listening() as requests, working(f"rehearsing with {plan.num_ranks} ranks"):
-            finish(LocalWorkers().rehearse(job, run, plan.num_ranks), requests)
+        if plan.tp > 1:
+            say(f"each rank stands for {plan.tp} tensor parallel devices: their all-reduces are waited, not sent")
+        with listening() as requests, working(f"rehearsing with {num_ranks} ranks"):
+            finish(LocalWorkers().rehearse(job, run, num_ranks), requests)
         return read_timeline(run.root / "timeline-rehearsed.json")

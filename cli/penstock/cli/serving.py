@@ -10,7 +10,6 @@ from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
-from penstock.api.executor.admission import Demand
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.files import replace_text
 from penstock.api.executor.planning import ProcessPlanner
@@ -24,6 +23,7 @@ from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
 from penstock.api.webhook.message import Webhook
 from penstock.cli import background
+from penstock.cli.machine import this_machine
 from penstock.cli.output import say
 from penstock.cli.secret_files import write_secret
 from penstock.cli.stopping import listening
@@ -42,7 +42,7 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
         service,
         ProcessSupervisors(),
         ProcessPlanner(),
-        capacity=this_machine(),
+        machine=this_machine(os.environ),
         name=executor_name(settings),
         reports=reports,
     )
@@ -114,15 +114,6 @@ def executor_name(settings: Settings) -> str:
 def desk_name(settings: Settings) -> str:
     """The same at every start, so that a service knows what it was planning, and no other service's."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))
-
-
-def this_machine() -> Demand:
-    """What its jobs may hold."""
-    cores = len(os.sched_getaffinity(0))
-    devices = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return Demand(
-        cores=cores, cuda_devices=devices, memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    )
 
 
 def read_webhook(url: str, secret_file: Path | None) -> Webhook | None:

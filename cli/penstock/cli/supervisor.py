@@ -1,7 +1,7 @@
 """The supervisor of one attempt: a process of its own, so that a service may be killed and find its jobs again.
 
-It claims the attempt, prepares the data, measures and trains when asked, reports, and ends what it started. Nothing of
-an attempt outlives it: ranks die with whoever launched them.
+It claims the attempt, prepares the data, measures and trains when asked, reports, and ends what it started and what
+that left behind. If it is killed itself, ranks die with it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock.api.executor.claims import take, this_process
 from penstock.api.executor.folder import AttemptFolder
 from penstock.cli.attempt import Attempt
 from penstock.cli.executor import Decider, newest_checkpoint_step, profile_progress
+from penstock.cli.offspring import offspring_ended
 from penstock.cli.state import locked
 from penstock.cli.stopping import StopRequestedError, StopRequests, listening
 from penstock.cli.workers import Workers
@@ -170,15 +171,19 @@ def shipping(root: Path, order: Order) -> Iterator[None]:
         yield
 
 
-def supervise(root: Path, attempt: int, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], Decider]) -> int:
+def read_order(root: Path, attempt: int) -> Order:
+    """What the service left for an attempt's supervisor in the run directory ``root``."""
+    return Order.from_manifest(json.loads(AttemptFolder(root, attempt).order.read_text()))
+
+
+def supervise(root: Path, order: Order, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], Decider]) -> int:
     """Claim the attempt in the run directory ``root`` and supervise it to its end; the exit code.
 
     Raises:
         ClaimedError: another process did so before.
         UserError: another attempt's supervisor still holds the run directory, or its files are broken.
     """
-    run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), attempt)
-    order = Order.from_manifest(json.loads(folder.order.read_text()))
+    run, folder = RunDir(root.absolute()), AttemptFolder(root.absolute(), order.attempt)
     claim(folder)
     try:
         with listening() as requests, contextlib.ExitStack() as stack:
@@ -186,6 +191,7 @@ def supervise(root: Path, attempt: int, *, workers: Workers, decider: Callable[[
             stack.enter_context(locked(run.root))
             job = run.read_job()
             stack.enter_context(shipping(run.root, order))
+            stack.enter_context(offspring_ended())  # but the shipper, which goes on
             supervisor = Supervisor(job, run, order, workers=workers, decider=decider(job, run), requests=requests)
             return 0 if supervisor.run().state is not AttemptState.FAILED else 1
     except Exception as error:

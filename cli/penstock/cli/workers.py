@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from penstock.cli.extras import require_trainer
 from penstock.cli.stopping import StopRequests
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
@@ -46,7 +47,7 @@ class Workers(Protocol):
     """Starts the trainer's entry points; everything else goes through the run directory."""
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """Have the job's data tokenised; raises `UserError` if it does not suit the job."""
+        """Have the job's data tokenised; raises `UserError` if it does not suit the job, or nothing can train here."""
         ...
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
@@ -63,38 +64,42 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes on this machine, started by torchrun."""
+    """Processes on this machine, started by torchrun; of its CUDA devices they see ``devices``, or all."""
+
+    def __init__(self, devices: tuple[str, ...] = ()) -> None:
+        self._devices = devices
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
-        """See `Workers`."""
+        """See `Workers`. The first that needs what trains, and where its absence is a mistake, not a failure."""
+        require_trainer()
         from penstock.trainer.prepare import prepare_data
 
         prepare_data(job, run, reporter)
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
         """See `Workers`."""
-        return _launch(job, run, f"a{attempt}-profile", job.spec.resources.ranks, "profile")
+        return self._launch(job, run, f"a{attempt}-profile", job.spec.resources.ranks, "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
         """See `Workers`."""
         port = () if metrics_port is None else ("--metrics-port", str(metrics_port))
-        return _launch(job, run, f"a{attempt}", num_ranks, "train", "--attempt", str(attempt), *port)
+        return self._launch(job, run, f"a{attempt}", num_ranks, "train", "--attempt", str(attempt), *port)
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
         """See `Workers`."""
-        return _launch(job, run, "rehearse", num_ranks, "rehearse")
+        return self._launch(job, run, "rehearse", num_ranks, "rehearse")
 
-
-def _launch(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
-    spec = LaunchSpec(
-        module=MODULE,
-        arguments=(command, "--run-dir", str(run.root), *arguments),
-        num_ranks=num_ranks,
-        threads_per_rank=job.spec.resources.threads_per_rank,
-        log_folder=run.logs / log,
-        status_folder=run.status,
-    )
-    return launch(spec)
+    def _launch(self, job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
+        spec = LaunchSpec(
+            module=MODULE,
+            arguments=(command, "--run-dir", str(run.root), *arguments),
+            num_ranks=num_ranks,
+            threads_per_rank=job.spec.resources.threads_per_rank,
+            log_folder=run.logs / log,
+            status_folder=run.status,
+            devices=self._devices,
+        )
+        return launch(spec)
 
 
 def end(ranks: Ranks) -> None:

@@ -25,7 +25,8 @@ class Order(Manifest):
     """What to supervise: an attempt of the job in the run directory, until ``deadline_at`` (seconds since the epoch).
 
     Its records go to the service at the URL ``server``, with the token in the file ``token_file``; by HTTPS its
-    certificate is one of ``ca_file``.
+    certificate is one of ``ca_file``. ``devices`` are the CUDA devices that are the attempt's alone, by the names that
+    CUDA_VISIBLE_DEVICES takes.
     """
 
     uid: str
@@ -34,6 +35,7 @@ class Order(Manifest):
     server: str = ""
     token_file: str = ""
     ca_file: str = ""
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

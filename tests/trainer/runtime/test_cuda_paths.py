@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from penstock.core.errors import UserError
 from penstock.core.model import Family
 from penstock.planner.realise import program_of
 from penstock.trainer import memory
 from penstock.trainer.comm import Mesh, ProcessGroups, group_names
 from penstock.trainer.recorder import CudaRecorder, make_recorder
+from penstock.trainer.worker import own_device
 from tests.support.small_plans import small_plan
 
 GPU = torch.device("cuda", 0)
@@ -76,3 +78,9 @@ def test_memory_is_what_torch_allocated(monkeypatch: pytest.MonkeyPatch) -> None
     memory.reset_peak(GPU)
     assert resets == [GPU]
     assert memory.peak_bytes(GPU) == 12345
+
+
+def test_every_rank_has_a_device_of_its_own() -> None:
+    assert [own_device(rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(UserError, match=r"rank 2 has no device of its own: 2 can be seen(.|\n)*remedy"):
+        own_device(2, 2)

@@ -43,6 +43,7 @@ class LaunchSpec:
 
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting a free one is taken.
+    ``devices`` are the CUDA devices that they may use; without any these are all that this process may use.
     """
 
     module: str
@@ -53,6 +54,7 @@ class LaunchSpec:
     status_folder: Path
     port: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +233,13 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
         # Fewer, and a transfer's kernel may wait in line behind the compute that waits for it.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "PYTHONUNBUFFERED": "1",
+        **seeing(spec.devices),
     }
+
+
+def seeing(devices: tuple[str, ...]) -> dict[str, str]:
+    """What a process's environment says so that PyTorch finds these CUDA devices alone, numbered from 0 in it."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
 
 
 def free_port() -> int:

@@ -77,7 +77,7 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     place = torch.device("cpu")
     if device == "cuda":
-        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        place = own_device(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count())
         torch.cuda.set_device(place)
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=place)
     else:
@@ -90,6 +90,17 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
         status=status,
         stop_requested=stop,
     )
+
+
+def own_device(local_rank: int, num_devices: int) -> torch.device:
+    """The CUDA device that no other rank has; raises `UserError` if there is none left."""
+    if local_rank >= num_devices:
+        raise UserError(
+            what=f"rank {local_rank} has no device of its own: {num_devices} can be seen here",
+            where="spec.resources.ranks",
+            remedy="use fewer ranks, or let CUDA_VISIBLE_DEVICES name more devices",
+        )
+    return torch.device("cuda", local_rank)
 
 
 def _give_up(status: StatusFile, error: BaseException) -> None:

@@ -1,8 +1,10 @@
-"""Which waiting jobs may start now: a pure function of what they need, what runs, and what the machine has."""
+"""Which waiting jobs may start now, and on which devices: pure functions of what they need, what runs, and what the
+machine has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.job import Device, JobSpec
@@ -34,6 +36,20 @@ class Demand:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What jobs may hold here. ``devices`` are the CUDA ones, by the names that CUDA_VISIBLE_DEVICES takes."""
+
+    cores: int
+    memory_bytes: int
+    devices: tuple[str, ...] = ()
+
+    @property
+    def capacity(self) -> Demand:
+        """As demands are compared with it."""
+        return Demand(cores=self.cores, cuda_devices=len(self.devices), memory_bytes=self.memory_bytes)
+
+
 def lacking(demand: Demand, capacity: Demand) -> str:
     """What a machine of that capacity lacks for a job; empty if nothing."""
     short = []
@@ -58,7 +74,7 @@ class Waiting:
 
 def demand_of(spec: JobSpec) -> Demand:
     """On a CPU a rank holds as many cores as it has threads; its memory is the host's. On CUDA it holds a device, and
-    one core to drive it.
+    one core to drive it; its memory is the device's, and what it takes of the host's no manifest says.
     """
     resources = spec.resources
     if resources.device is Device.CUDA:
@@ -86,3 +102,19 @@ def admitted(waiting: Sequence[Waiting], running: Iterable[Demand], capacity: De
             break
         found.add(job.uid)
     return frozenset(found)
+
+
+def assigned(
+    starting: Iterable[Waiting], held: Collection[str], devices: Sequence[str]
+) -> Mapping[str, tuple[str, ...]]:
+    """The devices of every job that starts, by uid: none is ``held`` by another, and none is given twice.
+
+    A job for which too few are free is left out.
+    """
+    free = [device for device in devices if device not in held]
+    found: dict[str, tuple[str, ...]] = {}
+    for job in starting:
+        wanted = job.demand.cuda_devices
+        if wanted <= len(free):
+            found[job.uid], free = tuple(free[:wanted]), free[wanted:]
+    return found

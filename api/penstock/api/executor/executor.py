@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.api.executor.admission import Demand, Waiting, admitted, demand_of, lacking
+from penstock.api.executor.admission import Machine, Waiting, admitted, assigned, demand_of, lacking
 from penstock.api.executor.files import replace_text
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import Seen, last_words, observed
 from penstock.api.executor.planning import Planner, Question
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
-from penstock.api.store import jobs, profiles
+from penstock.api.store import attempts, jobs, profiles
 from penstock.api.store.jobs import ChangedMeanwhileError, StoredJob
 from penstock.api.store.plans import keep_plan
 from penstock.api.store.plans import plan as stored_plan
-from penstock.api.store.schema import attempts
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import (
@@ -82,7 +81,7 @@ class _Look:
 
 
 class Executor:
-    """Runs the jobs of ``service`` on this machine, which has ``capacity``.
+    """Runs the jobs of ``service`` on this ``machine``.
 
     What it launched bears its ``name`` and is no other executor's while the job lives: the attempts' files are here.
     """
@@ -93,12 +92,12 @@ class Executor:
         supervisors: Supervisors,
         planner: Planner,
         *,
-        capacity: Demand,
+        machine: Machine,
         name: str,
         reports: Reports,
     ) -> None:
         self._service, self._supervisors, self._planner = service, supervisors, planner
-        self._capacity, self._name, self._reports = capacity, name, reports
+        self._machine, self._name, self._reports = machine, name, reports
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
         self._specs: dict[str, tuple[int, JobSpec]] = {}
@@ -118,10 +117,10 @@ class Executor:
                     self._delete(each)
         kept = [self._look(each) for each in found if each.delete_requested_at is None]
         looks = [look for look in kept if look is not None]
-        free = self._admitted(looks)
+        free = self._starting(looks)
         for look in looks:
             with _surviving(look.stored):
-                self._advance(look, look.stored.uid in free)
+                self._advance(look, free.get(look.stored.uid))
 
     # Looking
 
@@ -178,7 +177,21 @@ class Executor:
             report=supervisors.report(folder),
         )
 
-    def _admitted(self, looks: Sequence[_Look]) -> frozenset[str]:
+    def _starting(self, looks: Sequence[_Look]) -> Mapping[str, tuple[str, ...]]:
+        """The jobs that may start, by uid, each with the devices that it gets."""
+        holding = [look for look in looks if self._holds(look)]
+        starting = self._admitted(looks, holding)
+        held: tuple[str, ...] = ()
+        if any(job.demand.cuda_devices for job in starting):
+            newest = [(look.stored.uid, look.stored.attempt) for look in holding]
+            try:
+                held = self._service.read(lambda connection: attempts.devices_of(connection, newest))
+            except SQLAlchemyError:
+                log.exception("the devices that are held cannot be read, so nothing starts")
+                return {}
+        return assigned(starting, held, self._machine.devices)
+
+    def _admitted(self, looks: Sequence[_Look], holding: Sequence[_Look]) -> list[Waiting]:
         waiting = [
             Waiting(
                 uid=look.stored.uid,
@@ -189,7 +202,8 @@ class Executor:
             for look in looks
             if look.stored.phase is Phase.QUEUED and not look.spec.run_policy.suspend
         ]
-        return admitted(waiting, [demand_of(look.spec) for look in looks if self._holds(look)], self._capacity)
+        found = admitted(waiting, [demand_of(look.spec) for look in holding], self._machine.capacity)
+        return [job for job in waiting if job.uid in found]
 
     @staticmethod
     def _holds(look: _Look) -> bool:
@@ -198,11 +212,12 @@ class Executor:
 
     # Deciding
 
-    def _advance(self, look: _Look, free: bool) -> None:
+    def _advance(self, look: _Look, devices: tuple[str, ...] | None) -> None:
+        """``devices`` are what the job gets if it starts; none: it may not start now."""
         stored, seen, now = look.stored, look.seen, self._service.clock()
         if seen is None:
             return
-        short = lacking(demand_of(look.spec), self._capacity)
+        short = lacking(demand_of(look.spec), self._machine.capacity)
         if short and stored.phase is Phase.QUEUED:
             mistake = UserError(
                 what=f"needs {short}", where="spec.resources", remedy="lower it, or use a larger machine"
@@ -214,7 +229,7 @@ class Executor:
         looked = observed(
             stored,
             seen,
-            admitted=free,
+            admitted=devices is not None,
             plan=plan,
             plan_message=plan_message,
             predicted_step_seconds=predicted.prediction.step_seconds if predicted and predicted.prediction else None,
@@ -223,7 +238,7 @@ class Executor:
         unborn = looked.attempt_state is AttemptState.STARTING and not (seen.started or seen.alive)
         match decide(look.spec, looked, now):
             case [Launch() as launch, SetPhase() as entered]:
-                self._launch(stored, launch, entered, now)
+                self._launch(stored, launch, entered, devices or (), now)
             case [] if unborn and stored.phase in LIVE:
                 self._start(stored, now)
             case decisions:
@@ -302,20 +317,17 @@ class Executor:
         self._planner.cancel(stored.uid)
         self._no_plan.pop(stored.uid, None)
 
-    def _launch(self, stored: StoredJob, decision: Launch, entered: SetPhase, now: float) -> None:
-        """The attempt's number and the phase are kept together, before anything starts: neither is ever given twice."""
-        row = {
-            "uid": stored.uid,
-            "attempt": decision.attempt,
-            "num_ranks": decision.ranks,
-            "resume_from": decision.resume_from,
-            "launched_at": now,
-        }
+    def _launch(
+        self, stored: StoredJob, decision: Launch, entered: SetPhase, devices: tuple[str, ...], now: float
+    ) -> None:
+        """The attempt's number, its devices and the phase are kept together, before anything starts: none of them is
+        ever given twice.
+        """
         started = stored.started_at if stored.started_at is not None else now
 
         def change(connection: Connection) -> StoredJob:
             jobs.require_version(connection, stored.uid, stored.version)
-            connection.execute(insert(attempts).values(row))
+            attempts.add(connection, stored.uid, decision, devices, now)
             body = {
                 "attempt": decision.attempt,
                 "ranks": decision.ranks,
@@ -347,6 +359,7 @@ class Executor:
             server=self._reports.server,
             token_file=str(self._reports.token_file),
             ca_file=str(self._reports.ca_file or ""),
+            devices=self._service.read(lambda c: attempts.devices_of(c, [(stored.uid, stored.attempt)])),
         )
         self._supervisors.start(self._folder(stored), order)
 

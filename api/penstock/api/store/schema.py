@@ -132,6 +132,7 @@ attempts = Table(
     Column("num_ranks", Integer, nullable=False),
     Column("resume_from", Integer),
     Column("launched_at", Double, nullable=False),
+    Column("devices", JSON, nullable=False),  # names of CUDA devices that nobody else has while it lives
     PrimaryKeyConstraint("uid", "attempt"),
 )
 

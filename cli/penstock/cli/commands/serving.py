@@ -76,20 +76,25 @@ def _root(text: str) -> tuple[str, Path]:
 
 def supervise(root: Path, attempt: int) -> None:
     """Supervise an attempt; the service starts this."""
+    import functools
     import time
 
     from penstock.cli.plans import LocalDecider
     from penstock.cli.probe import identify
     from penstock.cli.profiles import Profiles, profiles_folder
+    from penstock.cli.supervisor import read_order
     from penstock.cli.supervisor import supervise as run
     from penstock.cli.workers import LocalWorkers
     from penstock.core.job import PipelineJob
     from penstock.trainer.rundir import RunDir
 
-    def decider(job: PipelineJob, run_dir: RunDir) -> LocalDecider:
-        return LocalDecider(job, run_dir, Profiles(profiles_folder()), identify=identify, clock=time.time)
+    order = read_order(root, attempt)
+    here = functools.partial(identify, devices=order.devices)
 
-    raise typer.Exit(run(root, attempt, workers=LocalWorkers(), decider=decider))
+    def decider(job: PipelineJob, run_dir: RunDir) -> LocalDecider:
+        return LocalDecider(job, run_dir, Profiles(profiles_folder()), identify=here, clock=time.time)
+
+    raise typer.Exit(run(root, order, workers=LocalWorkers(order.devices), decider=decider))
 
 
 def ship(
