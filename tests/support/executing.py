@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,12 @@ class World:
     def report_step(self, uid: str, attempt: int = 1) -> None:
         told = jobs.Reported(attempt=attempt, step=3, reported_at=self.clock())
         self.service.write(uid, lambda connection: jobs.report(connection, [(uid, told)]))
+
+    def see_step(self, uid: str, attempt: int = 1) -> None:
+        """The supervisor sees one, of which no record has come yet."""
+        found = self.supervisors.attempts[self.folder(uid, attempt)]
+        assert found.report is not None
+        found.report = replace(found.report, last_step_at=self.clock())
 
     def folder(self, uid: str, attempt: int = 1) -> AttemptFolder:
         return AttemptFolder(self.service.settings.runs / uid, attempt)

@@ -1,4 +1,4 @@
-"""Follows metrics.jsonl while ranks append to it."""
+"""Follows metrics.jsonl while ranks append to it: what it says, or only that it grows."""
 
 from __future__ import annotations
 
@@ -25,3 +25,19 @@ class MetricsFollower:
         complete = text[: text.rfind(b"\n") + 1]
         self._offset += len(complete)
         return [StepMetrics(**json.loads(line)) for line in complete.splitlines()]
+
+
+class Growth:
+    """Whether a file grew since the last look; one that became shorter, as a line does that is cut away, did not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_bytes = self._present_bytes()
+
+    def seen(self) -> bool:
+        """Look."""
+        before, self._num_bytes = self._num_bytes, self._present_bytes()
+        return self._num_bytes > before
+
+    def _present_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0

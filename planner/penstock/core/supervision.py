@@ -57,7 +57,8 @@ class AttemptReport(Manifest):
     """Where the attempt is. ``refused``: it failed for what trying again would not mend.
 
     ``last_words`` are what the rank at fault printed at the end; ``done`` and ``total`` count measured points;
-    ``last_checkpoint`` is the step of the newest complete one, of whichever attempt.
+    ``last_checkpoint`` is the step of the newest complete one, of whichever attempt. ``last_step_at`` is when the last
+    step was seen, in seconds since the epoch: never before it was, and a little later.
     """
 
     state: AttemptState
@@ -69,6 +70,7 @@ class AttemptReport(Manifest):
     done: int = 0
     total: int = 0
     last_checkpoint: int | None = None
+    last_step_at: float | None = None
 
     @property
     def ended(self) -> bool:

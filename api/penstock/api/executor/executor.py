@@ -224,6 +224,8 @@ class Executor:
         match decide(look.spec, looked, now):
             case [Launch() as launch, SetPhase() as entered]:
                 self._launch(stored, launch, entered, now)
+            case [Delete(), SetPhase() as entered]:
+                self._enter(stored, entered, now)
             case [] if unborn and stored.phase in LIVE:
                 self._start(stored, now)
             case decisions:
@@ -282,11 +284,11 @@ class Executor:
                 pass  # a launch is done with the phase that follows it; every job is looked at again soon
 
     def _enter(self, stored: StoredJob, decision: SetPhase, now: float) -> None:
-        """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start."""
-        if stored.attempt and decision.phase not in LIVE:
-            self._supervisors.end(self._folder(stored))
-        if decision.phase.terminal or decision.phase is Phase.SUSPENDED:
-            self._forget_planning(stored)
+        """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start.
+
+        The phase is kept before that, or a store that takes nothing would cost healthy jobs their attempts. Killed in
+        between, the next service sees what is alive and ends it, and a launch closes the attempt before it in any case.
+        """
         lost: dict[str, Any] = {"failures": stored.failures + 1, "failed_at": now} if decision.reason in LOSSES else {}
 
         def change(connection: Connection) -> None:
@@ -294,6 +296,15 @@ class Executor:
             _enter_phase(connection, stored, decision, now, **lost)
 
         self._service.write(stored.uid, change)
+        if decision.phase.terminal or decision.phase is Phase.SUSPENDED:
+            self._forget_planning(stored)
+        if decision.phase not in LIVE:
+            self._close(stored)
+
+    def _close(self, stored: StoredJob) -> None:
+        """Nothing of the job's newest attempt runs when this returns, or ever starts."""
+        if stored.attempt:
+            self._supervisors.end(self._folder(stored))
 
     def _forget_planning(self, stored: StoredJob) -> None:
         self._planner.cancel(stored.uid)
@@ -301,6 +312,7 @@ class Executor:
 
     def _launch(self, stored: StoredJob, decision: Launch, entered: SetPhase, now: float) -> None:
         """The attempt's number and the phase are kept together, before anything starts: neither is ever given twice."""
+        self._close(stored)
         row = {
             "uid": stored.uid,
             "attempt": decision.attempt,
@@ -368,8 +380,7 @@ class Executor:
 
     def _delete(self, stored: StoredJob) -> None:
         self._forget_planning(stored)
-        if stored.attempt:
-            self._supervisors.end(self._folder(stored))
+        self._close(stored)
         now = self._service.clock()
         self._service.write(stored.uid, lambda connection: jobs.mark_deleted(connection, stored.uid, now))
 
