@@ -62,7 +62,7 @@ def test_the_supervisor_finds_the_job_its_order_and_the_plan(world: World) -> No
     world.until(uid, Phase.SUCCEEDED)
     root = world.service.settings.runs / uid
     attempt = world.supervisors.attempts[AttemptFolder(root, 1)]
-    assert (attempt.order.server, attempt.order.deadline_at) == ("http://here", world.clock.now + 100)
+    assert (attempt.order.address_file, attempt.order.deadline_at) == ("address", world.clock.now + 100)
     assert attempt.binding is not None
     assert attempt.binding.plan_digest == sample_plan().digest
     assert {path.name for path in root.iterdir()} == {"job.yaml", "plan.json", "profile.json"}

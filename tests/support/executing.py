@@ -41,7 +41,7 @@ class World:
     def restart(self, service: Service | None = None, supervisors: Supervisors | None = None) -> None:
         """The service is killed and started anew: what it remembered and what it was planning are lost."""
         self.planner = FakePlanner(answer=self.planner.answer)
-        reports = Reports(server="http://here", token_file=Path("token"))
+        reports = Reports(address_file=Path("address"), token_file=Path("token"))
         self.executor = Executor(
             service or self.service,
             supervisors or self.supervisors,

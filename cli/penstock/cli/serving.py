@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
 from penstock.api.executor.admission import Demand
 from penstock.api.executor.executor import Executor, Reports
-from penstock.api.executor.files import replace_text
 from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
@@ -26,6 +24,7 @@ from penstock.api.webhook.message import Webhook
 from penstock.cli import background
 from penstock.cli.output import say
 from penstock.cli.secret_files import write_secret
+from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
 from penstock.cli.stopping import listening
 from penstock.core.errors import UserError
 
@@ -37,7 +36,7 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
     make_schema(settings)
     service = open_service(settings)
     introduce(service, configuration_file(os.environ, Path.home()))
-    reports = Reports(server=settings.url, token_file=ingest_token(service), ca_file=ca_file(settings))
+    reports = Reports(address_file=address_file(settings), token_file=ingest_token(service))
     executor = Executor(
         service,
         ProcessSupervisors(),
@@ -75,11 +74,6 @@ def make_schema(settings: Settings) -> None:
         engine.dispose()
 
 
-def ca_file(settings: Settings) -> Path | None:
-    """What this machine's own clients believe: the service's certificate itself, whoever signed it."""
-    return settings.tls.certificate if settings.tls else None
-
-
 def introduce(service: Service, path: Path) -> None:
     """At the first start make an administrator's token, and write it with the URL where this user's commands look."""
     if service.read(tokens.every):
@@ -91,29 +85,6 @@ def introduce(service: Service, path: Path) -> None:
         written["ca"] = str(ca)
     write_secret(path, json.dumps(written, indent=1) + "\n")
     say(f"token and URL are in {path}")
-
-
-def ingest_token(service: Service) -> Path:
-    """The file of the token that attempts report with, made at the first start."""
-    path = service.settings.folder / "ingest-token"
-    if not path.exists():
-        reporter = Identity(name="local-attempts", role=Role.INGEST)
-        _, secret = service.write("tokens", lambda connection: tokens.add(connection, reporter, service.clock()))
-        write_secret(path, secret + "\n")
-    return path
-
-
-def executor_name(settings: Settings) -> str:
-    """Of whoever runs jobs in this folder: kept there, because its jobs bear it when machine or folder are renamed."""
-    path = settings.folder / "executor"
-    if not path.exists():
-        replace_text(path, f"{settings.machine}:{settings.folder}\n")
-    return path.read_text().strip()
-
-
-def desk_name(settings: Settings) -> str:
-    """The same at every start, so that a service knows what it was planning, and no other service's."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))
 
 
 def this_machine() -> Demand:

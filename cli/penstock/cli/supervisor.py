@@ -179,11 +179,11 @@ class Supervisor:
 @contextlib.contextmanager
 def shipping(root: Path, order: Order) -> Iterator[None]:
     """A process that ships the run's records during the block, and goes on after it until all are acknowledged."""
-    if not order.server:
+    if not order.address_file:
         yield
         return
-    command = [sys.executable, "-m", "penstock.cli", "ship", str(root), "--server", order.server]
-    command += ["--token-file", order.token_file, *(["--ca", order.ca_file] if order.ca_file else [])]
+    command = [sys.executable, "-m", "penstock.cli", "ship", str(root)]
+    command += ["--address-file", order.address_file, "--token-file", order.token_file]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     with process.stdin:  # it goes on until this end is closed, by this block or by the death of this process

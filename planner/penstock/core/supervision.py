@@ -24,15 +24,22 @@ class Wish(enum.StrEnum):
 class Order(Manifest):
     """What to supervise: an attempt of the job in the run directory, until ``deadline_at`` (seconds since the epoch).
 
-    Its records go to the service at the URL ``server``, with the token in the file ``token_file``; by HTTPS its
-    certificate is one of ``ca_file``.
+    Its records go to the service whose `Address` lies in ``address_file``, with the token in ``token_file``; to none
+    if no file is named. Both are read again and again, because an attempt outlives services.
     """
 
     uid: str
     attempt: int
     deadline_at: float | None = None
-    server: str = ""
+    address_file: str = ""
     token_file: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address(Manifest):
+    """Where the service answers now: its URL, and by HTTPS the file of its certificate."""
+
+    server: str
     ca_file: str = ""
 
 

@@ -65,11 +65,10 @@ VERSION = version("penstock")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reports:
-    """Where attempts report to, the file that holds the token for it, and by HTTPS that of its certificate."""
+    """The files that tell attempts where to report to (`penstock.core.supervision.Address`), and by which token."""
 
-    server: str
+    address_file: Path
     token_file: Path
-    ca_file: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,9 +352,8 @@ class Executor:
             uid=stored.uid,
             attempt=stored.attempt,
             deadline_at=deadline,
-            server=self._reports.server,
+            address_file=str(self._reports.address_file),
             token_file=str(self._reports.token_file),
-            ca_file=str(self._reports.ca_file or ""),
         )
         self._supervisors.start(self._folder(stored), order)
 
