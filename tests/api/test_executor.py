@@ -459,6 +459,31 @@ def test_an_attempt_that_ended_makes_room_only_when_nothing_is_left_of_it(world:
     assert world.job(second).phase is Phase.SUCCEEDED
 
 
+def test_nothing_is_launched_on_a_machine_that_another_has(world: World) -> None:
+    """What was launched before is seen to its end, and who waits may still be deleted."""
+    before, unwanted, late = (world.submit(name) for name in ("before", "unwanted", "late"))
+    world.until(before, Phase.RUNNING)
+    world.may_launch = False
+    world.delete(unwanted)
+    world.until(before, Phase.SUCCEEDED)
+    for _ in range(MOST_TURNS):
+        world.turn()
+    assert (world.job(late).phase, world.job(late).attempt) == (Phase.QUEUED, 0)
+    assert world.job(unwanted).deleted_at is not None
+    world.may_launch = True
+    world.until(late, Phase.SUCCEEDED)
+
+
+def test_a_job_that_the_machine_can_never_hold_fails_and_says_what_is_lacking(world: World) -> None:
+    large, small = world.submit("large", ranks=4), world.submit("small")
+    failed = world.until(large, Phase.FAILED)
+    assert failed.phase_reason == "UserError"
+    assert "4 cores of 2" in failed.phase_message
+    assert "remedy" in failed.phase_message
+    world.until(small, Phase.SUCCEEDED)
+    assert world.supervisors.started == [(small, 1)]
+
+
 # What goes wrong with one job
 
 

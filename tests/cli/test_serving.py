@@ -1,7 +1,8 @@
-"""What `penstock serve` finds again at its next start, what it leaves for attempts."""
+"""What `penstock serve` finds again at its next start, what it leaves for attempts, and that there is one of it."""
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,9 +15,12 @@ from penstock.api.executor.files import read
 from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import tokens
+from penstock.cli.locks import alone
+from penstock.cli.main import main
 from penstock.cli.service_files import address_file, executor_name, ingest_token
 from penstock.core.supervision import Address
 from tests.support.certificates import certificate
+from tests.support.load_service import free_ports
 from tests.support.service import Clock, new_service
 
 
@@ -109,3 +113,33 @@ def test_a_token_that_expired_or_is_for_other_things_is_followed_by_another(
 def test_what_is_no_token_is_replaced(service: Service, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "ingest-token").write_bytes(content)
     assert opens(service, ingest_token(service))
+
+
+# One service of a folder
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a service says that cannot be there."""
+    (port,) = free_ports(1)
+    assert main(["serve", "--folder", str(folder), "--port", str(port)]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_is_in_use_is_refused_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with alone(tmp_path / ".lock", "", ""):
+        told = refused(tmp_path, capsys)
+    assert f"is in use by process {os.getpid()}" in told
+    assert "--folder" in told
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_lock_of_the_machine_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    told = refused(tmp_path / "data", capsys)
+    assert "cannot be written" in told
+    assert "XDG_STATE_HOME" in told

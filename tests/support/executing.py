@@ -33,6 +33,7 @@ class World:
     planner: FakePlanner = field(default_factory=FakePlanner)
     submitted: int = 0
     name: str = "here"
+    may_launch: bool = True
     executor: Executor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,6 +50,7 @@ class World:
             capacity=MACHINE,
             name=self.name,
             reports=reports,
+            may_launch=lambda: self.may_launch,
         )
 
     def submit(self, name: str = "tiny", *, source: str = "python-stdlib", ranks: int = 2, **policy: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
@@ -22,6 +23,7 @@ from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
 from penstock.api.webhook.message import Webhook
 from penstock.cli import background
+from penstock.cli.locks import STATE, Lock, alone, machine_lock_path
 from penstock.cli.output import say
 from penstock.cli.secret_files import write_secret
 from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
@@ -30,38 +32,66 @@ from penstock.core.errors import UserError
 
 
 def serve(settings: Settings, webhook: Webhook | None = None) -> None:
-    """Answer until SIGINT or SIGTERM; jobs go on without the service."""
+    """Answer until SIGINT or SIGTERM; jobs go on without the service.
+
+    Raises:
+        UserError: another service has the folder, or something of the settings cannot be used.
+    """
     check_tls(settings)
     settings.folder.mkdir(parents=True, exist_ok=True)
-    make_schema(settings)
-    service = open_service(settings)
-    introduce(service, configuration_file(os.environ, Path.home()))
-    reports = Reports(address_file=address_file(settings), token_file=ingest_token(service))
+    remedy = "end that service, or name another folder with --folder"
+    with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy), _machine(settings) as machine:
+        make_schema(settings)
+        service = open_service(settings)
+        introduce(service, configuration_file(os.environ, Path.home()))
+        # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
+        with listening(), ExitStack() as stack:
+            for worker in _workers(service, webhook, machine.take):
+                stack.enter_context(worker)
+            server = Server(service)
+            collect_garbage_seldom()
+            say(f"penstock at {settings.url}")
+            server.run()
+        service.close()
+
+
+@contextmanager
+def _machine(settings: Settings) -> Iterator[Lock]:
+    """The lock of this machine, taken if it is free; if it is not, that is said."""
+    path = machine_lock_path(os.environ, Path.home(), settings.machine)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path, f"process {os.getpid()}, folder {settings.folder}")
+    except OSError as error:
+        remedy = f"mend its permissions, or set {STATE} to another folder"
+        raise UserError(what=f"cannot be written: {error.strerror}", where=str(path), remedy=remedy) from None
+    with closing(lock):
+        if not lock.take():
+            other = f"another service launches jobs on this machine ({lock.holder})"
+            say(f"{other}; this one launches none until that one has ended")
+        yield lock
+
+
+def _workers(
+    service: Service, webhook: Webhook | None, may_launch: Callable[[], bool]
+) -> Iterator[AbstractContextManager[None]]:
+    """What goes on beside answering."""
+    settings = service.settings
     executor = Executor(
         service,
         ProcessSupervisors(),
         ProcessPlanner(),
         capacity=this_machine(),
         name=executor_name(settings),
-        reports=reports,
+        reports=Reports(address_file=address_file(settings), token_file=ingest_token(service)),
+        may_launch=may_launch,
     )
     desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
-    workers = [
-        background.looking("executor", executor.turn),
-        background.looking("desk", desk.turn, desk.close),
-        background.forgetting(service),
-    ]
+    yield background.looking("executor", executor.turn)
+    yield background.looking("desk", desk.turn, desk.close)
+    yield background.forgetting(service)
     if webhook is not None:
-        workers.append(background.looking("webhook", Deliverer(service, webhook, settings.url).turn))
-    # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
-    with listening(), ExitStack() as stack:
-        for worker in workers:
-            stack.enter_context(worker)
-        server = Server(service)
-        collect_garbage_seldom()
-        say(f"penstock at {settings.url}")
-        server.run()
-    service.close()
+        yield background.looking("webhook", Deliverer(service, webhook, settings.url).turn)
 
 
 def make_schema(settings: Settings) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -84,6 +84,7 @@ class Executor:
     """Runs the jobs of ``service`` on this machine, which has ``capacity``.
 
     What it launched bears its ``name`` and is no other executor's while the job lives: the attempts' files are here.
+    It launches only while ``may_launch`` says that the machine is its own; what it launched before it sees to its end.
     """
 
     def __init__(
@@ -95,9 +96,10 @@ class Executor:
         capacity: Demand,
         name: str,
         reports: Reports,
+        may_launch: Callable[[], bool],
     ) -> None:
         self._service, self._supervisors, self._planner = service, supervisors, planner
-        self._capacity, self._name, self._reports = capacity, name, reports
+        self._capacity, self._name, self._reports, self._may_launch = capacity, name, reports, may_launch
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
         self._specs: dict[str, tuple[int, JobSpec]] = {}
@@ -178,6 +180,8 @@ class Executor:
         )
 
     def _admitted(self, looks: Sequence[_Look]) -> frozenset[str]:
+        if not self._may_launch():
+            return frozenset()
         waiting = [
             Waiting(
                 uid=look.stored.uid,
