@@ -1,8 +1,9 @@
 """Fifty SIGKILLs at random moments under load, while real jobs run: nothing is lost, doubled, or run twice.
 
 Run as ``python -m benchmarks.service_kills``; writes ``benchmarks/results/service_kills.{md,json}``. The service is
-`penstock serve` with its executor. On SQLite one is killed, on PostgreSQL two in turn. What others report is counted
-in the database afterwards; of the jobs that the service runs itself, each must have succeeded in its first attempt.
+`penstock serve` with its executor. On SQLite one is killed, on PostgreSQL two in turn, both of which launch jobs, as
+two machines would. What others report is counted in the database afterwards; of the jobs that the service runs itself,
+each must have succeeded in its first attempt.
 """
 
 from __future__ import annotations

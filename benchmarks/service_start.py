@@ -44,7 +44,8 @@ def start_once(penstock: Path, folder: Path) -> dict[str, float]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
+    own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_STATE_HOME": str(folder / "state")}
+    environment = {**os.environ, **own}
     command = [str(penstock), "serve", "--folder", str(folder / "data"), "--port", str(port)]
     begin = time.perf_counter()
     with subprocess.Popen(command, env=environment, cwd=folder, stderr=subprocess.DEVNULL) as process:

@@ -28,16 +28,11 @@ from tests.support.fake_supervisors import (
     RUNS_ON,
     VANISHES,
     Crash,
-    CrashError,
     CrashingService,
-    CrashingSupervisors,
-    FakeSupervisors,
     Script,
 )
 from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, new_service
-
-RETRIED = [*WHOLE_LIFE[:-1], Phase.RECOVERING, Phase.QUEUED, *WHOLE_LIFE[2:]]
 
 
 @pytest.fixture
@@ -67,7 +62,7 @@ def test_the_supervisor_finds_the_job_its_order_and_the_plan(world: World) -> No
     world.until(uid, Phase.SUCCEEDED)
     root = world.service.settings.runs / uid
     attempt = world.supervisors.attempts[AttemptFolder(root, 1)]
-    assert (attempt.order.server, attempt.order.deadline_at) == ("http://here", world.clock.now + 100)
+    assert (attempt.order.address_file, attempt.order.deadline_at) == ("address", world.clock.now + 100)
     assert attempt.binding is not None
     assert attempt.binding.plan_digest == sample_plan().digest
     assert {path.name for path in root.iterdir()} == {"job.yaml", "plan.json", "profile.json"}
@@ -300,6 +295,50 @@ def test_nobody_is_called_silent_for_the_time_when_nobody_listened(world: World)
     world.until(uid, Phase.RECOVERING)
 
 
+def test_an_attempt_whose_records_do_not_arrive_is_not_silent(world: World) -> None:
+    """The service may have moved, be busy, or refuse the token: its supervisor sees the steps."""
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit()
+    world.until(uid, Phase.RUNNING)
+    world.report_step(uid)
+    world.clock.now += STALL_LEAST_SECONDS
+    world.see_step(uid)
+    world.turn()
+    assert world.job(uid).phase is Phase.RUNNING
+    world.clock.now += STALL_LEAST_SECONDS
+    world.until(uid, Phase.RECOVERING)
+
+
+def test_an_attempt_of_which_no_record_ever_came_may_be_silent(world: World) -> None:
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit()
+    world.until(uid, Phase.RUNNING)
+    world.see_step(uid)
+    world.clock.now += STALL_LEAST_SECONDS
+    world.until(uid, Phase.RECOVERING)
+
+
+@pytest.mark.parametrize("backoff_limit", [0, 3], ids=["its last attempt", "one of many"])
+def test_a_store_that_takes_nothing_ends_no_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch, backoff_limit: int
+) -> None:
+    def full(self: Service, key: str, change: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
+
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit(backoffLimit=backoff_limit)
+    world.until(uid, Phase.RUNNING)
+    world.report_step(uid)
+    world.clock.now += STALL_LEAST_SECONDS
+    with monkeypatch.context() as patch:
+        patch.setattr(Service, "write", full)
+        world.turn()
+    world.see_step(uid)
+    world.turn()
+    assert world.job(uid).phase is Phase.RUNNING
+    assert [attempt.order.attempt for attempt in world.supervisors.living] == [1]
+
+
 # Planning
 
 
@@ -438,6 +477,31 @@ def test_an_attempt_that_ended_makes_room_only_when_nothing_is_left_of_it(world:
     assert world.job(second).phase is Phase.SUCCEEDED
 
 
+def test_nothing_is_launched_on_a_machine_that_another_has(world: World) -> None:
+    """What was launched before is seen to its end, and who waits may still be deleted."""
+    before, unwanted, late = (world.submit(name) for name in ("before", "unwanted", "late"))
+    world.until(before, Phase.RUNNING)
+    world.may_launch = False
+    world.delete(unwanted)
+    world.until(before, Phase.SUCCEEDED)
+    for _ in range(MOST_TURNS):
+        world.turn()
+    assert (world.job(late).phase, world.job(late).attempt) == (Phase.QUEUED, 0)
+    assert world.job(unwanted).deleted_at is not None
+    world.may_launch = True
+    world.until(late, Phase.SUCCEEDED)
+
+
+def test_a_job_that_the_machine_can_never_hold_fails_and_says_what_is_lacking(world: World) -> None:
+    large, small = world.submit("large", ranks=4), world.submit("small")
+    failed = world.until(large, Phase.FAILED)
+    assert failed.phase_reason == "UserError"
+    assert "4 cores of 2" in failed.phase_message
+    assert "remedy" in failed.phase_message
+    world.until(small, Phase.SUCCEEDED)
+    assert world.supervisors.started == [(small, 1)]
+
+
 # What goes wrong with one job
 
 
@@ -497,75 +561,3 @@ def test_a_database_that_is_away_is_asked_again(world: World, monkeypatch: pytes
         patch.setattr(Service, "read", away)
         world.executor.turn()
     world.until(uid, Phase.SUCCEEDED)
-
-
-# A service that is killed
-
-
-@pytest.mark.parametrize(
-    ("scripts", "life"),
-    [([Script()], WHOLE_LIFE), ([FAILS, Script()], RETRIED), ([VANISHES, Script()], RETRIED)],
-    ids=["smooth", "failing", "vanishing"],
-)
-def test_a_service_killed_anywhere_goes_on(world: World, scripts: list[Script], life: list[Phase]) -> None:
-    attempts = len(scripts)
-    for at in range(1, 200):
-        crash = Crash(at)
-        uid = _live_through(world, f"job{at}", list(scripts), crash)
-        ended = world.job(uid)
-        assert (ended.phase, ended.attempt, ended.failures) == (Phase.SUCCEEDED, attempts, attempts - 1), at
-        assert world.supervisors.started == [(uid, number + 1) for number in range(attempts)], at
-        assert world.phases(uid) == life, at
-        assert world.supervisors.living == []
-        if not crash.came:
-            return
-    raise AssertionError("there are more moments than were tried")
-
-
-def _live_through(world: World, name: str, scripts: list[Script], crash: Crash) -> str:
-    """A job's whole life, in which the service is killed once and started anew; the job's uid."""
-    world.supervisors = FakeSupervisors(scripts)
-    values = {each.name: getattr(world.service, each.name) for each in dataclasses.fields(world.service)}
-    world.restart(CrashingService(**values, crash=crash), CrashingSupervisors(world.supervisors, crash))
-    uid = world.submit(name)
-    for _ in range(MOST_TURNS):
-        try:
-            world.executor.turn()
-        except CrashError:
-            world.restart()
-        world.supervisors.step()
-        world.clock.now += 1
-        if world.job(uid).phase.terminal:
-            break
-    return uid
-
-
-def test_a_service_killed_in_every_phase_goes_on(world: World) -> None:
-    uid = world.submit()
-    for phase in WHOLE_LIFE:
-        world.until(uid, phase)
-        world.restart()
-    assert world.phases(uid) == WHOLE_LIFE
-    assert world.supervisors.started == [(uid, 1)]
-
-
-def test_a_service_killed_while_it_stops_a_job_goes_on(world: World) -> None:
-    world.supervisors.scripts = [RUNS_ON]
-    uid = world.submit()
-    world.until(uid, Phase.RUNNING)
-    world.suspend(uid)
-    for _ in range(4):
-        world.restart()
-        world.turn()
-    assert (world.job(uid).phase, world.job(uid).failures) == (Phase.SUSPENDED, 0)
-    assert world.supervisors.asked.count(("stop", 1)) == 1
-
-
-def test_a_job_that_the_machine_can_never_hold_fails_and_says_what_is_lacking(world: World) -> None:
-    large, small = world.submit("large", ranks=4), world.submit("small")
-    failed = world.until(large, Phase.FAILED)
-    assert failed.phase_reason == "UserError"
-    assert "4 cores of 2" in failed.phase_message
-    assert "remedy" in failed.phase_message
-    world.until(small, Phase.SUCCEEDED)
-    assert world.supervisors.started == [(small, 1)]

@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> AttemptFolder:
 
 
 def order(attempt: int = 1) -> Order:
-    return Order(uid="a-uid", attempt=attempt, deadline_at=12.5, server="http://here", token_file="token")
+    return Order(uid="a-uid", attempt=attempt, deadline_at=12.5, address_file="address", token_file="token")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

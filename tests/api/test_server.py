@@ -22,10 +22,11 @@ from penstock.api.server import MOST_HEAD_BYTES, check_tls, tls_of
 from penstock.api.service import Service
 from penstock.api.settings import Limits, Settings, Tls
 from penstock.api.store import audit, jobs
-from penstock.cli.shipping import http_post
+from penstock.cli.posting import http_post
 from penstock.core.errors import UserError
 from tests.support.certificates import certificate
 from tests.support.listening import PATIENCE_SECONDS, answering, bearer
+from tests.support.outboxes import address_file
 from tests.support.service import add_job, new_service, step_records
 
 HASTY = Limits(idle_seconds=0.4, request_seconds=0.4)
@@ -69,10 +70,22 @@ class TestTls:
         token = tmp_path / "token"
         token.write_text(bearer(service, Role.INGEST)["Authorization"].partition(" ")[2])
         records = json.dumps({"records": [each.to_manifest() for each in step_records(uid, range(2))]}).encode()
-        with http_post(url, token, tls.certificate) as post:
+        with http_post(address_file(tmp_path / "address", url, tls.certificate), token) as post:
             assert post(gzip.compress(records)).status == 200
-        with http_post(url, token) as post:
+        with http_post(address_file(tmp_path / "address", url), token) as post:
             assert "certificate" in post(b"").detail.lower()
+
+    def test_a_new_certificate_in_the_same_file_is_believed(
+        self, service: Service, url: str, tls: Tls, tmp_path: Path
+    ) -> None:
+        """A service has it from its next start on, and attempts that still run as well."""
+        known, token = tmp_path / "known.pem", tmp_path / "token"
+        known.write_bytes(certificate(tmp_path, "before").certificate.read_bytes())
+        token.write_text("whoever")
+        with http_post(address_file(tmp_path / "address", url, known), token) as post:
+            assert "certificate" in post(b"").detail.lower()
+            known.write_bytes(tls.certificate.read_bytes())
+            assert post(b"").status == 401
 
     def test_a_cookie_is_for_https_alone(self, service: Service, url: str, tls: Tls) -> None:
         with Client(self.target(service, url, tls.certificate)) as client:

@@ -1,12 +1,27 @@
-"""What `penstock serve` finds again at its next start."""
+"""What `penstock serve` finds again at its next start, what it leaves for attempts, and that there is one of it."""
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.executor.files import read
+from penstock.api.service import Service
 from penstock.api.settings import Settings
-from penstock.cli.serving import executor_name
+from penstock.api.store import tokens
+from penstock.cli.locks import alone
+from penstock.cli.main import main
+from penstock.cli.service_files import address_file, executor_name, ingest_token
+from penstock.core.supervision import Address
+from tests.support.certificates import certificate
+from tests.support.load_service import free_ports
+from tests.support.service import Clock, new_service
 
 
 def test_an_executor_keeps_its_name_when_machine_and_folder_are_renamed(tmp_path: Path) -> None:
@@ -23,3 +38,108 @@ def test_folders_have_executors_of_their_own(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     names = {executor_name(Settings(folder=tmp_path / name, machine="first")) for name in "ab"}
     assert len(names) == 2
+
+
+# Where attempts report to
+
+
+def test_attempts_are_told_where_it_answers_now(tmp_path: Path) -> None:
+    tls = certificate(tmp_path)
+    settings = Settings(folder=tmp_path)
+    assert read(address_file(settings), Address) == Address(server="http://127.0.0.1:8470")
+    moved = address_file(replace(settings, host="localhost", port=9000, tls=tls))
+    assert read(moved, Address) == Address(server="https://localhost:9000", ca_file=str(tls.certificate))
+
+
+# What attempts report with
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
+    made = new_service(tmp_path, clock=clock)
+    yield made
+    made.close()
+
+
+def opens(service: Service, path: Path) -> bool:
+    """Whether an attempt may report with what lies there."""
+    secret = path.read_text().strip()
+    found = service.read(lambda c: tokens.by_secret(c, secret))
+    return found is not None and found.valid(service.clock()) and found.role is Role.INGEST
+
+
+def test_a_token_that_opens_is_kept(service: Service) -> None:
+    path = ingest_token(service)
+    secret = path.read_text()
+    assert opens(service, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ingest_token(service).read_text() == secret
+    assert len(service.read(tokens.every)) == 1
+
+
+def test_another_database_in_the_same_folder_gets_a_token_of_its_own(service: Service, tmp_path: Path) -> None:
+    secret = ingest_token(service).read_text()
+    other = new_service(tmp_path, f"sqlite:///{tmp_path / 'other.db'}")
+    assert opens(other, ingest_token(other))
+    assert ingest_token(other).read_text() != secret
+    other.close()
+
+
+def test_a_revoked_token_is_followed_by_another(service: Service) -> None:
+    path = ingest_token(service)
+    (first,) = service.read(tokens.every)
+    service.write("tokens", lambda c: tokens.revoke(c, first.id, service.clock()))
+    assert not opens(service, path)
+    assert opens(service, ingest_token(service))
+
+
+@pytest.mark.parametrize("role", [Role.INGEST, Role.ADMIN])
+def test_a_token_that_expired_or_is_for_other_things_is_followed_by_another(
+    service: Service, clock: Clock, tmp_path: Path, role: Role
+) -> None:
+    bearer = Identity(name="somebody", role=role)
+    _, secret = service.write("tokens", lambda c: tokens.add(c, bearer, clock(), lifetime_seconds=10.0))
+    (tmp_path / "ingest-token").write_text(secret)
+    clock.now += 10.0 if role is Role.INGEST else 0.0
+    assert opens(service, ingest_token(service))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff", b"nonsense"])
+def test_what_is_no_token_is_replaced(service: Service, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "ingest-token").write_bytes(content)
+    assert opens(service, ingest_token(service))
+
+
+# One service of a folder
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a service says that cannot be there."""
+    (port,) = free_ports(1)
+    assert main(["serve", "--folder", str(folder), "--port", str(port)]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_is_in_use_is_refused_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with alone(tmp_path / ".lock", "", ""):
+        told = refused(tmp_path, capsys)
+    assert f"is in use by process {os.getpid()}" in told
+    assert "--folder" in told
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_lock_of_the_machine_that_cannot_be_made_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    told = refused(tmp_path / "data", capsys)
+    assert "cannot be written" in told
+    assert "XDG_STATE_HOME" in told

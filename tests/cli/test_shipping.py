@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli import shipping
+from penstock.cli.posting import Reply
 from penstock.cli.shipping import (
     DRAIN_SECONDS,
     FIRST_WAIT_SECONDS,
@@ -23,7 +24,6 @@ from penstock.cli.shipping import (
     MOST_BYTES,
     MOST_RECORDS,
     POLL_SECONDS,
-    Reply,
     Shipper,
 )
 from penstock.trainer.outbox import read_records

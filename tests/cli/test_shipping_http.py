@@ -15,19 +15,13 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import shipping
-from penstock.cli.shipping import (
-    Reply,
-    http_post,
-    ship,
-)
+from penstock.cli.posting import Post, Reply, http_post
+from penstock.cli.shipping import ship
 from penstock.trainer.rundir import RunDir
 from tests.support.ingest_server import IngestServer, Request
-from tests.support.outboxes import fill
+from tests.support.outboxes import address_file, fill
 
-LOST = Reply(status=0, detail="the answer was lost")
-
-
-# Over HTTP
+NOWHERE = "http://127.0.0.1:9"
 
 
 def acknowledging(request: Request) -> tuple[int, bytes]:
@@ -42,11 +36,21 @@ def token_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def address(tmp_path: Path) -> Path:
+    """Of a service that ended."""
+    return address_file(tmp_path / "address.json", NOWHERE)
+
+
+def posting_to(server: IngestServer, token_file: Path) -> contextlib.AbstractContextManager[Post]:
+    return http_post(address_file(token_file.with_name("address.json"), server.url), token_file)
+
+
 BODY = gzip.compress(b'{"records":[{"sequence":7}]}')
 
 
 def test_a_post_says_what_it_brings_and_who_it_is(token_file: Path) -> None:
-    with IngestServer(acknowledging) as server, http_post(server.url, token_file) as post:
+    with IngestServer(acknowledging) as server, posting_to(server, token_file) as post:
         assert post(BODY) == Reply(status=200, sequence=7)
         token_file.write_text("secret-2\n")
         assert post(BODY) == Reply(status=200, sequence=7)
@@ -58,7 +62,7 @@ def test_a_post_says_what_it_brings_and_who_it_is(token_file: Path) -> None:
 
 @pytest.mark.parametrize("status", [302, 400, 401, 409, 413, 422, 429, 500, 503])
 def test_other_answers_come_back_as_they_are(token_file: Path, status: int) -> None:
-    with IngestServer(lambda request: (status, b"x" * 1000)) as server, http_post(server.url, token_file) as post:
+    with IngestServer(lambda request: (status, b"x" * 1000)) as server, posting_to(server, token_file) as post:
         assert post(BODY) == Reply(status=status, detail="x" * 500)
 
 
@@ -66,7 +70,7 @@ def test_other_answers_come_back_as_they_are(token_file: Path, status: int) -> N
     "answer", [b"", b"welcome to the hotel", b"\xff\xfe", b"null", b"[]", b"{}", b'{"sequence": null}']
 )
 def test_an_answer_that_is_none_of_the_service_s_is_no_answer(token_file: Path, answer: bytes) -> None:
-    with IngestServer(lambda request: (200, answer)) as server, http_post(server.url, token_file) as post:
+    with IngestServer(lambda request: (200, answer)) as server, posting_to(server, token_file) as post:
         found = post(BODY)
     assert (found.status, found.sequence) == (0, -1)
     assert found.detail
@@ -76,14 +80,39 @@ def test_a_service_that_is_not_there_is_no_answer(token_file: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with http_post(f"http://127.0.0.1:{port}", token_file) as post:
+    with http_post(address_file(token_file.with_name("address.json"), f"http://127.0.0.1:{port}"), token_file) as post:
         found = post(BODY)
     assert found.status == 0
     assert found.detail
 
 
+def test_a_service_that_came_back_elsewhere_is_found(address: Path, token_file: Path) -> None:
+    with http_post(address, token_file) as post:
+        assert post(BODY).status == 0
+        for _ in range(2):
+            with IngestServer(acknowledging) as server:
+                address_file(address, server.url)
+                assert post(BODY) == Reply(status=200, sequence=7)
+            assert post(BODY).status == 0
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[]", "{}", '{"server": ""}', '{"server": "http://[", "caFile": "/no"}']
+)
+def test_an_address_that_cannot_be_used_is_no_answer(address: Path, token_file: Path, text: str | None) -> None:
+    if text is None:
+        address.unlink()
+    else:
+        address.write_text(text)
+    with IngestServer(acknowledging) as server, http_post(address, token_file) as post:
+        found = post(BODY)
+        address_file(address, server.url)
+        assert post(BODY).status == 200
+    assert (found.status, found.detail != "") == (0, True)
+
+
 def test_a_connection_that_breaks_is_no_answer(token_file: Path) -> None:
-    with IngestServer(lambda request: (0, b"")) as server, http_post(server.url, token_file) as post:
+    with IngestServer(lambda request: (0, b"")) as server, posting_to(server, token_file) as post:
         found = post(BODY)
     assert found.status == 0
     assert found.detail
@@ -91,7 +120,7 @@ def test_a_connection_that_breaks_is_no_answer(token_file: Path) -> None:
 
 @pytest.mark.parametrize("token", [None, b"\xff", "naïve".encode(), b"two\nlines"], ids=str)
 def test_a_token_that_cannot_be_sent_is_no_answer(token_file: Path, token: bytes | None) -> None:
-    with IngestServer(acknowledging) as server, http_post(server.url, token_file) as post:
+    with IngestServer(acknowledging) as server, posting_to(server, token_file) as post:
         if token is None:
             token_file.unlink()
         else:
@@ -133,13 +162,13 @@ def test_a_run_is_shipped_until_somebody_asks_to_stop(tmp_path: Path, token_file
 
     handler = signal.getsignal(signal.SIGTERM)
     with IngestServer(answer) as server:
-        assert ship(run.root, server.url, token_file, lambda line: None)
+        assert ship(run.root, address_file(tmp_path / "address.json", server.url), token_file, lambda line: None)
     assert len(server.requests) == 3
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_run_without_records_is_shipped_too(tmp_path: Path, token_file: Path, held: int) -> None:
+def test_a_run_without_records_is_shipped_too(tmp_path: Path, address: Path, token_file: Path, held: int) -> None:
     """Whoever started it ended before the first look."""
     os.close(held)
-    assert ship(tmp_path / "run", "http://127.0.0.1:9", token_file, lambda line: None)
+    assert ship(tmp_path / "run", address, token_file, lambda line: None)

@@ -6,7 +6,9 @@ import os
 import signal
 
 import pytest
+import typer
 
+from penstock.cli import main as command
 from penstock.cli.stopping import StopRequestedError, StopRequests, listening
 
 
@@ -78,3 +80,18 @@ def test_it_says_who_asked_first(asked: signal.Signals) -> None:
 
 def test_it_is_no_exception_that_libraries_swallow() -> None:
     assert not issubclass(StopRequestedError, Exception)
+
+
+@pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_says_by_what(
+    asked: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer makes one code of every Ctrl-C."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def stopped() -> None:
+        raise StopRequestedError(asked)
+
+    monkeypatch.setattr(command, "app", app)
+    assert command.main([]) == code

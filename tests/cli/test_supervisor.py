@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 from collections.abc import Callable
@@ -10,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from penstock.api.executor.folder import AttemptFolder
+from penstock.cli import supervisor as module
 from penstock.cli.stopping import StopRequests
-from penstock.cli.supervisor import DEADLINE, Supervisor
+from penstock.cli.supervisor import DEADLINE, STEP_GRAIN_SECONDS, Supervisor
 from penstock.cli.workers import Ranks
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.supervision import AttemptReport, Binding, Order, Wish
 from penstock.trainer.launch import Failure, Outcome
-from penstock.trainer.rundir import RunDir, write_json
+from penstock.trainer.rundir import RunDir, metrics_line, write_json
 from penstock.trainer.status import StatusFile, read_status, status_path
-from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, killed, refused
+from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, fake_metrics, killed, refused
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import EVERY, STEPS, FakeDecider, sample_job
 
@@ -185,6 +187,40 @@ def test_the_newest_checkpoint_is_told_while_training(tmp_path: Path) -> None:
     bench.supervise()
     told = [report.last_checkpoint for report in bench.seen if report.state is AttemptState.RUNNING]
     assert list(dict.fromkeys(told)) == [None, 5, 10, 15, 20]
+
+
+# Steps
+
+
+def test_a_step_is_never_told_as_earlier_than_it_was_nor_as_much_later(tmp_path: Path) -> None:
+    """Earlier, and the attempt would be taken for silent before its time."""
+    bench = Bench(tmp_path)
+    looked_at: list[float] = []
+    late: list[float] = []
+
+    def meanwhile(report: AttemptReport) -> None:
+        bench.serve(report)
+        if report.state is AttemptState.RUNNING and report.last_step_at is not None:
+            late.append(report.last_step_at - looked_at[-1])
+        bench.now += 7
+        looked_at.append(bench.now)
+
+    bench.meanwhile = meanwhile
+    bench.supervise()
+    assert len(late) == STEPS
+    assert all(0 <= seconds < STEP_GRAIN_SECONDS for seconds in late)
+
+
+def test_steps_that_follow_quickly_are_told_together_and_silence_is_seen(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeWorkers(scripts=[SILENT]), deadline_at=1030.0)
+    bench.supervise()
+    assert list(dict.fromkeys(report.last_step_at for report in bench.seen)) == [None, 1005.0]
+
+
+def test_steps_of_attempts_before_are_none_of_this_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeWorkers(scripts=[Script(until=0, end=None)]), deadline_at=1030.0)
+    bench.run.metrics.write_text(metrics_line(fake_metrics(0)))
+    assert bench.supervise().last_step_at is None
 
 
 # Stopping
@@ -460,6 +496,26 @@ def test_the_report_is_written_only_when_something_changed(tmp_path: Path) -> No
     bench.supervise()
     assert found == [mark]
     assert bench.report.state is AttemptState.STOPPED
+
+
+def test_a_report_that_cannot_be_written_costs_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may be full for a while."""
+    bench = Bench(tmp_path)
+
+    def full(path: Path, manifest: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def meanwhile(report: AttemptReport) -> None:
+        bench.serve(report)
+        if bench.pauses == 5:
+            monkeypatch.setattr(module, "write_json", full)
+        if bench.pauses == 15:
+            monkeypatch.undo()
+
+    bench.meanwhile = meanwhile
+    report = bench.supervise()
+    assert report.state is AttemptState.SUCCEEDED
+    assert bench.report == report
 
 
 def test_a_report_that_vanished_is_written_again(tmp_path: Path) -> None:

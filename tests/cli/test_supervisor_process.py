@@ -38,6 +38,7 @@ from penstock.trainer.status import read_status, status_path
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, killed
 from tests.support.ingest_server import IngestServer, Request
 from tests.support.leaving import ended_after, leave_behind, runs
+from tests.support.outboxes import address_file
 from tests.support.sample_run import sample_plan
 from tests.support.serving import wait_until
 from tests.support.supervised import FakeDecider, sample_job
@@ -233,24 +234,24 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
     return started
 
 
-def test_without_a_server_nothing_is_shipped(tmp_path: Path, processes: list[FakeProcess]) -> None:
+def test_without_an_address_nothing_is_shipped(tmp_path: Path, processes: list[FakeProcess]) -> None:
     with shipping(tmp_path, Order(uid="u-1", attempt=3)):
         pass
     assert processes == []
 
 
 def test_a_shipper_is_asked_to_end_when_the_attempt_has(tmp_path: Path, processes: list[FakeProcess]) -> None:
-    order = Order(uid="u-1", attempt=3, server="http://127.0.0.1:9", token_file="/t")
+    order = Order(uid="u-1", attempt=3, address_file="/a", token_file="/t")
     with shipping(tmp_path, order):
         assert not processes[0].asked
     assert processes[0].asked
     assert processes[0].start_new_session
-    command = [sys.executable, "-m", "penstock.cli", "ship", str(tmp_path), "--server", order.server]
-    assert processes[0].command == [*command, "--token-file", "/t"]
+    command = [sys.executable, "-m", "penstock.cli", "ship", str(tmp_path)]
+    assert processes[0].command == [*command, "--address-file", "/a", "--token-file", "/t"]
 
 
 def test_a_shipper_is_asked_to_end_whatever_happened(tmp_path: Path, processes: list[FakeProcess]) -> None:
-    order = Order(uid="u-1", attempt=3, server="http://127.0.0.1:9", token_file="/t")
+    order = Order(uid="u-1", attempt=3, address_file="/a", token_file="/t")
 
     def fail() -> None:
         with shipping(tmp_path, order):
@@ -278,6 +279,11 @@ def real_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.
         process.wait()
 
 
+def reporting_to(server: IngestServer, folder: Path) -> Order:
+    address = address_file(folder / "address.json", server.url)
+    return Order(uid="u-1", attempt=3, address_file=str(address), token_file=str(folder / "token"))
+
+
 def test_a_shipper_outlives_the_block_until_all_is_acknowledged(
     tmp_path: Path, real_processes: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -294,7 +300,7 @@ def test_a_shipper_outlives_the_block_until_all_is_acknowledged(
         return (200, b'{"sequence": 0}') if block_is_over.is_set() else (503, b"")
 
     with IngestServer(answer) as server:
-        with shipping(tmp_path, Order(uid="u-1", attempt=3, server=server.url, token_file=str(tmp_path / "token"))):
+        with shipping(tmp_path, reporting_to(server, tmp_path)):
             assert came.wait(PATIENCE_SECONDS)
         block_is_over.set()
         assert real_processes[0].wait(PATIENCE_SECONDS) == 0
@@ -336,7 +342,7 @@ def test_a_shipper_waits_for_ranks_that_outlive_their_supervisor(
     subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path)])
     wait_until(lambda: read_status(status_path(run.status, 0)) is not None)
     with IngestServer(answer) as server:
-        with shipping(tmp_path, Order(uid="u-1", attempt=3, server=server.url, token_file=str(tmp_path / "token"))):
+        with shipping(tmp_path, reporting_to(server, tmp_path)):
             wait_until(lambda: is_locked(shipping_lock(tmp_path)))
         time.sleep(2 * POLL_SECONDS)
         assert is_locked(shipping_lock(tmp_path))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.cli.locks import Lock, machine_lock_path
 from tests.support.command import Command, ended, tiny_job
 from tests.support.serving import processes_of, wait_until
 
@@ -69,6 +72,16 @@ def test_a_job_that_fails_fails_the_demonstration(tmp_path: Path) -> None:
     assert "tiny  Failed  DeadlineExceeded" in said
     assert said.count("ran longer than activeDeadlineSeconds 1") == 1
     wait_until(lambda: processes_of(tmp_path) == [], seconds=60)
+
+
+def test_it_does_not_wait_for_a_service_that_has_the_machine(tmp_path: Path) -> None:
+    path = machine_lock_path({"XDG_STATE_HOME": str(tmp_path / "state")}, tmp_path, socket.gethostname())
+    path.parent.mkdir(parents=True)
+    with closing(Lock(path, "somebody")) as service:
+        assert service.take()
+        _, said = command(tmp_path)(*arguments(tmp_path, length=1_000_000), code=1)
+    assert "another service launches jobs on this machine" in said
+    assert "Failed" in said
 
 
 def test_a_service_that_does_not_start_says_why(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def tiny_plan() -> Plan:
 
 @dataclass
 class Command:
-    """Starts `penstock` with a cache of its own below ``folder``."""
+    """Starts `penstock` with a cache of its own below ``folder``, and with the machine to itself."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -78,11 +78,16 @@ class Command:
         return subprocess.Popen(
             [sys.executable, "-m", "penstock.cli", *map(str, arguments)],
             cwd=self.folder,
-            env={**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "COLUMNS": "200", **self.environment},
+            env={**os.environ, **self._own, **self.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def _own(self) -> dict[str, str]:
+        folders = {"XDG_CACHE_HOME": str(self.folder / "cache"), "XDG_STATE_HOME": str(self.folder / "state")}
+        return {**folders, "COLUMNS": "200"}
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> tuple[str, str]:
         """What it prints on stdout and stderr; it must end with ``code``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class World:
     submitted: int = 0
     name: str = "here"
     machine: Machine = MACHINE
+    may_launch: bool = True
     executor: Executor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +43,7 @@ class World:
     def restart(self, service: Service | None = None, supervisors: Supervisors | None = None) -> None:
         """The service is killed and started anew: what it remembered and what it was planning are lost."""
         self.planner = FakePlanner(answer=self.planner.answer)
-        reports = Reports(server="http://here", token_file=Path("token"))
+        reports = Reports(address_file=Path("address"), token_file=Path("token"))
         self.executor = Executor(
             service or self.service,
             supervisors or self.supervisors,
@@ -50,6 +51,7 @@ class World:
             machine=self.machine,
             name=self.name,
             reports=reports,
+            may_launch=lambda: self.may_launch,
         )
 
     def submit(
@@ -98,6 +100,12 @@ class World:
     def report_step(self, uid: str, attempt: int = 1) -> None:
         told = jobs.Reported(attempt=attempt, step=3, reported_at=self.clock())
         self.service.write(uid, lambda connection: jobs.report(connection, [(uid, told)]))
+
+    def see_step(self, uid: str, attempt: int = 1) -> None:
+        """The supervisor sees one, of which no record has come yet."""
+        found = self.supervisors.attempts[self.folder(uid, attempt)]
+        assert found.report is not None
+        found.report = replace(found.report, last_step_at=self.clock())
 
     def folder(self, uid: str, attempt: int = 1) -> AttemptFolder:
         return AttemptFolder(self.service.settings.runs / uid, attempt)

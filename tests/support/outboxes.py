@@ -1,19 +1,25 @@
-"""Outbox files with records in them, and answers of a service."""
+"""Outbox files with records in them, where a service answers, and its answers."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
 
-from penstock.cli.shipping import (
-    Reply,
-)
+from penstock.api.executor.files import write
+from penstock.cli.posting import Reply
 from penstock.core.records import LogLine, RecordKind
+from penstock.core.supervision import Address
 from penstock.trainer.outbox import Outbox
 
 
 def reply(status: int, detail: str = "no") -> Reply:
     return Reply(status=status, detail=detail)
+
+
+def address_file(path: Path, server: str, certificate: Path | None = None) -> Path:
+    """The file, as a service writes it that answers there."""
+    write(path, Address(server=server, ca_file=str(certificate or "")))
+    return path
 
 
 def opened(folder: Path, attempt: int = 1, source: str = "rank-0") -> Outbox:

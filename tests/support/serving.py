@@ -41,7 +41,9 @@ class Served:
         wait_until(lambda: configuration.exists() and self._ready())
         found = json.loads(configuration.read_text())
         bearer = {"Authorization": f"Bearer {found['token']}"}
-        self.client = httpx.Client(base_url=found["server"], headers=bearer, timeout=30, trust_env=False)
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", headers=bearer, timeout=30, trust_env=False
+        )
 
     @property
     def command(self) -> Command:

@@ -10,33 +10,48 @@ from penstock.api import retention
 from penstock.api.service import Service
 
 LOOK_SECONDS = 0.5
-FORGET_SECONDS = 3600.0
+FIRST_FORGET_SECONDS, FORGET_SECONDS = 60.0, 3600.0
 
 
 @contextmanager
 def looking(name: str, turn: Callable[[], None], close: Callable[[], None] = lambda: None) -> Iterator[None]:
     """``turn`` is called again and again, in a thread of its own, for as long as the block lasts; then ``close``."""
-    with _repeating(name, LOOK_SECONDS, lambda ending: turn(), close):
+    with _repeating(name, LOOK_SECONDS, LOOK_SECONDS, lambda ending: turn(), close):
         yield
 
 
 @contextmanager
 def forgetting(service: Service) -> Iterator[None]:
-    """Now and then what is older than its limit is dropped, for as long as the block lasts."""
-    with _repeating("retention", FORGET_SECONDS, lambda ending: retention.forget_old(service, ending.is_set)):
+    """Now and then what is older than its limit is dropped, for as long as the block lasts.
+
+    For the first time soon, or a service that is often started anew would keep everything.
+    """
+
+    def forget(ending: threading.Event) -> None:
+        retention.forget_old(service, ending.is_set)
+
+    with _repeating("retention", FIRST_FORGET_SECONDS, FORGET_SECONDS, forget):
         yield
 
 
 @contextmanager
 def _repeating(
-    name: str, seconds: float, do: Callable[[threading.Event], object], close: Callable[[], None] = lambda: None
+    name: str,
+    first_seconds: float,
+    seconds: float,
+    do: Callable[[threading.Event], None],
+    close: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Does it again and again, ``seconds`` in between, in a thread; it is told by an event that the block ends."""
+    """Does it after ``first_seconds``, and again and again with ``seconds`` in between, in a thread; it is told by an
+    event that the block ends.
+    """
     ending = threading.Event()
 
     def work() -> None:
-        while not ending.wait(seconds):
+        pause = first_seconds
+        while not ending.wait(pause):
             do(ending)
+            pause = seconds
         close()
 
     thread = threading.Thread(target=work, name=f"penstock-{name}", daemon=True)

@@ -6,6 +6,7 @@ Everything lies in one folder, the user's configuration stays as it is, and whoe
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from penstock.api.executor.claims import is_locked
 from penstock.api.executor.folder import shipping_lock
 from penstock.cli import output
 from penstock.cli.attempt import read_result
+from penstock.cli.locks import STATE, machine_lock_path
 from penstock.cli.ports import LOOPBACK
 from penstock.cli.remote import follow_job
 from penstock.cli.reporting import write_report
@@ -90,9 +92,7 @@ def _summed_up(folder: Path, job: Job) -> Summary:
 @contextmanager
 def _service(folder: Path, data: Sequence[str]) -> Iterator[Target]:
     """`penstock serve` until the block ends. It has a session of its own, so that Ctrl-C is not for it."""
-    port = free_port()
-    environment = {name: value for name, value in os.environ.items() if name not in (SERVER, TOKEN, CA)}
-    environment["XDG_CONFIG_HOME"] = str(folder / "config")
+    port, environment = free_port(), _environment(folder)
     command = [sys.executable, "-m", "penstock.cli", "serve", "--folder", str(folder), "--port", str(port)]
     command += [part for each in data for part in ("--data", each)]
     log = folder / "service.log"
@@ -104,6 +104,16 @@ def _service(folder: Path, data: Sequence[str]) -> Iterator[Target]:
     finally:
         service.terminate()
         service.wait()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The service's own: another may know this user's configuration, and have the machine to itself."""
+    environment = {name: value for name, value in os.environ.items() if name not in (SERVER, TOKEN, CA)}
+    environment["XDG_CONFIG_HOME"] = str(folder / "config")
+    if is_locked(machine_lock_path(environment, Path.home(), socket.gethostname())):
+        output.say("another service launches jobs on this machine; the demonstration takes no account of them")
+        environment[STATE] = str(folder / "state")
+    return environment
 
 
 def _wait(service: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -1,4 +1,4 @@
-"""Follows what ranks append to their run's files while they run: metrics.jsonl, and warnings."""
+"""Follows what ranks append to their run's files while they run: metrics.jsonl, warnings, or only that a file grows."""
 
 from __future__ import annotations
 
@@ -36,3 +36,19 @@ class MetricsFollower:
     def new(self) -> list[StepMetrics]:
         """The entries that were completed since the last call, in order."""
         return [StepMetrics(**json.loads(line)) for line in self._lines.new()]
+
+
+class Growth:
+    """Whether a file grew since the last look; one that became shorter, as a line does that is cut away, did not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_bytes = self._present_bytes()
+
+    def seen(self) -> bool:
+        """Look."""
+        before, self._num_bytes = self._num_bytes, self._present_bytes()
+        return self._num_bytes > before
+
+    def _present_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
 from penstock.api.executor.executor import Executor, Reports
-from penstock.api.executor.files import replace_text
 from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
@@ -23,46 +22,76 @@ from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
 from penstock.api.webhook.message import Webhook
 from penstock.cli import background
+from penstock.cli.locks import STATE, Lock, alone, machine_lock_path
 from penstock.cli.machine import this_machine
 from penstock.cli.output import say
 from penstock.cli.secret_files import write_secret
+from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
 from penstock.cli.stopping import listening
 from penstock.core.errors import UserError
 
 
 def serve(settings: Settings, webhook: Webhook | None = None) -> None:
-    """Answer until SIGINT or SIGTERM; jobs go on without the service."""
+    """Answer until SIGINT or SIGTERM; jobs go on without the service.
+
+    Raises:
+        UserError: another service has the folder, or something of the settings cannot be used.
+    """
     check_tls(settings)
     settings.folder.mkdir(parents=True, exist_ok=True)
-    make_schema(settings)
-    service = open_service(settings)
-    introduce(service, configuration_file(os.environ, Path.home()))
-    reports = Reports(server=settings.url, token_file=ingest_token(service), ca_file=ca_file(settings))
+    remedy = "end that service, or name another folder with --folder"
+    with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy), _machine(settings) as machine:
+        make_schema(settings)
+        service = open_service(settings)
+        introduce(service, configuration_file(os.environ, Path.home()))
+        # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
+        with listening(), ExitStack() as stack:
+            for worker in _workers(service, webhook, machine.take):
+                stack.enter_context(worker)
+            server = Server(service)
+            collect_garbage_seldom()
+            say(f"penstock at {settings.url}")
+            server.run()
+        service.close()
+
+
+@contextmanager
+def _machine(settings: Settings) -> Iterator[Lock]:
+    """The lock of this machine, taken if it is free; if it is not, that is said."""
+    path = machine_lock_path(os.environ, Path.home(), settings.machine)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path, f"process {os.getpid()}, folder {settings.folder}")
+    except OSError as error:
+        remedy = f"mend its permissions, or set {STATE} to another folder"
+        raise UserError(what=f"cannot be written: {error.strerror}", where=str(path), remedy=remedy) from None
+    with closing(lock):
+        if not lock.take():
+            other = f"another service launches jobs on this machine ({lock.holder})"
+            say(f"{other}; this one launches none until that one has ended")
+        yield lock
+
+
+def _workers(
+    service: Service, webhook: Webhook | None, may_launch: Callable[[], bool]
+) -> Iterator[AbstractContextManager[None]]:
+    """What goes on beside answering."""
+    settings = service.settings
     executor = Executor(
         service,
         ProcessSupervisors(),
         ProcessPlanner(),
         machine=this_machine(os.environ),
         name=executor_name(settings),
-        reports=reports,
+        reports=Reports(address_file=address_file(settings), token_file=ingest_token(service)),
+        may_launch=may_launch,
     )
     desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
-    workers = [
-        background.looking("executor", executor.turn),
-        background.looking("desk", desk.turn, desk.close),
-        background.forgetting(service),
-    ]
+    yield background.looking("executor", executor.turn)
+    yield background.looking("desk", desk.turn, desk.close)
+    yield background.forgetting(service)
     if webhook is not None:
-        workers.append(background.looking("webhook", Deliverer(service, webhook, settings.url).turn))
-    # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
-    with listening(), ExitStack() as stack:
-        for worker in workers:
-            stack.enter_context(worker)
-        server = Server(service)
-        collect_garbage_seldom()
-        say(f"penstock at {settings.url}")
-        server.run()
-    service.close()
+        yield background.looking("webhook", Deliverer(service, webhook, settings.url).turn)
 
 
 def make_schema(settings: Settings) -> None:
@@ -73,11 +102,6 @@ def make_schema(settings: Settings) -> None:
             migrate.upgrade(engine)
     finally:
         engine.dispose()
-
-
-def ca_file(settings: Settings) -> Path | None:
-    """What this machine's own clients believe: the service's certificate itself, whoever signed it."""
-    return settings.tls.certificate if settings.tls else None
 
 
 def introduce(service: Service, path: Path) -> None:
@@ -93,27 +117,6 @@ def introduce(service: Service, path: Path) -> None:
     say(f"token and URL are in {path}")
 
 
-def ingest_token(service: Service) -> Path:
-    """The file of the token that attempts report with, made at the first start."""
-    path = service.settings.folder / "ingest-token"
-    if not path.exists():
-        reporter = Identity(name="local-attempts", role=Role.INGEST)
-        _, secret = service.write("tokens", lambda connection: tokens.add(connection, reporter, service.clock()))
-        write_secret(path, secret + "\n")
-    return path
-
-
-def executor_name(settings: Settings) -> str:
-    """Of whoever runs jobs in this folder: kept there, because its jobs bear it when machine or folder are renamed."""
-    path = settings.folder / "executor"
-    if not path.exists():
-        replace_text(path, f"{settings.machine}:{settings.folder}\n")
-    return path.read_text().strip()
-
-
-def desk_name(settings: Settings) -> str:
-    """The same at every start, so that a service knows what it was planning, and no other service's."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))
 
 
 def read_webhook(url: str, secret_file: Path | None) -> Webhook | None:

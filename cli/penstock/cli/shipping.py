@@ -16,16 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO
+from typing import BinaryIO, TextIO
 
 from penstock.api.executor.folder import shipping_lock
 from penstock.cli.following import Follower
+from penstock.cli.posting import Post, http_post
 from penstock.cli.stopping import listening
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import read_status
-
-if TYPE_CHECKING:
-    import httpx
 
 MOST_RECORDS = 500
 MOST_BYTES = 2**20
@@ -37,23 +35,6 @@ RANKS_SECONDS = 20.0
 STALE = 409
 UNKNOWN_JOB = 404
 REFUSED = frozenset({400, 413, 422})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """What the service said: an HTTP status (0 if it could not be reached), and the sequence it acknowledged."""
-
-    status: int
-    sequence: int = -1
-    detail: str = ""
-
-
-class Post(Protocol):
-    """Sends one compressed batch."""
-
-    def __call__(self, body: bytes) -> Reply:
-        """What came back."""
-        ...
 
 
 @dataclass
@@ -181,9 +162,11 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
         yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
 
 
-def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None], ca_file: Path | None = None) -> bool:
+def ship(root: Path, address_file: Path, token_file: Path, say: Callable[[str], None]) -> bool:
     """Ship the outbox of the run in ``root`` until stdin ends or somebody asks to stop, then what is left; whether
     everything was acknowledged. A second shipper of a run waits for the first.
+
+    It goes to the service whose `penstock.core.supervision.Address` lies in ``address_file``.
 
     Whoever starts this holds the other end of stdin: however that process ends, it is noticed here. If it was killed,
     its ranks may live a little longer, and save what they have; they are waited for.
@@ -194,7 +177,7 @@ def ship(root: Path, server: str, token_file: Path, say: Callable[[str], None], 
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
             contextlib.closing(Follower(run, say, time.time)) as follower,
-            http_post(server, token_file, ca_file) as post,
+            http_post(address_file, token_file) as post,
         ):
             starter, ranks = _Starter(sys.stdin), _Ranks(run)
 
@@ -254,34 +237,3 @@ class _Ranks:
             return str(self._run.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
-
-
-@contextlib.contextmanager
-def http_post(server: str, token_file: Path, ca_file: Path | None = None) -> Iterator[Post]:
-    """Posts to the service at the URL ``server``; the token is read anew each time, because it may be replaced."""
-    import httpx
-
-    from penstock.api.client.trust import trusted
-
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    with httpx.Client(base_url=server, timeout=httpx.Timeout(10.0), trust_env=False, verify=trusted(ca_file)) as client:
-
-        def post(body: bytes) -> Reply:
-            try:
-                bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
-                answer = client.post("/v1/ingest", content=body, headers={**headers, **bearer})
-            except (httpx.HTTPError, OSError, ValueError) as error:
-                return Reply(status=0, detail=str(error))
-            return _read(answer)
-
-        yield post
-
-
-def _read(answer: httpx.Response) -> Reply:
-    """What somebody else answers, a proxy for one, is no answer, whatever its status says."""
-    if answer.status_code != 200:
-        return Reply(status=answer.status_code, detail=answer.text[:500])
-    try:
-        return Reply(status=200, sequence=int(answer.json()["sequence"]))
-    except (ValueError, KeyError, TypeError):
-        return Reply(status=0, detail=f"the answer is none of a service's: {answer.text[:500]}")

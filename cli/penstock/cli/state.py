@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import json
-import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.cli.locks import alone
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase, enter
 from penstock.core.manifest import Manifest
@@ -87,20 +85,7 @@ def write_state(root: Path, state: RunState) -> None:
     write_json(state_path(root), state.to_manifest())
 
 
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
+def locked(root: Path) -> AbstractContextManager[None]:
     """Hold the run directory; raises `UserError` while another process does."""
-    with (root / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(
-                what=f"is in use by process {file.read() or 'unknown'}",
-                where=f"run directory {root}",
-                remedy="wait for it, stop it, or choose another directory with --run-dir",
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+    remedy = "wait for it, stop it, or choose another directory with --run-dir"
+    return alone(root / ".lock", f"run directory {root}", remedy)

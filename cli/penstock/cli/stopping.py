@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from types import FrameType
 
 
-class StopRequestedError(KeyboardInterrupt):
-    """Raised out of work that may be cut short anywhere; not an Exception, so that nothing on the way swallows it.
+class StopRequestedError(BaseException):
+    """Raised out of work that may be cut short anywhere; neither an Exception nor a KeyboardInterrupt, of which
+    libraries make something of their own.
 
     ``signal`` is the number of the one that asked.
     """

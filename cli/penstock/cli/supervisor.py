@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from penstock.api.executor.claims import take, this_process
 from penstock.api.executor.folder import AttemptFolder
 from penstock.cli.attempt import Attempt
 from penstock.cli.executor import Decider, newest_checkpoint_step, profile_progress
+from penstock.cli.metrics import Growth
 from penstock.cli.offspring import offspring_ended
 from penstock.cli.state import locked
 from penstock.cli.stopping import StopRequestedError, StopRequests, listening
@@ -31,6 +33,8 @@ from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.rundir import RunDir, write_json
 
 POLL_SECONDS = 0.1
+STEP_GRAIN_SECONDS = 5.0
+"""Times of steps are rounded up to it: the report would be written anew with every step otherwise."""
 DEADLINE = "ran longer than its deadline"
 
 
@@ -68,7 +72,8 @@ class Supervisor:
         self._clock, self._pause = clock, pause
         self._attempt = Attempt(job, run, order.attempt, job.spec.resources.ranks, workers)
         self._report = AttemptReport(state=AttemptState.STARTING)
-        self._training = False
+        self._told: AttemptReport | None = None
+        self._steps: Growth | None = None
         self._measuring = False
 
     def run(self) -> AttemptReport:
@@ -109,7 +114,7 @@ class Supervisor:
             self._attempt.measure()
         if self._folder.wish(Wish.STOP).exists():
             self._stop()
-        elif self._folder.binding.exists() and not self._training:
+        elif self._folder.binding.exists() and self._steps is None:
             self._train()
 
     def _stop(self) -> None:
@@ -123,7 +128,7 @@ class Supervisor:
         if plan.digest != binding.plan_digest:
             what = f"is of plan {binding.plan_digest[:12]}, the run directory holds {plan.digest[:12]}"
             raise UserError(what=what, where=str(self._folder.binding), remedy="submit the job anew")
-        self._training = True
+        self._steps = Growth(self._run.metrics)
         self._attempt.train(plan.num_ranks, None)
 
     def _look(self) -> AttemptReport:
@@ -141,7 +146,14 @@ class Supervisor:
             done=done,
             total=total,
             last_checkpoint=newest_checkpoint_step(self._run),
+            last_step_at=self._last_step_at(),
         )
+
+    def _last_step_at(self) -> float | None:
+        """See `AttemptReport`. Ranks leave a line for each step."""
+        if self._steps is None or not self._steps.seen():
+            return self._report.last_step_at
+        return math.ceil(self._clock() / STEP_GRAIN_SECONDS) * STEP_GRAIN_SECONDS
 
     def _profile(self) -> Step:
         if not self._measuring or self._report.profile is Step.DONE:
@@ -152,19 +164,27 @@ class Supervisor:
         return step
 
     def _tell(self, report: AttemptReport) -> None:
-        if report != self._report or not self._folder.report.exists():
-            write_json(self._folder.report, report.to_manifest())
+        """A full disk ends no attempt that goes on: it is told at a later turn then."""
         self._report = report
+        if report == self._told and self._folder.report.exists():
+            return
+        try:
+            write_json(self._folder.report, report.to_manifest())
+        except OSError:
+            if report.ended:
+                raise
+            return
+        self._told = report
 
 
 @contextlib.contextmanager
 def shipping(root: Path, order: Order) -> Iterator[None]:
     """A process that ships the run's records during the block, and goes on after it until all are acknowledged."""
-    if not order.server:
+    if not order.address_file:
         yield
         return
-    command = [sys.executable, "-m", "penstock.cli", "ship", str(root), "--server", order.server]
-    command += ["--token-file", order.token_file, *(["--ca", order.ca_file] if order.ca_file else [])]
+    command = [sys.executable, "-m", "penstock.cli", "ship", str(root)]
+    command += ["--address-file", order.address_file, "--token-file", order.token_file]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     with process.stdin:  # it goes on until this end is closed, by this block or by the death of this process

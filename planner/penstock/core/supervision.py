@@ -24,18 +24,25 @@ class Wish(enum.StrEnum):
 class Order(Manifest):
     """What to supervise: an attempt of the job in the run directory, until ``deadline_at`` (seconds since the epoch).
 
-    Its records go to the service at the URL ``server``, with the token in the file ``token_file``; by HTTPS its
-    certificate is one of ``ca_file``. ``devices`` are the CUDA devices that are the attempt's alone, by the names that
-    CUDA_VISIBLE_DEVICES takes.
+    Its records go to the service whose `Address` lies in ``address_file``, with the token in ``token_file``; to none
+    if no file is named. Both are read again and again, because an attempt outlives services. ``devices`` are the CUDA
+    devices that are the attempt's alone, by the names that CUDA_VISIBLE_DEVICES takes.
     """
 
     uid: str
     attempt: int
     deadline_at: float | None = None
-    server: str = ""
+    address_file: str = ""
     token_file: str = ""
-    ca_file: str = ""
     devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address(Manifest):
+    """Where the service answers now: its URL, and by HTTPS the file of its certificate."""
+
+    server: str
+    ca_file: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +66,8 @@ class AttemptReport(Manifest):
     """Where the attempt is. ``refused``: it failed for what trying again would not mend.
 
     ``last_words`` are what the rank at fault printed at the end; ``done`` and ``total`` count measured points;
-    ``last_checkpoint`` is the step of the newest complete one, of whichever attempt.
+    ``last_checkpoint`` is the step of the newest complete one, of whichever attempt. ``last_step_at`` is when the last
+    step was seen, in seconds since the epoch: never before it was, and a little later.
     """
 
     state: AttemptState
@@ -71,6 +79,7 @@ class AttemptReport(Manifest):
     done: int = 0
     total: int = 0
     last_checkpoint: int | None = None
+    last_step_at: float | None = None
 
     @property
     def ended(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -64,11 +64,10 @@ VERSION = version("penstock")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reports:
-    """Where attempts report to, the file that holds the token for it, and by HTTPS that of its certificate."""
+    """The files that tell attempts where to report to (`penstock.core.supervision.Address`), and by which token."""
 
-    server: str
+    address_file: Path
     token_file: Path
-    ca_file: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +83,7 @@ class Executor:
     """Runs the jobs of ``service`` on this ``machine``.
 
     What it launched bears its ``name`` and is no other executor's while the job lives: the attempts' files are here.
+    It launches only while ``may_launch`` says that the machine is its own; what it launched before it sees to its end.
     """
 
     def __init__(
@@ -95,9 +95,10 @@ class Executor:
         machine: Machine,
         name: str,
         reports: Reports,
+        may_launch: Callable[[], bool],
     ) -> None:
         self._service, self._supervisors, self._planner = service, supervisors, planner
-        self._machine, self._name, self._reports = machine, name, reports
+        self._machine, self._name, self._reports, self._may_launch = machine, name, reports, may_launch
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
         self._specs: dict[str, tuple[int, JobSpec]] = {}
@@ -179,6 +180,8 @@ class Executor:
 
     def _starting(self, looks: Sequence[_Look]) -> Mapping[str, tuple[str, ...]]:
         """The jobs that may start, by uid, each with the devices that it gets."""
+        if not self._may_launch():
+            return {}
         holding = [look for look in looks if self._holds(look)]
         starting = self._admitted(looks, holding)
         held: tuple[str, ...] = ()
@@ -239,6 +242,8 @@ class Executor:
         match decide(look.spec, looked, now):
             case [Launch() as launch, SetPhase() as entered]:
                 self._launch(stored, launch, entered, devices or (), now)
+            case [Delete(), SetPhase() as entered]:
+                self._apply(stored, seen, entered, now)
             case [] if unborn and stored.phase in LIVE:
                 self._start(stored, now)
             case decisions:
@@ -299,12 +304,10 @@ class Executor:
     def _enter(self, stored: StoredJob, decision: SetPhase, now: float, words: Sequence[str] = ()) -> None:
         """A job that leaves its attempt leaves nothing of it behind, not even one that was only about to start.
 
+        The phase is kept before that, or a store that takes nothing would cost healthy jobs their attempts. Killed in
+        between, the next service sees what is alive and ends it, and a launch closes the attempt before it in any case.
         ``words`` are the last that a lost attempt said.
         """
-        if stored.attempt and decision.phase not in LIVE:
-            self._supervisors.end(self._folder(stored))
-        if decision.phase.terminal or decision.phase is Phase.SUSPENDED:
-            self._forget_planning(stored)
         lost: dict[str, Any] = {"failures": stored.failures + 1, "failed_at": now} if decision.reason in LOSSES else {}
 
         def change(connection: Connection) -> None:
@@ -312,6 +315,15 @@ class Executor:
             _enter_phase(connection, stored, decision, now, words, **lost)
 
         self._service.write(stored.uid, change)
+        if decision.phase.terminal or decision.phase is Phase.SUSPENDED:
+            self._forget_planning(stored)
+        if decision.phase not in LIVE:
+            self._close(stored)
+
+    def _close(self, stored: StoredJob) -> None:
+        """Nothing of the job's newest attempt runs when this returns, or ever starts."""
+        if stored.attempt:
+            self._supervisors.end(self._folder(stored))
 
     def _forget_planning(self, stored: StoredJob) -> None:
         self._planner.cancel(stored.uid)
@@ -323,6 +335,7 @@ class Executor:
         """The attempt's number, its devices and the phase are kept together, before anything starts: none of them is
         ever given twice.
         """
+        self._close(stored)
         started = stored.started_at if stored.started_at is not None else now
 
         def change(connection: Connection) -> StoredJob:
@@ -356,9 +369,8 @@ class Executor:
             uid=stored.uid,
             attempt=stored.attempt,
             deadline_at=deadline,
-            server=self._reports.server,
+            address_file=str(self._reports.address_file),
             token_file=str(self._reports.token_file),
-            ca_file=str(self._reports.ca_file or ""),
             devices=self._service.read(lambda c: attempts.devices_of(c, [(stored.uid, stored.attempt)])),
         )
         self._supervisors.start(self._folder(stored), order)
@@ -384,8 +396,7 @@ class Executor:
 
     def _delete(self, stored: StoredJob) -> None:
         self._forget_planning(stored)
-        if stored.attempt:
-            self._supervisors.end(self._folder(stored))
+        self._close(stored)
         now = self._service.clock()
         self._service.write(stored.uid, lambda connection: jobs.mark_deleted(connection, stored.uid, now))
 

@@ -38,7 +38,7 @@ def observed(
     Nobody could report before ``silent_since``, when the service began: an attempt is not silent for that long.
     """
     report = seen.report
-    progress = stored.progress
+    heard_at = _heard_at(stored, report)
     state = attempt_state(stored, seen)
     of_plan = plan is Step.FAILED and state is not AttemptState.FAILED
     return Observed(
@@ -58,10 +58,17 @@ def observed(
         failed_at=stored.failed_at,
         finished_at=stored.finished_at,
         queued_at=stored.phase_entered_at if stored.phase is Phase.QUEUED else None,
-        last_step_at=max(progress.reported_at, silent_since) if progress else None,
+        last_step_at=None if heard_at is None else max(heard_at, silent_since),
         predicted_step_seconds=predicted_step_seconds,
         last_checkpoint=report.last_checkpoint if report else None,
     )
+
+
+def _heard_at(stored: StoredJob, report: AttemptReport | None) -> float | None:
+    """When a step was heard of last: by a record of it, or by the supervisor, who can tell also if records wait."""
+    told_at = stored.progress.reported_at if stored.progress else None
+    seen_at = report.last_step_at if report else None
+    return max((at for at in (told_at, seen_at) if at is not None), default=None)
 
 
 def attempt_state(stored: StoredJob, seen: Seen) -> AttemptState:

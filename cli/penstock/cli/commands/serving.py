@@ -99,11 +99,10 @@ def supervise(root: Path, attempt: int) -> None:
 
 def ship(
     root: Path,
-    server: Annotated[str, typer.Option(help="The service's URL.")],
+    address_file: Annotated[Path, typer.Option(help="The file in which the service says where it answers.")],
     token_file: Annotated[Path, typer.Option(help="The file that holds the token.")],
-    ca: Annotated[Path | None, typer.Option(help="The certificate that the service has.")] = None,
 ) -> None:
     """Bring a run's records to a service; whoever runs ranks for one starts this."""
     from penstock.cli.shipping import ship as run
 
-    raise typer.Exit(0 if run(root.absolute(), server, token_file, output.say, ca) else 1)
+    raise typer.Exit(0 if run(root.absolute(), address_file, token_file, output.say) else 1)

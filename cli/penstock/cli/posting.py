@@ -1,0 +1,103 @@
+"""Batches of records by HTTP to a service, wherever it answers now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.core.errors import UserError
+from penstock.core.supervision import Address
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT_SECONDS = 10.0
+_HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What the service said: an HTTP status (0 if it could not be reached), and the sequence it acknowledged."""
+
+    status: int
+    sequence: int = -1
+    detail: str = ""
+
+
+class Post(Protocol):
+    """Sends one compressed batch."""
+
+    def __call__(self, body: bytes) -> Reply:
+        """What came back."""
+        ...
+
+
+@contextmanager
+def http_post(address_file: Path, token_file: Path) -> Iterator[Post]:
+    """Posts to the service whose `Address` lies in a file. It and the token are read anew each time, because a service
+    may come back on another port, with another certificate, or with another token.
+    """
+    import httpx
+
+    connection = _Connection(address_file)
+
+    def post(body: bytes) -> Reply:
+        try:
+            bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
+            answer = connection.open().post("/v1/ingest", content=body, headers={**_HEADERS, **bearer})
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, UserError) as error:
+            connection.close()
+            return Reply(status=0, detail=str(error))
+        return _read(answer)
+
+    try:
+        yield post
+    finally:
+        connection.close()
+
+
+class _Connection:
+    """The connection to a service. It is closed after an error, so that the certificate is read anew, too."""
+
+    def __init__(self, address_file: Path) -> None:
+        self._address_file = address_file
+        self._address: Address | None = None
+        self._client: httpx.Client | None = None
+
+    def open(self) -> httpx.Client:
+        """The client for where the service answers now."""
+        address = Address.from_manifest(json.loads(self._address_file.read_text()))
+        if self._client is None or address != self._address:
+            self.close()
+            self._address, self._client = address, _client(address)
+        return self._client
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+
+def _client(address: Address) -> httpx.Client:
+    import httpx
+
+    from penstock.api.client.trust import trusted
+
+    verify = trusted(Path(address.ca_file) if address.ca_file else None)
+    timeout = httpx.Timeout(TIMEOUT_SECONDS)
+    return httpx.Client(base_url=address.server, timeout=timeout, trust_env=False, verify=verify)
+
+
+def _read(answer: httpx.Response) -> Reply:
+    """What somebody else answers, a proxy for one, is no answer, whatever its status says."""
+    if answer.status_code != 200:
+        return Reply(status=answer.status_code, detail=answer.text[:500])
+    try:
+        return Reply(status=200, sequence=int(answer.json()["sequence"]))
+    except (ValueError, KeyError, TypeError):
+        return Reply(status=0, detail=f"the answer is none of a service's: {answer.text[:500]}")

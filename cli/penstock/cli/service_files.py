@@ -1,0 +1,59 @@
+"""What a service keeps in its folder: who it is, and where and by which token its attempts report, whoever serves."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.executor.files import replace_text, write
+from penstock.api.service import Service
+from penstock.api.settings import Settings
+from penstock.api.store import tokens
+from penstock.cli.secret_files import write_secret
+from penstock.core.supervision import Address
+
+
+def ca_file(settings: Settings) -> Path | None:
+    """What this machine's own clients believe: the service's certificate itself, whoever signed it."""
+    return settings.tls.certificate if settings.tls else None
+
+
+def address_file(settings: Settings) -> Path:
+    """The file, written anew, that tells attempts where this service answers."""
+    path = settings.folder / "address.json"
+    write(path, Address(server=settings.url, ca_file=str(ca_file(settings) or "")))
+    return path
+
+
+def ingest_token(service: Service) -> Path:
+    """The file of a token that attempts may report with; a new one if what lies there opens nothing."""
+    path = service.settings.folder / "ingest-token"
+    if not _opens(service, path):
+        reporter = Identity(name="local-attempts", role=Role.INGEST)
+        _, secret = service.write("tokens", lambda connection: tokens.add(connection, reporter, service.clock()))
+        write_secret(path, secret + "\n")
+    return path
+
+
+def _opens(service: Service, path: Path) -> bool:
+    """Whether the token there is one of this database, which may be another than at the last start, and still valid."""
+    try:
+        secret = path.read_text().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+    found = service.read(lambda connection: tokens.by_secret(connection, secret))
+    return found is not None and found.valid(service.clock()) and found.identity.may(Role.INGEST)
+
+
+def executor_name(settings: Settings) -> str:
+    """Of whoever runs jobs in this folder: kept there, because its jobs bear it when machine or folder are renamed."""
+    path = settings.folder / "executor"
+    if not path.exists():
+        replace_text(path, f"{settings.machine}:{settings.folder}\n")
+    return path.read_text().strip()
+
+
+def desk_name(settings: Settings) -> str:
+    """The same at every start, so that a service knows what it was planning, and no other service's."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.machine}:{settings.folder}"))

@@ -1,0 +1,29 @@
+"""What goes on beside answering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from penstock.api.retention import DAY_SECONDS
+from penstock.api.store import series
+from penstock.api.store.schema import points
+from penstock.api.store.series import ALL_RANKS, Point
+from penstock.cli import background
+from tests.support.service import NOW, Clock, add_job, new_service
+from tests.support.serving import wait_until
+
+
+def test_a_service_that_is_often_started_anew_forgets_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the first time it does not wait as long as between two."""
+    monkeypatch.setattr(background, "FIRST_FORGET_SECONDS", 0.0)
+    clock = Clock()
+    service = new_service(tmp_path, clock=clock)
+    uid = add_job(service).uid
+    service.write(uid, lambda c: series.add_points(c, {(uid, 1): [Point("loss", ALL_RANKS, 0, 5.0)]}, NOW))
+    clock.now += 8 * DAY_SECONDS
+    with background.forgetting(service):
+        wait_until(lambda: service.read(lambda c: c.execute(select(points)).first()) is None)
+    service.close()
