@@ -117,8 +117,6 @@ def introduce(service: Service, path: Path) -> None:
     say(f"token and URL are in {path}")
 
 
-
-
 def read_webhook(url: str, secret_file: Path | None) -> Webhook | None:
     """The webhook, if one is wanted; raises `UserError` unless there is a secret to sign with."""
     if not url and secret_file is None:
