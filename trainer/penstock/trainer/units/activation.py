@@ -114,4 +114,4 @@ def _blocks(first_TF: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     tensors = (first_TF, *others)
     row_bytes = first_TF.shape[1] * first_TF.element_size()
     rows = max(1, BLOCK_BYTES // row_bytes) if first_TF.device.type == "cpu" else len(first_TF)
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
