@@ -23,7 +23,7 @@ JOB = "deploy/examples/stdlib-llama.yaml"
 MOST_SECONDS = 300.0
 
 PHASES = {
-    "service": "job.yaml",
+    "service": "attempts/1/claim.json",
     "data": "data.json",
     "profiling": "profile.json",
     "planning": "plan.json",
