@@ -41,9 +41,9 @@ pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def measured(tmp_path_factory: pytest.TempPathFactory, measurements: Path) -> Iterator[Prometheus]:
     """A Prometheus that has scraped a few times: a job that trains, one that failed, and a run beside the service."""
-    with served(tmp_path_factory.mktemp("monitored")) as service:
+    with served(tmp_path_factory.mktemp("monitored"), cache=measurements) as service:
         service.submit("broke", parallelism=CANNOT_BE_PLANNED)
         service.submit("tiny", **ENDLESS)
         with ranks_of_its_own(service) as port:
