@@ -32,16 +32,18 @@ CONFIGURATION = Path("config") / "penstock" / "service.json"
 PATIENCE_SECONDS = 3600.0
 
 
-def measure(kind: str, kills: int) -> dict[str, Any]:
-    """All kills on one kind of database."""
+def measure(
+    kind: str, kills: int, load: Load = LOAD, num_real: int = NUM_REAL, cache: Path | None = None
+) -> dict[str, Any]:
+    """All kills on one kind of database; the machine is measured unless a ``cache`` has that already."""
     with tempfile.TemporaryDirectory(prefix="penstock-kills-") as name, database(kind) as url, ExitStack() as ends:
         folder = Path(name)
-        services = started(ends, folder, url)
-        target = prepare(LOAD, folder, url or f"sqlite:///{services[0].folder / 'data' / 'penstock.db'}")
-        jobs = [f"real-{number}" for number in range(NUM_REAL)]
+        services = started(ends, folder, url, cache)
+        target = prepare(load, folder, url or f"sqlite:///{services[0].folder / 'data' / 'penstock.db'}")
+        jobs = [f"real-{number}" for number in range(num_real)]
         for job in jobs:
             services[0].submit(job)
-        survived = kill_under(LOAD, target, services, kills, seed=1)
+        survived = kill_under(load, target, services, kills, seed=1)
         wait_until(lambda: all(phase(services, job) in ("Succeeded", "Failed") for job in jobs), PATIENCE_SECONDS)
         statuses = [services[0].status(job) for job in jobs]
     return {
@@ -50,22 +52,22 @@ def measure(kind: str, kills: int) -> dict[str, Any]:
         "kills": survived.num_kills,
         "acknowledged": len(survived.sending.sent),
         "sent_again": sum(each.tries > 1 for each in survived.sending.sent),
-        "wrong": survived.kept.missing(LOAD),
+        "wrong": survived.kept.missing(load),
         "real": len(statuses),
         "succeeded": sum(status["phase"] == "Succeeded" for status in statuses),
         "once": sum((status["attempt"], status["failures"]) == (1, 0) for status in statuses),
     }
 
 
-def started(ends: ExitStack, folder: Path, url: str) -> list[Served]:
+def started(ends: ExitStack, folder: Path, url: str, cache: Path | None) -> list[Served]:
     """One service on SQLite, two on PostgreSQL; the second is used by the token that the first one made."""
-    first = ends.enter_context(served(folder / "0", *(["--database", url] if url else [])))
+    first = ends.enter_context(served(folder / "0", *(["--database", url] if url else []), cache=cache))
     if not url:
         return [first]
     known = folder / "1" / CONFIGURATION
     known.parent.mkdir(parents=True)
     shutil.copy(first.folder / CONFIGURATION, known)
-    return [first, ends.enter_context(served(folder / "1", "--database", url))]
+    return [first, ends.enter_context(served(folder / "1", "--database", url, cache=cache))]
 
 
 def phase(services: Sequence[Served], job: str) -> str:

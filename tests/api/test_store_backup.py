@@ -30,7 +30,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iter
         yield made
         made.close()
         return
-    with postgres.database(request.getfixturevalue("postgres_url")) as url:
+    server, tables = (request.getfixturevalue(name) for name in ("postgres_url", "postgres_tables"))
+    with postgres.database(server, like=tables) as url:
         made = new_service(tmp_path, url, clock)
         yield made
         made.close()

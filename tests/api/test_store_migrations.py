@@ -21,6 +21,11 @@ from tests.support.service import add_job, new_service
 
 
 @pytest.fixture
+def database(empty_database: str) -> str:
+    return empty_database
+
+
+@pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
     made = make_engine(parse_url(database))
     yield made

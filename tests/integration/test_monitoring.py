@@ -41,9 +41,9 @@ pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def measured(tmp_path_factory: pytest.TempPathFactory, measurements: Path) -> Iterator[Prometheus]:
     """A Prometheus that has scraped a few times: a job that trains, one that failed, and a run beside the service."""
-    with served(tmp_path_factory.mktemp("monitored")) as service:
+    with served(tmp_path_factory.mktemp("monitored"), cache=measurements) as service:
         service.submit("broke", parallelism=CANNOT_BE_PLANNED)
         service.submit("tiny", **ENDLESS)
         with ranks_of_its_own(service) as port:
@@ -97,30 +97,30 @@ def ask_for_too_many_plans(service: Served) -> None:
 
 
 def test_both_endpoints_are_scraped(measured: Prometheus) -> None:
-    targets = measured.get("targets")["activeTargets"]
-    assert {each["labels"]["job"]: each["health"] for each in targets} == {"penstock": "up", "penstock-ranks": "up"}
+    for job in ("penstock", "penstock-ranks"):
+        measured.found(f'up{{job="{job}"}} == 1')
 
 
 def test_a_series_bears_its_training_job_s_name(measured: Prometheus) -> None:
     for name in ("penstock_job_loss", "penstock_loss"):
-        (found,) = measured.query(f'{name}{{job="tiny"}}')
+        (found,) = measured.found(f'{name}{{job="tiny"}}')
         assert "exported_job" not in found["metric"]
 
 
 def test_what_has_ended_has_no_series_of_its_own(measured: Prometheus) -> None:
-    assert {each["metric"]["job"] for each in measured.query("penstock_job_attempt")} == {"tiny"}
-    counted = {each["metric"]["phase"]: each["value"][1] for each in measured.query("penstock_jobs > 0")}
+    assert {each["metric"]["job"] for each in measured.found("penstock_job_attempt")} == {"tiny"}
+    counted = {each["metric"]["phase"]: each["value"][1] for each in measured.found("penstock_jobs > 0")}
     assert counted == {"Running": "1", "Failed": "1"}
 
 
 @pytest.mark.parametrize("query", panel_queries(VARIABLES), ids=lambda query: query.place)
 def test_every_panel_shows_something(measured: Prometheus, query: Any) -> None:
-    assert measured.query(query.expression)
+    measured.found(query.expression)
 
 
 @pytest.mark.parametrize("query", alert_queries(), ids=lambda query: query.place)
 def test_every_alert_looks_at_something(measured: Prometheus, query: Any) -> None:
-    assert measured.query(query.expression)
+    measured.found(query.expression)
 
 
 def test_every_metric_that_is_named_exists(measured: Prometheus) -> None:
@@ -145,7 +145,7 @@ def firing(measured: Prometheus) -> list[str]:
 
 def test_the_guide_tells_of_every_metric_of_the_service(measured: Prometheus) -> None:
     there = {name for name in measured.get("label/__name__/values") if name.startswith("penstock_")}
-    there -= {each["metric"]["__name__"] for each in measured.query('{job="tiny", instance!="", namespace=""}')}
+    there -= {each["metric"]["__name__"] for each in measured.found('{job="tiny", instance!="", namespace=""}')}
     there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in there}
     table = GUIDE.read_text().partition("| metric |")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(penstock_\w+)", table)) == there - {"penstock_ingested_records"}

@@ -27,15 +27,14 @@ from tests.support.command import ended
 from tests.support.serving import PATIENCE_SECONDS, Served, served, wait_until
 
 STEPS, EVERY = 60, 20
-"""The first job also measures the machine."""
 LONG = {"training": {"globalBatch": 2, "steps": 3000, "optimizer": {"learningRate": 1e-3}}}
 
 pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("files")) as found:
+def service(tmp_path_factory: pytest.TempPathFactory, measurements: Path) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("files"), cache=measurements) as found:
         yield found
 
 

@@ -1,16 +1,14 @@
-"""A killed service loses nothing that it acknowledged, and counts nothing twice: alone, or with another beside it."""
+"""A killed service loses nothing that it acknowledged, counts nothing twice, and runs its own job to its end once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.service_kills import measure
+from benchmarks.service_load import KINDS
 
-from tests.support import postgres
-from tests.support.load import Load, Target, prepare
-from tests.support.load_kills import kill_under
-from tests.support.load_service import lone_services
+from tests.support.load import Load
 
 LOAD = Load(num_jobs=100, num_reports=10, period_seconds=1.0)
 NUM_KILLS = 3
@@ -18,20 +16,12 @@ NUM_KILLS = 3
 pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
-    """A database that syncs its commits, with jobs."""
-    if request.param == "sqlite":
-        yield prepare(LOAD, tmp_path)
-        return
-    with postgres.server(durable=True) as server, postgres.database(server) as url:
-        yield prepare(LOAD, tmp_path, url)
-
-
-def test_what_was_acknowledged_is_kept_once(target: Target) -> None:
-    with lone_services(target, 1 if target.database.startswith("sqlite") else 2) as services:
-        survived = kill_under(LOAD, target, services, NUM_KILLS, seed=1)
-    assert survived.num_kills == NUM_KILLS
-    assert len(survived.sending.sent) == LOAD.num_jobs * LOAD.num_reports
-    assert max(each.tries for each in survived.sending.sent) > 1, "no kill was felt"
-    assert survived.kept.missing(LOAD) == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_acknowledged_is_kept_once_and_a_job_is_run_once(kind: str, measurements: Path) -> None:
+    """Alone on SQLite; on PostgreSQL two services, killed in turn."""
+    found = measure(kind, NUM_KILLS, LOAD, num_real=1, cache=measurements)
+    assert found["kills"] == NUM_KILLS
+    assert found["acknowledged"] == LOAD.num_jobs * LOAD.num_reports
+    assert found["sent_again"] > 0, "no kill was felt"
+    assert found["wrong"] == []
+    assert (found["real"], found["succeeded"], found["once"]) == (1, 1, 1)

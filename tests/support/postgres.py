@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -116,10 +117,11 @@ def _wait(root: Path, process: subprocess.Popen[Any]) -> None:
 
 
 @contextmanager
-def database(url: str) -> Iterator[str]:
-    """The URL of a new database on the server."""
+def database(url: str, like: str = "") -> Iterator[str]:
+    """The URL of a new database on the server: an empty one, or a copy of the one at ``like``, which nobody uses."""
     name = f"penstock_{next(_numbers)}"
+    template = urlsplit(like).path.removeprefix("/") or "template1"
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield url.replace("/postgres?", f"/{name}?", 1)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

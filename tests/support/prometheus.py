@@ -32,6 +32,7 @@ VERSION = "2.53.2"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 FETCH_SECONDS = 120
 START_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 def programs() -> Path:
@@ -103,6 +104,14 @@ class Prometheus:
         assert answer["status"] == "success", (expression, answer)
         found = answer["data"]
         return found["result"] if found["resultType"] == "vector" else [{"metric": {}, "value": found["result"]}]
+
+    def found(self, expression: str) -> list[dict[str, Any]]:
+        """The same, once there is something: a busy machine may miss a scrape, after which nothing is there."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not (samples := self.query(expression)):
+            assert time.monotonic() < end, expression
+            time.sleep(0.1)
+        return samples
 
     def get(self, path: str) -> Any:
         """What its API has at a path."""

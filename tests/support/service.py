@@ -85,9 +85,10 @@ def _empty_database() -> bytes:
 
 
 def make_tables(database: str) -> None:
-    """Bring the database's schema up to date."""
+    """Make the tables of a new database."""
     engine = make_engine(parse_url(database))
-    migrate.upgrade(engine)
+    if migrate.current(engine) is None:
+        migrate.upgrade(engine)
     engine.dispose()
 
 

@@ -23,11 +23,12 @@ PATIENCE_SECONDS = 400.0
 
 @dataclass
 class Served:
-    """A service that can be killed and started again, in ``folder``."""
+    """A service that can be killed and started again, in ``folder``; it keeps what it measures in ``cache``."""
 
     folder: Path
     port: int
-    options: tuple[str | Path, ...] = ()
+    options: tuple[str | Path, ...]
+    cache: Path
     process: subprocess.Popen[str] | None = None
     client: httpx.Client = field(init=False)
 
@@ -48,7 +49,8 @@ class Served:
     @property
     def command(self) -> Command:
         """`penstock` as somebody runs it who was told of the service."""
-        return Command(self.folder, {"XDG_CONFIG_HOME": str(self.folder / "config")})
+        folders = {"XDG_CONFIG_HOME": self.folder / "config", "XDG_CACHE_HOME": self.cache}
+        return Command(self.folder, {name: str(folder) for name, folder in folders.items()})
 
     def _ready(self) -> bool:
         assert self.process is not None
@@ -135,12 +137,15 @@ def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> 
 
 
 @contextmanager
-def served(folder: Path, *options: str | Path) -> Iterator[Served]:
-    """A service on a free port, with more options; none of its processes is left after the block."""
+def served(folder: Path, *options: str | Path, cache: Path | None = None) -> Iterator[Served]:
+    """A service on a free port, with more options; none of its processes is left after the block.
+
+    One that is given the ``cache`` of another need not measure the machine again.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    service = Served(folder, port, options)
+    service = Served(folder, port, options, cache or folder / "cache")
     service.start()
     try:
         yield service

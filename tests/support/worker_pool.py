@@ -24,7 +24,13 @@ from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, group_names
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
-_PRELOADED = ["torch.distributed", "penstock.trainer.runtime", "penstock.trainer.rehearse", "tests.support.worker_pool"]
+_PRELOADED = [
+    "penstock.trainer.checkpoint",  # three seconds of processor time, which each rank would need by itself
+    "penstock.trainer.rehearse",
+    "penstock.trainer.runtime",
+    "tests.support.worker_pool",
+    "torch.distributed",
+]
 
 
 @dataclass
