@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
 FULL_DISK = ("database or disk is full", "No space left on device")
+TOO_LONG = "57014"
+"""SQLSTATE of a statement that was given up at its time limit."""
 
 
 def _user_error(error: UserError) -> Problem:
@@ -102,6 +104,9 @@ def _database(error: DBAPIError) -> Problem:
 def _unstorable(error: DataError) -> Problem:
     """Of a path or query: bodies are looked at before. There is nothing under such a name in any database."""
     log.info("refused: %s", error.orig)
+    if getattr(error.orig, "sqlstate", None) == TOO_LONG:
+        detail, remedy = "the database took too long", "try again when less is going on, or ask for less at once"
+        return Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
     return Problem(kind="bad-request", detail="the request says what no database holds", remedy="see /v1/openapi.json")
 
 
