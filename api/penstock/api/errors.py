@@ -19,7 +19,7 @@ from penstock.api.pages.problem import problem_page
 from penstock.api.pages.shell import POLICY
 from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.store.idempotency import KeyReusedError
-from penstock.api.store.ingest import StaleAttemptError
+from penstock.api.store.ingest import ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
 from penstock.api.store.plan_requests import NoSuchRequestError
 from penstock.api.store.profiles import NoSuchProfileError
@@ -75,6 +75,12 @@ def _changed(error: ChangedMeanwhileError) -> Problem:
 def _stale(error: StaleAttemptError) -> Problem:
     remedy = "stop sending: nothing of this attempt is taken any more"
     return Problem(kind="stale-attempt", detail=f"the records are of {error}", where="records", remedy=remedy)
+
+
+def _foreign(error: ForeignJobError) -> Problem:
+    detail = f"the records are of a job in namespace {error}"
+    remedy = "report with a token of that namespace, or of all"
+    return Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
 
 
 def _reused(error: KeyReusedError) -> Problem:
@@ -144,6 +150,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     ChangedMeanwhileError: _changed,
     StaleAttemptError: _stale,
     KeyReusedError: _reused,
+    ForeignJobError: _foreign,
     IllegalTransitionError: _illegal,
     WriterClosedError: _ending,
     DataError: _unstorable,

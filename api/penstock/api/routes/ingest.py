@@ -51,8 +51,13 @@ BODY = {
 }
 
 
-async def read_batch(request: Request, service: Service) -> Batch:
-    """The records in the body; raises `Problem` or `UserError` for what is wrong in it."""
+async def read_batch(request: Request, service: Service, namespace: str | None) -> Batch:
+    """The records in the body, of somebody who may report into ``namespace``.
+
+    Raises:
+        Problem: it cannot be read.
+        UserError: something in it is wrong.
+    """
     body = await request.body()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "gzip":
@@ -61,7 +66,8 @@ async def read_batch(request: Request, service: Service) -> Batch:
         remedy = "send gzip, or nothing compressed"
         raise Problem(kind="bad-request", detail=f"{encoding} is not read", where="Content-Encoding", remedy=remedy)
     document = load_json(body)
-    return Batch.of(_records(cleaned(document) if ESCAPED.search(body) else document), service.clock())
+    records = _records(cleaned(document) if ESCAPED.search(body) else document)
+    return Batch.of(records, service.clock(), namespace)
 
 
 def _records(document: Any) -> list[Record]:
@@ -81,8 +87,8 @@ async def ingest(request: Request) -> Response:
     Once an attempt has been followed by another its records are refused with 409, and its sender should stop.
     """
     service = await service_of(request)
-    let_pass(request, authenticated(request).identity, Role.INGEST)
-    batch = await read_batch(request, service)
+    identity = let_pass(request, authenticated(request).identity, Role.INGEST)
+    batch = await read_batch(request, service, identity.namespace)
     sequence = await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))
     service.instruments.records.inc(len(batch.records))
     return Response(Acknowledged(sequence=sequence).model_dump_json(by_alias=True), media_type="application/json")
