@@ -44,6 +44,7 @@ def problem(answer: Any, status: int, kind: str) -> dict[str, Any]:
     assert document["type"].endswith(f"/{kind}")
     assert document["status"] == status
     assert document["detail"]
+    assert document["remedy"]
     return document
 
 

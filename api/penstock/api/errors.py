@@ -104,15 +104,15 @@ def _database(error: DBAPIError) -> Problem:
         return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
     log.error("database: %s", reason)
     retry = {"Retry-After": "2"}
+    if getattr(error.orig, "sqlstate", None) == TOO_LONG:
+        detail, remedy = "the database took too long", "try again when less is going on, or ask for less at once"
+        return Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
     return Problem(kind="unavailable", detail="the database does not answer", remedy="try again", headers=retry)
 
 
 def _unstorable(error: DataError) -> Problem:
     """Of a path or query: bodies are looked at before. There is nothing under such a name in any database."""
     log.info("refused: %s", error.orig)
-    if getattr(error.orig, "sqlstate", None) == TOO_LONG:
-        detail, remedy = "the database took too long", "try again when less is going on, or ask for less at once"
-        return Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
     return Problem(kind="bad-request", detail="the request says what no database holds", remedy="see /v1/openapi.json")
 
 
@@ -135,7 +135,8 @@ def _unexpected(error: Exception) -> Problem:
         remedy = "free some space where the service keeps its data"
         return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
     log.error("unexpected", exc_info=error)
-    return Problem(kind="internal", detail="something unexpected happened; the service's log has it")
+    detail = "something unexpected happened"
+    return Problem(kind="internal", detail=detail, remedy="look into the service's log, and report what it says there")
 
 
 TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
@@ -149,8 +150,8 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     NameTakenError: _name_taken,
     ChangedMeanwhileError: _changed,
     StaleAttemptError: _stale,
-    KeyReusedError: _reused,
     ForeignJobError: _foreign,
+    KeyReusedError: _reused,
     IllegalTransitionError: _illegal,
     WriterClosedError: _ending,
     DataError: _unstorable,

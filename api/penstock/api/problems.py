@@ -26,7 +26,7 @@ class ProblemDocument(BaseModel):
     status: int = Field(description="The HTTP status.", examples=[404])
     detail: str = Field(description="What is wrong here.", examples=["there is no job default/llama"])
     where: str = Field(default="", description="The field, header or parameter.", examples=["spec.model.heads"])
-    remedy: str = Field(default="", description="What to do about it.", examples=["list the jobs with GET /v1/jobs"])
+    remedy: str = Field(description="What to do about it.", examples=["list the jobs with GET /v1/jobs"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Problem(HTTPException):
     """Ends a request with a problem document. FastAPI lets an HTTPException pass from wherever it is raised."""
 
     def __init__(
-        self, *, kind: str, detail: str, where: str = "", remedy: str = "", headers: Mapping[str, str] | None = None
+        self, *, kind: str, detail: str, remedy: str, where: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(PROBLEMS[kind].status, detail, headers=dict(headers or {}))
         self.kind, self.where, self.remedy = kind, where, remedy

@@ -134,7 +134,7 @@ def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLRespo
 def show_file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
     """A file that pages refer to; it is the same for everybody."""
     if name not in static.FILES:
-        raise Problem(kind="not-found", detail=f"there is no file {name}")
+        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy="load the page anew")
     headers = {"Cache-Control": f"public, max-age={MONTH_SECONDS}, immutable", "Vary": "Accept-Encoding"}
     media_type, _ = static.FILES[name]
     if "gzip" in accept_encoding:
