@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,12 @@ ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailabl
 def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The problems that a route may answer with, those of any among them, as FastAPI wants them told."""
     found: dict[int | str, dict[str, Any]] = {}
-    for name in dict.fromkeys((*ANY, *kinds)):
+    return refusals((*ANY, *kinds))
+
+
+def refusals(kinds: Sequence[str]) -> dict[int | str, dict[str, Any]]:
+    """These and no others; where several have a status, it is described by all of their titles."""
+    for name in dict.fromkeys(kinds):
         kind = PROBLEMS[name]
         titles = [found[kind.status]["description"]] if kind.status in found else []
         found[kind.status] = {

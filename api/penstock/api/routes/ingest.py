@@ -13,6 +13,8 @@ from fastapi.routing import APIRoute
 
 from penstock.api.auth.identity import Role
 from penstock.api.dependencies import authenticated, decompress, let_pass, load_json, service_of
+from penstock.api.documented import ONLY_BY_TOKEN
+from penstock.api.examples import EXAMPLE_RECORD
 from penstock.api.problems import Problem, answers
 from penstock.api.schemas import Acknowledged
 from penstock.api.service import Service
@@ -34,7 +36,8 @@ ANSWERS = answers(
     "invalid",
     "storage-full",
 )
-BODY = {
+DOCUMENTED = {
+    **ONLY_BY_TOKEN,
     "requestBody": {
         "required": True,
         "content": {
@@ -44,10 +47,11 @@ BODY = {
                     "required": ["records"],
                     "additionalProperties": False,
                     "properties": {"records": {"type": "array", "items": {"type": "object"}, "minItems": 1}},
-                }
+                },
+                "example": {"records": [EXAMPLE_RECORD]},
             }
         },
-    }
+    },
 }
 
 
@@ -80,11 +84,14 @@ def _records(document: Any) -> list[Record]:
     return found
 
 
-@router.post("/v1/ingest", response_model=Acknowledged, responses=ANSWERS, operation_id="ingest", openapi_extra=BODY)
+@router.post(
+    "/v1/ingest", response_model=Acknowledged, responses=ANSWERS, operation_id="ingest", openapi_extra=DOCUMENTED
+)
 async def ingest(request: Request) -> Response:
     """Keep records of one source of one attempt. What was kept before is passed over; acknowledged means kept.
 
-    Once an attempt has been followed by another its records are refused with 409, and its sender should stop.
+    The records' own numbers make it safe to send them again, so no Idempotency-Key is looked at. Once an attempt has
+    been followed by another its records are refused with 409, and its sender should stop.
     """
     service = await service_of(request)
     identity = let_pass(request, authenticated(request).identity, Role.INGEST)
