@@ -56,6 +56,7 @@ PROBLEMS = {
         Kind("unsupported-media-type", "The body is of an unknown type", 415),
         Kind("out-of-range", "The file has no such part", 416),
         Kind("misdirected", "The host is not this service", 421),
+        Kind("elsewhere", "The files are at another service", 421),
         Kind("invalid", "Something in the body is wrong", 422),
         Kind("too-many-requests", "Too many requests", 429),
         Kind("internal", "The service failed", 500),
@@ -93,12 +94,12 @@ ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailabl
 
 def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The problems that a route may answer with, those of any among them, as FastAPI wants them told."""
-    found: dict[int | str, dict[str, Any]] = {}
     return refusals((*ANY, *kinds))
 
 
 def refusals(kinds: Sequence[str]) -> dict[int | str, dict[str, Any]]:
     """These and no others; where several have a status, it is described by all of their titles."""
+    found: dict[int | str, dict[str, Any]] = {}
     for name in dict.fromkeys(kinds):
         kind = PROBLEMS[name]
         titles = [found[kind.status]["description"]] if kind.status in found else []
