@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
@@ -34,6 +35,7 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
     """Answer until SIGINT or SIGTERM; jobs go on without the service."""
     check_tls(settings)
     settings.folder.mkdir(parents=True, exist_ok=True)
+    settings = replace(settings, executor=executor_name(settings))
     make_schema(settings)
     service = open_service(settings)
     introduce(service, configuration_file(os.environ, Path.home()))
@@ -43,7 +45,7 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
         ProcessSupervisors(),
         ProcessPlanner(),
         capacity=this_machine(),
-        name=executor_name(settings),
+        name=settings.executor,
         reports=reports,
     )
     desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
