@@ -52,6 +52,12 @@ def test_a_job_from_submission_to_deletion(client: Client) -> None:
     assert [event.number for event in client.events(TINY, after=2)] == [3, 4]
 
 
+def test_a_dry_run_makes_nothing(client: Client) -> None:
+    told = client.submit(JOB, dry_run=True)
+    assert (told.name, told.status.phase, told.job.spec) == ("tiny", Phase.PENDING, JOB.spec)
+    assert list(client.jobs()) == []
+
+
 def test_all_jobs_are_listed_page_by_page(client: Client, service: Service) -> None:
     names = [add_job(service, f"job{i}").name for i in range(7)]
     assert [job.name for job in client.jobs(sort="name", limit=3)] == names
@@ -85,6 +91,8 @@ def test_the_awaiting_client_does_the_same(service: Service) -> None:
     async def life() -> list[str]:
         transport = httpx.ASGITransport(app=create_app(service))
         async with AsyncClient(here(service), transport=transport) as client:
+            assert (await client.submit(JOB, dry_run=True)).name == "tiny"
+            assert [job async for job in client.jobs()] == []
             await client.submit(JOB)
             await client.suspend(TINY)
             await client.resume(TINY)
