@@ -14,14 +14,22 @@ from tests.support.service import Clock, make_tables, new_service
 
 KINDS = ("sqlite", "postgresql")
 
+PRAGMAS = engine.SQLITE_PRAGMAS
+
 
 @pytest.fixture(autouse=True, scope="session")
 def without_syncs() -> Iterator[None]:
     """What these tests are about survives no power cut anyway, and waiting for the disk would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        quick = tuple(each.replace("synchronous = FULL", "synchronous = OFF") for each in engine.SQLITE_PRAGMAS)
+        quick = tuple(each.replace("synchronous = FULL", "synchronous = OFF") for each in PRAGMAS)
         patch.setattr(engine, "SQLITE_PRAGMAS", quick)
         yield
+
+
+@pytest.fixture
+def with_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite as a service opens it."""
+    monkeypatch.setattr(engine, "SQLITE_PRAGMAS", PRAGMAS)
 
 
 @pytest.fixture(scope="session")

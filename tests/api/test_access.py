@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,20 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.credentials import COOKIE
 from penstock.api.routes import health
 from penstock.api.service import Service
-from penstock.api.store import sessions, tokens
-from tests.support.service import HOST, Clock, add_job, browser_of, client_of, job_manifest, new_service, session_of
+from penstock.api.store import jobs, sessions, tokens
+from penstock.core.lifecycle import Phase
+from tests.support.run_files import add_checkpoint
+from tests.support.service import (
+    HOST,
+    Clock,
+    add_job,
+    browser_of,
+    client_of,
+    job_manifest,
+    new_service,
+    session_of,
+    step_records,
+)
 
 VIEWER, EDITOR, ADMIN, INGEST = Role.VIEWER, Role.EDITOR, Role.ADMIN, Role.INGEST
 
@@ -73,6 +86,9 @@ NEEDS: dict[tuple[str, str], Role | None] = {
 }
 """The least role of every route; none needs no token."""
 
+VARIANTS: dict[tuple[str, str], Role] = {("POST", "/v1/jobs?dryRun=true"): EDITOR}
+"""Routes asked in another way, which needs the same."""
+
 ALLOWED = {
     VIEWER: {VIEWER, EDITOR, ADMIN},
     EDITOR: {EDITOR, ADMIN},
@@ -92,7 +108,8 @@ PAGES = {
 }
 """Need a viewer; see test_pages.py."""
 BY_TOKEN_ONLY = {("POST", "/v1/login-links")}
-GUARDED = [route for route, role in NEEDS.items() if role is not None]
+NEEDED = {route: role for route, role in (NEEDS | VARIANTS).items() if role is not None}
+GUARDED = list(NEEDED)
 WRITES = [route for route in GUARDED if route[0] != "GET"]
 FOREIGN = [None, "null", "http://evil.example", "http://localhost:8471", "https://localhost", "http://127.0.0.1"]
 """Where a page may lie that is none of the service's, which is at http://localhost."""
@@ -150,9 +167,7 @@ def expired_and_revoked(service: Service, clock: Clock) -> list[str]:
 @pytest.mark.parametrize("role", list(Role))
 def test_a_role_opens_what_it_should(service: Service, role: Role) -> None:
     client = client_of(service, role)
-    for route in GUARDED:
-        needed = NEEDS[route]
-        assert needed is not None
+    for route, needed in NEEDED.items():
         refused = ask(client, route) == 403
         assert refused == (role not in ALLOWED[needed]), route
 
@@ -184,9 +199,7 @@ class TestSessions:
 
     @pytest.mark.parametrize("role", [VIEWER, EDITOR, ADMIN])
     def test_a_role_opens_what_it_should(self, service: Service, role: Role) -> None:
-        for route in GUARDED:
-            needed = NEEDS[route]
-            assert needed is not None
+        for route, needed in NEEDED.items():
             refused = ask(browser_of(service, role), route) == 403
             assert refused == (role not in ALLOWED[needed] or route in BY_TOKEN_ONLY), route
 
@@ -252,15 +265,69 @@ class TestNamespaces:
         add_job(service, namespace="other")
         client = client_of(service, EDITOR, "mine")
         assert client.post("/v1/jobs", json=job_manifest(namespace="mine")).status_code == 201
-        assert client.post("/v1/jobs", json=job_manifest("next", namespace="other")).status_code == 403
+        for query in ("", "?dryRun=true"):
+            answer = client.post(f"/v1/jobs{query}", json=job_manifest("next", namespace="other"))
+            assert answer.status_code == 403
         assert client.post("/v1/jobs/mine/tiny/suspend").status_code == 200
         assert client.post("/v1/jobs/other/tiny/suspend").status_code == 403
+
+    def test_reports_for_its_own(self, service: Service) -> None:
+        shipper, everywhere = client_of(service, INGEST, "mine"), client_of(service, INGEST)
+        own, foreign = (launched(service, namespace) for namespace in ("mine", "other"))
+        answers = [shipper.post("/v1/ingest", json=report(uid)) for uid in (own, foreign)]
+        assert [answer.status_code for answer in answers] == [200, 403]
+        assert answers[1].json()["where"] == "Authorization"
+        assert "namespace other" in answers[1].json()["detail"]
+        told = service.read(lambda c: [jobs.get(c, uid).progress for uid in (own, foreign)])
+        assert [each is None for each in told] == [False, True]
+        assert everywhere.post("/v1/ingest", json=report(foreign)).status_code == 200
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_begins_from_its_own_checkpoints(self, service: Service, whole: bool) -> None:
+        """Another one's is refused by the very words for one that is not there, be it complete or not."""
+        uid, nowhere = add_job(service, namespace="other").uid, "00000000-0000-0000-0000-00000000dead"
+        add_checkpoint(service.settings.runs / uid, 1, 4, state="complete" if whole else "removed")
+        mine, anywhere = client_of(service, EDITOR, "mine"), client_of(service, EDITOR)
+
+        def asked(client: TestClient, of: str, path: str) -> tuple[int, str]:
+            manifest = job_manifest("next", namespace="mine")
+            manifest["spec"]["checkpoint"] = {"resumeFrom": f"out://{of}/1/4"}
+            answer = client.post(path, json={"job": manifest} if path == "/v1/plans" else manifest)
+            return answer.status_code, answer.text.replace(of, "UID")
+
+        for path in ("/v1/jobs", "/v1/jobs?dryRun=true", "/v1/plans"):
+            status, said = asked(mine, uid, path)
+            assert (status, json.loads(said)["where"]) == (422, "spec.checkpoint.resumeFrom")
+            assert asked(mine, nowhere, path) == (status, said)
+        assert asked(anywhere, uid, "/v1/jobs")[0] == (201 if whole else 422)
+
+    def test_retries_with_its_own_checkpoints(self, service: Service) -> None:
+        """What an administrator let begin elsewhere is not begun there again by somebody who may not look there."""
+        uid = add_job(service, namespace="other").uid
+        add_checkpoint(service.settings.runs / uid, 1, 4)
+        manifest = job_manifest(namespace="mine")
+        manifest["spec"]["checkpoint"] = {"resumeFrom": f"out://{uid}/1/4"}
+        made = client_of(service, EDITOR).post("/v1/jobs", json=manifest).json()["metadata"]["uid"]
+        service.write(made, lambda c: jobs.enter_phase(c, made, Phase.FAILED, "Because", "", 0.0))
+        assert client_of(service, EDITOR, "mine").post("/v1/jobs/mine/tiny/retry").status_code == 422
+        assert client_of(service, EDITOR).post("/v1/jobs/mine/tiny/retry").status_code == 201
 
     def test_an_administrator_of_one_makes_no_tokens(self, service: Service) -> None:
         client = client_of(service, ADMIN, "mine")
         assert client.get("/v1/tokens").status_code == 403
         wanted = {"name": "me", "role": "admin"}
         assert client.post("/v1/tokens", json=wanted).status_code == 403
+
+
+def launched(service: Service, namespace: str) -> str:
+    """The uid of a job that reports may come from."""
+    uid = add_job(service, namespace=namespace).uid
+    service.write(uid, lambda c: jobs.add_event(c, uid, "launched", {}, 0.0, attempt=1))
+    return uid
+
+
+def report(uid: str) -> dict[str, Any]:
+    return {"records": [record.to_manifest() for record in step_records(uid, range(1))]}
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8470", "[::1]", "[::1]:8470", "LOCALHOST:1"])

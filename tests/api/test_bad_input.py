@@ -38,6 +38,7 @@ def refused(answer: Any, status: int, kind: str) -> dict[str, Any]:
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()
     assert document["type"].endswith(f"/{kind}")
+    assert document["remedy"]
     return document
 
 

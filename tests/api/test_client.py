@@ -95,6 +95,12 @@ def test_which_service_it_is(client: Client) -> None:
     assert found.schema_revision
 
 
+def test_a_dry_run_makes_nothing(client: Client) -> None:
+    told = client.submit(JOB, dry_run=True)
+    assert (told.name, told.status.phase, told.job.spec) == ("tiny", Phase.PENDING, JOB.spec)
+    assert list(client.jobs()) == []
+
+
 def test_all_jobs_are_listed_page_by_page(client: Client, service: Service) -> None:
     names = [add_job(service, f"job{i}").name for i in range(7)]
     assert [job.name for job in client.jobs(sort="name", limit=3)] == names
@@ -128,6 +134,8 @@ def test_the_awaiting_client_does_the_same(service: Service) -> None:
     async def life() -> list[str]:
         transport = httpx.ASGITransport(app=create_app(service))
         async with AsyncClient(here(service), transport=transport) as client:
+            assert (await client.submit(JOB, dry_run=True)).name == "tiny"
+            assert [job async for job in client.jobs()] == []
             await client.submit(JOB)
             suspended = await client.suspend(TINY)
             resumed = await client.resume(TINY, etag=suspended.etag)

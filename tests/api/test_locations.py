@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from tests.support.service import job_manifest
 
-UID = "00000000-0000-0000-0000-000000000001"
+UID, OTHER = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
 
 
 @pytest.fixture
@@ -27,8 +28,14 @@ def locations(tmp_path: Path) -> Locations:
     (corpus / "round").symlink_to(corpus / "round")
     for step in (10, 20):
         (runs / UID / "checkpoints" / "a1" / f"step-{step}").mkdir(parents=True)
-    (runs / UID / "checkpoints" / "a1" / "step-10" / "manifest.json").write_text("{}")
+    shutil.copytree(runs / UID, runs / OTHER)
+    for uid in (UID, OTHER):
+        (runs / uid / "checkpoints" / "a1" / "step-10" / "manifest.json").write_text("{}")
     return Locations(data_roots={"corpus": corpus}, runs=runs, schedules=frozenset({"mine"}))
+
+
+def resolved(locations: Locations, wanted: PipelineJob, *, readable: bool = True) -> PipelineJob:
+    return locations.resolved(wanted, lambda uid: readable and uid == UID)
 
 
 def job(**spec: Any) -> PipelineJob:
@@ -51,7 +58,7 @@ def job(**spec: Any) -> PipelineJob:
     ],
 )
 def test_what_lies_below_a_root_is_found(locations: Locations, tmp_path: Path, uri: str, path: str) -> None:
-    found = locations.resolved(job(data={"source": uri})).spec.data.source
+    found = resolved(locations, job(data={"source": uri})).spec.data.source
     assert found == (path if uri == path else str(tmp_path / path))
 
 
@@ -79,41 +86,59 @@ def test_what_lies_below_a_root_is_found(locations: Locations, tmp_path: Path, u
 )
 def test_everything_else_is_refused_with_its_field(locations: Locations, uri: str) -> None:
     with pytest.raises(UserError) as caught:
-        locations.resolved(job(data={"source": uri}))
+        resolved(locations, job(data={"source": uri}))
     assert caught.value.where == "spec.data.source"
     assert caught.value.remedy
     with pytest.raises(UserError) as caught:
-        locations.resolved(job(data={"tokenizer": {"file": uri}}, model={"vocab": 300}))
+        resolved(locations, job(data={"tokenizer": {"file": uri}}, model={"vocab": 300}))
     assert caught.value.where == "spec.data.tokenizer.file"
 
 
 def test_a_tokenizer_is_found(locations: Locations, tmp_path: Path) -> None:
-    found = locations.resolved(job(data={"tokenizer": {"file": "data://corpus/deep/a.txt"}}))
+    found = resolved(locations, job(data={"tokenizer": {"file": "data://corpus/deep/a.txt"}}))
     assert found.spec.data.tokenizer.file == str(tmp_path / "corpus/deep/a.txt")
 
 
 def test_a_complete_checkpoint_is_found(locations: Locations, tmp_path: Path) -> None:
-    found = locations.resolved(job(checkpoint={"resumeFrom": f"out://{UID}/1/10"}))
+    found = resolved(locations, job(checkpoint={"resumeFrom": f"out://{UID}/1/10"}))
     assert found.spec.checkpoint.resume_from == str(tmp_path / "runs" / UID / "checkpoints/a1/step-10")
 
 
 @pytest.mark.parametrize(
-    "uri", [f"out://{UID}/1/20", f"out://{UID}/2/10", "out://../1/10", f"out://{UID}/1", f"out://{UID}/x/10", "/tmp/x"]
+    "uri",
+    [
+        f"out://{UID}/1/20",
+        f"out://{UID}/2/10",
+        f"out://{OTHER}/1/10",
+        "out://../1/10",
+        f"out://{UID}/1",
+        f"out://{UID}/x/10",
+        "/tmp/x",
+    ],
 )
 def test_any_other_checkpoint_is_refused(locations: Locations, uri: str) -> None:
     with pytest.raises(UserError) as caught:
-        locations.resolved(job(checkpoint={"resumeFrom": uri}))
+        resolved(locations, job(checkpoint={"resumeFrom": uri}))
     assert caught.value.where == "spec.checkpoint.resumeFrom"
+
+
+def test_a_checkpoint_of_others_is_as_good_as_not_there(locations: Locations) -> None:
+    said = set()
+    for step in (10, 20, 30):
+        with pytest.raises(UserError) as caught:
+            resolved(locations, job(checkpoint={"resumeFrom": f"out://{UID}/1/{step}"}), readable=False)
+        said.add((caught.value.what.replace(f"/{step}", ""), caught.value.remedy))
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("name", ["zb", "mine"])
 def test_schedules_that_are_listed(locations: Locations, name: str) -> None:
-    assert locations.resolved(job(parallelism={"schedule": name})).spec.parallelism.schedule == name
+    assert resolved(locations, job(parallelism={"schedule": name})).spec.parallelism.schedule == name
 
 
 @pytest.mark.parametrize("name", ["theirs", "/tmp/x.csv", "x.csv"])
 def test_schedules_that_are_not(locations: Locations, name: str) -> None:
     with pytest.raises(UserError, match="is not allowed here"):
-        locations.resolved(job(parallelism={"schedule": name}))
+        resolved(locations, job(parallelism={"schedule": name}))
     with pytest.raises(UserError, match="is not allowed here"):
-        locations.resolved(job(parallelism={"schedule": {"generator": name}}))
+        resolved(locations, job(parallelism={"schedule": {"generator": name}}))

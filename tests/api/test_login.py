@@ -131,6 +131,15 @@ def test_a_session_makes_no_links(service: Service) -> None:
     assert "the token" in answer.json()["remedy"]
 
 
+def test_a_code_passes_over_a_key(service: Service, url: str, browser: httpx.Client) -> None:
+    """It opens once with or without one: an answer that is remembered would hold the session's secret."""
+    code, headers = new_code(service, url), {"Origin": url, "Idempotency-Key": "k"}
+    answers = [browser.post("/login", data={"code": code}, headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [303, 403]
+    again = browser.post("/login", data={"code": new_code(service, url)}, headers=headers)
+    assert again.status_code == 303
+
+
 def test_a_token_is_not_logged_out(service: Service) -> None:
     answer = client_of(service).post("/v1/logout")
     assert answer.status_code == 409

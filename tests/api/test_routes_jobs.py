@@ -44,6 +44,7 @@ def problem(answer: Any, status: int, kind: str) -> dict[str, Any]:
     assert document["type"].endswith(f"/{kind}")
     assert document["status"] == status
     assert document["detail"]
+    assert document["remedy"]
     return document
 
 
@@ -139,6 +140,62 @@ class TestOnce:
         problem(client.post("/v1/jobs", json=job_manifest(), headers=key), 409, "name-taken")
         client.post("/v1/jobs/default/tiny/suspend", headers={"Idempotency-Key": "other"})
         assert client.post("/v1/jobs", json=job_manifest("next"), headers=key).status_code == 201
+
+    def test_a_report_passes_over_a_key(self, service: Service, client: TestClient) -> None:
+        """Its records are numbered: another batch with the same key is kept, and the same one is not kept again."""
+        uid = client.post("/v1/jobs", json=job_manifest()).json()["metadata"]["uid"]
+        service.write(uid, lambda c: jobs.add_event(c, uid, "launched", {}, 0.0, attempt=1))
+        shipper, records = client_of(service, Role.INGEST), step_records(uid, range(2))
+        for part, sequence in ((records[:2], 1), (records[2:], 3), (records[:2], 3)):
+            batch = {"records": [record.to_manifest() for record in part]}
+            answer = shipper.post("/v1/ingest", json=batch, headers={"Idempotency-Key": "k"})
+            assert (answer.status_code, answer.json()) == (200, {"sequence": sequence})
+
+
+class TestDryRun:
+    """What creation would answer, and nothing kept."""
+
+    def test_the_job_is_told_as_it_would_be(self, client: TestClient) -> None:
+        proposed = client.post("/v1/jobs?dryRun=true", json=job_manifest(labels={"a": "b"}))
+        assert proposed.status_code == 200
+        assert "location" not in proposed.headers
+        assert client.get("/v1/jobs?deleted=true").json()["items"] == []
+        made = client.post("/v1/jobs", json=job_manifest(labels={"a": "b"})).json()
+        told = proposed.json()
+        assert told["metadata"].pop("uid") != made["metadata"].pop("uid")
+        assert told == made
+
+    @pytest.mark.parametrize(
+        ("part", "value", "where"),
+        [
+            ("data", {"source": "data://none/text", "sequenceLength": 32}, "spec.data.source"),
+            ("parallelism", {"schedule": "theirs"}, "spec.parallelism.schedule"),
+            ("checkpoint", {"resumeFrom": "out://none/1/2"}, "spec.checkpoint.resumeFrom"),
+        ],
+    )
+    def test_what_only_the_service_knows_is_looked_at(
+        self, client: TestClient, part: str, value: dict[str, Any], where: str
+    ) -> None:
+        manifest = job_manifest()
+        manifest["spec"][part] = {**manifest["spec"].get(part, {}), **value}
+        document = problem(client.post("/v1/jobs?dryRun=true", json=manifest), 422, "invalid")
+        assert document["where"] == where
+
+    def test_a_taken_name(self, client: TestClient) -> None:
+        client.post("/v1/jobs", json=job_manifest())
+        problem(client.post("/v1/jobs?dryRun=true", json=job_manifest()), 409, "name-taken")
+
+    def test_a_key_is_not_used_up(self, client: TestClient) -> None:
+        key = {"Idempotency-Key": "mine"}
+        assert client.post("/v1/jobs?dryRun=true", json=job_manifest("other"), headers=key).status_code == 200
+        assert client.post("/v1/jobs", json=job_manifest(), headers=key).status_code == 201
+
+    def test_it_is_no_change_to_write_down(self, service: Service, client: TestClient) -> None:
+        client.post("/v1/jobs?dryRun=true", json=job_manifest())
+        client.post("/v1/jobs", json=job_manifest())
+        service.write("audit", lambda connection: None)
+        entries = client.get("/v1/audit").json()["items"]
+        assert [each["status"] for each in entries if each["action"] == "createJob"] == [201]
 
 
 class TestChange:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, select, update
 
 from penstock.api.service import Service
 from penstock.api.store import ingest, lines, series
-from penstock.api.store.ingest import MOST_RANKS, Batch, StaleAttemptError
+from penstock.api.store.ingest import MOST_RANKS, Batch, ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
 from penstock.api.store.schema import jobs, log_lines, points, rollups
 from penstock.api.store.series import ALL_RANKS, ChartPoint, Point
@@ -95,6 +95,20 @@ def test_another_attempt_is_refused(service: Service, attempt: int) -> None:
 def test_an_unknown_job_is_refused(service: Service) -> None:
     with pytest.raises(NoSuchJobError):
         take(service, step_records("nobody", range(1)))
+
+
+def test_another_namespace_s_job_is_refused_alone(service: Service) -> None:
+    """What is kept together with it stays."""
+    mine, other = begun(service), begun(service)
+    batches = [
+        Batch.of(step_records(job.uid, range(2)), NOW, namespace=namespace)
+        for job, namespace in ((mine, "default"), (other, "team"))
+    ]
+    kept, refused = service.write("together", lambda connection: ingest.take(connection, batches))
+    assert kept == 3
+    assert isinstance(refused, ForeignJobError)
+    assert len(chart(service, mine.uid)) == 2
+    assert service.read(lambda c: get(c, other.uid)).progress is None
 
 
 def test_a_chart_shows_the_newest_attempt(service: Service) -> None:

@@ -61,10 +61,14 @@ def job_manifest(name: str = "tiny", **metadata: Any) -> dict[str, Any]:
 
 
 def new_service(
-    folder: Path, database: str = "", clock: Clock | None = None, limits: Limits = SHORT_STREAMS
+    folder: Path,
+    database: str = "",
+    clock: Clock | None = None,
+    limits: Limits = SHORT_STREAMS,
+    executor: str = "",
 ) -> Service:
     """A service in ``folder`` or on the database that is named, which gets its tables if it has none."""
-    settings = Settings(folder=folder, database=database, limits=limits)
+    settings = Settings(folder=folder, database=database, limits=limits, executor=executor)
     url = parse_url(settings.database_url)
     if is_sqlite(url):
         path = Path(url.database or "")

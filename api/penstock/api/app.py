@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -11,13 +12,13 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
 from penstock.api import errors
-from penstock.api.bodies import schemas
 from penstock.api.dependencies import by_name, by_uid
 from penstock.api.direct import Direct
+from penstock.api.documented import completed
 from penstock.api.gate import Gate
 from penstock.api.guard import Guard
 from penstock.api.metrics.observer import Observer
-from penstock.api.problems import PROBLEMS, ProblemDocument
+from penstock.api.problems import refusals
 from penstock.api.routes import (
     again,
     audit,
@@ -59,13 +60,15 @@ OF_JOB = (jobs.of_job, streams.of_job, insight.of_job, files.of_job, again.of_jo
 
 
 class _Documented(FastAPI):
-    """Knows also the schemas of manifests, which no model of pydantic's describes."""
+    """Tells more of itself than FastAPI would."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
-        document = super().openapi()
-        document["components"]["schemas"].update(schemas())
-        return document
+        """The OpenAPI document, made when it is first asked for."""
+        return self._completed
+
+    @functools.cached_property
+    def _completed(self) -> dict[str, Any]:
+        return completed(super().openapi())
 
 
 def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) -> FastAPI:
@@ -79,7 +82,7 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
         openapi_url="/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
-        responses={500: {"model": ProblemDocument, "description": PROBLEMS["internal"].title}},
+        responses=refusals(("internal",)),
     )
     app.state.service = service
     for router in ROUTERS:

@@ -173,7 +173,8 @@ def decode(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise Problem(kind="bad-request", detail=f"the body is not UTF-8 at byte {error.start}", where="body") from None
+        detail, remedy = f"the body is not UTF-8 at byte {error.start}", "send text in UTF-8"
+        raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
 
 
 def load_json(text: str | bytes) -> Any:
@@ -181,9 +182,11 @@ def load_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise Problem(kind="bad-request", detail="the body is nested too deeply", where="body") from None
+        remedy = "send it as /v1/openapi.json describes it, which is nowhere so deep"
+        raise Problem(kind="bad-request", detail="the body is nested too deeply", where="body", remedy=remedy) from None
     except ValueError as error:
-        raise Problem(kind="bad-request", detail=f"the body is not JSON: {error}", where="body") from None
+        detail, remedy = f"the body is not JSON: {error}", "send JSON, or YAML with Content-Type: application/yaml"
+        raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
 
 
 def _refuse_constant(name: str) -> Any:
@@ -192,16 +195,18 @@ def _refuse_constant(name: str) -> Any:
 
 def decompress(body: bytes, most_bytes: int) -> bytes:
     """A gzip body; raises `Problem` if it is none, or would grow beyond the limit."""
-    machine = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    machine, where = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), "Content-Encoding"
     try:
         text = machine.decompress(body, most_bytes)
     except zlib.error:
-        raise Problem(kind="bad-request", detail="the body is not gzip", where="Content-Encoding") from None
+        remedy = "compress it, or leave Content-Encoding out"
+        raise Problem(kind="bad-request", detail="the body is not gzip", where=where, remedy=remedy) from None
     if machine.unconsumed_tail:
         remedy = "send fewer records at once"
         raise Problem(kind="too-large", detail=f"more than {most_bytes} bytes after decompression", remedy=remedy)
     if not machine.eof:
-        raise Problem(kind="bad-request", detail="the body is cut short", where="Content-Encoding")
+        remedy = "send all of what gzip wrote"
+        raise Problem(kind="bad-request", detail="the body is cut short", where=where, remedy=remedy)
     return text
 
 

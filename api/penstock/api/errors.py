@@ -19,7 +19,7 @@ from penstock.api.pages.problem import problem_page
 from penstock.api.pages.shell import POLICY
 from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.store.idempotency import KeyReusedError
-from penstock.api.store.ingest import StaleAttemptError
+from penstock.api.store.ingest import ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
 from penstock.api.store.plan_requests import NoSuchRequestError
 from penstock.api.store.profiles import NoSuchProfileError
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
 FULL_DISK = ("database or disk is full", "No space left on device")
+TOO_LONG = "57014"
+"""SQLSTATE of a statement that was given up at its time limit."""
 
 
 def _user_error(error: UserError) -> Problem:
@@ -75,6 +77,12 @@ def _stale(error: StaleAttemptError) -> Problem:
     return Problem(kind="stale-attempt", detail=f"the records are of {error}", where="records", remedy=remedy)
 
 
+def _foreign(error: ForeignJobError) -> Problem:
+    detail = f"the records are of a job in namespace {error}"
+    remedy = "report with a token of that namespace, or of all"
+    return Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
+
+
 def _reused(error: KeyReusedError) -> Problem:
     remedy = "use a new key for a new request"
     detail = "the key came before with another request"
@@ -96,6 +104,9 @@ def _database(error: DBAPIError) -> Problem:
         return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
     log.error("database: %s", reason)
     retry = {"Retry-After": "2"}
+    if getattr(error.orig, "sqlstate", None) == TOO_LONG:
+        detail, remedy = "the database took too long", "try again when less is going on, or ask for less at once"
+        return Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
     return Problem(kind="unavailable", detail="the database does not answer", remedy="try again", headers=retry)
 
 
@@ -124,7 +135,8 @@ def _unexpected(error: Exception) -> Problem:
         remedy = "free some space where the service keeps its data"
         return Problem(kind="storage-full", detail="nothing can be kept", remedy=remedy)
     log.error("unexpected", exc_info=error)
-    return Problem(kind="internal", detail="something unexpected happened; the service's log has it")
+    detail = "something unexpected happened"
+    return Problem(kind="internal", detail=detail, remedy="look into the service's log, and report what it says there")
 
 
 TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
@@ -138,6 +150,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     NameTakenError: _name_taken,
     ChangedMeanwhileError: _changed,
     StaleAttemptError: _stale,
+    ForeignJobError: _foreign,
     KeyReusedError: _reused,
     IllegalTransitionError: _illegal,
     WriterClosedError: _ending,

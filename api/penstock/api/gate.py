@@ -121,7 +121,8 @@ def is_audited(scope: Scope, status: int) -> bool:
     route = scope.get("route")
     if scope["method"] in SAFE_METHODS or route is None:
         return False
-    return status in REFUSED or (200 <= status < 400 and route.operation_id != INGEST)
+    changed = route.operation_id != INGEST and not scope["state"].get("changed_nothing")
+    return status in REFUSED or (200 <= status < 400 and changed)
 
 
 def entry(scope: Scope, answered: _Answered, now: float) -> Entry:

@@ -50,7 +50,8 @@ class Guard:
             raise Problem(kind="misdirected", detail=f"{host!r} is not this service", where="Host", remedy=remedy)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            raise Problem(kind="bad-request", detail="is no number", where="Content-Length")
+            remedy = "send the number of the body's bytes, or Transfer-Encoding: chunked"
+            raise Problem(kind="bad-request", detail="is no number", where="Content-Length", remedy=remedy)
         if int(length) > self._limits.body_bytes:
             raise too_large(self._limits.body_bytes)
 

@@ -2,13 +2,14 @@
 
 A job names data as ``data://ROOT/PATH`` and checkpoints as ``out://UID/ATTEMPT/STEP``. A path of the machine is
 refused, and so is one that leads out of its root by dots or links: a token for jobs must not read the service's files.
+A checkpoint that somebody may not see is as good as not there. What lies in a folder is looked at by whoever reads it.
 Schedules are built in, or those that the administrator listed, because an entry point's code runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,8 @@ class Locations:
     runs: Path
     schedules: frozenset[str] = frozenset()
 
-    def resolved(self, job: PipelineJob) -> PipelineJob:
-        """The job with paths of this machine.
+    def resolved(self, job: PipelineJob, readable: Callable[[str], bool]) -> PipelineJob:
+        """The job with paths of this machine; it may begin from checkpoints of jobs whose uid is ``readable``.
 
         Raises:
             UserError: it names what it may not, or what is not there.
@@ -46,7 +47,7 @@ class Locations:
             source = self._data(source, "spec.data.source")
         begin = spec.checkpoint.resume_from
         if begin is not None:
-            begin = self._checkpoint(begin, "spec.checkpoint.resumeFrom")
+            begin = self._checkpoint(begin, "spec.checkpoint.resumeFrom", readable)
         return job.with_spec(
             data=dataclasses.replace(spec.data, source=source, tokenizer=tokenizer),
             checkpoint=dataclasses.replace(spec.checkpoint, resume_from=begin),
@@ -66,27 +67,29 @@ class Locations:
             known = ", ".join(f"{DATA}{root}/..." for root in sorted(self.data_roots))
             remedy = f"write {known or STDLIB_CORPUS}; an administrator adds roots: penstock serve --data NAME=FOLDER"
             raise UserError(what=f"{text!r} is not below a root of this service", where=where, remedy=remedy)
-        return str(_below(self.data_roots[name], rest, text, where))
+        found = _below(self.data_roots[name], rest)
+        if found is None:
+            remedy = "name a file or folder below the root"
+            raise UserError(what=f"{text} is not there", where=where, remedy=remedy)
+        return str(found)
 
-    def _checkpoint(self, text: str, where: str) -> str:
+    def _checkpoint(self, text: str, where: str, readable: Callable[[str], bool]) -> str:
+        """One answer for all that cannot be used, or it would tell what there is of others."""
         parts = text.removeprefix(OUT).strip("/").split("/")
-        remedy = f"write {OUT}UID/ATTEMPT/STEP of a job of this service"
+        remedy = f"write {OUT}UID/ATTEMPT/STEP of a job of this service; list them: GET /v1/history/UID/checkpoints"
         if not text.startswith(OUT) or len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
             raise UserError(what=f"{text!r} names no checkpoint", where=where, remedy=remedy)
         uid, attempt, step = parts
-        folder = _below(self.runs, f"{uid}/checkpoints/a{attempt}/step-{step}", text, where)
-        if not (folder / "manifest.json").is_file():
-            raise UserError(what=f"{text} is not a complete checkpoint", where=where, remedy=remedy)
+        folder = _below(self.runs, f"{uid}/checkpoints/a{attempt}/step-{step}") if readable(uid) else None
+        if folder is None or not (folder / "manifest.json").is_file():
+            raise UserError(what=f"{text} is no complete checkpoint", where=where, remedy=remedy)
         return str(folder)
 
 
-def _below(root: Path, rest: str, text: str, where: str) -> Path:
-    """What lies there, links followed; raises `UserError` if nothing does, or if it lies outside of the root."""
+def _below(root: Path, rest: str) -> Path | None:
+    """What lies there, links followed; none if nothing does, or if it lies outside of the root."""
     try:
         found = (root / rest.lstrip("/")).resolve(strict=True)
-        inside = found.is_relative_to(root.resolve(strict=True))
+        return found if found.is_relative_to(root.resolve(strict=True)) else None
     except (OSError, ValueError, RuntimeError):
-        inside = False
-    if not inside:
-        raise UserError(what=f"{text} is not there", where=where, remedy="name a file or folder below the root")
-    return found
+        return None

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class ProblemDocument(BaseModel):
     status: int = Field(description="The HTTP status.", examples=[404])
     detail: str = Field(description="What is wrong here.", examples=["there is no job default/llama"])
     where: str = Field(default="", description="The field, header or parameter.", examples=["spec.model.heads"])
-    remedy: str = Field(default="", description="What to do about it.", examples=["list the jobs with GET /v1/jobs"])
+    remedy: str = Field(description="What to do about it.", examples=["list the jobs with GET /v1/jobs"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ PROBLEMS = {
         Kind("unsupported-media-type", "The body is of an unknown type", 415),
         Kind("out-of-range", "The file has no such part", 416),
         Kind("misdirected", "The host is not this service", 421),
+        Kind("elsewhere", "The files are at another service", 421),
         Kind("invalid", "Something in the body is wrong", 422),
         Kind("too-many-requests", "Too many requests", 429),
         Kind("internal", "The service failed", 500),
@@ -69,7 +70,7 @@ class Problem(HTTPException):
     """Ends a request with a problem document. FastAPI lets an HTTPException pass from wherever it is raised."""
 
     def __init__(
-        self, *, kind: str, detail: str, where: str = "", remedy: str = "", headers: Mapping[str, str] | None = None
+        self, *, kind: str, detail: str, remedy: str, where: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(PROBLEMS[kind].status, detail, headers=dict(headers or {}))
         self.kind, self.where, self.remedy = kind, where, remedy
@@ -93,8 +94,13 @@ ANY = ("bad-request", "timeout", "misdirected", "too-many-requests", "unavailabl
 
 def answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The problems that a route may answer with, those of any among them, as FastAPI wants them told."""
+    return refusals((*ANY, *kinds))
+
+
+def refusals(kinds: Sequence[str]) -> dict[int | str, dict[str, Any]]:
+    """These and no others; where several have a status, it is described by all of their titles."""
     found: dict[int | str, dict[str, Any]] = {}
-    for name in dict.fromkeys((*ANY, *kinds)):
+    for name in dict.fromkeys(kinds):
         kind = PROBLEMS[name]
         titles = [found[kind.status]["description"]] if kind.status in found else []
         found[kind.status] = {

@@ -19,7 +19,7 @@ from penstock.api.metrics.jobs import JobsCollector
 from penstock.api.settings import Settings
 from penstock.api.store import changes
 from penstock.api.store.changes import Change, Signature
-from penstock.api.store.engine import is_sqlite, make_engine, parse_url
+from penstock.api.store.engine import STATEMENT_SECONDS, is_sqlite, make_engine, parse_url
 from penstock.api.store.migrate import require_current
 from penstock.api.store.writer import Joint, Writer
 
@@ -67,9 +67,13 @@ class Service:
         self.engine.dispose()
 
 
-def open_service(settings: Settings, clock: Callable[[], float] = time.time) -> Service:
-    """A service on its database; raises `UserError` unless the schema is current."""
-    engine = make_engine(parse_url(settings.database_url))
+def open_service(
+    settings: Settings,
+    clock: Callable[[], float] = time.time,
+    statement_seconds: float | None = STATEMENT_SECONDS,
+) -> Service:
+    """A service on its database, which has so long for a statement; raises `UserError` unless the schema is current."""
+    engine = make_engine(parse_url(settings.database_url), statement_seconds)
     try:
         require_current(engine)
     except BaseException:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.api.auth.throttle import Rate
 from penstock.api.locations import Locations
+from penstock.core.job import PipelineJob
 
 MEBIBYTE = 2**20
 REQUESTS = Rate(per_second=100.0, burst=1000)
@@ -42,7 +43,8 @@ class Settings:
     """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding).
 
     ``data_roots`` and ``schedules`` are what jobs may name; see `penstock.api.locations`. ``machine`` is the host whose
-    measurements are meant where none are named; any if empty.
+    measurements are meant where none are named; any if empty. ``executor`` is the name of whoever runs jobs in
+    ``folder``: the files of all that bear another one lie elsewhere.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class Settings:
     data_roots: Mapping[str, Path] = field(default_factory=dict)
     schedules: frozenset[str] = frozenset()
     machine: str = ""
+    executor: str = ""
     limits: Limits = Limits()
 
     def answering_to(self, *names: str) -> Settings:
@@ -74,6 +77,10 @@ class Settings:
     def locations(self) -> Locations:
         """What jobs may name, and where it lies."""
         return Locations(data_roots=self.data_roots, runs=self.runs, schedules=self.schedules)
+
+    def executor_for(self, job: PipelineJob) -> str | None:
+        """Who has to run the job: whoever has the checkpoint that it begins from; none for anybody."""
+        return self.executor or None if job.spec.checkpoint.resume_from else None
 
     @property
     def runs(self) -> Path:

@@ -31,8 +31,8 @@ def settings_of(folder: Path, database: str) -> Settings:
 
 @contextmanager
 def opened(folder: Path, database: str) -> Iterator[Service]:
-    """The store of the service."""
-    service = open_service(settings_of(folder, database))
+    """The store of the service; a copy of all of it takes its time."""
+    service = open_service(settings_of(folder, database), statement_seconds=None)
     try:
         yield service
     finally:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.api.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
-from penstock.api.client.config import configuration_file
+from penstock.api.client.config import configuration_file, known_server
 from penstock.cli import output
 from penstock.cli.lines import line
 from penstock.cli.output import Format
 from penstock.cli.secret_files import write_secret
 from penstock.core.errors import UserError
 from penstock.core.failure import LAST_WORDS, REMEDY, read_failure
+from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LOSSES, Phase
 from penstock.core.units import format_age, format_seconds
 
@@ -40,6 +41,14 @@ def connected(server: str | None) -> Iterator[Client]:
             yield client
         except ServiceError as error:
             raise UserError(what=error.detail, where=error.where, remedy=error.remedy) from None
+
+
+def checked(job: PipelineJob, server: str | None) -> Job | None:
+    """The job as the service would make it; none if no service is known. Raises as `connected` does."""
+    if known_server(server, os.environ, Path.home()) is None:
+        return None
+    with connected(server) as client:
+        return client.submit(job, dry_run=True)
 
 
 def show_jobs(jobs: Sequence[Job], form: Format) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
@@ -41,6 +42,7 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
     settings.folder.mkdir(parents=True, exist_ok=True)
     remedy = "end that service, or name another folder with --folder"
     with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy), _machine(settings) as machine:
+        settings = replace(settings, executor=executor_name(settings))
         make_schema(settings)
         service = open_service(settings)
         introduce(service, configuration_file(os.environ, Path.home()))
@@ -82,7 +84,7 @@ def _workers(
         ProcessSupervisors(),
         ProcessPlanner(),
         machine=this_machine(os.environ),
-        name=executor_name(settings),
+        name=settings.executor,
         reports=Reports(address_file=address_file(settings), token_file=ingest_token(service)),
         may_launch=may_launch,
     )

@@ -35,9 +35,9 @@ class Identity:
 
     def may(self, role: Role, namespace: str | None = None) -> bool:
         """Whether what needs ``role`` is allowed in ``namespace``; in none, it must be allowed everywhere."""
-        if Role.INGEST in (role, self.role):
-            return role is self.role
         reaches = self.namespace is None or self.namespace == namespace
+        if Role.INGEST in (role, self.role):
+            return reaches and role is self.role
         return reaches and _RANKS[self.role] >= _RANKS[role]
 
 

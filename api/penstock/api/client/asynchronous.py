@@ -59,9 +59,9 @@ class AsyncClient:
     async def __aexit__(self, *error: object) -> None:
         await self._http.aclose()
 
-    async def submit(self, job: PipelineJob) -> Job:
-        """Make a job."""
-        return await self._do(calls.submit(job, new_key()))
+    async def submit(self, job: PipelineJob, *, dry_run: bool = False) -> Job:
+        """Make a job; a dry run makes none, and gives it as it would be."""
+        return await self._do(calls.submit(job, new_key(), dry_run=dry_run))
 
     async def get(self, place: Readable) -> Job:
         """The job that lives under this name, else the latest that did."""

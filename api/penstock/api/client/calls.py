@@ -77,11 +77,11 @@ class Past:
 Readable = Place | Past
 
 
-def submit(job: PipelineJob, key: str) -> Call[Job]:
-    """Make a job; sent again with the same key it is made once."""
+def submit(job: PipelineJob, key: str, *, dry_run: bool = False) -> Call[Job]:
+    """Make a job; sent again with the same key it is made once. A dry run makes none."""
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-    body = json.dumps(job.to_manifest()).encode()
-    return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, body=body, headers=headers)
+    body, query = json.dumps(job.to_manifest()).encode(), {"dryRun": True} if dry_run else {}
+    return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, query=query, body=body, headers=headers)
 
 
 def get(place: Readable) -> Call[Job]:

@@ -26,10 +26,15 @@ def configuration_file(environment: Mapping[str, str], home: Path) -> Path:
     return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "penstock" / "service.json"
 
 
+def known_server(server: str | None, environment: Mapping[str, str], home: Path) -> str | None:
+    """The URL of the service that is meant; none if none is named or written down."""
+    return _url(server, environment, _read(configuration_file(environment, home)))
+
+
 def target(server: str | None, environment: Mapping[str, str], home: Path) -> Target:
     """The service that is meant; raises `UserError` if none is known, or no token for it."""
     written = _read(configuration_file(environment, home))
-    url = server or environment.get(SERVER) or written.get("server")
+    url = _url(server, environment, written)
     if not url:
         remedy = f"start one with penstock serve, name one with --server URL, or set {SERVER}"
         raise UserError(what="no service is known", where="--server", remedy=remedy)
@@ -39,6 +44,10 @@ def target(server: str | None, environment: Mapping[str, str], home: Path) -> Ta
         raise UserError(what=f"no token is known for {url}", where=TOKEN, remedy=remedy)
     ca = environment.get(CA) or (written.get("ca") if url == written.get("server") else None)
     return Target(server=url.rstrip("/"), token=token, ca=Path(ca) if ca else None)
+
+
+def _url(server: str | None, environment: Mapping[str, str], written: Mapping[str, str]) -> str | None:
+    return server or environment.get(SERVER) or written.get("server") or None
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -66,9 +66,9 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self._http.close()
 
-    def submit(self, job: PipelineJob) -> Job:
-        """Make a job."""
-        return self._do(calls.submit(job, new_key()))
+    def submit(self, job: PipelineJob, *, dry_run: bool = False) -> Job:
+        """Make a job; a dry run makes none, and gives it as it would be."""
+        return self._do(calls.submit(job, new_key(), dry_run=dry_run))
 
     def get(self, place: Readable) -> Job:
         """The job that lives under this name, else the latest that did."""

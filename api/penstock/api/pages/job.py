@@ -44,8 +44,8 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
         *_sections(data),
         _events(data.events),
         _log(data.lines),
-        checkpoints_section(files.checkpoints, job.uid),
-        files_section(files.artifacts, f"/v1/jobs/{job.namespace}/{job.name}"),
+        checkpoints_section(files, job.uid),
+        files_section(files, f"/v1/jobs/{job.namespace}/{job.name}"),
     ]
     body = join(
         (

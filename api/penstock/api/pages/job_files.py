@@ -18,17 +18,22 @@ MOST_FILES = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFiles:
-    """Checkpoints newest first, files by name."""
+    """Checkpoints newest first, files by name; none of them where another executor has them ``elsewhere``."""
 
     checkpoints: Sequence[Checkpoint]
     artifacts: Sequence[Artifact]
+    elsewhere: str | None = None
+
+    def missing(self, none_yet: str) -> str:
+        """Why there is nothing to show."""
+        return f"they are with the executor {self.elsewhere}." if self.elsewhere else none_yet
 
 
-def checkpoints_section(found: Sequence[Checkpoint], uid: str) -> Section:
+def checkpoints_section(files: JobFiles, uid: str) -> Section:
     """Every checkpoint, with the URI that ``resumeFrom`` takes."""
     anchor, title = "checkpoints", "Checkpoints"
-    if not found:
-        return left_out(anchor, title, "none was written yet.")
+    if not files.checkpoints:
+        return left_out(anchor, title, files.missing("none was written yet."))
     rows = (
         (
             f"step {each.step}, attempt {each.attempt}",
@@ -36,16 +41,16 @@ def checkpoints_section(found: Sequence[Checkpoint], uid: str) -> Section:
             utc(each.created_at),
             element("code", f"out://{uid}/{each.attempt}/{each.step}") if each.complete else "incomplete",
         )
-        for each in found
+        for each in files.checkpoints
     )
     return Section(anchor=anchor, title=title, body=_table(rows))
 
 
-def files_section(found: Sequence[Artifact], place: str) -> Section:
+def files_section(files: JobFiles, place: str) -> Section:
     """Files to download from below ``place``; of very many the first."""
-    anchor, title = "files", "Files"
+    anchor, title, found = "files", "Files", files.artifacts
     if not found:
-        return left_out(anchor, title, "the job has written none yet.")
+        return left_out(anchor, title, files.missing("the job has written none yet."))
     rows = (
         (
             element("a", each.name, href=f"{place}/artifacts/{quote(each.name)}", download=""),

@@ -8,16 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Request, Response
 from sqlalchemy import Connection
 
+from penstock.api.acceptance import require_acceptable
 from penstock.api.again import commands, name_stem, next_name, pinned, retried
 from penstock.api.dependencies import Editor, JobIn, ServiceIn
 from penstock.api.locations import OUT
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
-from penstock.api.routes.jobs import WRITTEN, etag
+from penstock.api.routes.jobs import WRITES, etag
+from penstock.api.run_folder import run_folder
 from penstock.api.run_schemas import ReproductionView, RetryRequest
 from penstock.api.runfiles import newest_checkpoint
-from penstock.api.schemas import job_view
-from penstock.api.service import Service
+from penstock.api.schemas import JobView, job_view
+from penstock.api.settings import Settings
 from penstock.api.store import jobs, lineage
 from penstock.api.store.idempotency import Answer
 from penstock.api.store.jobs import StoredJob
@@ -27,7 +29,13 @@ router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
 READS = answers("unauthenticated", "forbidden", "not-found")
 
 
-@router.post("/v1/jobs/{namespace}/{name}/retry", status_code=201, **WRITTEN, operation_id="retryJob")
+@router.post(
+    "/v1/jobs/{namespace}/{name}/retry",
+    status_code=201,
+    response_model=JobView,
+    responses={**WRITES, **answers("elsewhere")},
+    operation_id="retryJob",
+)
 def retry(
     service: ServiceIn,
     identity: Editor,
@@ -40,16 +48,16 @@ def retry(
 
     It goes on from the newest complete checkpoint; without one it begins where the old one began.
     """
-    uid, now = str(uuid.uuid4()), service.clock()
+    uid, now, settings = str(uuid.uuid4()), service.clock(), service.settings
 
     def change(connection: Connection) -> Answer:
         old = jobs.find(connection, namespace, name)
         _require_ended(old)
-        begin = _begin(service, old)
+        begin = _begin(settings, old)
         taken = lineage.names(connection, namespace, name_stem(name))
         job = retried(old.job, (wanted and wanted.name) or next_name(name, taken), begin)
-        service.settings.locations.resolved(job)
-        jobs.create(connection, job, uid, identity.name, now)
+        require_acceptable(connection, settings.locations, identity, job)
+        jobs.create(connection, job, uid, identity.name, now, settings.executor_for(job))
         jobs.add_event(connection, uid, "retry", {"of": old.uid, "resumeFrom": begin}, now)
         made = jobs.get(connection, uid)
         place = f"/v1/jobs/{made.namespace}/{made.name}"
@@ -65,9 +73,9 @@ def _require_ended(old: StoredJob) -> None:
     raise Problem(kind="conflict", detail=f"the job is {old.phase}", remedy=remedy)
 
 
-def _begin(service: Service, old: StoredJob) -> str | None:
+def _begin(settings: Settings, old: StoredJob) -> str | None:
     """The newest complete checkpoint; raises `Problem` if there is nothing left to do after it."""
-    newest, steps = newest_checkpoint(service.settings.runs / old.uid), old.job.spec.training.steps
+    newest, steps = newest_checkpoint(run_folder(settings, old)), old.job.spec.training.steps
     if newest is None:
         return None
     uri = f"{OUT}{old.uid}/{newest.attempt}/{newest.step}"

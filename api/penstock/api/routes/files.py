@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Response
@@ -14,6 +13,7 @@ from penstock.api.download import MEDIA_TYPE, FilePart
 from penstock.api.locations import OUT
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
+from penstock.api.run_folder import run_folder
 from penstock.api.run_schemas import ArtifactPage, ArtifactView, CheckpointPage, CheckpointView, ExportView
 from penstock.api.runfiles import Checkpoint, artifacts, checkpoints, export_folder, open_artifact
 from penstock.api.schemas import instant
@@ -24,7 +24,7 @@ from penstock.api.store.jobs import StoredJob
 
 router, of_job = APIRouter(tags=["files"]), APIRouter(tags=["files"])
 
-READS = answers("unauthenticated", "forbidden", "not-found")
+READS = answers("unauthenticated", "forbidden", "not-found", "elsewhere")
 LARGEST_NUMBER = 2**31 - 1
 Number = Annotated[int, InPath(ge=0, le=LARGEST_NUMBER)]
 WHOLE = {
@@ -34,13 +34,8 @@ WHOLE = {
 DOWNLOADS: dict[int | str, dict[str, Any]] = {**answers("out-of-range"), **READS, 200: WHOLE, 206: WHOLE}
 
 
-def _root(service: Service, job: StoredJob) -> Path:
-    """The job's run directory."""
-    return service.settings.runs / job.uid
-
-
-def _view(service: Service, uid: str, found: Checkpoint) -> CheckpointView:
-    root = service.settings.runs / uid
+def _view(service: Service, job: StoredJob, found: Checkpoint) -> CheckpointView:
+    root = run_folder(service.settings, job)
     export = service.exports.of(root, found.attempt, found.step)
     folder = export_folder(root, found.attempt, found.step).relative_to(root).as_posix()
     return CheckpointView(
@@ -49,7 +44,7 @@ def _view(service: Service, uid: str, found: Checkpoint) -> CheckpointView:
         complete=found.complete,
         bytes=found.num_bytes,
         created_at=instant(found.created_at),
-        uri=f"{OUT}{uid}/{found.attempt}/{found.step}",
+        uri=f"{OUT}{job.uid}/{found.attempt}/{found.step}",
         export=None if export is None else ExportView(state=export.state, message=export.message, folder=folder),
     )
 
@@ -57,7 +52,8 @@ def _view(service: Service, uid: str, found: Checkpoint) -> CheckpointView:
 @of_job.get("/checkpoints", responses=READS, name="listCheckpoints")
 def list_checkpoints(service: ServiceIn, job: JobIn) -> CheckpointPage:
     """The job's checkpoints, newest first: where another job may begin, and what can be exported."""
-    return CheckpointPage(items=[_view(service, job.uid, each) for each in checkpoints(_root(service, job))])
+    root = run_folder(service.settings, job)
+    return CheckpointPage(items=[_view(service, job, each) for each in checkpoints(root)])
 
 
 @router.post(
@@ -65,10 +61,7 @@ def list_checkpoints(service: ServiceIn, job: JobIn) -> CheckpointPage:
     status_code=202,
     dependencies=[Depends(by_name)],
     response_model=CheckpointView,
-    responses={
-        **answers("unauthenticated", "forbidden", "not-found", "conflict", "storage-full"),
-        **answers("invalid"),
-    },
+    responses=answers("unauthenticated", "forbidden", "not-found", "conflict", "elsewhere", "invalid", "storage-full"),
     operation_id="exportCheckpoint",
 )
 def export_checkpoint(
@@ -78,7 +71,7 @@ def export_checkpoint(
 
     It is made in the background; the list of checkpoints tells how far it is, and its files are artifacts then.
     """
-    root, now = _root(service, job), service.clock()
+    root, now = run_folder(service.settings, job), service.clock()
     found = next((each for each in checkpoints(root) if (each.attempt, each.step) == (attempt, step)), None)
     if found is None or not found.complete:
         detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them: GET .../checkpoints"
@@ -89,7 +82,7 @@ def export_checkpoint(
         if not service.exports.start(root, attempt, step):
             retry = {"Retry-After": "30"}
             raise Problem(kind="unavailable", detail="too many exports wait", remedy="try again later", headers=retry)
-        return reply(_view(service, job.uid, found), 202)
+        return reply(_view(service, job, found), 202)
 
     return write_once(service, job.uid, asked, change)
 
@@ -99,7 +92,7 @@ def list_artifacts(service: ServiceIn, job: JobIn) -> ArtifactPage:
     """The job's files that can be downloaded: numbers, plan, profile, timelines, logs, exported models."""
     items = [
         ArtifactView(name=each.name, bytes=each.num_bytes, modified_at=instant(each.modified_at))
-        for each in artifacts(_root(service, job))
+        for each in artifacts(run_folder(service.settings, job))
     ]
     return ArtifactPage(items=items)
 
@@ -119,7 +112,7 @@ def download_artifact(
     if_range: Annotated[str | None, Header(description="The ETag of the file that the part belongs to.")] = None,
 ) -> FilePart:
     """A file, or one part of it. It is always a download, never a page."""
-    file = open_artifact(_root(service, job), path)
+    file = open_artifact(run_folder(service.settings, job), path)
     if file is None:
         detail, remedy = f"there is no artifact {path!r}", "list them: GET .../artifacts"
         raise Problem(kind="not-found", detail=detail, where="path", remedy=remedy)

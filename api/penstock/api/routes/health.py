@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from penstock.api.dependencies import ServiceIn
+from penstock.api.documented import OPEN_TO_ALL
 from penstock.api.problems import answers
 from penstock.api.schemas import Health, VersionView
 from penstock.api.store.migrate import current
@@ -20,20 +21,20 @@ OPEN = frozenset({"/healthz", "/readyz", "/version"})
 ANSWERS = answers()
 
 
-@router.get("/healthz", responses=ANSWERS, operation_id="healthz")
+@router.get("/healthz", responses=ANSWERS, operation_id="healthz", openapi_extra=OPEN_TO_ALL)
 def healthz() -> Health:
     """The process answers."""
     return Health(status="ok")
 
 
-@router.get("/readyz", responses=ANSWERS, operation_id="readyz")
+@router.get("/readyz", responses=ANSWERS, operation_id="readyz", openapi_extra=OPEN_TO_ALL)
 def readyz(service: ServiceIn) -> Health:
     """The database answers too."""
     service.read(lambda connection: connection.execute(select(1)).one())
     return Health(status="ok")
 
 
-@router.get("/version", responses=ANSWERS, operation_id="version")
+@router.get("/version", responses=ANSWERS, operation_id="version", openapi_extra=OPEN_TO_ALL)
 def show_version(service: ServiceIn) -> VersionView:
     """Versions of penstock, of this API, and of the database's schema."""
     return VersionView(version=version("penstock"), api="v1", schema_revision=current(service.engine) or "")

@@ -13,6 +13,8 @@ from fastapi.routing import APIRoute
 
 from penstock.api.auth.identity import Role
 from penstock.api.dependencies import authenticated, decompress, let_pass, load_json, service_of
+from penstock.api.documented import ONLY_BY_TOKEN
+from penstock.api.examples import EXAMPLE_RECORD
 from penstock.api.problems import Problem, answers
 from penstock.api.schemas import Acknowledged
 from penstock.api.service import Service
@@ -34,7 +36,8 @@ ANSWERS = answers(
     "invalid",
     "storage-full",
 )
-BODY = {
+DOCUMENTED = {
+    **ONLY_BY_TOKEN,
     "requestBody": {
         "required": True,
         "content": {
@@ -44,15 +47,21 @@ BODY = {
                     "required": ["records"],
                     "additionalProperties": False,
                     "properties": {"records": {"type": "array", "items": {"type": "object"}, "minItems": 1}},
-                }
+                },
+                "example": {"records": [EXAMPLE_RECORD]},
             }
         },
-    }
+    },
 }
 
 
-async def read_batch(request: Request, service: Service) -> Batch:
-    """The records in the body; raises `Problem` or `UserError` for what is wrong in it."""
+async def read_batch(request: Request, service: Service, namespace: str | None) -> Batch:
+    """The records in the body, of somebody who may report into ``namespace``.
+
+    Raises:
+        Problem: it cannot be read.
+        UserError: something in it is wrong.
+    """
     body = await request.body()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "gzip":
@@ -61,7 +70,8 @@ async def read_batch(request: Request, service: Service) -> Batch:
         remedy = "send gzip, or nothing compressed"
         raise Problem(kind="bad-request", detail=f"{encoding} is not read", where="Content-Encoding", remedy=remedy)
     document = load_json(body)
-    return Batch.of(_records(cleaned(document) if ESCAPED.search(body) else document), service.clock())
+    records = _records(cleaned(document) if ESCAPED.search(body) else document)
+    return Batch.of(records, service.clock(), namespace)
 
 
 def _records(document: Any) -> list[Record]:
@@ -74,15 +84,18 @@ def _records(document: Any) -> list[Record]:
     return found
 
 
-@router.post("/v1/ingest", response_model=Acknowledged, responses=ANSWERS, operation_id="ingest", openapi_extra=BODY)
+@router.post(
+    "/v1/ingest", response_model=Acknowledged, responses=ANSWERS, operation_id="ingest", openapi_extra=DOCUMENTED
+)
 async def ingest(request: Request) -> Response:
     """Keep records of one source of one attempt. What was kept before is passed over; acknowledged means kept.
 
-    Once an attempt has been followed by another its records are refused with 409, and its sender should stop.
+    The records' own numbers make it safe to send them again, so no Idempotency-Key is looked at. Once an attempt has
+    been followed by another its records are refused with 409, and its sender should stop.
     """
     service = await service_of(request)
-    let_pass(request, authenticated(request).identity, Role.INGEST)
-    batch = await read_batch(request, service)
+    identity = let_pass(request, authenticated(request).identity, Role.INGEST)
+    batch = await read_batch(request, service, identity.namespace)
     sequence = await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))
     service.instruments.records.inc(len(batch.records))
     return Response(Acknowledged(sequence=sequence).model_dump_json(by_alias=True), media_type="application/json")

@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from sqlalchemy import Connection
 
+from penstock.api.acceptance import require_acceptable
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.bodies import EXAMPLE_JOB, JOB, body
 from penstock.api.dependencies import Document, Editor, JobIn, ServiceIn, Viewer, forbidden
@@ -38,6 +39,13 @@ WRITES = answers(
     "storage-full",
 )
 WRITTEN: dict[str, Any] = {"response_model": JobView, "responses": WRITES}
+PROPOSED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView, "description": "Of a dry run: the job as it would be made; its uid will be another one."}
+}
+DryRun = Annotated[
+    bool,
+    Query(alias="dryRun", description="Only look whether the job would be made; keep nothing, look at no key."),
+]
 IfMatch = Annotated[
     str | None,
     Header(description='The ETag of the job as it was read, such as "3".', pattern=r'^(\*|(W/)?"[0-9]{1,9}")$'),
@@ -79,21 +87,33 @@ class _Edit:
 Editing = Annotated[_Edit, Depends()]
 
 
-@router.post("/v1/jobs", status_code=201, **WRITTEN, operation_id="createJob", openapi_extra=body(JOB, EXAMPLE_JOB))
-def create(service: ServiceIn, identity: Editor, document: Document, asked: Once) -> Response:
-    """Submit a job: a PipelineJob as JSON or YAML."""
-    job = PipelineJob.from_manifest(document)
-    if not identity.may(Role.EDITOR, job.metadata.namespace):
-        raise forbidden(Role.EDITOR, job.metadata.namespace)
-    service.settings.locations.resolved(job)
-    uid = str(uuid.uuid4())
-    now = service.clock()
+@router.post(
+    "/v1/jobs",
+    status_code=201,
+    response_model=JobView,
+    responses={**WRITES, **PROPOSED},
+    operation_id="createJob",
+    openapi_extra=body(JOB, EXAMPLE_JOB),
+)
+def create(
+    request: Request, service: ServiceIn, identity: Editor, document: Document, asked: Once, dry_run: DryRun = False
+) -> Response:
+    """Submit a job: a PipelineJob as JSON or YAML. A dry run says whether it would be taken, and as what."""
+    job, settings = PipelineJob.from_manifest(document), service.settings
+    service.read(lambda connection: require_acceptable(connection, settings.locations, identity, job))
+    uid, now, executor = str(uuid.uuid4()), service.clock(), settings.executor_for(job)
+
+    def propose(connection: Connection) -> Answer:
+        return reply(job_view(jobs.proposed(connection, job, uid, identity.name, now, executor)))
 
     def change(connection: Connection) -> Answer:
-        made = jobs.create(connection, job, uid, identity.name, now)
+        made = jobs.create(connection, job, uid, identity.name, now, executor)
         place = f"/v1/jobs/{made.namespace}/{made.name}"
         return reply(job_view(made), 201, {"Location": place, "ETag": etag(made)})
 
+    if dry_run:
+        request.state.changed_nothing = True
+        return write_once(service, "jobs", None, propose)
     return write_once(service, uid, asked, change)
 
 

@@ -22,6 +22,7 @@ from penstock.api.pages.submit import submit_page
 from penstock.api.pages.whatif import answer_page, whatif_page
 from penstock.api.problems import Problem
 from penstock.api.routes.jobs import visible
+from penstock.api.run_folder import elsewhere
 from penstock.api.runfiles import artifacts, checkpoints
 from penstock.api.store import jobs, plan_requests, profiles
 from penstock.api.store.plan_requests import StoredRequest, Wanted
@@ -62,7 +63,11 @@ def show_job(service: ServiceIn, identity: Viewer, namespace: str, name: str) ->
     """A job's page."""
     data = service.read(lambda connection: read_job(connection, namespace, name))
     root = service.settings.runs / data.stored.uid
-    files = JobFiles(checkpoints=checkpoints(root), artifacts=artifacts(root))
+    files = JobFiles(
+        checkpoints=checkpoints(root),
+        artifacts=artifacts(root),
+        elsewhere=elsewhere(service.settings, data.stored),
+    )
     return shown(job_page(data, files, identity, service.clock()), identity)
 
 
@@ -146,7 +151,7 @@ def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLRespo
 def show_file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
     """A file that pages refer to; it is the same for everybody."""
     if name not in static.FILES:
-        raise Problem(kind="not-found", detail=f"there is no file {name}")
+        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy="load the page anew")
     headers = {"Cache-Control": f"public, max-age={MONTH_SECONDS}, immutable", "Vary": "Accept-Encoding"}
     media_type, _ = static.FILES[name]
     if "gzip" in accept_encoding:

@@ -9,6 +9,7 @@ from penstock.api.access_schemas import MeView, NewLoginLink, SessionPage, Sessi
 from penstock.api.auth.identity import Caller, Role
 from penstock.api.credentials import COOKIE
 from penstock.api.dependencies import CallerIn, CredentialIn, ServiceIn, Viewer
+from penstock.api.documented import ONLY_BY_SESSION, ONLY_BY_TOKEN
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import NewSecret, Once, reply, write_once, write_secret_once
 from penstock.api.schemas import instant, maybe
@@ -35,7 +36,12 @@ def me(identity: Viewer, caller: CallerIn) -> MeView:
 
 
 @router.post(
-    "/v1/login-links", status_code=201, response_model=NewLoginLink, responses=WRITES, operation_id="createLoginLink"
+    "/v1/login-links",
+    status_code=201,
+    response_model=NewLoginLink,
+    responses=WRITES,
+    operation_id="createLoginLink",
+    openapi_extra=ONLY_BY_TOKEN,
 )
 def create_link(
     service: ServiceIn, identity: Viewer, caller: CallerIn, credential: CredentialIn, asked: Once
@@ -73,7 +79,13 @@ def end_session(service: ServiceIn, identity: Viewer, caller: CallerIn, session:
     return session_view(service.write("sessions", lambda c: sessions.end(c, session, now, token)))
 
 
-@router.post("/v1/logout", response_model=SessionView, responses=WRITES, operation_id="logout")
+@router.post(
+    "/v1/logout",
+    response_model=SessionView,
+    responses=WRITES,
+    operation_id="logout",
+    openapi_extra=ONLY_BY_SESSION,
+)
 def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, asked: Once) -> Response:
     """Sign out the browser that asks."""
     session = caller.session

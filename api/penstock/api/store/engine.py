@@ -6,6 +6,7 @@ transactions begin as writers, or two of them could wait for each other's end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event
@@ -16,6 +17,8 @@ from sqlalchemy.exc import ArgumentError
 from penstock.core.errors import UserError
 
 BUSY_MILLISECONDS = 10_000
+STATEMENT_SECONDS = 30.0
+"""Of a service's statement on PostgreSQL: as long as a request may take to arrive, and who asked waits no longer."""
 POOLED_CONNECTIONS = 8
 SQLITE_PRAGMAS = (
     "journal_mode = WAL",
@@ -46,8 +49,12 @@ def _refused(what: str) -> UserError:
     return UserError(what=what, where="database", remedy=remedy)
 
 
-def make_engine(url: URL) -> Engine:
-    """An engine whose transactions hold in both databases; nothing is connected yet."""
+def make_engine(url: URL, statement_seconds: float | None = None) -> Engine:
+    """An engine whose transactions hold in both databases; nothing is connected yet.
+
+    PostgreSQL gives up what takes longer than ``statement_seconds``, also by waiting for locks. Without them it takes
+    its time, as a migration or a copy of everything has to. SQLite's statements wait for its one lock alone.
+    """
     engine = create_engine(
         url,
         pool_size=POOLED_CONNECTIONS,
@@ -57,6 +64,8 @@ def make_engine(url: URL) -> Engine:
     if is_sqlite(url):
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+    elif statement_seconds is not None:
+        event.listen(engine, "connect", _limiting(statement_seconds))
     return engine
 
 
@@ -70,6 +79,14 @@ def _configure_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None
     for pragma in SQLITE_PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _limiting(statement_seconds: float) -> Callable[[Any, object], None]:
+    def limit(connection: Any, record: object) -> None:
+        connection.execute(f"SET statement_timeout = {round(1000 * statement_seconds)}")
+        connection.commit()  # or it would be forgotten with the transaction
+
+    return limit
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -40,15 +40,22 @@ class StaleAttemptError(PenstockError):
     """The records are of an attempt that another one has followed."""
 
 
+class ForeignJobError(PenstockError):
+    """The records are of a job in a namespace that their sender may not report into."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Records of one source, oldest first, by rising sequence."""
+    """Records of one source, oldest first, by rising sequence. ``namespace`` is where their sender may report into,
+    everywhere if none.
+    """
 
     uid: str
     attempt: int
     source: str
     received_at: float
     records: tuple[Record, ...]
+    namespace: str | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -56,7 +63,7 @@ class Batch:
         return self.uid, self.attempt, self.source
 
     @classmethod
-    def of(cls, records: Sequence[Record], received_at: float) -> Batch:
+    def of(cls, records: Sequence[Record], received_at: float, namespace: str | None = None) -> Batch:
         """The batch of these records; raises `UserError` unless they are of one source and in order."""
         if not records:
             raise UserError(what="is empty", where="records", remedy="send at least one record")
@@ -75,22 +82,30 @@ class Batch:
                 raise UserError(what=what, where=f"records[{i}].log.rank", remedy=remedy)
             last = record.sequence
         uid, attempt, source = identity
-        return cls(uid=uid, attempt=attempt, source=source, received_at=received_at, records=tuple(records))
+        return cls(
+            uid=uid,
+            attempt=attempt,
+            source=source,
+            received_at=received_at,
+            records=tuple(records),
+            namespace=namespace,
+        )
 
 
 def take(connection: Connection, batches: Sequence[Batch]) -> list[int | PenstockError]:
     """Keep what is new; of each batch the highest sequence that is kept, or why it is refused:
 
     NoSuchJobError: the uid is unknown.
+    ForeignJobError: the job is in a namespace that the sender may not report into.
     StaleAttemptError: another attempt has followed.
     """
     uids = sorted({batch.uid for batch in batches})
-    attempts = _locked(connection, uids)
+    current = _locked(connection, uids)
     taken = _taken(connection, uids)
     outcomes: list[int | PenstockError] = []
     fresh: list[Batch] = []
     for batch in batches:
-        refusal = _refusal(batch, attempts.get(batch.uid))
+        refusal = _refusal(batch, current.get(batch.uid))
         if refusal is not None:
             outcomes.append(refusal)
             continue
@@ -105,19 +120,23 @@ def take(connection: Connection, batches: Sequence[Batch]) -> list[int | Penstoc
     return outcomes
 
 
-def _refusal(batch: Batch, current: int | None) -> PenstockError | None:
+def _refusal(batch: Batch, current: tuple[str, int] | None) -> PenstockError | None:
     if current is None:
         return NoSuchJobError(batch.uid)
-    return None if batch.attempt == current else StaleAttemptError(f"attempt {batch.attempt}, not {current}")
+    namespace, attempt = current
+    if batch.namespace not in (None, namespace):
+        return ForeignJobError(namespace)
+    return None if batch.attempt == attempt else StaleAttemptError(f"attempt {batch.attempt}, not {attempt}")
 
 
-def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
-    """The current attempts. Who takes records of a job holds its row, so nobody else raises its sources."""
-    return dict(ask(connection, _lock, [(uid,) for uid in uids]))
+def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Namespaces and current attempts. Who takes records of a job holds its row, so nobody else raises its sources."""
+    rows = ask(connection, _lock, [(uid,) for uid in uids])
+    return {uid: (namespace, attempt) for uid, namespace, attempt in rows}
 
 
 def _lock(keys: Keys) -> Select[Any]:
-    chosen = select(jobs.c.uid, jobs.c.attempt).where(jobs.c.uid.in_([uid for (uid,) in keys]))
+    chosen = select(jobs.c.uid, jobs.c.namespace, jobs.c.attempt).where(jobs.c.uid.in_([uid for (uid,) in keys]))
     return chosen.order_by(jobs.c.uid).with_for_update()
 
 

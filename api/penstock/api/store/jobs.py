@@ -132,8 +132,12 @@ _JOINED = select(*_JOB_COLUMNS, *_PROGRESS_COLUMNS).select_from(
 )
 
 
-def create(connection: Connection, job: PipelineJob, uid: str, by: str, now: float) -> StoredJob:
-    """A new job in phase Pending; raises `NameTakenError` while another of that name lives."""
+def create(
+    connection: Connection, job: PipelineJob, uid: str, by: str, now: float, executor: str | None = None
+) -> StoredJob:
+    """A new job in phase Pending, for this ``executor`` or any; raises `NameTakenError` while another of that name
+    lives.
+    """
     meta, policy = job.metadata, job.spec.run_policy
     manifest = job.to_manifest()
     manifest["metadata"] = {**manifest["metadata"], "uid": uid}
@@ -154,6 +158,7 @@ def create(connection: Connection, job: PipelineJob, uid: str, by: str, now: flo
         "priority": policy.priority,
         "attempt": 0,
         "failures": 0,
+        "executor": executor,
         "last_event": 0,
     }
     try:
@@ -168,12 +173,28 @@ def create(connection: Connection, job: PipelineJob, uid: str, by: str, now: flo
     return get(connection, uid)
 
 
+def proposed(
+    connection: Connection, job: PipelineJob, uid: str, by: str, now: float, executor: str | None = None
+) -> StoredJob:
+    """The job as `create` would make it, which fails as that would; nothing of it stays."""
+    trial = connection.begin_nested()
+    try:
+        return create(connection, job, uid, by, now, executor)
+    finally:
+        trial.rollback()
+
+
 def get(connection: Connection, uid: str) -> StoredJob:
     """The job with this uid, deleted or not; raises `NoSuchJobError`."""
     row = connection.execute(_JOINED.where(jobs.c.uid == uid)).one_or_none()
     if row is None:
         raise NoSuchJobError(uid)
     return _stored(row)
+
+
+def namespace_of(connection: Connection, uid: str) -> str | None:
+    """Where the job with this uid is, or was; none if there is none, or it was forgotten."""
+    return connection.execute(select(jobs.c.namespace).where(jobs.c.uid == uid)).scalar_one_or_none()
 
 
 def find(connection: Connection, namespace: str, name: str) -> StoredJob:

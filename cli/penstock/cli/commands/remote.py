@@ -28,17 +28,21 @@ def register(app: typer.Typer) -> None:
 def submit(
     job: Manifest,
     server: Server = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the manifest.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check it, also by the service if known.")] = False,
     follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch it until it has ended.")] = False,
     form: Output = Format.TEXT,
 ) -> None:
     """Hand a job to a service."""
     from penstock.cli.manifests import read_for_service
-    from penstock.cli.remote import connected, show_jobs, watch_job
+    from penstock.cli.remote import checked, connected, show_jobs, watch_job
 
     wanted = read_for_service(job, output.warn)
     if dry_run:
-        output.say(f"{job} is a valid PipelineJob")
+        found = checked(wanted, server)
+        taken = "the service would take it" if found else "no service is known that would say more"
+        output.say(f"{job} is a valid PipelineJob; {taken}")
+        if found and form is not Format.TEXT:
+            show_jobs([found], form)
         return
     with connected(server) as client:
         made = client.submit(wanted)

@@ -1,8 +1,8 @@
 """Corpora: where documents come from, in which order, and which of them are held out for validation.
 
 A text file is a document, a line of a ``.jsonl`` file is one too; empty documents do not count. Documents come
-in order of their files' relative paths. Text flows as *events*: pieces of at most `PIECE_BYTES` bytes, and ``None``
-where a document ends, so that no corpus needs to fit in memory.
+in order of their files' relative paths, and none from outside of a folder by a link. Text flows as *events*: pieces of
+at most `PIECE_BYTES` bytes, and ``None`` where a document ends, so that no corpus needs to fit in memory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from penstock.core.errors import UserError
 from penstock.core.job import STDLIB_CORPUS
+from penstock.trainer.data.inside import opened_inside
 from penstock.trainer.data.reporter import SILENT, Reporter
 
 Event: TypeAlias = str | None
@@ -40,11 +41,14 @@ _STDLIB_SKIPPED_PREFIX = "_sysconfigdata"  # paths of the machine that built thi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Files below ``root`` in the order they are read; at most ``limit_bytes`` of their text are used."""
+    """Files below ``root`` in the order they are read; at most ``limit_bytes`` of their text are used. What a link
+    among them leads to has to lie in the ``folder``, if there is one.
+    """
 
     source: str
     root: Path
     files: tuple[str, ...]
+    folder: Path | None = None
     text_field: str = "text"
     limit_bytes: int | None = None
 
@@ -52,7 +56,7 @@ class Corpus:
         """The text of every file whose name ``accepts`` likes.
 
         Raises:
-            UserError: a JSONL line is not an object with text in ``text_field``.
+            UserError: a JSONL line is not an object with text in ``text_field``, or a file lies outside of the folder.
         """
         events = (event for name in self.files if accepts(name) for event in self._file_events(name))
         return events if self.limit_bytes is None else _limited(events, self.limit_bytes)
@@ -60,8 +64,18 @@ class Corpus:
     def _file_events(self, name: str) -> Iterator[Event]:
         path = self.root / name
         if path.suffix == ".jsonl":
-            return _jsonl_events(path, self.text_field)
-        return _text_events(path)
+            return _jsonl_events(path, self.folder, self.text_field)
+        return _text_events(path, self.folder)
+
+    def is_text(self, name: str) -> bool:
+        """Whether the file is UTF-8 text without NUL, as far as the name does not say that it is meant to be."""
+        path = self.root / name
+        if path.suffix == ".jsonl":
+            return True
+        try:
+            return not any(event is not None and "\0" in event for event in _text_events(path, self.folder))
+        except (OSError, UnicodeDecodeError):
+            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +95,11 @@ def find_corpus(source: str, *, text_field: str = "text", limit_bytes: int | Non
     Raises:
         UserError: there is nothing of that name.
     """
-    root = Path(sysconfig.get_path("stdlib")) if source == STDLIB_CORPUS else Path(source)
+    root, folder = Path(sysconfig.get_path("stdlib")) if source == STDLIB_CORPUS else Path(source), None
     if source == STDLIB_CORPUS:
         files = tuple(sorted(_stdlib_files(root)))
     elif root.is_dir():
-        files = tuple(sorted(_folder_files(root)))
+        files, folder = tuple(sorted(_folder_files(root))), root.resolve()
     elif root.is_file():
         root, files = root.parent, (root.name,)
     else:
@@ -94,14 +108,14 @@ def find_corpus(source: str, *, text_field: str = "text", limit_bytes: int | Non
             where=_WHERE,
             remedy=f"give a folder of text, a .jsonl file, a token file, or {STDLIB_CORPUS}",
         )
-    return Corpus(source=source, root=root, files=files, text_field=text_field, limit_bytes=limit_bytes)
+    return Corpus(source=source, root=root, files=files, folder=folder, text_field=text_field, limit_bytes=limit_bytes)
 
 
 def scan(corpus: Corpus, reporter: Reporter = SILENT) -> Scan:
     """Read ``corpus`` once, leaving out files that are not UTF-8 text.
 
     Raises:
-        UserError: no text is left, or a JSONL line is malformed.
+        UserError: no text is left, a JSONL line is malformed, or a link leads out of the folder.
     """
     skipped: list[str] = []
     whole, document = hashlib.sha256(), hashlib.sha256()
@@ -109,7 +123,7 @@ def scan(corpus: Corpus, reporter: Reporter = SILENT) -> Scan:
     total_bytes = _size_bytes(corpus)
 
     def accepts(name: str) -> bool:
-        if _is_text(corpus.root / name):
+        if corpus.is_text(name):
             return True
         skipped.append(name)
         return False
@@ -208,10 +222,10 @@ def _clip(text: str, num_bytes: int) -> str:
     return text.encode()[:num_bytes].decode(errors="ignore")
 
 
-def _text_events(path: Path) -> Iterator[Event]:
+def _text_events(path: Path, folder: Path | None) -> Iterator[Event]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     empty = True
-    with path.open("rb") as file:
+    with opened_inside(path, folder) as file:
         while data := file.read(PIECE_BYTES):
             yield decoder.decode(data)
             empty = False
@@ -220,8 +234,8 @@ def _text_events(path: Path) -> Iterator[Event]:
         yield None
 
 
-def _jsonl_events(path: Path, text_field: str) -> Iterator[Event]:
-    with path.open("rb") as file:
+def _jsonl_events(path: Path, folder: Path | None, text_field: str) -> Iterator[Event]:
+    with opened_inside(path, folder) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -245,15 +259,6 @@ def _jsonl_text(line: bytes, text_field: str, *, where: str) -> str:
         )
     # JSON can spell lone surrogates, which no UTF-8 text has
     return text.encode(errors="replace").decode()
-
-
-def _is_text(path: Path) -> bool:
-    if path.suffix == ".jsonl":
-        return True
-    try:
-        return not any(event is not None and "\0" in event for event in _text_events(path))
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _stdlib_files(root: Path) -> Iterator[str]:

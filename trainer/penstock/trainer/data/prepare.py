@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.core.job import DataSpec
 from penstock.trainer.data.cache import cached
 from penstock.trainer.data.corpus import HOLD_OUT, find_corpus, scan
+from penstock.trainer.data.inside import require_inside
 from penstock.trainer.data.prepared import (
     FORMAT,
     Part,
@@ -36,7 +37,8 @@ def prepare(data: DataSpec, cache: Path, *, reporter: Reporter = SILENT) -> Prep
     tokenizer they were made with if it is named; none is trained on them.
 
     Raises:
-        UserError: source or tokenizer is missing, empty or malformed, or the cache cannot be written.
+        UserError: source or tokenizer is missing, empty or malformed, a link leads out of a folder, or the cache cannot
+            be written.
     """
     if files := _token_files(Path(data.source)):
         key = _key(*map(_describe, files), str(data.limit_bytes), identity(data.tokenizer))
@@ -57,10 +59,14 @@ def _token_files(source: Path) -> list[Path]:
     """The token files that ``source`` names: training, then validation if it has its own; none for text."""
     if source.suffix in (".bin", ".npy") and source.is_file():
         return [source.resolve()]
-    train, validation = (source.resolve() / f"{split}.bin" for split in ("train", "validation"))
+    folder = source.resolve()
+    train, validation = (folder / f"{split}.bin" for split in ("train", "validation"))
     if not train.is_file():
         return []
-    return [train, validation] if validation.is_file() else [train]
+    found = [train, validation] if validation.is_file() else [train]
+    for file in found:
+        require_inside(file.resolve(), folder, file)
+    return found
 
 
 def _describe(file: Path) -> str:

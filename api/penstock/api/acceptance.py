@@ -1,0 +1,28 @@
+"""Whether somebody may hand a job over: their role where it belongs, and all that it names."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.dependencies import forbidden
+from penstock.api.locations import Locations
+from penstock.api.store import jobs
+from penstock.core.job import PipelineJob
+
+
+def require_acceptable(connection: Connection, locations: Locations, identity: Identity, job: PipelineJob) -> None:
+    """Do nothing for a job that ``identity`` may submit as it is.
+
+    Raises:
+        Problem: its namespace is none where they may.
+        UserError: it names what it may not, or what is not there, or a checkpoint that is not theirs to see.
+    """
+    namespace = job.metadata.namespace
+    if not identity.may(Role.EDITOR, namespace):
+        raise forbidden(Role.EDITOR, namespace)
+
+    def readable(uid: str) -> bool:
+        return identity.may(Role.VIEWER, jobs.namespace_of(connection, uid))
+
+    locations.resolved(job, readable)

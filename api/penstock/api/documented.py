@@ -1,0 +1,59 @@
+"""What the OpenAPI document says beyond what FastAPI finds out: what proves who asks, manifests, and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.api.bodies import schemas
+from penstock.api.credentials import COOKIE
+from penstock.api.examples import EXAMPLES
+from penstock.api.problems import ProblemDocument
+
+Document = dict[str, Any]
+
+SCHEMES: Document = {
+    "token": {"type": "http", "scheme": "bearer", "description": "A token, as `penstock token create` makes it."},
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": COOKIE,
+        "description": "A browser's session. What it changes must come from a page of this service, by `Origin`.",
+    },
+}
+BY_TOKEN: Document = {"token": []}
+BY_SESSION: Document = {"session": []}
+ONLY_BY_TOKEN: Document = {"security": [BY_TOKEN]}
+ONLY_BY_SESSION: Document = {"security": [BY_SESSION]}
+OPEN_TO_ALL: Document = {"security": []}
+"""As ``openapi_extra`` of a route; any other takes either proof."""
+
+NEVER_GIVEN = {"$ref": "#/components/schemas/HTTPValidationError"}
+"""FastAPI documents it wherever there is a parameter; this service answers with a problem document."""
+
+
+def completed(document: Document) -> Document:
+    """FastAPI's document, made true and whole."""
+    paths = {
+        path: {method: _operation(told) for method, told in operations.items()}
+        for path, operations in document["paths"].items()
+    }
+    return {**document, "paths": paths, "components": _components(document["components"]["schemas"])}
+
+
+def _operation(told: Document) -> Document:
+    responses = {status: each for status, each in told["responses"].items() if _schema(each) != NEVER_GIVEN}
+    return {"security": [BY_TOKEN, BY_SESSION], **told, "responses": responses}
+
+
+def _schema(response: Document) -> Document | None:
+    found: Document | None = response.get("content", {}).get("application/json", {}).get("schema")
+    return found
+
+
+def _components(found: Document) -> Document:
+    named = {**found, "ProblemDocument": ProblemDocument.model_json_schema(), **schemas()}
+    for never_given in ("HTTPValidationError", "ValidationError"):
+        named.pop(never_given, None)
+    for name, example in EXAMPLES.items():
+        named[name] = {**named[name], "examples": [example]}
+    return {"schemas": named, "securitySchemes": SCHEMES}

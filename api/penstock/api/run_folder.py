@@ -1,0 +1,31 @@
+"""Where the files of a job lie: in the folder of the executor that launched it.
+
+Several services may share a database, each with a folder of its own. One that answers for a job of another must not say
+that there are no files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.api.problems import Problem
+from penstock.api.settings import Settings
+from penstock.api.store.jobs import StoredJob
+
+
+def elsewhere(settings: Settings, job: StoredJob) -> str | None:
+    """The executor that has the job's files, if they are not here."""
+    others = job.executor not in (None, settings.executor)
+    return job.executor if others and not (settings.runs / job.uid).is_dir() else None
+
+
+def run_folder(settings: Settings, job: StoredJob) -> Path:
+    """The job's run directory, whether it is there yet or not; raises `Problem` if it is at another service."""
+    executor = elsewhere(settings, job)
+    if executor is None:
+        return settings.runs / job.uid
+    raise Problem(
+        kind="elsewhere",
+        detail=f"the files of this job are with the executor {executor}",
+        remedy="ask the service with that name in FOLDER/executor; if its folder is lost, submit the job anew",
+    )
