@@ -198,13 +198,13 @@ class _Search:
 
     def squeeze(self) -> None:
         """Judge what holds the least, since nothing that was proposed fits."""
-        tried: set[Mesh] = set()
+        known, tried = {each.candidate.mesh for each in self.too_large}, set[Mesh]()
         for candidate in self.judge.leanest():
             if not self._affordable():
                 break
             self.judged(candidate)
             tried.add(candidate.mesh)
-        self.num_meshes += len(tried)
+        self.num_meshes += len(tried - known)
         self.shortages = [each for each in self.shortages if each.mesh not in tried]
 
     def _open(self, proposer: Proposer, mesh: Mesh) -> list[Candidate]:
