@@ -32,13 +32,15 @@ from penstock.core.lifecycle import IllegalTransitionError
 log = logging.getLogger(__name__)
 
 BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
+DESCRIBED = "see the operation in /v1/openapi.json"
+"""The remedy where nothing better is known."""
 FULL_DISK = ("database or disk is full", "No space left on device")
 TOO_LONG = "57014"
 """SQLSTATE of a statement that was given up at its time limit."""
 
 
 def _user_error(error: UserError) -> Problem:
-    return Problem(kind="invalid", detail=error.what, where=error.where, remedy=error.remedy)
+    return Problem(kind="invalid", detail=error.what, where=error.where, remedy=error.remedy or DESCRIBED)
 
 
 def _no_such_job(error: NoSuchJobError) -> Problem:
@@ -120,8 +122,7 @@ def _invalid_request(error: RequestValidationError) -> Problem:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
     kind = "invalid" if first["loc"][:1] == ("body",) else "bad-request"
-    remedy = "see the operation in /v1/openapi.json"
-    return Problem(kind=kind, detail=str(first["msg"]), where=place, remedy=remedy)
+    return Problem(kind=kind, detail=str(first["msg"]), where=place, remedy=DESCRIBED)
 
 
 def _http(error: HTTPException) -> Problem:
