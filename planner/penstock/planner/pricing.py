@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import JobSpec
 from penstock.core.plan import Cost, Plan
@@ -24,7 +22,7 @@ def cost_of(plan: Plan, spec: JobSpec, cluster: ClusterSpec | None = None) -> Co
     None without a price, or without a prediction.
     """
     price = price_per_device_hour(spec, cluster)
-    if plan.prediction is None or not 0 < price < math.inf:
+    if plan.prediction is None or price == 0:
         return None
     per_hour = price * plan.num_ranks
     per_step = per_hour * plan.prediction.step_seconds / SECONDS_PER_HOUR

@@ -1,6 +1,7 @@
 """What every rank runs: ``python -m penstock.trainer profile|train|rehearse --run-dir DIR``, started by torchrun.
 
 Everything comes from the run directory, and everything goes there. Exit codes: 0 done, 1 failed, 2 the user's mistake.
+Each command loads only what it needs: what writes checkpoints takes as long to load as torch itself.
 """
 
 from __future__ import annotations
@@ -18,23 +19,9 @@ import torch
 from penstock.core.errors import UserError
 from penstock.core.job import Device
 from penstock.core.plan import Plan
-from penstock.trainer.checkpoint import find_checkpoints, read_weights
-from penstock.trainer.data.tokenizer import Tokenizer
-from penstock.trainer.data.unigram import unigram_cross_entropy
-from penstock.trainer.generate import Generator
-from penstock.trainer.loop import Outcome, train
-from penstock.trainer.prepare import open_data
-from penstock.trainer.profiling.profile import measure
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.seating import VISIBLE, seated
-from penstock.trainer.session import Session
-from penstock.trainer.teller import Announcer, Silent
 from penstock.trainer.worker import Worker, run_worker
-from penstock.trainer.worker_rehearse import rehearse_run
-
-SAMPLE_PROMPT = "def "
-SAMPLE_TOKENS = 120
-SAMPLE_TEMPERATURE = 0.8
 
 Command = Callable[[RunDir, argparse.Namespace, Worker], None]
 
@@ -78,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _profile(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
+    from penstock.trainer.profiling.profile import measure
+
     def report(done: int, total: int) -> None:
         write_json(run.profile_progress, {"done": done, "total": total})
 
@@ -87,43 +76,15 @@ def _profile(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
 
 
 def _rehearse(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
+    from penstock.trainer.worker_rehearse import rehearse_run
+
     rehearse_run(run, worker)
 
 
 def _train(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
-    session = Session(run, worker)
-    print(f"rank {worker.rank} of {worker.num_ranks} is ready on {worker.device}")  # noqa: T201, its log is a file
-    if worker.rank != 0:
-        train(session, options.attempt, Silent())
-        return
-    with Announcer(run, session.job, session.plan, options.attempt, options.metrics_port) as announcer:
-        outcome = train(session, options.attempt, announcer)
-    write_json(run.result, _result(run, outcome))
+    from penstock.trainer.worker_train import train_run
 
-
-def _result(run: RunDir, outcome: Outcome) -> dict[str, object]:
-    """How it ended; a finished model also shows what it learned."""
-    if outcome.stopped:
-        return {"outcome": "stopped", "step": outcome.step}
-    prepared = open_data(run)
-    result: dict[str, object] = {
-        "outcome": "succeeded",
-        "step": outcome.step,
-        "validation_loss": outcome.validation_loss,
-        "unigram_loss": unigram_cross_entropy(prepared.train, prepared.validation),
-    }
-    if prepared.tokenizer is not None:
-        result |= {"prompt": SAMPLE_PROMPT, "sample": _sample(run, prepared.tokenizer)}
-    return result
-
-
-def _sample(run: RunDir, tokenizer: Tokenizer) -> str:
-    spec = run.read_job().spec
-    prompt = [int(each) for each in next(tokenizer.encode([SAMPLE_PROMPT]))] or [tokenizer.separator]
-    weights = read_weights(find_checkpoints(run.checkpoints)[0].folder)
-    length = min(len(prompt) + SAMPLE_TOKENS, spec.data.sequence_length)
-    ids = Generator(spec.model, weights, length).continue_from(prompt, temperature=SAMPLE_TEMPERATURE, seed=0)
-    return tokenizer.decode([*prompt, *ids])
+    train_run(run, options.attempt, options.metrics_port, worker)
 
 
 if __name__ == "__main__":
