@@ -126,7 +126,7 @@ def test_a_file_that_grows_is_sent_as_long_as_it_was(client: httpx.Client, root:
 
     def grow() -> None:
         with path.open("ab") as file:
-            while not ending.is_set():
+            while not ending.wait(0.001):
                 file.write(b"line\n" * 1000)
                 file.flush()
 

@@ -148,7 +148,7 @@ def test_blocks_are_what_pinning_them_gives(blocks: tuple[float, ...]) -> None:
     plan = local_plan()
     stages = pinned_stages(blocks, plan.model.num_units)
     if all(first < stop for first, stop in stages):
-        pinned = dataclasses.replace(plan, stages=stages, pp=len(stages))
+        pinned = dataclasses.replace(plan, stages=stages, pp=len(stages), placement=())
         assert blocks_of(pinned) == blocks
 
 

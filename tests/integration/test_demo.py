@@ -79,7 +79,7 @@ def test_it_does_not_wait_for_a_service_that_has_the_machine(tmp_path: Path) -> 
     path.parent.mkdir(parents=True)
     with closing(Lock(path, "somebody")) as service:
         assert service.take()
-        _, said = command(tmp_path)(*arguments(tmp_path, length=1_000_000), code=1)
+        _, said = command(tmp_path)(*arguments(tmp_path, length=1_000_000), code=2)
     assert "another service launches jobs on this machine" in said
     assert "Failed" in said
 

@@ -135,7 +135,7 @@ EXAMPLES: dict[str, Any] = {
         "versions": {"penstock": "0.1.0", "torch": "2.9.1"},
         "commands": ["penstock submit what-if.yaml --server http://127.0.0.1:8470"],
     },
-    "PlanRequestView": {**_REQUEST_ROW, "job": EXAMPLE_JOB, "profile": DIGEST, "cluster": None, "plan": None},
+    "PlanRequestView": {**_REQUEST_ROW, "job": EXAMPLE_JOB, "profile": DIGEST, "cluster": None, "plan": None, "cost": None},
     "PlanRequestPage": {"items": [_REQUEST_ROW]},
     "ProfilePage": {"items": [_PROFILE_ROW]},
     "TokenRequest": {"name": "ci", "role": "editor", "namespace": "default", "lifetimeSeconds": 2592000},
