@@ -18,6 +18,8 @@ _aten = torch.ops.aten
 QUERY_BLOCK = 256
 """Queries per call on the CPU. A block sees only the keys up to its own end, so the masked triangle is never computed
 but for one block's; this is also the block at which the CPU kernel works best."""
+UNDIVIDED_QUERIES = 768
+"""From so many queries on the CPU kernel takes larger blocks of its own; without a prefix one call is 5 % faster."""
 
 
 class Operands(NamedTuple):
@@ -55,11 +57,16 @@ def build_backend(device: torch.device, dtype: torch.dtype, head_dim: int, seque
     return PlainAttention(device, dtype, sequence_length)
 
 
-def _blocks(operands: Operands) -> Iterator[tuple[slice, int]]:
-    """Blocks of queries, each with the number of keys that its last query sees."""
+def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[tuple[slice, int]]:
+    """Blocks of queries, each with the number of keys that its last query sees.
+
+    One if there are ``undivided_from`` or more, and no prefix.
+    """
     num_queries, num_keys = operands.q.shape[1], operands.k.shape[1]
-    for start in range(0, num_queries, QUERY_BLOCK):
-        stop = min(start + QUERY_BLOCK, num_queries)
+    undivided = undivided_from is not None and num_queries == num_keys >= undivided_from
+    block = num_queries if undivided else QUERY_BLOCK
+    for start in range(0, num_queries, block):
+        stop = min(start + block, num_queries)
         yield slice(start, stop), num_keys - num_queries + stop
 
 
@@ -94,7 +101,7 @@ class CpuFlash:
     def forward(self, operands: Operands) -> None:
         """See `AttentionBackend`."""
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
-        for rows, end in _blocks(operands):
+        for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
             some_out, some_lse = _aten._scaled_dot_product_flash_attention_for_cpu(
                 q[:, :, rows], k[:, :, :end], v[:, :, :end], **self._masking(rows.stop - rows.start, end)
             )
@@ -107,7 +114,7 @@ class CpuFlash:
         """See `AttentionBackend`."""
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
         dout = dout_BNAD.transpose(1, 2)
-        for rows, end in _blocks(operands):
+        for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
             dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dout[:, :, rows], q[:, :, rows], k[:, :, :end], v[:, :, :end], out[:, :, rows], lse[:, :, rows],
                 0.0, **self._masking(rows.stop - rows.start, end),
