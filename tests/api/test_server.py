@@ -155,8 +155,10 @@ class TestSlowClients:
             assert seconds_to_end(client, trickle=b"x") < 5
 
     def test_one_whose_head_has_no_end_is_refused(self, url: str) -> None:
+        began = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "
         with connected(url) as client:
-            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 2 * MOST_HEAD_BYTES)
+            # One byte too many: what a closed socket still holds resets the connection, and the answer may be lost.
+            client.sendall(began + b"x" * (MOST_HEAD_BYTES + 1 - len(began)))
             heard = bytearray()
             assert seconds_to_end(client, trickle=b"", heard=heard) < 5
         assert heard.startswith(b"HTTP/1.1 400 ")
@@ -257,10 +259,4 @@ class TestProxies:
 def test_what_is_no_http_is_refused(service: Service) -> None:
     with answering(service) as url, connected(url) as client:
         client.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
-        assert client.recv(65_536).startswith(b"HTTP/1.1 400 ")
-
-
-def test_a_head_that_is_too_long_is_refused(service: Service) -> None:
-    with answering(service) as url, connected(url) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000)
         assert client.recv(65_536).startswith(b"HTTP/1.1 400 ")
