@@ -1,7 +1,7 @@
 """What every rank runs: ``python -m penstock.trainer profile|train|rehearse --run-dir DIR``, started by torchrun.
 
 Everything comes from the run directory, and everything goes there. Exit codes: 0 done, 1 failed, 2 the user's mistake.
-Each command loads only what it needs: what writes checkpoints takes as long to load as torch itself.
+A rehearsal loads only what it needs: what writes checkpoints takes as long to load as torch itself.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _profile(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
+    import penstock.trainer.worker_train  # noqa: F401, training loads it, and memory is measured as training has it
     from penstock.trainer.profiling.profile import measure
 
     def report(done: int, total: int) -> None:
