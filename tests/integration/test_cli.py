@@ -85,7 +85,7 @@ def test_the_report_compares_predicted_and_measured(command: Command, finished: 
 
 
 def test_memory_is_as_predicted(command: Command, finished: RunDir) -> None:
-    """Almost all is what a process holds before it has a model: ranks that profile must hold what those that train do."""
+    """Almost all is what a process holds without a model: ranks that profile must hold what those that train do."""
     out, _ = command("report", finished.root, "--output", "json")
     summary = json.loads(out)
     assert -0.05 < summary["measuredPeakBytes"] / summary["predictedPeakBytes"] - 1 < 0.02
