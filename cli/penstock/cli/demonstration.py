@@ -85,7 +85,7 @@ def _tell_failure(status: Status) -> None:
 def _summed_up(folder: Path, job: Job) -> Summary:
     run = RunDir(folder / "runs" / job.uid)
     if job.status.phase is Phase.SUCCEEDED:
-        write_report(run)
+        write_report(run, job.status.phase)
     return summarise(run, job.status.phase.value, job.status.attempt, read_result(run))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.cli.attempt import read_result
 from penstock.cli.manifests import read_timeline
 from penstock.cli.state import read_state
+from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
@@ -23,16 +24,19 @@ from penstock.view.trace import trace
 PACKAGES = ("penstock", "torch", "numpy", "numba", "tokenizers")
 
 
-def report_data(run: RunDir) -> ReportData:
-    """What ``run`` holds; raises `UserError` if it is no run or something in it is corrupt."""
-    job, state, result = run.read_job(), read_state(run.root), read_result(run)
+def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
+    """What ``run`` holds; raises `UserError` if it is no run or something in it is corrupt.
+
+    ``phase`` is told by a service, which keeps the phases of its jobs; without it the run's own state tells.
+    """
+    job, result = run.read_job(), read_result(run)
     plan = run.read_plan() if run.plan.exists() else None
     profile = run.read_profile() if run.profile.exists() else None
     measured = read_timeline(run.timeline) if run.timeline.exists() else None
     sample = result.get("sample")
     return ReportData(
         job=job.metadata.name,
-        phase=state.phase.value,
+        phase=(phase or read_state(run.root).phase).value,
         command=f"penstock run {run.job} --run-dir {run.root}-again",
         plan=plan,
         profile=profile,
@@ -48,9 +52,9 @@ def report_data(run: RunDir) -> ReportData:
     )
 
 
-def write_report(run: RunDir) -> None:
-    """Make report.html and, beside it, trace.json for Perfetto."""
-    data = report_data(run)
+def write_report(run: RunDir, phase: Phase | None = None) -> None:
+    """Make report.html and, beside it, trace.json for Perfetto; see `report_data`."""
+    data = report_data(run, phase)
     write_atomically(run.report, report(data))
     timelines = [timeline for timeline in (data.predicted, data.measured) if timeline is not None]
     if timelines:
