@@ -49,7 +49,7 @@ from penstock.trainer.worker import Worker, run_worker
 SPEC = ModelSpec(family=Family.GPT2, layers=8, hidden=512, heads=8, vocab=4096, positions=1024)
 LENGTH = 1024
 SEQUENCES = (1, 2, 4)
-ROUNDS = 9
+ROUNDS = 15
 PROFILES = 3
 CPU = torch.device("cpu")
 

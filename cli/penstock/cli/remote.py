@@ -16,8 +16,8 @@ from penstock.cli import output
 from penstock.cli.lines import line
 from penstock.cli.output import Format
 from penstock.cli.secret_files import write_secret
-from penstock.core.errors import UserError
-from penstock.core.failure import LAST_WORDS, REMEDY, read_failure
+from penstock.core.errors import REMEDY, UserError
+from penstock.core.failure import LAST_WORDS, read_failure
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LOSSES, Phase
 from penstock.core.units import format_age, format_seconds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_REMEDY = "\n  remedy: "
+REMEDY = "remedy: "
+"""How the line of a mistake's text begins that says what to do."""
+_REMEDY_LINE = f"\n  {REMEDY}"
 
 
 class PenstockError(Exception):
@@ -24,13 +26,13 @@ class UserError(PenstockError):
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        cure = f"{_REMEDY}{self.remedy}" if self.remedy else ""
+        cure = f"{_REMEDY_LINE}{self.remedy}" if self.remedy else ""
         return f"{place}{self.what}{cure}"
 
     @classmethod
     def told(cls, text: str) -> UserError:
         """The mistake that another process told as ``text``; its place stays part of ``what``."""
-        what, _, remedy = text.partition(_REMEDY)
+        what, _, remedy = text.partition(_REMEDY_LINE)
         return cls(what=what, remedy=remedy)
 
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-REMEDY = "remedy: "
+from penstock.core.errors import REMEDY
+
 LAST_WORDS = "lastWords"
 """The field of a phase's event with what the rank at fault printed at the end."""
 _RANK = re.compile(r"rank (\d+)\b")
