@@ -8,25 +8,17 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.schedule import Action, Group, Kind, Schedule, flatten, parse_action, parse_schedule
+from tests.support.manifest_strategies import valid
 
-INDEX = st.integers(min_value=0, max_value=999)
-PLAIN_KINDS = st.sampled_from([kind for kind in Kind if kind is not Kind.OVERLAP])
-
-
-@st.composite
-def actions(draw: st.DrawFn) -> Action:
-    """Any action with a text form: a slice only beside a micro-batch."""
-    microbatch = draw(st.none() | INDEX)
-    part = None if microbatch is None else draw(st.none() | INDEX)
-    return Action(draw(PLAIN_KINDS), draw(INDEX), microbatch, part, draw(st.none() | st.sampled_from(Group)))
+ACTIONS = valid(Action)
 
 
-@given(actions())
+@given(ACTIONS)
 def test_an_action_parses_back(action: Action) -> None:
     assert parse_action(str(action)) == action
 
 
-@given(st.lists(actions(), min_size=1, max_size=3))
+@given(st.lists(ACTIONS, min_size=1, max_size=3))
 def test_an_overlap_parses_back(children: list[Action]) -> None:
     overlap = Action(Kind.OVERLAP, children[0].stage, children=tuple(children))
     assert parse_action(str(overlap)) == overlap

@@ -30,7 +30,8 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Alternative, Plan, Prediction
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.program import Instruction, RankProgram, Slot
+from penstock.core.schedule import Action, Group, Kind, ScheduleSpec
 from penstock.core.timeline import Activity, Event
 
 Values = st.SearchStrategy[Any]
@@ -219,6 +220,35 @@ def _events(draw: st.DrawFn) -> Event:
     return Event(draw(st.integers(0, 99)), activity, action, start, start + draw(st.integers(0, 2**40)))
 
 
+@st.composite
+def _actions(draw: st.DrawFn) -> Action:
+    """Any but an overlap; a slice only after a micro-batch, as their text has it."""
+    microbatch = draw(st.none() | st.integers(0, 99))
+    return Action(
+        draw(st.sampled_from([kind for kind in Kind if kind is not Kind.OVERLAP])),
+        draw(st.integers(0, 99)),
+        microbatch,
+        None if microbatch is None else draw(st.none() | st.integers(0, 99)),
+        draw(st.none() | st.sampled_from(Group)),
+    )
+
+
+@st.composite
+def _rank_programs(draw: st.DrawFn) -> RankProgram:
+    """Instructions name slots that the rank has."""
+    slots = draw(st.lists(valid(Slot), min_size=1, max_size=3))
+    named = st.lists(st.integers(0, len(slots) - 1), max_size=2).map(tuple)
+    uses = dict.fromkeys(("acquires", "reads", "writes", "frees"), named)
+    channels = _of(typing.get_type_hints(Instruction)["channel"])
+    instructions = st.builds(Instruction, _actions(), **uses, channel=channels, sequence=st.integers(0, 9))
+    return RankProgram(
+        rank=draw(st.integers(0, 63)),
+        instructions=tuple(draw(st.lists(instructions, max_size=3))),
+        slots=tuple(slots),
+        arena_bytes=draw(SCALARS[int]),
+    )
+
+
 BY_HAND: dict[type, Callable[[], Values]] = {
     TokenizerSpec: _tokenizers,
     ModelSpec: _models,
@@ -227,5 +257,7 @@ BY_HAND: dict[type, Callable[[], Values]] = {
     ClusterSpec: _clusters,
     Plan: _plans,
     Event: _events,
+    Action: _actions,
+    RankProgram: _rank_programs,
 }
 """Types whose fields have to agree with each other."""

@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.layout import SlotKind
-from penstock.core.schedule import Action, Group
+from penstock.core.manifest import Manifest
+from penstock.core.schedule import Action, Group, read_action
 
 SlotSizes = Callable[[SlotKind, int, int], int]
 """Bytes of a slot by kind, stage and tokens (of the slice; of the sequence for ``kv`` and ``dkv``). 0: no such slot."""
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class Channel(Manifest):
     """A directed edge of one kind of message: activations (F) or gradients (B), from one rank to another."""
 
     source: int
@@ -41,7 +42,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Manifest):
     """A buffer with a lifetime, at a fixed place in its rank's arena. ``slice`` is none for ``kv`` and ``dkv``."""
 
     kind: SlotKind
@@ -57,15 +58,16 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Manifest):
     """One action as its rank runs it.
 
     ``acquires``, ``reads``, ``writes`` and ``frees`` are indices into the rank's slots: acquired slots start their
     lives here (contents undefined), freed ones end them (only FREE frees). A transfer names its channel and its
-    number on that channel, first-in first-out. ``transient_bytes`` live only during the action.
+    number on that channel, first-in first-out. ``transient_bytes`` live only during the action. In a manifest the
+    action is its text.
     """
 
-    action: Action
+    action: Action = field(metadata={"read": read_action, "write": str})
     acquires: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
@@ -76,8 +78,11 @@ class Instruction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankProgram:
-    """What one rank does: instructions in order, its slots, and the arena that holds them."""
+class RankProgram(Manifest):
+    """What one rank does: instructions in order, its slots, and the arena that holds them.
+
+    Whether that can run, and whether instructions name slots that there are, is for the proof to say.
+    """
 
     rank: int
     instructions: tuple[Instruction, ...]
@@ -106,7 +111,7 @@ class RankProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(Manifest):
     """A collective at the end of the step and the ranks of the replica that join it (dp: each with its peers)."""
 
     group: Group
@@ -114,7 +119,7 @@ class Reduction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
+class Program(Manifest):
     """All ranks' programs of one pipeline replica, for slices of given capacities (tokens).
 
     ``reductions`` are in the order in which every rank joins those it belongs to.

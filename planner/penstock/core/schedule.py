@@ -12,9 +12,10 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest
+from penstock.core.manifest import Manifest, mistyped
 
 
 class Kind(enum.StrEnum):
@@ -104,6 +105,13 @@ def parse_action(text: str, where: str = "") -> Action:
         None if part is None else int(part),
         Group(group) if group else None,
     )
+
+
+def read_action(value: Any, path: str) -> Action:
+    """The action of a manifest; raises `UserError` naming ``path`` for anything but an action's text."""
+    if not isinstance(value, str):
+        raise mistyped(value, "an action's text", path)
+    return parse_action(value, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
