@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,28 @@ def test_what_was_there_already_is_passed_over(tmp_path: Path) -> None:
     assert follower.new() == []
     with path.open("a") as file:
         file.write(metrics_line(fake_metrics(1)))
+    assert [entry.step for entry in follower.new()] == [1]
+
+
+@pytest.mark.parametrize("cut", [1, 40, -1])
+def test_a_line_that_was_left_unfinished_comes_whole(cut: int, tmp_path: Path) -> None:
+    path, (old, unfinished, new) = tmp_path / "metrics.jsonl", (metrics_line(fake_metrics(step)) for step in range(3))
+    path.write_text(old + unfinished[:cut])
+    follower = MetricsFollower(path)
+    with path.open("a") as file:
+        file.write(unfinished[cut:])
+    assert [entry.step for entry in follower.new()] == [1]
+    with path.open("a") as file:
+        file.write(new)
+    assert [entry.step for entry in follower.new()] == [2]
+
+
+@pytest.mark.parametrize("cut", [1, 40, -1])
+def test_a_line_that_is_cut_away_is_no_matter(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(metrics_line(fake_metrics(0)) + metrics_line(fake_metrics(7))[:cut])
+    follower = MetricsFollower(path)
+    path.write_text(metrics_line(fake_metrics(0)) + metrics_line(fake_metrics(1)))
     assert [entry.step for entry in follower.new()] == [1]
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from penstock.core.records import StepMetrics
 
+LONGEST_LINE_BYTES = 2**16
+
 
 class LineFollower:
-    """Reads what was appended since it last looked, from the file's present end on."""
+    """Reads what was appended since it last looked, from the end of the last whole line on.
+
+    A line that a killed process left unfinished is completed or cut away by the next; neither is missed or taken apart.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = _end_of_lines(path) if path.exists() else 0
 
     def new(self) -> list[str]:
         """The lines that were completed since the last call, in order."""
@@ -27,8 +33,16 @@ class LineFollower:
         return complete.decode().split("\n")[:-1]
 
 
+def _end_of_lines(path: Path) -> int:
+    """Where the last whole line of a file ends."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE_BYTES)
+        file.seek(start)
+        return start + file.read().rfind(b"\n") + 1
+
+
 class MetricsFollower:
-    """Follows metrics.jsonl at ``path``, from its present end on."""
+    """Follows metrics.jsonl at ``path``, from its last whole line on."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineFollower(path)
