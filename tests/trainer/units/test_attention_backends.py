@@ -57,8 +57,11 @@ def _check(backend: AttentionBackend, inputs: tuple[Tensor, Tensor, Tensor, Tens
     operands = Operands(q, k, v, out, lse)
     backend.forward(operands)
     dq, dk, dv = torch.full_like(q, torch.nan), torch.ones(k.shape, dtype=wide), torch.ones(v.shape, dtype=wide)
-    backend.backward(operands, dout, dq, dk, dv)
+    backend.backward(operands, dout, dq, dk, dv, fresh=False)
     pairs = [(out, expected_out), (lse, expected_lse), (dq, expected[0]), (dk - 1, expected[1]), (dv - 1, expected[2])]
+    first_dk, first_dv = torch.full_like(dk, torch.nan), torch.full_like(dv, torch.nan)
+    backend.backward(operands, dout, dq, first_dk, first_dv, fresh=True)
+    pairs += [(first_dk, expected[1]), (first_dv, expected[2])]
     for found, right in pairs:
         error = (found.double() - right.detach()).norm()
         assert float(error) <= limit * float(right.detach().norm().clamp_min(1.0))
@@ -117,4 +120,4 @@ def test_the_cuda_calls_fit_the_installed_signatures_and_shapes() -> None:
     operands = Operands(q, k, v, out, lse)
     backend.forward(operands)
     dk, dv = (torch.zeros(k.shape, device=meta) for _ in range(2))
-    backend.backward(operands, dout, torch.empty_like(q), dk, dv)
+    backend.backward(operands, dout, torch.empty_like(q), dk, dv, fresh=False)

@@ -37,8 +37,10 @@ def test_flash_attention_of_a_slice_with_prefix(queries: int, prefix: int, group
         dk, dv = torch.ones(k.shape, device=cuda), torch.ones(v.shape, device=cuda)
         operands = Operands(q, k, v, out, lse)
         backend.forward(operands)
-        backend.backward(operands, dout, dq, dk, dv)
-        results.append((out, lse, dq, dk, dv))
+        backend.backward(operands, dout, dq, dk, dv, fresh=False)
+        first_dk, first_dv = torch.full_like(dk, torch.nan), torch.full_like(dv, torch.nan)
+        backend.backward(operands, dout, dq, first_dk, first_dv, fresh=True)
+        results.append((out, lse, dq, dk, dv, first_dk, first_dv))
     for found, expected in zip(*results, strict=True):
         assert float((found.float() - expected.float()).norm()) <= 0.02 * float(expected.float().norm())
 

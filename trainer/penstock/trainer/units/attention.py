@@ -55,14 +55,14 @@ class Attention:
     def _place(self, frame: Frame, qkv: Tensor) -> None:
         """Move q to its buffer and k, v to their positions, turned by their angles."""
         q_BNAD, k_BNGD, v_BNGD = self._parts(frame, qkv)
-        own = slice(frame.start, frame.stop)
+        own_k_BNGD, own_v_BNGD = (tensor[:, frame.start :] for tensor in _keys_values(frame))
         if self._rotary is None:
             frame.a["q"].copy_(q_BNAD)
-            frame.kv["k"][:, own].copy_(k_BNGD)
+            own_k_BNGD.copy_(k_BNGD)
         else:
             self._rotary.rotate(q_BNAD, frame.start, frame.a["q"])
-            self._rotary.rotate(k_BNGD, frame.start, frame.kv["k"][:, own])
-        frame.kv["v"][:, own].copy_(v_BNGD)
+            self._rotary.rotate(k_BNGD, frame.start, own_k_BNGD)
+        own_v_BNGD.copy_(v_BNGD)
 
     def _parts(self, frame: Frame, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heads, groups = self._spec.heads, self._spec.kv_heads
@@ -76,24 +76,19 @@ class Attention:
         it. ``fresh_dkv``: this is the micro-batch's first, and finds no content there.
         """
         self._workspace.reset()
-        stop = frame.stop
-        if fresh_dkv:
-            frame.dkv["dk"][:, :stop].zero_()
-            frame.dkv["dv"][:, :stop].zero_()
         gradient_TH = self._workspace.take(*frame.x.shape, dtype=frame.x.dtype)
         self._out.backward_input(frame.w["dy"], gradient_TH)
-        self._backward_attention(frame, gradient_TH)
+        self._backward_attention(frame, gradient_TH, fresh_dkv=fresh_dkv)
         self._qkv.backward_input(frame.w["dqkv"], gradient_TH)
         self._norm.backward(gradient_TH, frame.x, frame.a, frame.w["dy"], dx_TH)
 
-    def _backward_attention(self, frame: Frame, dattended_TH: Tensor) -> None:
+    def _backward_attention(self, frame: Frame, dattended_TH: Tensor, *, fresh_dkv: bool) -> None:
         operands, own = _operands(frame), slice(frame.start, frame.stop)
         q_shape, dk_BSGD, dv_BSGD = operands.q.shape, frame.dkv["dk"], frame.dkv["dv"]
         dq_BNAD, dk_BNGD, dv_BNGD = self._parts(frame, frame.w["dqkv"])
         turned_BNAD = dq_BNAD if self._rotary is None else self._workspace.take(*q_shape, dtype=dq_BNAD.dtype)
-        self._backend.backward(
-            operands, dattended_TH.view(q_shape), turned_BNAD, dk_BSGD[:, : frame.stop], dv_BSGD[:, : frame.stop]
-        )
+        dkv_BSGD = dk_BSGD[:, : frame.stop], dv_BSGD[:, : frame.stop]
+        self._backend.backward(operands, dattended_TH.view(q_shape), turned_BNAD, *dkv_BSGD, fresh=fresh_dkv)
         if self._rotary is None:
             dk_BNGD.copy_(dk_BSGD[:, own])
         else:
@@ -108,11 +103,10 @@ class Attention:
 
 
 def _operands(frame: Frame) -> Operands:
-    q_BNAD = frame.a["q"]
-    return Operands(
-        q=q_BNAD,
-        k=frame.kv["k"][:, : frame.stop],
-        v=frame.kv["v"][:, : frame.stop],
-        out=frame.l["attended"].view(q_BNAD.shape),
-        lse=frame.a["lse"],
-    )
+    q_BNAD, (k_BSGD, v_BSGD) = frame.a["q"], _keys_values(frame)
+    return Operands(q=q_BNAD, k=k_BSGD, v=v_BSGD, out=frame.l["attended"].view(q_BNAD.shape), lse=frame.a["lse"])
+
+
+def _keys_values(frame: Frame) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, S, G, D] up to the slice's end; heads are far apart in memory, tokens side by side."""
+    return frame.kv["k"][:, :, : frame.stop].transpose(1, 2), frame.kv["v"][:, :, : frame.stop].transpose(1, 2)

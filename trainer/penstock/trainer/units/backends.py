@@ -6,8 +6,9 @@ D head dimension. Query i sees keys 0 to S - N + i: the mask is aligned to the l
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -42,9 +43,9 @@ class AttentionBackend(Protocol):
         ...
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
-        """From the gradient of ``out``, write dq and add to dk and dv."""
+        """From the gradient of ``out``, write dq and add to dk and dv, or write these too where they are ``fresh``."""
         ...
 
 
@@ -58,16 +59,21 @@ def build_backend(device: torch.device, dtype: torch.dtype, head_dim: int, seque
 
 
 def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[tuple[slice, int]]:
-    """Blocks of queries, each with the number of keys that its last query sees.
+    """Blocks of queries, each with the number of keys that its last query sees; the last first, which sees all keys.
 
     One if there are ``undivided_from`` or more, and no prefix.
     """
     num_queries, num_keys = operands.q.shape[1], operands.k.shape[1]
     undivided = undivided_from is not None and num_queries == num_keys >= undivided_from
     block = num_queries if undivided else QUERY_BLOCK
-    for start in range(0, num_queries, block):
+    for start in reversed(range(0, num_queries, block)):
         stop = min(start + block, num_queries)
         yield slice(start, stop), num_keys - num_queries + stop
+
+
+def _putting(fresh: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+    """How the gradients of keys and values take what each block has for them: the first over all keys, if fresh."""
+    return itertools.chain([Tensor.copy_] if fresh else [], itertools.repeat(Tensor.add_))
 
 
 class _CausalMask:
@@ -109,19 +115,19 @@ class CpuFlash:
             lse[:, :, rows].copy_(some_lse)
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
         """See `AttentionBackend`."""
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
         dout = dout_BNAD.transpose(1, 2)
-        for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
+        for (rows, end), put in zip(_blocks(operands, UNDIVIDED_QUERIES), _putting(fresh), strict=False):
             dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dout[:, :, rows], q[:, :, rows], k[:, :, :end], v[:, :, :end], out[:, :, rows], lse[:, :, rows],
                 0.0, **self._masking(rows.stop - rows.start, end),
             )  # fmt: skip
             dq_BNAD[:, rows].copy_(dq.transpose(1, 2))
-            dk_BSGD[:, :end].add_(dk.transpose(1, 2))
-            dv_BSGD[:, :end].add_(dv.transpose(1, 2))
+            put(dk_BSGD[:, :end], dk.transpose(1, 2))
+            put(dv_BSGD[:, :end], dv.transpose(1, 2))
 
 
 class CudaFlash:
@@ -140,7 +146,7 @@ class CudaFlash:
         lse_BNA.copy_(lse_BAN.transpose(1, 2))
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
         """See `AttentionBackend`."""
         q, k, v, out, lse_BNA = operands
@@ -149,8 +155,9 @@ class CudaFlash:
             dout_BNAD, q, k, v, out, lse_BAN, None, None, q.shape[1], k.shape[1], 0.0, True, state, state
         )
         dq_BNAD.copy_(dq)
-        dk_BSGD.add_(dk)
-        dv_BSGD.add_(dv)
+        put = next(_putting(fresh))
+        put(dk_BSGD, dk)
+        put(dv_BSGD, dv)
 
 
 class PlainAttention:
@@ -175,19 +182,19 @@ class PlainAttention:
             operands.lse[:, rows].copy_(lse_BGRN.flatten(1, 2).transpose(1, 2))
 
     def backward(
-        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor
+        self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
         """See `AttentionBackend`."""
-        for rows, end in _blocks(operands):
+        for (rows, end), put in zip(_blocks(operands), _putting(fresh), strict=False):
             q, k, v, out, lse_BNGR1 = self._block(operands, rows, end)
             dout = self._grouped(dout_BNAD[:, rows], k)
             weights = self._scores(q, k).sub_(lse_BNGR1.permute(0, 2, 3, 1, 4)).exp_()
-            dv_BSGD[:, :end].add_(torch.einsum("bgrns,bngrd->bsgd", weights, dout))
+            put(dv_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", weights, dout))
             correction = (dout * out).sum(-1).permute(0, 2, 3, 1)[..., None]
             dscores = torch.einsum("bngrd,bsgd->bgrns", dout, v).sub_(correction).mul_(weights)
             dscores.div_(math.sqrt(q.shape[-1]))
             dq_BNAD[:, rows].copy_(torch.einsum("bgrns,bsgd->bngrd", dscores, k).flatten(2, 3))
-            dk_BSGD[:, :end].add_(torch.einsum("bgrns,bngrd->bsgd", dscores, q))
+            put(dk_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", dscores, q))
 
     def _block(self, operands: Operands, rows: slice, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """q, k, v, out and lse of a block in the wide type, those of queries grouped by the key head they share."""
