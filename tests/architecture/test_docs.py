@@ -21,6 +21,7 @@ from penstock.core.job import JobSpec, Metadata, PipelineJob
 from penstock.core.layout import SlotKind
 from penstock.core.lifecycle import TRANSITIONS, Phase
 from penstock.core.manifest import camel, write_dataclass
+from penstock.core.meanings import MEANINGS
 from penstock.planner import yamltext
 from penstock.planner.lowering import lower
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -213,13 +214,13 @@ def test_every_slot_is_explained() -> None:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [kind.value for kind in SlotKind]
 
 
-def field_tables(page: Path) -> dict[str, dict[str, str]]:
-    """Heading -> field -> default, of every table of fields."""
+def field_tables(page: Path) -> dict[str, dict[str, tuple[str, str]]]:
+    """Heading -> field -> default and meaning, of every table of fields."""
     found = {}
     for section in re.split(r"^#+ ", page.read_text(), flags=re.MULTILINE)[1:]:
-        rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", section, re.MULTILINE)
+        rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.MULTILINE)
         if "| field | default | meaning |" in section:
-            found[section.partition("\n")[0]] = dict(rows)
+            found[section.partition("\n")[0]] = {name: (default, meaning) for name, default, meaning in rows}
     return found
 
 
@@ -270,7 +271,15 @@ TABLES = [
 @pytest.mark.parametrize(("page", "heading", "cls"), TABLES, ids=[heading for _, heading, _ in TABLES])
 def test_every_field_and_its_default_is_documented(page: Path, heading: str, cls: type[Any]) -> None:
     expected = {camel(field.name): written_default(field) for field in dataclasses.fields(cls)}
-    assert field_tables(page).get(heading) == expected
+    assert {name: default for name, (default, _) in field_tables(page)[heading].items()} == expected
+
+
+@pytest.mark.parametrize(("page", "heading", "cls"), TABLES, ids=[heading for _, heading, _ in TABLES])
+def test_a_field_means_the_same_in_guides_and_schemas(page: Path, heading: str, cls: type[Any]) -> None:
+    """A table may refer to another instead, and to other pages."""
+    for name, (_, told) in field_tables(page)[heading].items():
+        if not told.startswith("see ["):
+            assert re.sub(r"; see \[.*?\]\(.*?\)", "", told) == MEANINGS[cls][name]
 
 
 def test_no_table_of_fields_is_left_over() -> None:

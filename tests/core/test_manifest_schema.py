@@ -76,7 +76,21 @@ def test_it_says_what_is_required_and_what_is_assumed() -> None:
         "type": "string",
         "enum": ["cosine", "wsd", "constant"],
         "default": "cosine",
+        "description": "how the learning rate falls: `cosine`, `wsd` (holds, then falls) or `constant`",
     }
     assert spec["properties"]["resources"]["properties"]["memoryPerRank"]["default"] == "4Gi"
     assert "vocab" not in spec["properties"]["model"]["required"]
     assert spec["properties"]["model"]["description"].startswith("A decoder's dimensions.")
+
+
+def undescribed(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Paths of fields that nothing is said about."""
+    for name, field in schema.get("properties", {}).items():
+        if "description" not in field and "const" not in field:
+            yield f"{path}.{name}"
+        yield from undescribed(field, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("schema", [job_schema(), dataclass_schema(ClusterSpec)], ids=["job", "cluster"])
+def test_every_field_says_what_it_means(schema: dict[str, Any]) -> None:
+    assert list(undescribed(schema)) == []

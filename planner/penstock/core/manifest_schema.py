@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.manifest import camel, write_value
+from penstock.core.meanings import MEANINGS
 
 JsonSchema = dict[str, Any]
 
@@ -61,7 +62,7 @@ def dataclass_schema(cls: type) -> JsonSchema:
     found: JsonSchema = {
         "type": "object",
         "description": _sentences(cls),
-        "properties": {camel(field.name): _field(field, hints[field.name]) for field in fields},
+        "properties": {camel(field.name): _field(cls, field, hints[field.name]) for field in fields},
         "additionalProperties": False,
     }
     if required := [camel(field.name) for field in fields if _is_required(field)]:
@@ -69,8 +70,10 @@ def dataclass_schema(cls: type) -> JsonSchema:
     return found
 
 
-def _field(field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
+def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
     found = dict(field.metadata.get("schema") or schema_of(hint))
+    if meaning := MEANINGS.get(cls, {}).get(camel(field.name)):
+        found.setdefault("description", meaning)
     default = field.default
     if default not in (dataclasses.MISSING, None) and not dataclasses.is_dataclass(default):
         found["default"] = field.metadata.get("write", write_value)(default)

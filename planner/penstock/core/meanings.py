@@ -1,0 +1,165 @@
+"""What each field of a job and of described hardware means: for schemas, editors, and the guides' tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
+from penstock.core.job import (
+    CheckpointSpec,
+    DataSpec,
+    JobSpec,
+    KubernetesSpec,
+    Metadata,
+    OptimizerSpec,
+    ParallelismSpec,
+    ResourcesSpec,
+    RunPolicySpec,
+    TokenizerSpec,
+    TrainingSpec,
+)
+from penstock.core.model import ModelSpec
+
+MEANINGS: Mapping[type, Mapping[str, str]] = {
+    Metadata: {
+        "name": "at most 63 lower-case letters, digits and dashes",
+        "namespace": (
+            "whose job it is on a service, which keeps names and tokens apart by it; of no meaning to `penstock run`"
+        ),
+        "labels": "free key-value pairs",
+        "annotations": "free key-value pairs",
+        "uid": "the job's identity, given by a service or cluster",
+    },
+    JobSpec: {
+        "model": "what to train",
+        "data": "what to learn from",
+        "training": "how to learn",
+        "resources": "what the job may use",
+        "parallelism": "what is pinned of the plan",
+        "objective": "what the planner minimises: `time` of a step, or `cost` (time x devices)",
+        "pricePerDeviceHour": "needed by `objective: cost`; with it plans say what they cost",
+        "checkpoint": "when to save, how many to keep, and where to begin",
+        "runPolicy": "how failures, time and waiting are handled",
+        "kubernetes": "what only a cluster uses",
+    },
+    ModelSpec: {
+        "family": (
+            "`llama` (RMSNorm, rotary positions, SwiGLU, own head) or `gpt2` (LayerNorm, learned positions, GELU,"
+            " head tied to the embedding)"
+        ),
+        "layers": "blocks",
+        "hidden": "width of the hidden state",
+        "heads": "query heads; must divide `hidden`",
+        "vocab": "tokens in the vocabulary; taken from the tokenizer where that says it",
+        "kvHeads": "key and value heads, a divisor of `heads`; 0 means as many as `heads`; llama only",
+        "ffnHidden": "width of the MLP; 0 means 4 x hidden for gpt2 and 8/3 x hidden, rounded up to 64, for llama",
+        "positions": "longest sequence of gpt2",
+        "normEpsilon": "added to variances in norms",
+        "ropeTheta": "base of the rotary frequencies",
+    },
+    DataSpec: {
+        "source": (
+            "`python-stdlib` (this Python's own sources), a folder of text (no links out of it), a text file, a "
+            "`.jsonl` file, or a token file (`.bin` with its header, `.npy`)"
+        ),
+        "sequenceLength": "tokens of one sequence",
+        "tokenizer": "where tokens come from",
+        "textField": "the field of a JSONL line that holds the text",
+        "limitBytes": "read only so much text",
+    },
+    TokenizerSpec: {
+        "train": "`bpe`: train a byte-level BPE on the data; `bytes`: every byte is a token",
+        "vocab": "size of the trained BPE, at least 257",
+        "file": "a `tokenizer.json` made by the tokenizers or transformers library",
+    },
+    TrainingSpec: {
+        "globalBatch": "sequences per step; never changes with the plan",
+        "steps": "optimizer steps",
+        "optimizer": "how steps are made of gradients",
+        "schedule": "how the learning rate falls: `cosine`, `wsd` (holds, then falls) or `constant`",
+        "warmupSteps": "steps over which the learning rate rises",
+        "minLearningRate": "where it falls to, as a share of the peak, from 0 to 1",
+        "decayShare": "the last share of steps in which `wsd` falls, from 0 to 1",
+        "clip": "largest norm of the whole model's gradient",
+        "precision": "`fp32` or `bf16` (master weights, gradients and reductions stay fp32); `fp64` is for proofs",
+        "seed": "of parameters and of the order of data",
+        "validateEvery": "steps between validation losses; 0: only at the end",
+    },
+    OptimizerSpec: {
+        "kind": "the only one so far",
+        "learningRate": "the peak",
+        "betas": "decay of the two moments, each below 1",
+        "epsilon": "added to the root of the second moment",
+        "weightDecay": "applies to matrices, not to norms and biases",
+    },
+    ResourcesSpec: {
+        "device": "`cpu` or `cuda`",
+        "ranks": "processes; on cuda one device each",
+        "minRanks": "the fewest ranks an elastic job runs on; used by clusters",
+        "memoryPerRank": (
+            "plans that need more are not considered; of a very long one the ranks find the exact figure, and "
+            "refuse it if it is more; on cuda it is the device's memory"
+        ),
+        "threadsPerRank": "CPU threads of one rank",
+    },
+    ParallelismSpec: {
+        "dp": "replicas of the pipeline",
+        "tp": "tensor parallelism: planned and simulated, not run yet; a measured plan has 1",
+        "pp": "ranks of one pipeline",
+        "microBatch": "sequences in one micro-batch",
+        "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
+        "schedule": "`gpipe`, `1f1b`, `zb-h1`, `zb`, `zbv`, an installed one, or a CSV file",
+        "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two stages per rank",
+        "recompute": "`true` is refused: the planner places no recomputation yet; a CSV schedule may hold `R` actions",
+    },
+    CheckpointSpec: {
+        "everySteps": "steps between checkpoints; the last step always has one",
+        "keep": "complete checkpoints that are kept",
+        "resumeFrom": "a checkpoint's folder to begin from",
+    },
+    RunPolicySpec: {
+        "suspend": "stop after a checkpoint and wait",
+        "backoffLimit": "failed attempts that are tried again",
+        "ttlSecondsAfterFinished": "when a finished job is removed; used by clusters",
+        "activeDeadlineSeconds": "longest time from the first start; 0: no limit",
+        "priority": "used by queues",
+    },
+    KubernetesSpec: {
+        "image": "container image",
+        "queueName": "Kueue queue",
+        "nodeSelector": "as in a pod",
+        "tolerations": "as in a pod",
+        "acceleratorResource": "the resource a rank asks for",
+        "volumes": "claims behind `data://`, `models://` and `out://`",
+        "env": "as in a pod",
+    },
+    ClusterSpec: {
+        "name": "for people",
+        "device": "the one kind of device",
+        "numNodes": "nodes",
+        "devicesPerNode": "devices of each",
+        "intraNode": "link between devices of a node",
+        "interNode": "link between nodes",
+        "links": "exceptions: `{source, target, link}` between two nodes, by number",
+    },
+    DeviceSpec: {
+        "name": "for people",
+        "peakFlops": "FLOPs per second at best",
+        "memoryBytes": "memory of one device; a job's smaller `memoryPerRank` counts",
+        "efficiency": "achieved share of the peak by tokens at once; interpolated in log2(tokens)",
+        "memoryBandwidth": "bytes per second",
+        "constantBytes": "memory of the process before any parameter",
+        "actionOverheadSeconds": "fixed cost of one action",
+        "pricePerHour": "of one device: plans then say what they cost; the planner itself counts device time",
+    },
+    LinkSpec: {
+        "latencySeconds": "seconds to the first byte",
+        "bytesPerSecond": "in each direction",
+    },
+    LinkOverride: {
+        "source": "number of one node",
+        "target": "number of the other",
+        "link": "what is between them",
+    },
+}
+"""By type and the field's name in manifests."""
