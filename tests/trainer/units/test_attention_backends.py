@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.trainer.units.backends import (
+    LARGEST_BLOCK,
     QUERY_BLOCK,
     UNDIVIDED_QUERIES,
     AttentionBackend,
@@ -91,7 +92,9 @@ def test_slices_with_prefix_and_shared_keys(
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 300])
-@pytest.mark.parametrize("queries", [QUERY_BLOCK, QUERY_BLOCK + 1, 2 * QUERY_BLOCK + 50, UNDIVIDED_QUERIES])
+@pytest.mark.parametrize(
+    "queries", [QUERY_BLOCK + 1, LARGEST_BLOCK - 1, LARGEST_BLOCK, 2 * QUERY_BLOCK + 50, UNDIVIDED_QUERIES]
+)
 def test_slices_of_several_query_blocks(queries: int, prefix: int) -> None:
     inputs = _inputs(1, queries, prefix, 2, 1, 4)
     _check(CpuFlash(torch.float64, queries + prefix), inputs, 1e-13)

@@ -17,8 +17,11 @@ from torch import Tensor
 _aten = torch.ops.aten
 
 QUERY_BLOCK = 256
-"""Queries per call on the CPU. A block sees only the keys up to its own end, so the masked triangle is never computed
-but for one block's; this is also the block at which the CPU kernel works best."""
+"""Queries per call on the CPU, about. A block sees only the keys up to its own end, so the masked triangle is computed
+for one block at a time; this is also the block at which the CPU kernel works best. All are equally large, since a small
+one passes over as many keys as a large one: 384 queries in two of 192 take 7 % less time than in 256 and 128.
+"""
+LARGEST_BLOCK = QUERY_BLOCK * 3 // 2
 UNDIVIDED_QUERIES = 768
 """From so many queries on the CPU kernel takes larger blocks of its own; without a prefix one call is 5 % faster."""
 
@@ -65,7 +68,8 @@ def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[t
     """
     num_queries, num_keys = operands.q.shape[1], operands.k.shape[1]
     undivided = undivided_from is not None and num_queries == num_keys >= undivided_from
-    block = num_queries if undivided else QUERY_BLOCK
+    count = 1 if undivided else max(1, (num_queries + QUERY_BLOCK // 2) // QUERY_BLOCK)
+    block = -(-num_queries // count)
     for start in reversed(range(0, num_queries, block)):
         stop = min(start + block, num_queries)
         yield slice(start, stop), num_keys - num_queries + stop
@@ -77,10 +81,10 @@ def _putting(fresh: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
 
 
 class _CausalMask:
-    """Additive masks for every number of queries up to `QUERY_BLOCK` and of keys: windows of one matrix."""
+    """Additive masks for every number of queries up to `LARGEST_BLOCK` and of keys: windows of one matrix."""
 
     def __init__(self, sequence_length: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (min(QUERY_BLOCK, sequence_length), sequence_length + QUERY_BLOCK)
+        shape = (min(LARGEST_BLOCK, sequence_length), sequence_length + LARGEST_BLOCK)
         self._matrix = torch.full(shape, -math.inf, dtype=dtype, device=device).triu_(sequence_length + 1)
         self._corner = sequence_length
 
