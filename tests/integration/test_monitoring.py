@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from penstock.trainer.rundir import RunDir
 from tests.support import prometheus
-from tests.support.command import ended, laid_out, tiny_job, wait_for_step
+from tests.support.command import ended, give_way, laid_out, tiny_job, wait_for_step
 from tests.support.dashboards import ALERTS, CONFIGURATION, GUIDE, alert_queries, alerts, panel_queries
 from tests.support.prometheus import Prometheus
 from tests.support.serving import Served, served, wait_until
@@ -45,9 +46,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory, measurements: Path) -> It
     """A Prometheus that has scraped a few times: a job that trains, one that failed, and a run beside the service."""
     with served(tmp_path_factory.mktemp("monitored"), cache=measurements) as service:
         service.submit("broke", parallelism=CANNOT_BE_PLANNED)
-        service.submit("tiny", **ENDLESS)
+        trains = service.submit("tiny", **ENDLESS)
+        service.wait_for_step("tiny", 1)
+        give_way(RunDir(service.run_dir(trains)))
         with ranks_of_its_own(service) as port:
-            service.wait_for_step("tiny", 1)
             ask_for_too_many_plans(service)
             with prometheus.server(service.folder, configured(service, port)) as found:
                 wait_until(lambda: is_scraped(found, service))
@@ -63,6 +65,7 @@ def ranks_of_its_own(service: Served) -> Iterator[int]:
     process = service.command.start("run", job, "--run-dir", run.root, "--metrics-port", str(port))
     try:
         wait_for_step(run, 1, attempt=1)
+        give_way(run)
         yield port
     finally:
         process.send_signal(signal.SIGINT)
