@@ -174,13 +174,24 @@ def test_nanoseconds_round_trip_through_seconds(nanoseconds: int) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0, "0 s"), (3.4, "3.4 s"), (0.00125, "1.25 ms"), (8.12e-7, "812 ns"), (125, "2 min 5 s"), (7260, "2 h 1 min")],
+    [
+        (0.0, "0 s"),
+        (3.4, "3.4 s"),
+        (0.00125, "1.25 ms"),
+        (8.12e-7, "812 ns"),
+        (0.9997, "1000 ms"),
+        (125, "2 min 5 s"),
+        (7260, "2 h 1 min"),
+    ],
 )
 def test_seconds_are_shown_for_people(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (4 * 2**30, "4 GiB")])
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1012 * 2**20, "1012 MiB"), (4 * 2**30, "4 GiB")],
+)
 def test_bytes_are_shown_for_people(count: int, text: str) -> None:
     assert format_bytes(count) == text
 

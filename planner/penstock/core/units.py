@@ -36,9 +36,14 @@ def format_bytes(count: float) -> str:
     """``count`` bytes for people: three digits and a binary unit."""
     for suffix in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or suffix == "TiB":
-            return f"{count:.0f} {suffix}" if suffix == "B" else f"{count:.3g} {suffix}"
+            return f"{count:.0f} {suffix}" if suffix == "B" else f"{_three_digits(count)} {suffix}"
         count /= 1024
     raise AssertionError("unreachable")
+
+
+def _three_digits(value: float) -> str:
+    """All digits of a thousand and more, which would be written with an exponent otherwise."""
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def quantity(count: int) -> str:
@@ -67,8 +72,8 @@ def format_seconds(seconds: float) -> str:
         return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
     for scale, suffix in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= scale:
-            return f"{seconds / scale:.3g} {suffix}"
-    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
+            return f"{_three_digits(seconds / scale)} {suffix}"
+    return f"{_three_digits(seconds * 1e9)} ns" if seconds else "0 s"
 
 
 def format_amount(amount: float) -> str:
