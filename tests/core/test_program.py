@@ -46,6 +46,6 @@ def test_what_is_no_action_is_refused_with_its_place(action: Any, remedy: str) -
 @pytest.mark.parametrize("slot", [-1, 999])
 def test_a_slot_that_the_rank_lacks_is_refused_by_the_proof(slot: int) -> None:
     manifest = PROGRAM.to_manifest()
-    manifest["ranks"][1]["instructions"][0]["acquires"] = [slot]
+    manifest["ranks"][1]["instructions"][0].setdefault("acquires", []).append(slot)
     with pytest.raises(ProgramError):
         prove(Program.from_manifest(manifest))

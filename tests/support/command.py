@@ -138,9 +138,9 @@ def rank_status(run: RunDir, rank: int) -> RankStatus:
     return status
 
 
-def give_way(run: RunDir, num_ranks: int = 2) -> None:
-    """Have its ranks take only what no other process wants, so that a run without end slows nobody down."""
-    for rank in range(num_ranks):
+def give_way(run: RunDir) -> None:
+    """Have its two ranks take only what no other process wants, so that a run without end slows nobody down."""
+    for rank in range(2):
         os.setpriority(os.PRIO_PROCESS, rank_status(run, rank).pid, LOWEST_PRIORITY)
 
 

@@ -73,7 +73,7 @@ def dataclass_schema(cls: type) -> JsonSchema:
 def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
     found = dict(field.metadata.get("schema") or schema_of(hint))
     if meaning := MEANINGS.get(cls, {}).get(camel(field.name)):
-        found.setdefault("description", meaning)
+        found["description"] = meaning
     default = field.default
     if default not in (dataclasses.MISSING, None) and not dataclasses.is_dataclass(default):
         found["default"] = field.metadata.get("write", write_value)(default)

@@ -1,4 +1,7 @@
-"""What each field of a job and of described hardware means: for schemas, editors, and the guides' tables."""
+"""What each field of a job and of described hardware means: for schemas, editors, and the guides' tables.
+
+Parts of a job that are not here are explained by their own types.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "uid": "the job's identity, given by a service or cluster",
     },
     JobSpec: {
-        "model": "what to train",
-        "data": "what to learn from",
-        "training": "how to learn",
-        "resources": "what the job may use",
-        "parallelism": "what is pinned of the plan",
         "objective": "what the planner minimises: `time` of a step, or `cost` (time x devices)",
         "pricePerDeviceHour": "needed by `objective: cost`; with it plans say what they cost",
-        "checkpoint": "when to save, how many to keep, and where to begin",
-        "runPolicy": "how failures, time and waiting are handled",
-        "kubernetes": "what only a cluster uses",
     },
     ModelSpec: {
         "family": (
@@ -63,7 +58,6 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
             "`.jsonl` file, or a token file (`.bin` with its header, `.npy`)"
         ),
         "sequenceLength": "tokens of one sequence",
-        "tokenizer": "where tokens come from",
         "textField": "the field of a JSONL line that holds the text",
         "limitBytes": "read only so much text",
     },
@@ -75,7 +69,6 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     TrainingSpec: {
         "globalBatch": "sequences per step; never changes with the plan",
         "steps": "optimizer steps",
-        "optimizer": "how steps are made of gradients",
         "schedule": "how the learning rate falls: `cosine`, `wsd` (holds, then falls) or `constant`",
         "warmupSteps": "steps over which the learning rate rises",
         "minLearningRate": "where it falls to, as a share of the peak, from 0 to 1",

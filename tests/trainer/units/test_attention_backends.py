@@ -93,7 +93,8 @@ def test_slices_with_prefix_and_shared_keys(
 
 @pytest.mark.parametrize("prefix", [0, 1, 300])
 @pytest.mark.parametrize(
-    "queries", [QUERY_BLOCK + 1, LARGEST_BLOCK - 1, LARGEST_BLOCK, 2 * QUERY_BLOCK + 50, UNDIVIDED_QUERIES]
+    "queries",
+    [QUERY_BLOCK, QUERY_BLOCK + 1, LARGEST_BLOCK - 1, LARGEST_BLOCK, 2 * QUERY_BLOCK + 50, UNDIVIDED_QUERIES],
 )
 def test_slices_of_several_query_blocks(queries: int, prefix: int) -> None:
     inputs = _inputs(1, queries, prefix, 2, 1, 4)

@@ -6,9 +6,8 @@ D head dimension. Query i sees keys 0 to S - N + i: the mask is aligned to the l
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -75,9 +74,11 @@ def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[t
         yield slice(start, stop), num_keys - num_queries + stop
 
 
-def _putting(fresh: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
-    """How the gradients of keys and values take what each block has for them: the first over all keys, if fresh."""
-    return itertools.chain([Tensor.copy_] if fresh else [], itertools.repeat(Tensor.add_))
+def _put(target: Tensor, value: Tensor, fresh: bool) -> None:
+    if fresh:
+        target.copy_(value)
+    else:
+        target.add_(value)
 
 
 class _CausalMask:
@@ -124,14 +125,15 @@ class CpuFlash:
         """See `AttentionBackend`."""
         q, k, v, out, lse = (tensor.transpose(1, 2) for tensor in operands)
         dout = dout_BNAD.transpose(1, 2)
-        for (rows, end), put in zip(_blocks(operands, UNDIVIDED_QUERIES), _putting(fresh), strict=False):
+        for rows, end in _blocks(operands, UNDIVIDED_QUERIES):
+            first = fresh and end == operands.k.shape[1]
             dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dout[:, :, rows], q[:, :, rows], k[:, :, :end], v[:, :, :end], out[:, :, rows], lse[:, :, rows],
                 0.0, **self._masking(rows.stop - rows.start, end),
             )  # fmt: skip
             dq_BNAD[:, rows].copy_(dq.transpose(1, 2))
-            put(dk_BSGD[:, :end], dk.transpose(1, 2))
-            put(dv_BSGD[:, :end], dv.transpose(1, 2))
+            _put(dk_BSGD[:, :end], dk.transpose(1, 2), first)
+            _put(dv_BSGD[:, :end], dv.transpose(1, 2), first)
 
 
 class CudaFlash:
@@ -159,9 +161,8 @@ class CudaFlash:
             dout_BNAD, q, k, v, out, lse_BAN, None, None, q.shape[1], k.shape[1], 0.0, True, state, state
         )
         dq_BNAD.copy_(dq)
-        put = next(_putting(fresh))
-        put(dk_BSGD, dk)
-        put(dv_BSGD, dv)
+        _put(dk_BSGD, dk, fresh)
+        _put(dv_BSGD, dv, fresh)
 
 
 class PlainAttention:
@@ -189,16 +190,17 @@ class PlainAttention:
         self, operands: Operands, dout_BNAD: Tensor, dq_BNAD: Tensor, dk_BSGD: Tensor, dv_BSGD: Tensor, *, fresh: bool
     ) -> None:
         """See `AttentionBackend`."""
-        for (rows, end), put in zip(_blocks(operands), _putting(fresh), strict=False):
+        for rows, end in _blocks(operands):
+            first = fresh and end == operands.k.shape[1]
             q, k, v, out, lse_BNGR1 = self._block(operands, rows, end)
             dout = self._grouped(dout_BNAD[:, rows], k)
             weights = self._scores(q, k).sub_(lse_BNGR1.permute(0, 2, 3, 1, 4)).exp_()
-            put(dv_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", weights, dout))
+            _put(dv_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", weights, dout), first)
             correction = (dout * out).sum(-1).permute(0, 2, 3, 1)[..., None]
             dscores = torch.einsum("bngrd,bsgd->bgrns", dout, v).sub_(correction).mul_(weights)
             dscores.div_(math.sqrt(q.shape[-1]))
             dq_BNAD[:, rows].copy_(torch.einsum("bgrns,bsgd->bngrd", dscores, k).flatten(2, 3))
-            put(dk_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", dscores, q))
+            _put(dk_BSGD[:, :end], torch.einsum("bgrns,bngrd->bsgd", dscores, q), first)
 
     def _block(self, operands: Operands, rows: slice, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """q, k, v, out and lse of a block in the wide type, those of queries grouped by the key head they share."""
