@@ -1,0 +1,120 @@
+"""The ``status`` of a PipelineJob: all that an operator has to remember, and what people are told.
+
+Two write it, each its own part: the service ``progress``, the operator everything else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.instants import INSTANT
+from penstock.core.lifecycle import Phase
+from penstock.core.manifest import Manifest, read_number
+
+
+class ConditionStatus(enum.StrEnum):
+    """Whether a condition holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class ConditionType(enum.StrEnum):
+    """The conditions of a job."""
+
+    ADMITTED = "Admitted"
+    PROFILED = "Profiled"
+    PLANNED = "Planned"
+    BOUND = "Bound"
+    STALLED = "Stalled"
+    DRIFTED = "Drifted"
+    SUSPENDED = "Suspended"
+    DEGRADED = "Degraded"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition(Manifest):
+    """One observation in Kubernetes' convention: ``reason`` is one word for programs, ``message`` a sentence."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+    observed_generation: int = 0
+    last_transition_time: float | None = field(default=None, metadata=INSTANT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanStatus(Manifest):
+    """The plan of the newest attempt, in short; it lies whole in the attempt's ConfigMap."""
+
+    digest: str
+    summary: str
+    step_seconds: float | None = None
+    peak_bytes: int | None = None
+
+
+def _read_loss(value: Any, path: str) -> float | None:
+    """A text, because a loss may be no finite number, which JSON cannot say."""
+    if value is None:
+        return None
+    return read_number(float(value) if isinstance(value, str) else value, path)
+
+
+def _write_loss(value: float | None) -> str | None:
+    return None if value is None else str(value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobProgress(Manifest):
+    """Where the newest attempt stands, as its ranks reported it to the service."""
+
+    attempt: int
+    epoch: int = 0
+    step: int = 0
+    loss: float | None = field(
+        default=None, metadata={"read": _read_loss, "write": _write_loss, "schema": {"type": "string"}}
+    )
+    step_seconds: float | None = None
+    last_checkpoint: int | None = None
+    profile_ref: str = ""
+    reported_at: float | None = field(default=None, metadata=INSTANT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStatus(Manifest):
+    """``launched`` is the newest attempt whose JobSet was made; ``attempt`` is ahead of it while one is being made.
+
+    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to.
+    """
+
+    observed_generation: int = 0
+    phase: Phase = Phase.PENDING
+    reason: str = ""
+    message: str = ""
+    attempt: int = 0
+    launched: int = 0
+    ranks: int = 0
+    failures: int = 0
+    phase_entered_at: float | None = field(default=None, metadata=INSTANT)
+    started_at: float | None = field(default=None, metadata=INSTANT)
+    failed_at: float | None = field(default=None, metadata=INSTANT)
+    finished_at: float | None = field(default=None, metadata=INSTANT)
+    plan: PlanStatus | None = None
+    conditions: tuple[Condition, ...] = ()
+    progress: JobProgress | None = None
+
+    def condition(self, wanted: ConditionType) -> Condition | None:
+        """The condition of that type, if it was ever observed."""
+        return next((each for each in self.conditions if each.type is wanted), None)
+
+
+def operator_part(status: JobStatus) -> Mapping[str, Any]:
+    """What the operator applies: the whole status but the part that is the service's."""
+    return {name: value for name, value in status.to_manifest().items() if name != "progress"}
