@@ -80,8 +80,8 @@ class Executor:
         changes: dict[str, Any] = {"phase": phase}
         if phase is Phase.QUEUED:
             changes["queued_at"] = self.now
-        if phase is Phase.RECOVERING:
-            changes |= {"failed_at": self.now, "failures": self.seen.failures + (reason == "AttemptFailed")}
+        if reason in life.LOSSES:
+            changes |= {"failed_at": self.now, "failures": self.seen.failures + 1}
         if phase.terminal:
             changes["finished_at"] = self.now
         self.observe(**changes)
@@ -121,6 +121,94 @@ def test_a_job_waits_for_admission() -> None:
     executor = Executor(spec(), Observed())
     executor.settle()
     assert (executor.seen.phase, executor.launches) == (Phase.QUEUED, [])
+
+
+class Cluster(Executor):
+    """An executor whose attempts wait for their place themselves."""
+
+    def apply(self, decision: life.Decision) -> None:
+        super().apply(decision)
+        if isinstance(decision, life.Launch):
+            self.observe(attempt_state=AttemptState.STARTING)
+
+
+def queued(**changes: Any) -> Cluster:
+    """A job on a cluster whose first attempt waits for its place."""
+    cluster = Cluster(spec(**changes), Observed(attempts_queue=True))
+    cluster.settle()
+    assert (cluster.seen.phase, len(cluster.launches)) == (Phase.QUEUED, 1)
+    return cluster
+
+
+class TestAttemptsThatWaitForTheirPlace:
+    def test_an_undisturbed_life(self) -> None:
+        cluster = queued()
+        cluster.observe(attempt_state=AttemptState.READY)
+        cluster.settle()
+        assert cluster.phases == [Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING]
+
+    def test_a_fresh_profile_is_not_measured_again(self) -> None:
+        cluster = queued()
+        cluster.observe(attempt_state=AttemptState.READY, profile=Step.DONE)
+        cluster.settle()
+        assert cluster.phases == [Phase.QUEUED, Phase.PLANNING, Phase.BINDING, Phase.RUNNING]
+
+    def test_one_that_fails_before_it_had_a_place_counts_as_a_failure(self) -> None:
+        cluster = queued()
+        cluster.observe(attempt_state=AttemptState.FAILED)
+        cluster.settle()
+        assert (cluster.seen.phase, cluster.seen.failures) == (Phase.RECOVERING, 1)
+
+    @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.READY, AttemptState.RUNNING])
+    def test_a_disruption_is_nobody_s_failure(self, state: AttemptState) -> None:
+        cluster = queued()
+        cluster.observe(attempt_state=state)
+        cluster.settle()
+        cluster.observe(attempt_state=AttemptState.DISRUPTED, message="pod a was deleted")
+        cluster.settle()
+        assert (cluster.seen.phase, cluster.seen.failures, len(cluster.launches)) == (Phase.QUEUED, 0, 2)
+
+    def test_suspension_deletes_what_waits(self) -> None:
+        cluster = queued()
+        cluster.job = spec(runPolicy__suspend=True)
+        cluster.settle()
+        assert (cluster.seen.phase, cluster.seen.attempt_gone) == (Phase.SUSPENDED, True)
+
+    def test_an_attempt_that_does_not_stop_in_time_is_ended(self) -> None:
+        cluster = queued()
+        cluster.observe(attempt_state=AttemptState.READY)
+        cluster.settle()
+        cluster.job = spec(runPolicy__suspend=True)
+        cluster.settle()
+        assert cluster.seen.stop_requested
+        cluster.observe(stop_due_at=60.0)
+        assert decide(cluster.job, cluster.seen, 59.0) == [life.Wait(60.0)]
+        cluster.now = 60.0
+        cluster.settle()
+        assert (cluster.seen.phase, cluster.seen.attempt_gone) == (Phase.SUSPENDED, True)
+
+    @pytest.mark.parametrize(
+        ("short_since", "node_lost_since", "shrinks_at"), [(10.0, None, 130.0), (10.0, 5.0, 65.0), (90.0, 5.0, 90.0)]
+    )
+    def test_an_elastic_one_shrinks_to_what_has_a_place(
+        self, short_since: float, node_lost_since: float | None, shrinks_at: float
+    ) -> None:
+        cluster = queued(resources__ranks=4, resources__minRanks=2)
+        cluster.observe(short_since=short_since, node_lost_since=node_lost_since, feasible_ranks=3)
+        assert decide(cluster.job, cluster.seen, shrinks_at - 1) == [life.Wait(shrinks_at)]
+        cluster.now = shrinks_at
+        cluster.settle()
+        assert [launch.ranks for launch in cluster.launches] == [4, 3]
+        assert cluster.seen.failures == 0
+
+    @pytest.mark.parametrize(("least", "feasible"), [(None, 3), (3, 2), (2, 4)])
+    def test_others_wait(self, least: int | None, feasible: int) -> None:
+        elastic = {} if least is None else {"resources__minRanks": least}
+        cluster = queued(resources__ranks=4, **elastic)
+        cluster.observe(short_since=0.0, feasible_ranks=feasible)
+        cluster.now = 10_000.0
+        cluster.settle()
+        assert (cluster.seen.phase, len(cluster.launches)) == (Phase.QUEUED, 1)
 
 
 def test_failures_back_off_and_then_end_the_job() -> None:
@@ -257,7 +345,12 @@ TIMES = st.none() | st.floats(0, 1000)
         attempt_state=st.sampled_from(AttemptState),
         attempt_gone=st.booleans(),
         stop_requested=st.booleans(),
+        stop_due_at=TIMES,
         admitted=st.booleans(),
+        attempts_queue=st.booleans(),
+        short_since=TIMES,
+        node_lost_since=TIMES,
+        attempt_ranks=st.integers(0, 4),
         profile=st.sampled_from(Step),
         plan=st.sampled_from(Step),
         failures=st.integers(0, 5),
@@ -272,7 +365,7 @@ TIMES = st.none() | st.floats(0, 1000)
     st.floats(0, 2000),
 )
 def test_decisions_are_legal_whatever_is_seen(seen: Observed, suspend: bool, now: float) -> None:
-    job = spec(runPolicy={"suspend": suspend, "activeDeadlineSeconds": 500})
+    job = spec(runPolicy={"suspend": suspend, "activeDeadlineSeconds": 500}, resources={"ranks": 4, "minRanks": 2})
     for decision in decide(job, seen, now):
         if isinstance(decision, life.SetPhase):
             life.enter(seen.phase, decision.phase)

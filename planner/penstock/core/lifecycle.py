@@ -5,9 +5,9 @@ left by none; `decide` reads what was observed and the time it is given, and say
 decisions were applied, or after a crash in between, it says the same or nothing.
 
     Pending -> Queued -> Profiling -> Planning -> Binding -> Running -> Succeeded
-                  ^          |            |          |          |
-                  |          +------------+----------+----------+---> Recovering, Suspended, Failed
-                  +---------------- Recovering, Suspended
+                |  ^         |            |          |          |
+                +--|---------+------------+----------+----------+---> Recovering, Suspended, Failed
+                   +---------------- Recovering, Suspended
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LIVE_ENDS = {Phase.RECOVERING, Phase.SUSPENDED, Phase.FAILED}
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.QUEUED, Phase.SUSPENDED, Phase.FAILED}),
-    Phase.QUEUED: frozenset({Phase.PROFILING, Phase.PLANNING, Phase.SUSPENDED, Phase.FAILED}),
+    Phase.QUEUED: frozenset({Phase.PROFILING, Phase.PLANNING, *_LIVE_ENDS}),
     Phase.PROFILING: frozenset({Phase.PLANNING, *_LIVE_ENDS}),
     Phase.PLANNING: frozenset({Phase.BINDING, *_LIVE_ENDS}),
     Phase.BINDING: frozenset({Phase.RUNNING, *_LIVE_ENDS}),
@@ -68,11 +68,15 @@ BACKOFF_MOST_SECONDS = 300.0
 STALL_LEAST_SECONDS = 60.0
 STALL_STEPS = 10.0
 SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
+SHRINK_AFTER_NODE_LOST_SECONDS = 60.0
 GROW_AFTER_STABLE_SECONDS = 300.0
 
 
 class AttemptState(enum.StrEnum):
-    """What the executor sees of the newest attempt."""
+    """What the executor sees of the newest attempt.
+
+    ``STOPPED`` ended after a checkpoint; ``DISRUPTED`` was taken its place, for which the job is not to blame.
+    """
 
     NONE = "none"
     STARTING = "starting"
@@ -81,6 +85,7 @@ class AttemptState(enum.StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
+    DISRUPTED = "disrupted"
 
 
 class Step(enum.StrEnum):
@@ -98,6 +103,10 @@ class Observed:
 
     ``failures`` counts attempts that ended without being asked to. ``attempt_gone`` says that nothing of the newest
     attempt is left to write. ``feasible_ranks`` is the largest number of ranks that capacity would admit now.
+
+    ``admitted`` lets a job that waits be launched. Where ``attempts_queue``, as on a cluster, a job is launched first
+    and its attempt waits for a place itself: it is ready once all of it has one. Some of it has had none since
+    ``short_since``, and a node that it had ranks on is gone since ``node_lost_since``.
     """
 
     phase: Phase = Phase.PENDING
@@ -107,7 +116,11 @@ class Observed:
     attempt_ranks: int = 0
     refused: bool = False
     stop_requested: bool = False
+    stop_due_at: float | None = None
     admitted: bool = False
+    attempts_queue: bool = False
+    short_since: float | None = None
+    node_lost_since: float | None = None
     profile: Step = Step.MISSING
     plan: Step = Step.MISSING
     failures: int = 0
@@ -258,15 +271,27 @@ def _suspension(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.phase is Phase.SUSPENDED or seen.attempt_state is AttemptState.SUCCEEDED:
         return [] if seen.attempt_gone or seen.phase is not Phase.SUSPENDED else [Delete(seen.attempt)]
     if seen.phase is Phase.RUNNING and seen.attempt_state is AttemptState.RUNNING:
-        return [] if seen.stop_requested else [Stop(seen.attempt, "Suspended")]
+        return _stop(seen, now)
     if not seen.attempt_gone:
         return [Delete(seen.attempt)]
     return [SetPhase(Phase.SUSPENDED, "Suspended")]
 
 
-def _loss(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
-    if seen.phase not in LIVE:
+def _stop(seen: Observed, now: float) -> list[Decision]:
+    """Ask, wait until the stop is due, and no longer."""
+    if not seen.stop_requested:
+        return [Stop(seen.attempt, "Suspended")]
+    if seen.stop_due_at is None:
         return []
+    return [Delete(seen.attempt)] if now >= seen.stop_due_at else [Wait(seen.stop_due_at)]
+
+
+def _loss(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    waits_itself = seen.phase is Phase.QUEUED and seen.attempts_queue
+    if seen.phase not in LIVE and not (waits_itself and seen.attempt_state is not AttemptState.NONE):
+        return []
+    if seen.attempt_state is AttemptState.DISRUPTED:
+        return [SetPhase(Phase.RECOVERING, "Disrupted", seen.message)]
     if seen.refused and seen.attempt_state is AttemptState.FAILED:
         return _fail(seen, "UserError", seen.message)
     if seen.attempt_state is AttemptState.FAILED or (seen.attempt_state is AttemptState.NONE and seen.attempt):
@@ -292,6 +317,8 @@ def _pending(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 
 
 def _queued(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if seen.attempts_queue:
+        return _queued_attempt(spec, seen, now)
     ranks = _ranks(spec, seen, now)
     if not seen.admitted and ranks == spec.resources.ranks:
         return []
@@ -299,6 +326,35 @@ def _queued(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.profile is Step.DONE:
         return [launch, SetPhase(Phase.PLANNING, "Admitted", "the profile is fresh")]
     return [launch, SetPhase(Phase.PROFILING, "Admitted")]
+
+
+def _queued_attempt(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
+    if seen.attempt_state is AttemptState.READY:
+        if seen.profile is Step.DONE:
+            return [SetPhase(Phase.PLANNING, "Admitted", "the profile is fresh")]
+        return [SetPhase(Phase.PROFILING, "Admitted")]
+    most = spec.resources.ranks
+    least = spec.resources.min_ranks or most
+    feasible = min(seen.feasible_ranks or most, most)
+    if seen.attempt_state is AttemptState.NONE:
+        return [Launch(seen.attempt + 1, max(feasible, least), seen.last_checkpoint)]
+    if not least <= feasible < seen.attempt_ranks:
+        return []
+    shrink_at = _shrink_at(seen)
+    if shrink_at is None or now < shrink_at:
+        return [] if shrink_at is None else [Wait(shrink_at)]
+    message = f"{feasible} of {seen.attempt_ranks} ranks have a place"
+    return [SetPhase(Phase.RECOVERING, "Shrink", message)]
+
+
+def _shrink_at(seen: Observed) -> float | None:
+    """When waiting for the ranks that have no place has lasted long enough; a lost node is given less time."""
+    if seen.short_since is None:
+        return None
+    unschedulable = seen.short_since + SHRINK_AFTER_UNSCHEDULABLE_SECONDS
+    if seen.node_lost_since is None:
+        return unschedulable
+    return min(unschedulable, max(seen.short_since, seen.node_lost_since + SHRINK_AFTER_NODE_LOST_SECONDS))
 
 
 def _ranks(spec: JobSpec, seen: Observed, now: float) -> int:
