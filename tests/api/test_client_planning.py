@@ -13,10 +13,10 @@ import pytest
 from penstock.api.app import create_app
 from penstock.api.client import AsyncClient, Client, PlanRequest, ServiceError
 from penstock.api.client.planning import Search
-from penstock.api.executor.planning import Answer
 from penstock.api.service import Service
 from penstock.cli.whatif import progress_text
 from penstock.planner.pricing import cost_of
+from penstock.planning.questions import Answer
 from tests.support.application import Application, here
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.planning import DEVICE, cluster, profile_for

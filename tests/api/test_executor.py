@@ -15,13 +15,13 @@ from sqlalchemy.exc import OperationalError
 from penstock.api.executor.executor import EXPIRY_LOOK_SECONDS
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import LOST, MOST_LAST_WORDS, MOST_LINE_CHARACTERS
-from penstock.api.executor.planning import Answer
 from penstock.api.service import Service
 from penstock.api.store import jobs, profiles
 from penstock.api.store.plans import revisions
 from penstock.core.lifecycle import STALL_LEAST_SECONDS, AttemptState, Phase
 from penstock.core.profile import Profile
 from penstock.core.supervision import AttemptReport
+from penstock.planning.questions import Answer
 from tests.support.executing import MOST_TURNS, WHOLE_LIFE, World
 from tests.support.fake_supervisors import (
     FAILS,

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from penstock.api.executor.planning import Answer, ProcessPlanner
 from penstock.api.executor.requests import (
     AT_ONCE,
     LAPSE_SECONDS,
@@ -30,6 +29,8 @@ from penstock.api.store import plan_requests
 from penstock.api.store.plan_requests import State, StoredRequest, Wanted
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
+from penstock.planning.process import ProcessPlanner
+from penstock.planning.questions import Answer
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.planning import cluster
 from tests.support.service import NOW, Clock, new_service

@@ -11,7 +11,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
-from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.routes.plans import BODY, MOST_WAITING
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
@@ -22,6 +21,7 @@ from penstock.planner import yamltext
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
+from penstock.planning.process import ProcessPlanner
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.planning import cluster, profile_for
 from tests.support.service import Clock, client_of, job_manifest, new_service

@@ -15,6 +15,7 @@ from tests.support.repository import ROOT, packages, pyproject
 THIRD_PARTIES = {
     "core": set[str](),
     "planner": {"numba", "numpy", "ruamel", "scipy"},
+    "planning": set[str](),
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
     "api": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from penstock.core.instants import format_instant, parse_instant
 def test_round_trip_to_the_millisecond(milliseconds: int) -> None:
     text = format_instant(milliseconds / 1000)
     assert text is not None
-    assert datetime.datetime.fromisoformat(text).timestamp() == pytest.approx(milliseconds / 1000, abs=1e-6)
+    assert dt.datetime.fromisoformat(text).timestamp() == pytest.approx(milliseconds / 1000, abs=1e-6)
     assert parse_instant(text, "at") == pytest.approx(milliseconds / 1000, abs=1e-6)
 
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from penstock.api.executor.folder import AttemptFolder
-from penstock.api.executor.planning import Answer, Progress, Question
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.supervision import AttemptReport, Binding, Order, Wish
+from penstock.planning.questions import Answer, Progress, Question
 from tests.support.sample_run import sample_plan, sample_profile
 
 T = TypeVar("T")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.api.executor.planning import Planner
 from penstock.api.executor.requests import Desk
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
@@ -14,6 +13,7 @@ from penstock.api.store.plan_requests import StoredRequest, Wanted
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
+from penstock.planning.process import Planner
 from tests.support.planning import cluster
 from tests.support.service import job_manifest
 

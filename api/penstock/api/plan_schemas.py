@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import Field
 
-from penstock.api.executor.planning import Progress
 from penstock.api.schemas import Wire, instant, maybe
 from penstock.api.store.plan_requests import State, StoredRequest, Wanted
 from penstock.api.store.profiles import StoredProfile
@@ -18,6 +17,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import LinkRecord, Profile
 from penstock.core.schedule import Kind
 from penstock.planner.pricing import cost_of
+from penstock.planning.questions import Progress
 
 
 class SearchView(Wire):

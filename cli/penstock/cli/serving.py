@@ -12,7 +12,6 @@ from pathlib import Path
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
 from penstock.api.executor.executor import Executor, Reports
-from penstock.api.executor.planning import ProcessPlanner
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.api.server import Server, check_tls, collect_garbage_seldom
@@ -30,6 +29,7 @@ from penstock.cli.secret_files import write_secret
 from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
 from penstock.cli.stopping import listening
 from penstock.core.errors import UserError
+from penstock.planning.process import ProcessPlanner
 
 
 def serve(settings: Settings, webhook: Webhook | None = None) -> None:

@@ -379,17 +379,22 @@ def _profiling(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 def _planning(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.plan is Step.DONE:
         return [SetPhase(Phase.BINDING, "Planned")]
-    if seen.plan is Step.FAILED:
-        return _fail(seen, "NoPlan", seen.message or "nothing fits")
-    return [StartPlan(seen.attempt)] if seen.plan is Step.MISSING else []
+    return _plan(seen)
 
 
 def _binding(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.attempt_state is AttemptState.READY:
-        return [Bind(seen.attempt)]
+        return [Bind(seen.attempt)] if seen.plan is Step.DONE else _plan(seen)
     if seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED):
         return [SetPhase(Phase.RUNNING, "Bound")]
     return []
+
+
+def _plan(seen: Observed) -> list[Decision]:
+    """Also while binding: an executor that was ended there forgot the plan, and equal questions have equal answers."""
+    if seen.plan is Step.FAILED:
+        return _fail(seen, "NoPlan", seen.message or "nothing fits")
+    return [StartPlan(seen.attempt)] if seen.plan is Step.MISSING else []
 
 
 def _running(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:

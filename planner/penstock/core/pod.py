@@ -28,7 +28,7 @@ POD_FILES = "/etc/penstock/pod"
 BINDING_FILE = "binding"
 STOP_FILE = "stop"
 
-TOKEN_FILE = "/var/run/secrets/penstock/token"  # noqa: S105, a path
+TOKEN_FILE = "/var/run/secrets/penstock/token"
 MOST_REPORT_BYTES = 4096
 """Of a termination message the kubelet keeps as much."""
 
@@ -37,7 +37,7 @@ MOST_REPORT_BYTES = 4096
 class PodBinding(Manifest):
     """A pod's place in an attempt: it is node ``node_rank`` of ``num_nodes``, whose first listens at ``master``.
 
-    Epoch 0 measures; epoch 1 trains by the plan with ``plan_digest``. A pod heeds the binding with its own ``pod_uid``
+    Epoch 0 measures, for what ``profile_key`` names; epoch 1 trains by the plan with ``plan_digest``. A pod heeds the binding with its own ``pod_uid``
     alone. Its ranks are ``node_rank * ranks_per_pod`` and those that follow.
     """
 
@@ -50,6 +50,7 @@ class PodBinding(Manifest):
     master: str
     port: int
     plan_digest: str = ""
+    profile_key: str = ""
 
     def __post_init__(self) -> None:
         require_not_negative(self.epoch, "epoch")

@@ -60,6 +60,14 @@ class PlanStatus(Manifest):
     peak_bytes: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileStatus(Manifest):
+    """The measurement that the newest plan was made from: the ConfigMap that holds it, and what it is valid for."""
+
+    ref: str
+    key: str = ""
+
+
 def _read_loss(value: Any, path: str) -> float | None:
     """A text, because a loss may be no finite number, which JSON cannot say."""
     if value is None:
@@ -91,7 +99,8 @@ class JobProgress(Manifest):
 class JobStatus(Manifest):
     """``launched`` is the newest attempt whose JobSet was made; ``attempt`` is ahead of it while one is being made.
 
-    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to.
+    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to. An elastic
+    job that shrank was found to have room for ``feasible_ranks``.
     """
 
     observed_generation: int = 0
@@ -106,6 +115,8 @@ class JobStatus(Manifest):
     started_at: float | None = field(default=None, metadata=INSTANT)
     failed_at: float | None = field(default=None, metadata=INSTANT)
     finished_at: float | None = field(default=None, metadata=INSTANT)
+    feasible_ranks: int | None = None
+    profile: ProfileStatus | None = None
     plan: PlanStatus | None = None
     conditions: tuple[Condition, ...] = ()
     progress: JobProgress | None = None

@@ -23,7 +23,6 @@ from penstock.api.executor.admission import Machine, Waiting, admitted, assigned
 from penstock.api.executor.files import replace_text
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import Seen, last_words, observed
-from penstock.api.executor.planning import Planner, Question
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.api.store import attempts, jobs, profiles
@@ -55,6 +54,8 @@ from penstock.core.profile import Profile
 from penstock.core.supervision import Binding, Order, Wish
 from penstock.core.timeline import Timeline
 from penstock.planner import yamltext
+from penstock.planning.process import Planner
+from penstock.planning.questions import Question
 
 log = logging.getLogger(__name__)
 

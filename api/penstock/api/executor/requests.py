@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.api.executor.planning import Answer, Planner, Progress, Question
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.plan_requests import State, StoredRequest
+from penstock.planning.process import Planner
+from penstock.planning.questions import Answer, Progress, Question
 
 log = logging.getLogger(__name__)
 

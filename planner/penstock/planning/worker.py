@@ -1,6 +1,6 @@
 """The process that plans: it answers one question, and is limited in memory and candidates; its parent limits its time.
 
-python -m penstock.api.executor.planning_process < question.json > lines.jsonl
+python -m penstock.planning.worker < question.json > lines.jsonl
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.api.executor.planning import SMALLER, Answer, Line, Progress, Question
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.plan import Plan
 from penstock.core.timeline import Timeline
@@ -25,6 +24,7 @@ from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.replay import num_actions, simulated
 from penstock.planner.search import Evaluation, Reporter
+from penstock.planning.questions import SMALLER, Answer, Line, Progress, Question
 
 MOST_BYTES = 4 * 2**30
 MOST_CANDIDATES = 5_000
@@ -99,7 +99,7 @@ def _teller(clock: Callable[[], float]) -> Callable[[Progress], None]:
     def tell(progress: Progress) -> None:
         nonlocal due_at
         if os.getppid() != parent:
-            raise SystemExit("the service is gone")
+            raise SystemExit("whoever asked is gone")
         if clock() >= due_at:
             due_at = clock() + TELL_SECONDS
             _write(Line(progress=progress))

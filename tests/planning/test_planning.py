@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.executor.planning import Answer, ProcessPlanner, Progress, Question
-from penstock.api.executor.planning_process import Counter, answer
 from penstock.core.errors import PenstockError
 from penstock.core.job import JobSpec
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
 from penstock.planner.replay import simulated
+from penstock.planning.process import ProcessPlanner
+from penstock.planning.questions import Answer, Progress, Question
+from penstock.planning.worker import Counter, answer
 from tests.support.planning import cluster, job, profile
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -76,7 +77,7 @@ def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, e
     def broken(problem: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("penstock.api.executor.planning_process.decide", broken)
+    monkeypatch.setattr("penstock.planning.worker.decide", broken)
     assert said in answer(Question(spec=job(), profile=profile())).error
 
 
@@ -206,8 +207,8 @@ os.kill(os.getpid(), 9)
 
 ORPHAN = """
 import time
-from penstock.api.executor.planning import Progress
-from penstock.api.executor.planning_process import _teller
+from penstock.planning.questions import Progress
+from penstock.planning.worker import _teller
 tell = _teller(time.monotonic)
 while True:
     tell(Progress())

@@ -1,7 +1,7 @@
 """Planning in a process of its own: it can be limited, and ended, and a mistake in it takes nothing else along.
 
-The process (`penstock.api.executor.planning_process`) writes a line now and then about how far it is, and its answer as
-the last one. The planner is loaded there alone: it takes more memory than the service.
+The process (`penstock.planning.worker`) writes a line now and then about how far it is, and its answer as
+the last one. The planner is loaded there alone: it takes more memory than those who ask.
 """
 
 from __future__ import annotations
@@ -17,63 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
-from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec
-from penstock.core.manifest import Manifest
-from penstock.core.plan import Plan
-from penstock.core.profile import Profile
-from penstock.core.timeline import Timeline
+from penstock.planning.questions import SMALLER, Answer, Line, Progress, Question
 
 log = logging.getLogger(__name__)
 
 MOST_SECONDS = 600.0
 LOGGED_BYTES = 4_096
-SMALLER = "plan a smaller search: pin dp, pp or slices"
-COMMAND = (sys.executable, "-m", "penstock.api.executor.planning_process")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question(Manifest):
-    """What to plan, for hardware that was measured or described."""
-
-    spec: JobSpec
-    profile: Profile | None = None
-    cluster: ClusterSpec | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer(Manifest):
-    """The plan and its step as simulated, unless it is too long to be drawn; or why there is none."""
-
-    plan: Plan | None = None
-    timeline: Timeline | None = None
-    what: str = ""
-    where: str = ""
-    remedy: str = ""
-
-    @property
-    def error(self) -> str:
-        """Why there is none, as one text."""
-        return str(UserError(what=self.what, where=self.where, remedy=self.remedy)) if self.what else ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress(Manifest):
-    """How far a search is: divisions of the devices it opened, candidates it simulated, the best that fits."""
-
-    divisions: int = 0
-    candidates: int = 0
-    best: str = ""
-    best_step_seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line(Manifest):
-    """What the process tells."""
-
-    progress: Progress | None = None
-    answer: Answer | None = None
+COMMAND = (sys.executable, "-m", "penstock.planning.worker")
 
 
 class Planner(Protocol):

@@ -1,0 +1,138 @@
+"""What the operator does to the cluster for one job. Nothing is decided here.
+
+Children are made under fixed names, and what is there already is not written again. So every action may be cut short by
+the end of the operator, and is then done again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from penstock.operator import manifests
+from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.kube import CONFIG_MAPS, JOBS, JOBSETS, Kube, KubeError
+from penstock.operator.names import API_VERSION, BINDING_ANNOTATION, JOB_KIND, STOP_ANNOTATION, UID_LABEL, attempt_name
+from penstock.operator.observe import grace_seconds
+from penstock.operator.seen import SeenPod, see_jobset, see_pod
+from penstock.operator.settings import Settings
+
+from penstock.core.instants import format_instant
+from penstock.core.job import PipelineJob
+from penstock.core.plan import Plan
+from penstock.core.pod import PodBinding
+from penstock.core.profile import Profile
+from penstock.core.status import JobStatus, operator_part
+
+PROFILE_FILE = "profile.json.gz"
+
+
+class Actions:
+    """Acts on a cluster; what it writes is in the cache when a call returns."""
+
+    def __init__(self, kube: Kube, cache: Cache, settings: Settings) -> None:
+        self._kube, self._cache, self._settings = kube, cache, settings
+
+    def write_status(self, seen: SeenJob, status: JobStatus) -> SeenJob:
+        """Have the operator's part of the status be ``status``; of a namesake it is refused."""
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": JOB_KIND,
+            "metadata": {"name": seen.name, "namespace": seen.namespace, "uid": seen.uid},
+            "status": operator_part(status),
+        }
+        return self._cache.put_job(self._kube.apply(manifest, "status"))
+
+    def refresh(self, seen: SeenJob) -> SeenJob | None:
+        """The job as it is now, none if it is gone; of its newest attempts too, what watches may not have told yet."""
+        try:
+            found = self._kube.get(JOBS, seen.namespace, seen.name)
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+            found = {"metadata": {"uid": ""}}
+        if found["metadata"]["uid"] != seen.uid:
+            self._cache.remove_job(seen.uid)
+            return None
+        for jobset in self._kube.list(JOBSETS, seen.namespace, f"{UID_LABEL}={seen.uid}").objects:
+            self._cache.put_jobset(see_jobset(jobset))
+        return self._cache.put_job(found)
+
+    def launch(self, job: PipelineJob, status: JobStatus) -> None:
+        """Make the ConfigMap and the JobSet of the status's attempt, and remove those of attempts before it."""
+        self._forget_attempts_before(job, status.attempt)
+        self._create(manifests.config_map(job, status.attempt, self._settings))
+        grace = round(grace_seconds(status))
+        found = self._create(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
+        if found is not None:
+            self._cache.put_jobset(see_jobset(found))
+
+    def _create(self, manifest: dict[str, object]) -> dict[str, object] | None:
+        """What was made; none if it was there already. A namesake of another job is an error."""
+        metadata = manifest["metadata"]
+        assert isinstance(metadata, dict)
+        try:
+            return dict(self._kube.create(manifest))
+        except KubeError as error:
+            if not error.is_taken:
+                raise
+        resource = CONFIG_MAPS if manifest["kind"] == "ConfigMap" else JOBSETS
+        found = self._kube.get(resource, metadata["namespace"], metadata["name"])
+        if found["metadata"].get("labels", {}).get(UID_LABEL) != metadata["labels"][UID_LABEL]:
+            what = f"{manifest['kind']} {metadata['name']} belongs to something else; remove it, or rename the job"
+            raise KubeError(409, "NameTaken", what)
+        return dict(found) if manifest["kind"] == "JobSet" else None
+
+    def _forget_attempts_before(self, job: PipelineJob, attempt: int) -> None:
+        namespace = job.metadata.namespace
+        for jobset in self._cache.jobsets(job.metadata.uid):
+            if jobset.attempt < attempt:
+                self._kube.delete(JOBSETS, namespace, jobset.name, jobset.uid)
+        if attempt > 1:
+            self._forget_config_map(job, attempt - 1)
+
+    def _forget_config_map(self, job: PipelineJob, attempt: int) -> None:
+        namespace, name = job.metadata.namespace, attempt_name(job.metadata.name, attempt)
+        try:
+            found = self._kube.get(CONFIG_MAPS, namespace, name)["metadata"]
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+            return
+        if found.get("labels", {}).get(UID_LABEL) == job.metadata.uid:
+            self._kube.delete(CONFIG_MAPS, namespace, name, found["uid"])
+
+    def end_attempt(self, seen: SeenJob) -> None:
+        """Have the newest attempt's JobSet removed, and with it its pods."""
+        for jobset in self._cache.jobsets(seen.uid):
+            if jobset.attempt == seen.status.attempt and not jobset.being_deleted:
+                self._kube.delete(JOBSETS, seen.namespace, jobset.name, jobset.uid)
+
+    def remove_job(self, seen: SeenJob) -> None:
+        """Remove the job and everything that is its own."""
+        self._kube.delete(JOBS, seen.namespace, seen.name, seen.uid)
+
+    def bind(self, pods: Iterable[SeenPod], bindings: Iterable[PodBinding]) -> None:
+        """Tell each pod its place, unless it was told."""
+        for pod, binding in zip(pods, bindings, strict=True):
+            if pod.binding != binding:
+                self._annotate(pod, BINDING_ANNOTATION, json.dumps(binding.to_manifest(), separators=(",", ":")))
+
+    def ask_to_stop(self, pods: Iterable[SeenPod], now: float) -> None:
+        """Ask each pod that still runs to end with a checkpoint, unless it was asked."""
+        for pod in pods:
+            if pod.stop_asked_at is None and pod.end is None:
+                self._annotate(pod, STOP_ANNOTATION, str(format_instant(now)))
+
+    def _annotate(self, pod: SeenPod, name: str, text: str) -> None:
+        found = self._kube.annotate((pod.namespace, pod.name, pod.uid), {name: text})
+        self._cache.put_pod(see_pod(found))
+
+    def publish_plan(self, job: PipelineJob, attempt: int, plan: Plan) -> None:
+        """Lay the plan where the attempt's pods find it."""
+        self._kube.apply(manifests.config_map(job, attempt, self._settings, plan))
+
+    def profile(self, namespace: str, name: str) -> Profile:
+        """The measurement that the service laid into a ConfigMap; raises `UserError` or ValueError if it is none."""
+        found = self._kube.get(CONFIG_MAPS, namespace, name)
+        return Profile.from_manifest(manifests.unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))

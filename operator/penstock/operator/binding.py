@@ -1,0 +1,80 @@
+"""Which pod becomes which node of an attempt, and what a measurement on these nodes is valid for.
+
+Pods are put in the order of their hosts, not in that of their names, so that an attempt on the same hosts as another
+finds every rank where the other had it, and may use what the other measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.operator.seen import SeenNode, SeenPod
+
+from penstock.core.fitness import batches_to_measure, model_digest
+from penstock.core.job import PipelineJob
+from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH, PodBinding
+from penstock.core.profile import digest
+
+MASTER_PORT = 29_500
+
+
+def in_order(pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode]) -> list[SeenPod]:
+    """The pods as nodes 0, 1, ... of the attempt."""
+    return sorted(pods, key=lambda pod: (_identity(nodes, pod.node), pod.index))
+
+
+def measuring_bindings(
+    job: PipelineJob, attempt: int, pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode]
+) -> list[PodBinding]:
+    """Epoch 0, for pods in order."""
+    key = profile_key(job, pods, nodes)
+    return [_binding(job, attempt, MEASURE_EPOCH, pods, number, profile_key=key) for number in range(len(pods))]
+
+
+def training_bindings(job: PipelineJob, attempt: int, pods: Sequence[SeenPod], plan_digest: str) -> list[PodBinding]:
+    """Epoch 1, for pods in order."""
+    return [_binding(job, attempt, TRAIN_EPOCH, pods, number, plan_digest=plan_digest) for number in range(len(pods))]
+
+
+def _binding(
+    job: PipelineJob,
+    attempt: int,
+    epoch: int,
+    pods: Sequence[SeenPod],
+    number: int,
+    *,
+    plan_digest: str = "",
+    profile_key: str = "",
+) -> PodBinding:
+    return PodBinding(
+        pod_uid=pods[number].uid,
+        attempt=attempt,
+        epoch=epoch,
+        node_rank=number,
+        num_nodes=len(pods),
+        ranks_per_pod=job.spec.kubernetes.ranks_per_pod,
+        master=pods[0].address,
+        port=MASTER_PORT + epoch,
+        plan_digest=plan_digest,
+        profile_key=profile_key,
+    )
+
+
+def profile_key(job: PipelineJob, pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode]) -> str:
+    """What a measurement by these pods is valid for: their hosts since they last started, the image, the work."""
+    spec = job.spec
+    named = {
+        "hosts": [_identity(nodes, pod.node) for pod in pods],
+        "image": sorted({pod.image_id for pod in pods}),
+        "model": model_digest(spec.model, spec.data.sequence_length),
+        "precision": spec.training.precision.value,
+        "batches": batches_to_measure(spec.training.global_batch),
+        "resources": spec.resources.to_manifest(),
+        "ranksPerPod": spec.kubernetes.ranks_per_pod,
+    }
+    return digest(named)[:40]
+
+
+def _identity(nodes: Mapping[str, SeenNode], name: str) -> str:
+    node = nodes.get(name)
+    return f"{node.uid}/{node.boot_id}" if node else name

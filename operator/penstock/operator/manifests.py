@@ -1,0 +1,129 @@
+"""The objects that an attempt needs, as the cluster is given them: a ConfigMap and a JobSet. Nothing is asked or sent.
+
+See https://jobset.sigs.k8s.io/docs/concepts and `penstock.core.pod` for what a pod finds where.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.operator.names import (
+    API_VERSION,
+    ATTEMPT_LABEL,
+    JOB_KIND,
+    JOB_LABEL,
+    QUEUE_LABEL,
+    RANKS_JOB,
+    UID_LABEL,
+    attempt_name,
+)
+from penstock.operator.podspec import pod_spec
+from penstock.operator.settings import Settings
+
+from penstock.core.job import PipelineJob
+from penstock.core.plan import Plan
+from penstock.core.pod import ADDRESS_FILE, JOB_FILE, PLAN_FILE
+from penstock.core.supervision import Address
+
+JOBSET_API = "jobset.x-k8s.io/v1alpha2"
+
+
+def num_pods(job: PipelineJob, ranks: int) -> int:
+    """Pods of an attempt with that many ranks; the last one may have fewer to start."""
+    return -(-ranks // job.spec.kubernetes.ranks_per_pod)
+
+
+def labels(job: PipelineJob, attempt: int) -> dict[str, str]:
+    """What everything of an attempt bears."""
+    return {JOB_LABEL: job.metadata.name, UID_LABEL: job.metadata.uid, ATTEMPT_LABEL: str(attempt)}
+
+
+def config_map(job: PipelineJob, attempt: int, settings: Settings, plan: Plan | None = None) -> dict[str, Any]:
+    """The attempt's ConfigMap: the job, where the service is, and the plan once there is one."""
+    files = {JOB_FILE: json.dumps(job.to_manifest(), separators=(",", ":"))}
+    if settings.service:
+        address = Address(server=settings.service, ca_file="")
+        files[ADDRESS_FILE] = json.dumps(address.to_manifest())
+    found: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(job, attempt),
+        "data": files,
+    }
+    if plan is not None:
+        found["binaryData"] = {PLAN_FILE: packed(plan.to_manifest())}
+    return found
+
+
+def packed(manifest: Mapping[str, Any]) -> str:
+    """Plain data as ConfigMaps hold bytes; equal data always gives equal text."""
+    text = json.dumps(manifest, separators=(",", ":")).encode()
+    return base64.b64encode(gzip.compress(text, compresslevel=6, mtime=0)).decode()
+
+
+def unpacked(text: str) -> Any:
+    """What `packed` was given; raises ValueError or OSError for anything else."""
+    return json.loads(gzip.decompress(base64.b64decode(text, validate=True)))
+
+
+def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:
+    """The attempt's JobSet: one indexed Job of equal pods, none of which is ever started a second time.
+
+    With a queue it is made suspended, and whoever keeps the queue lets it go.
+    """
+    pods = num_pods(job, ranks)
+    metadata = _metadata(job, attempt)
+    queue = job.spec.kubernetes.queue_name
+    if queue:
+        metadata["labels"] = {**metadata["labels"], QUEUE_LABEL: queue}
+    template = {
+        "metadata": {"labels": labels(job, attempt)},
+        "spec": pod_spec(job, attempt, settings, grace_seconds),
+    }
+    ranks_job = {
+        "metadata": {"labels": labels(job, attempt)},
+        "spec": {
+            "completionMode": "Indexed",
+            "parallelism": pods,
+            "completions": pods,
+            "backoffLimit": 0,
+            "podReplacementPolicy": "Failed",
+            "template": template,
+        },
+    }
+    return {
+        "apiVersion": JOBSET_API,
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            "suspend": bool(queue),
+            "failurePolicy": {"maxRestarts": 0},
+            "network": {"enableDNSHostnames": False},
+            "replicatedJobs": [{"name": RANKS_JOB, "replicas": 1, "template": ranks_job}],
+        },
+    }
+
+
+def _metadata(job: PipelineJob, attempt: int) -> dict[str, Any]:
+    return {
+        "name": attempt_name(job.metadata.name, attempt),
+        "namespace": job.metadata.namespace,
+        "labels": labels(job, attempt),
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def owner_reference(job: PipelineJob) -> dict[str, Any]:
+    """What makes the cluster remove a child with its job; it holds no job back from being deleted."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": JOB_KIND,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }

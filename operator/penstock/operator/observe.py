@@ -1,0 +1,208 @@
+"""From what is kept of the cluster's objects to what the life cycle wants to know; nothing is asked or changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.operator.manifests import num_pods
+from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
+
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import LIVE, AttemptState, Observed, Phase, Step
+from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
+from penstock.core.status import JobStatus
+
+LEAST_GRACE_SECONDS = 60.0
+GRACE_STEPS = 2.0
+GRACE_MARGIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What is known of a job: its own words, and the objects of its newest attempt.
+
+    ``profile`` and ``plan`` are where measuring and planning for that attempt are; ``plan_message`` why there is no
+    plan. ``service_since`` is since when the service has been there without a break; none while it is away.
+    """
+
+    job: PipelineJob
+    status: JobStatus
+    jobset: SeenJobSet | None
+    pods: tuple[SeenPod, ...]
+    nodes: Mapping[str, SeenNode]
+    profile: Step = Step.MISSING
+    plan: Step = Step.MISSING
+    plan_message: str = ""
+    service_since: float | None = None
+
+    @property
+    def wanted_pods(self) -> int:
+        """Pods that the newest attempt has when it is complete."""
+        return num_pods(self.job, self.status.ranks)
+
+
+def observe(facts: Facts) -> Observed:
+    """What `penstock.core.lifecycle.decide` is asked about."""
+    status, spec = facts.status, facts.job.spec
+    state, message = attempt_state(facts)
+    stop_asked_at = min((pod.stop_asked_at for pod in facts.pods if pod.stop_asked_at is not None), default=None)
+    progress = status.progress if status.progress and status.progress.attempt == status.attempt else None
+    return Observed(
+        phase=status.phase,
+        attempt=status.attempt,
+        attempt_state=state,
+        attempt_gone=is_gone(facts),
+        attempt_ranks=status.ranks,
+        refused=_refused(facts),
+        stop_requested=stop_asked_at is not None,
+        stop_due_at=None if stop_asked_at is None else stop_asked_at + grace_seconds(status),
+        attempts_queue=True,
+        short_since=short_since(facts),
+        node_lost_since=_node_lost_since(facts),
+        profile=facts.profile,
+        plan=facts.plan,
+        failures=status.failures,
+        message=facts.plan_message if facts.plan is Step.FAILED and state is not AttemptState.FAILED else message,
+        first_started_at=status.started_at,
+        failed_at=status.failed_at,
+        finished_at=status.finished_at,
+        queued_at=status.phase_entered_at if status.phase is Phase.QUEUED else None,
+        last_step_at=_last_step_at(facts),
+        predicted_step_seconds=status.plan.step_seconds if status.plan else None,
+        last_checkpoint=progress.last_checkpoint if progress else None,
+        feasible_ranks=_feasible_ranks(facts) if spec.resources.min_ranks is not None else None,
+    )
+
+
+def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
+    """Where the newest attempt is, and why, where there is something to say.
+
+    The order is that of certainty: what a pod said of its own end comes before what became of pods and nodes.
+    """
+    if facts.status.attempt == 0 or (facts.jobset is None and facts.status.phase not in LIVE):
+        return AttemptState.NONE, ""
+    ended = _ended(facts) or _taken(facts)
+    if ended is not None:
+        return ended
+    if not _is_complete(facts):
+        return AttemptState.STARTING, hindrance(facts)
+    if all(pod.binding and pod.binding.epoch >= TRAIN_EPOCH for pod in facts.pods if pod.end is None):
+        return AttemptState.RUNNING, ""
+    return AttemptState.READY, ""
+
+
+def _ended(facts: Facts) -> tuple[AttemptState, str] | None:
+    """A pod that failed speaks for all: the first to end did not fail for the end of another."""
+    failed = [(pod.end.at, pod.name, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
+    if failed:
+        _, name, end = min(failed, key=lambda each: each[:2])
+        return (AttemptState.DISRUPTED if end.disrupted else AttemptState.FAILED), f"pod {name}: {end.message}"
+    if facts.jobset is not None and facts.jobset.failure and not facts.jobset.being_deleted:
+        return AttemptState.FAILED, f"JobSet {facts.jobset.name}: {facts.jobset.message or facts.jobset.failure}"
+    reports = [pod.end.report for pod in facts.pods if pod.end]
+    if len(reports) < facts.wanted_pods or not reports:
+        return None
+    stopped = any(report and report.state is AttemptState.STOPPED for report in reports)
+    return (AttemptState.STOPPED, "stopped after a checkpoint") if stopped else (AttemptState.SUCCEEDED, "")
+
+
+def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
+    """Whether the attempt lost its place, or a part of it."""
+    live = facts.status.phase in LIVE
+    if facts.jobset is None or facts.jobset.being_deleted:
+        return (AttemptState.DISRUPTED, "the JobSet was deleted") if live else (AttemptState.NONE, "")
+    if facts.jobset.suspended:
+        return (AttemptState.DISRUPTED, "was preempted: its JobSet was suspended") if live else None
+    for pod in facts.pods:
+        node = facts.nodes.get(pod.node)
+        if node is not None and node.not_ready_since is not None and pod.end is None:
+            return AttemptState.DISRUPTED, f"node {pod.node} of pod {pod.name} is not ready"
+        if pod.being_deleted and pod.end is None:
+            return AttemptState.DISRUPTED, f"pod {pod.name} was deleted"
+        if live and pod.node and node is None:
+            return AttemptState.DISRUPTED, f"node {pod.node} of pod {pod.name} was deleted"
+    if live and len(facts.pods) < facts.wanted_pods:
+        return AttemptState.DISRUPTED, f"{facts.wanted_pods - len(facts.pods)} of {facts.wanted_pods} pods are gone"
+    return None
+
+
+def _is_complete(facts: Facts) -> bool:
+    """Whether every pod is there, runs and can be reached."""
+    there = [pod for pod in facts.pods if pod.address and (pod.running or pod.end)]
+    return len(there) == facts.wanted_pods and facts.jobset is not None and not facts.jobset.suspended
+
+
+def is_gone(facts: Facts) -> bool:
+    """Whether nothing of the attempt is left to write; what a lost node still runs cannot reach its peers."""
+    return not any(_may_write(pod, facts.nodes) for pod in facts.pods) and not _may_bear(facts)
+
+
+def _may_write(pod: SeenPod, nodes: Mapping[str, SeenNode]) -> bool:
+    if pod.end is not None or not pod.node:
+        return False
+    node = nodes.get(pod.node)
+    return node is not None and node.not_ready_since is None
+
+
+def _may_bear(facts: Facts) -> bool:
+    """Whether the JobSet may still make pods: it was not deleted, and neither has it ended."""
+    jobset = facts.jobset
+    if jobset is None or jobset.being_deleted or jobset.failure:
+        return False
+    return len([pod for pod in facts.pods if pod.end]) < facts.wanted_pods
+
+
+def _refused(facts: Facts) -> bool:
+    return any(pod.end and pod.end.report and pod.end.report.refused for pod in facts.pods)
+
+
+def measuring(facts: Facts) -> bool:
+    """Whether every pod of the attempt was asked to measure."""
+    bound = [pod for pod in facts.pods if pod.binding and pod.binding.epoch >= MEASURE_EPOCH]
+    return bool(bound) and len(bound) == facts.wanted_pods
+
+
+def hindrance(facts: Facts) -> str:
+    """What keeps the attempt from starting, of the first pod that says something; empty if nothing does."""
+    if facts.jobset is not None and facts.jobset.suspended:
+        return f"queue {facts.job.spec.kubernetes.queue_name} has not admitted it yet"
+    found = next((pod for pod in facts.pods if pod.hindrance), None)
+    if found is None or found.hindrance is None:
+        return ""
+    return f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}"
+
+
+def short_since(facts: Facts) -> float | None:
+    """Since when pods of the attempt have had no place."""
+    times = [pod.hindrance.since for pod in facts.pods if pod.hindrance and pod.hindrance.since is not None]
+    return min(times, default=None)
+
+
+def _node_lost_since(facts: Facts) -> float | None:
+    times = [node.not_ready_since for node in facts.nodes.values() if node.not_ready_since is not None]
+    return min(times, default=None)
+
+
+def _feasible_ranks(facts: Facts) -> int | None:
+    """Ranks that the scheduler has found a place for; all of them as long as it has not said otherwise."""
+    if short_since(facts) is None:
+        return facts.status.feasible_ranks
+    placed = sum(1 for pod in facts.pods if pod.node)
+    return min(placed * facts.job.spec.kubernetes.ranks_per_pod, facts.status.ranks)
+
+
+def _last_step_at(facts: Facts) -> float | None:
+    """When a step was heard of last, or could have been: while the service is away nobody tells it."""
+    status = facts.status
+    if status.phase is not Phase.RUNNING or facts.service_since is None:
+        return None
+    progress = status.progress
+    told = progress.reported_at if progress and progress.attempt == status.attempt else None
+    return max(told or 0.0, status.phase_entered_at or 0.0, facts.service_since)
+
+
+def grace_seconds(status: JobStatus) -> float:
+    """What a pod gets to end with a checkpoint: two steps and a margin."""
+    step_seconds = (status.plan.step_seconds if status.plan else None) or 0.0
+    return max(LEAST_GRACE_SECONDS, GRACE_STEPS * step_seconds + GRACE_MARGIN_SECONDS)

@@ -1,0 +1,225 @@
+"""What the operator keeps of the cluster's objects: small frozen extracts of what the life cycle is asked about.
+
+Read once when an object arrives. A thousand jobs' pods would otherwise be held with all their fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.operator.names import (
+    ATTEMPT_LABEL,
+    BINDING_ANNOTATION,
+    INDEX_LABEL,
+    STOP_ANNOTATION,
+    TRAINER_CONTAINER,
+    UID_LABEL,
+)
+
+from penstock.core.errors import UserError
+from penstock.core.instants import parse_instant
+from penstock.core.pod import PodBinding
+from penstock.core.supervision import AttemptReport
+
+Object = Mapping[str, Any]
+"""An object as the cluster writes it in JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenJobSet:
+    """An attempt's JobSet. ``failure`` is what the JobSet controller says about one that failed."""
+
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    attempt: int
+    suspended: bool
+    being_deleted: bool
+    failure: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a pod ended. ``disrupted`` by what the job is not to blame for; ``report`` is what the pod said itself."""
+
+    succeeded: bool
+    message: str
+    at: float
+    disrupted: bool = False
+    report: AttemptReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hindrance:
+    """What keeps a pod from starting, as the scheduler or the kubelet says it, ``since`` when if that is known."""
+
+    reason: str
+    message: str
+    since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenPod:
+    """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one."""
+
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    attempt: int
+    index: int
+    node: str
+    address: str
+    running: bool
+    being_deleted: bool
+    image_id: str = ""
+    binding: PodBinding | None = None
+    stop_asked_at: float | None = None
+    hindrance: Hindrance | None = None
+    end: End | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenNode:
+    """A node; ``not_ready_since`` is none while it is ready."""
+
+    name: str
+    uid: str
+    boot_id: str
+    not_ready_since: float | None = None
+
+
+def see_jobset(found: Object) -> SeenJobSet:
+    """The extract of a JobSet that the operator made."""
+    metadata = found["metadata"]
+    failed = _condition(found, "Failed")
+    return SeenJobSet(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job_uid=metadata["labels"].get(UID_LABEL, ""),
+        attempt=_number(metadata["labels"].get(ATTEMPT_LABEL)),
+        suspended=bool(found["spec"].get("suspend")),
+        being_deleted="deletionTimestamp" in metadata,
+        failure=str(failed.get("reason", "Failed")) if failed else "",
+        message=str(failed.get("message", "")) if failed else "",
+    )
+
+
+def see_pod(found: Object) -> SeenPod:
+    """The extract of an attempt's pod."""
+    metadata, status = found["metadata"], found.get("status", {})
+    labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
+    container = _trainer(status)
+    return SeenPod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job_uid=labels.get(UID_LABEL, ""),
+        attempt=_number(labels.get(ATTEMPT_LABEL)),
+        index=_number(labels.get(INDEX_LABEL)),
+        node=found["spec"].get("nodeName", ""),
+        address=status.get("podIP", ""),
+        running="running" in container.get("state", {}),
+        being_deleted="deletionTimestamp" in metadata,
+        image_id=container.get("imageID", ""),
+        binding=_binding(annotations.get(BINDING_ANNOTATION, "")),
+        stop_asked_at=_instant(annotations.get(STOP_ANNOTATION, "")),
+        hindrance=_hindrance(found, container),
+        end=_end(found, container),
+    )
+
+
+def see_node(found: Object) -> SeenNode:
+    """The extract of a node."""
+    ready = _condition(found, "Ready", wanted=None)
+    is_ready = ready.get("status") == "True"
+    return SeenNode(
+        name=found["metadata"]["name"],
+        uid=found["metadata"]["uid"],
+        boot_id=found.get("status", {}).get("nodeInfo", {}).get("bootID", ""),
+        not_ready_since=None if is_ready else parse_instant(ready.get("lastTransitionTime"), "Ready") or 0.0,
+    )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _condition(found: Object, kind: str, wanted: str | None = "True") -> Object:
+    """The condition of that type, if it has the wanted status; empty otherwise."""
+    conditions = found.get("status", {}).get("conditions") or ()
+    return next((c for c in conditions if c["type"] == kind and wanted in (None, c["status"])), {})
+
+
+def _trainer(status: Object) -> Object:
+    containers = status.get("containerStatuses") or ()
+    return next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
+
+
+def _binding(text: str) -> PodBinding | None:
+    """What somebody else wrote there is no binding."""
+    try:
+        return PodBinding.from_manifest(json.loads(text)) if text else None
+    except (ValueError, UserError):
+        return None
+
+
+def _instant(text: str) -> float | None:
+    """When the pod was asked; that it was is what counts, if somebody else wrote there."""
+    try:
+        return parse_instant(text, STOP_ANNOTATION) if text else None
+    except UserError:
+        return 0.0
+
+
+def _hindrance(pod: Object, container: Object) -> Hindrance | None:
+    unscheduled = _condition(pod, "PodScheduled", wanted="False")
+    if unscheduled:
+        since = parse_instant(unscheduled.get("lastTransitionTime"), "PodScheduled")
+        return Hindrance(reason=unscheduled.get("reason", ""), message=unscheduled.get("message", ""), since=since)
+    waiting = container.get("state", {}).get("waiting", {})
+    if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
+        return None
+    return Hindrance(reason=waiting["reason"], message=waiting.get("message", ""))
+
+
+def _end(pod: Object, container: Object) -> End | None:
+    status = pod.get("status", {})
+    terminated = container.get("state", {}).get("terminated", {})
+    if status.get("phase") not in ("Succeeded", "Failed") and not terminated:
+        return None
+    report = _report(terminated.get("message", ""))
+    taken = _condition(pod, "DisruptionTarget")
+    return End(
+        succeeded=status.get("phase") == "Succeeded" or (bool(terminated) and terminated.get("exitCode") == 0),
+        message=_why(status, terminated, report, taken),
+        at=parse_instant(terminated.get("finishedAt"), "finishedAt") or 0.0,
+        disrupted=bool(taken),
+        report=report,
+    )
+
+
+def _report(text: str) -> AttemptReport | None:
+    """A container that was killed left no word, or somebody else's."""
+    try:
+        return AttemptReport.from_manifest(json.loads(text)) if text else None
+    except (ValueError, UserError):
+        return None
+
+
+def _why(status: Object, terminated: Object, report: AttemptReport | None, taken: Object) -> str:
+    if report is not None and report.message:
+        return report.message
+    if taken:
+        return str(taken.get("message") or taken.get("reason"))
+    if terminated.get("reason") == "OOMKilled":
+        return "was killed for more memory than its limit; raise resources.memoryPerRank"
+    if terminated.get("exitCode"):
+        return f"ended with code {terminated['exitCode']} without a word"
+    return str(status.get("message") or status.get("reason") or "")

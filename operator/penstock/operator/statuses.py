@@ -1,0 +1,125 @@
+"""How a job's status follows from what was decided and seen: the phase, its times, and the conditions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from penstock.operator.observe import Facts, hindrance
+
+from penstock.core.lifecycle import LIVE, LOSSES, AttemptState, Launch, Observed, Phase, SetPhase, Step, enter
+from penstock.core.plan import Plan
+from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
+
+_PLANNED = frozenset({Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED})
+_PROFILED = _PLANNED | {Phase.PLANNING}
+
+
+def entered(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
+    """The status in the phase that was decided on; raises `IllegalTransitionError` for one that cannot follow."""
+    phase = enter(status.phase, decision.phase)
+    lost = decision.reason in LOSSES
+    return dataclasses.replace(
+        status,
+        phase=phase,
+        reason=decision.reason,
+        message=decision.message,
+        phase_entered_at=now,
+        failures=status.failures + lost,
+        failed_at=now if lost else status.failed_at,
+        finished_at=now if phase.terminal else status.finished_at,
+    )
+
+
+def begun(status: JobStatus, launch: Launch, now: float) -> JobStatus:
+    """The status that announces an attempt, before anything of it is made."""
+    return dataclasses.replace(
+        status,
+        attempt=launch.attempt,
+        ranks=launch.ranks,
+        plan=None,
+        started_at=now if status.started_at is None else status.started_at,
+    )
+
+
+def in_short(plan: Plan) -> PlanStatus:
+    """What the status says of a plan."""
+    mesh = [f"{name} {size}" for name, size in (("dp", plan.dp), ("tp", plan.tp), ("pp", plan.pp)) if size > 1]
+    slices = f"{len(plan.slices)} slices" if len(plan.slices) > 1 else "unsliced"
+    batches = f"{plan.num_microbatches} x {plan.microbatch}"
+    prediction = plan.prediction
+    return PlanStatus(
+        digest=plan.digest,
+        summary=", ".join([*(mesh or ["pp 1"]), batches, slices, plan.schedule.generator]),
+        step_seconds=prediction.step_seconds if prediction else None,
+        peak_bytes=max(prediction.peak_bytes, default=None) if prediction else None,
+    )
+
+
+def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: float) -> JobStatus:
+    """The status with its conditions, and with what keeps it waiting as its message; equal if nothing changed."""
+    waits_for = hindrance(facts) if status.phase is Phase.QUEUED else ""
+    message = waits_for or status.message
+    conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for), generation, now)
+    return dataclasses.replace(status, observed_generation=generation, message=message, conditions=conditions)
+
+
+def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str) -> Iterable[Condition]:
+    """Those that say something in this phase; one that was true stays, told as it is now."""
+    live = status.phase in LIVE
+    if status.attempt:
+        is_admitted = live or status.phase is Phase.SUCCEEDED
+        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", "Waiting", waits_for)
+    if status.phase in _PROFILED or status.phase is Phase.PROFILING:
+        yield _profiled(status, facts)
+    if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":
+        yield _planned(status)
+    if live:
+        is_bound = seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
+        yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
+    if status.condition(ConditionType.STALLED) or status.message.startswith("no step within"):
+        stalled = status.message.startswith("no step within") and status.phase in (Phase.RECOVERING, Phase.FAILED)
+        yield _condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
+    if facts.job.spec.run_policy.suspend or status.condition(ConditionType.SUSPENDED):
+        yield _condition(ConditionType.SUSPENDED, status.phase is Phase.SUSPENDED, "Suspended", "Active", "")
+    if status.phase.terminal:
+        succeeded = status.phase is Phase.SUCCEEDED
+        yield _condition(ConditionType.COMPLETE, succeeded, "Completed", "Failed", "")
+        yield _condition(ConditionType.FAILED, not succeeded, status.reason or "Failed", "Completed", status.message)
+
+
+def _profiled(status: JobStatus, facts: Facts) -> Condition:
+    if status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
+        return _condition(ConditionType.PROFILED, True, "Measured", "", "")
+    if facts.service_since is None:
+        message = "what was measured is reported to the service, which is not there; start it, or wait"
+        return _condition(ConditionType.PROFILED, False, "", "ServiceUnavailable", message)
+    return _condition(ConditionType.PROFILED, False, "", "Measuring", "")
+
+
+def _planned(status: JobStatus) -> Condition:
+    if status.plan is not None:
+        return _condition(ConditionType.PLANNED, True, "Planned", "", status.plan.summary)
+    if status.reason == "NoPlan":
+        return _condition(ConditionType.PLANNED, False, "", "NoPlan", status.message)
+    return _condition(ConditionType.PLANNED, False, "", "Planning", "")
+
+
+def _condition(kind: ConditionType, holds: bool, when_true: str, when_false: str, message: str) -> Condition:
+    status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+    return Condition(type=kind, status=status, reason=when_true if holds else when_false, message=message)
+
+
+def _merged(
+    before: tuple[Condition, ...], found: Iterable[Condition], generation: int, now: float
+) -> tuple[Condition, ...]:
+    """In the order of their types; a transition's time is that of the status's last change."""
+    old = {each.type: each for each in before}
+    new = {each.type: _dated(each, old.get(each.type), generation, now) for each in found}
+    merged = {**old, **new}
+    return tuple(merged[kind] for kind in ConditionType if kind in merged)
+
+
+def _dated(condition: Condition, before: Condition | None, generation: int, now: float) -> Condition:
+    since = before.last_transition_time if before and before.status is condition.status else now
+    return dataclasses.replace(condition, observed_generation=generation, last_transition_time=since)

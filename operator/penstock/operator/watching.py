@@ -1,0 +1,103 @@
+"""Watches of what belongs to jobs: a list first, then what changes, and a list again whenever the thread was lost.
+
+They select on the server, so that other people's pods are never sent; and what vanished unseen is missed in the next
+list. kopf's own watches do neither (docs/adr/0013).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock.operator.kube import Change, Kube, KubeError, Resource
+from penstock.operator.seen import Object
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """What to watch, and who is told: of everything there is, of one that came or changed, of one that went."""
+
+    resource: Resource
+    replace: Callable[[Iterable[Object]], None]
+    put: Callable[[Object], None]
+    remove: Callable[[Object], None]
+    selector: str = ""
+
+
+class Watcher:
+    """One watch in a thread of its own. ``synced`` is set once everything there is was told."""
+
+    def __init__(self, kube: Kube, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
+        self._kube, self._watched, self._namespace, self._clock = kube, watched, namespace, clock
+        self._ending = threading.Event()
+        self._heard_at = clock()
+        self.synced = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch-{watched.resource.plural}", daemon=True)
+
+    @property
+    def name(self) -> str:
+        """What is watched."""
+        return self._watched.resource.plural
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing was heard from the cluster; a bookmark comes each minute at least."""
+        return self._clock() - self._heard_at
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what is heard next. The thread does not keep the process alive."""
+        self._ending.set()
+
+    def _run(self) -> None:
+        wait, version = FIRST_WAIT_SECONDS, ""
+        while not self._ending.is_set():
+            try:
+                version = version or self._list()
+                version = self._follow(version)
+                wait = FIRST_WAIT_SECONDS
+            except KubeError as error:
+                version = ""
+                if error.is_expired:
+                    continue
+                log.warning("watching %s: %s; again in %.1f s", self.name, error, wait)
+                self._ending.wait(wait)
+                wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    def _list(self) -> str:
+        watched = self._watched
+        namespace = self._namespace if watched.resource.namespaced else ""
+        listing = self._kube.list(watched.resource, namespace, watched.selector)
+        watched.replace(listing.objects)
+        self._heard_at = self._clock()
+        self.synced.set()
+        return listing.version
+
+    def _follow(self, version: str) -> str:
+        """What changes after ``version``; the version that was heard of last."""
+        watched = self._watched
+        namespace = self._namespace if watched.resource.namespaced else ""
+        for change in self._kube.watch(watched.resource, version, namespace, watched.selector):
+            self._heard_at = self._clock()
+            version = change.version
+            self._tell(change)
+            if self._ending.is_set():
+                break
+        return version
+
+    def _tell(self, change: Change) -> None:
+        if change.found is None:
+            return
+        if change.removed:
+            self._watched.remove(change.found)
+        else:
+            self._watched.put(change.found)
