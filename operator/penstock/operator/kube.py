@@ -10,18 +10,22 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlencode
 
 from kubernetes.client import ApiClient
-from kubernetes.client.exceptions import ApiException
 from penstock.operator.names import OPERATOR_MANAGER
 from penstock.operator.seen import Object
+from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.exceptions import HTTPError
 
 from penstock.core.errors import PenstockError
 
-REQUEST_SECONDS = 20.0
+REQUEST = Timeout(connect=5.0, read=20.0)
 WATCH_SECONDS = 290
 """How long one watch is asked for; it is asked for again then."""
+
+WATCHED = Timeout(connect=5.0, read=90.0)
+"""A bookmark comes each minute at least; a watch that is silent for longer is broken."""
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -155,7 +159,7 @@ class HttpKube:
         query["allowWatchBookmarks"] = "true"
         if selector:
             query["labelSelector"] = selector
-        response = self._send("GET", resource.path(namespace), query=query, timeout=(10.0, WATCH_SECONDS + 30.0))
+        response = self._send("GET", resource.path(namespace), query=query, timeout=WATCHED)
         try:
             for line in _lines(response):
                 yield _change(json.loads(line))
@@ -202,7 +206,12 @@ class HttpKube:
         content_type: str = "application/json",
     ) -> Any:
         response = self._send(method, path, body=body, query=query, content_type=content_type)
-        return json.loads(response.data)
+        try:
+            return json.loads(response.read())
+        except (HTTPError, ValueError) as error:
+            raise KubeError(0, "Unreachable", str(error)) from None
+        finally:
+            response.release_conn()
 
     def _send(
         self,
@@ -212,28 +221,26 @@ class HttpKube:
         body: Any = None,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
-        timeout: float | tuple[float, float] = REQUEST_SECONDS,
-    ) -> Any:
+        timeout: Timeout = REQUEST,
+    ) -> BaseHTTPResponse:
+        """The answer, its body unread: the client's own calls read watches whole and build classes."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
+        self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self._client.configuration.host}{path}{'?' + urlencode(query) if query else ''}"
+        text = None if body is None else json.dumps(body, separators=(",", ":"))
         try:
-            response = self._client.call_api(
-                path,
-                method,
-                query_params=list((query or {}).items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _request_timeout=timeout,
+            pool = self._client.rest_client.pool_manager
+            response: BaseHTTPResponse = pool.request(
+                method, url, body=text, headers=headers, timeout=timeout, retries=False, preload_content=False
             )
-            return response[0] if isinstance(response, tuple) else response
-        except ApiException as error:
-            raise _refusal(error) from None
+            if response.status >= 400:
+                raise _refusal(response)
         except (HTTPError, OSError) as error:
             raise KubeError(0, "Unreachable", str(error)) from None
+        return response
 
 
-def _lines(response: Any) -> Iterator[bytes]:
+def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
     """Whole lines of a stream, as soon as each is there."""
     rest = b""
     while chunk := response.read1():
@@ -251,9 +258,11 @@ def _change(told: Mapping[str, Any]) -> Change:
     return Change(version=version, found=found, removed=told["type"] == "DELETED")
 
 
-def _refusal(error: ApiException) -> KubeError:
+def _refusal(response: BaseHTTPResponse) -> KubeError:
+    body = response.read()
+    response.release_conn()
     try:
-        told = json.loads(error.body or "")
-        return KubeError(int(error.status or 0), str(told.get("reason", "")), str(told.get("message", "")))
+        told = json.loads(body)
+        return KubeError(response.status, str(told.get("reason", "")), str(told.get("message", "")))
     except (ValueError, AttributeError):
-        return KubeError(int(error.status or 0), str(error.reason or ""), "")
+        return KubeError(response.status, str(response.reason or ""), body[:200].decode(errors="replace"))

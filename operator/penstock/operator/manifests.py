@@ -26,7 +26,7 @@ from penstock.operator.settings import Settings
 
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
-from penstock.core.pod import ADDRESS_FILE, JOB_FILE, PLAN_FILE
+from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE, PLAN_FILE
 from penstock.core.supervision import Address
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
@@ -44,10 +44,7 @@ def labels(job: PipelineJob, attempt: int) -> dict[str, str]:
 
 def config_map(job: PipelineJob, attempt: int, settings: Settings, plan: Plan | None = None) -> dict[str, Any]:
     """The attempt's ConfigMap: the job, where the service is, and the plan once there is one."""
-    files = {JOB_FILE: json.dumps(job.to_manifest(), separators=(",", ":"))}
-    if settings.service:
-        address = Address(server=settings.service, ca_file="")
-        files[ADDRESS_FILE] = json.dumps(address.to_manifest())
+    files = {JOB_FILE: json.dumps(job.to_manifest(), separators=(",", ":")), **_service_files(settings)}
     found: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -57,6 +54,14 @@ def config_map(job: PipelineJob, attempt: int, settings: Settings, plan: Plan | 
     if plan is not None:
         found["binaryData"] = {PLAN_FILE: packed(plan.to_manifest())}
     return found
+
+
+def _service_files(settings: Settings) -> dict[str, str]:
+    if not settings.service:
+        return {}
+    ca_file = f"{ATTEMPT_FILES}/{CA_FILE}" if settings.service_ca else ""
+    address = json.dumps(Address(server=settings.service, ca_file=ca_file).to_manifest())
+    return {ADDRESS_FILE: address, **({CA_FILE: settings.service_ca} if ca_file else {})}
 
 
 def packed(manifest: Mapping[str, Any]) -> str:

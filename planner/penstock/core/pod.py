@@ -20,6 +20,7 @@ ATTEMPT_FILES = "/etc/penstock/attempt"
 
 JOB_FILE = "job.json"
 ADDRESS_FILE = "address.json"
+CA_FILE = "ca.crt"
 PLAN_FILE = "plan.json.gz"
 
 POD_FILES = "/etc/penstock/pod"

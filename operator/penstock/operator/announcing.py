@@ -1,0 +1,57 @@
+"""Tells people of what happens to a job, as events of the cluster: `kubectl describe` shows them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from penstock.operator.cache import SeenJob
+from penstock.operator.kube import Kube, KubeError
+from penstock.operator.names import API_VERSION, JOB_KIND, OPERATOR_MANAGER
+
+from penstock.core.instants import format_instant
+from penstock.core.lifecycle import LOSSES, Phase, SetPhase
+
+log = logging.getLogger(__name__)
+
+MOST_MESSAGE_CHARACTERS = 1024
+
+
+class Announcer:
+    """Writes events. One that cannot be written is no reason to stop: the status says the same."""
+
+    def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
+        self._kube, self._clock = kube, clock
+
+    def phase(self, job: SeenJob, decision: SetPhase) -> None:
+        """The job entered a phase."""
+        is_bad = decision.phase is Phase.FAILED or decision.reason in LOSSES
+        message = f"{decision.phase}: {decision.message}" if decision.message else str(decision.phase)
+        log.info("job %s/%s: %s (%s)", job.namespace, job.name, message, decision.reason, extra={"job": job.uid})
+        self._tell(job, "Warning" if is_bad else "Normal", decision.reason, message)
+
+    def _tell(self, job: SeenJob, kind: str, reason: str, message: str) -> None:
+        now = format_instant(self._clock())
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{job.name}.", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": JOB_KIND,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:MOST_MESSAGE_CHARACTERS],
+            "source": {"component": OPERATOR_MANAGER},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._kube.create(event)
+        except KubeError as error:
+            log.warning("an event of job %s/%s was lost: %s", job.namespace, job.name, error)
