@@ -17,6 +17,7 @@ THIRD_PARTIES = {
     "planner": {"numba", "numpy", "ruamel", "scipy"},
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
+    "operator": {"kopf", "kubernetes", "prometheus_client"},
     "api": {
         "alembic",
         "fastapi",

@@ -1,0 +1,1 @@
+"""Runs PipelineJobs on Kubernetes: observes, lets `penstock.core.lifecycle` decide, and applies."""
