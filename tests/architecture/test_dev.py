@@ -38,6 +38,7 @@ def project() -> dict[str, Any]:
             "optional-dependencies": {
                 "trainer": ["torch>=2.11"],
                 "cli": ["typer"],
+                "operator": ["kopf"],
                 "api": ["fastapi"],
                 "client": ["httpx"],
             },
@@ -78,7 +79,7 @@ class TestKey:
     def test_ignores_what_is_not_installed(self) -> None:
         changed = project()
         changed["tool"]["ruff"]["line-length"] = 80
-        changed["project"]["optional-dependencies"]["operator"] = ["kopf"]
+        changed["project"]["optional-dependencies"]["docs"] = ["sphinx"]
         assert dev.environment_key(dev.FULL, changed, b"") == dev.environment_key(dev.FULL, project(), b"")
 
     @pytest.mark.parametrize(

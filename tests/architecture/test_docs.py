@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 import shlex
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.core.layout import SlotKind
 from penstock.core.lifecycle import TRANSITIONS, Phase
 from penstock.core.manifest import camel, write_dataclass
 from penstock.core.meanings import MEANINGS
+from penstock.core.schedule import ScheduleSpec
 from penstock.planner import yamltext
 from penstock.planner.lowering import lower
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -240,6 +242,8 @@ def written_default(field: dataclasses.Field[Any]) -> str:
         value = field.metadata["write"](value)
     if isinstance(value, tuple):
         value = [list(item) if isinstance(item, tuple) else item for item in value]
+        if any(isinstance(item, enum.Enum) for item in value):
+            return f"`[{', '.join(value)}]`"
     return f"`{value}`" if value != "" else '`""`'
 
 
@@ -248,15 +252,24 @@ def _flow(value: Mapping[str, Any]) -> str:
     return f"`{{{', '.join(f'{name}: {item}' for name, item in value.items())}}}`" if value else "all defaults"
 
 
+EXPLAINED_ELSEWHERE = {ScheduleSpec}
+
+
 def documented(cls: type[Any], heading: str) -> Iterator[tuple[str, type[Any]]]:
-    """Headings below ``heading`` and the types they describe."""
+    """Headings below ``heading`` and the types they describe; the items of a list or mapping stand under its name."""
     yield heading, cls
     for name, hint in typing.get_type_hints(cls).items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from documented(hint, f"{heading}.{camel(name)}")
+        for part in (hint, *typing.get_args(hint)):
+            if isinstance(part, type) and dataclasses.is_dataclass(part) and part not in EXPLAINED_ELSEWHERE:
+                yield from documented(part, f"{heading}.{camel(name)}")
 
 
-JOB_TYPES = [*documented(Metadata, "metadata"), *documented(JobSpec, "spec")]
+def once(found: Iterable[tuple[str, type[Any]]]) -> list[tuple[str, type[Any]]]:
+    """Each type at its first heading."""
+    return [(heading, cls) for cls, heading in {cls: heading for heading, cls in reversed([*found])}.items()]
+
+
+JOB_TYPES = once([*documented(Metadata, "metadata"), *documented(JobSpec, "spec")])
 CLUSTER_TYPES = [
     ("Fields of the cluster", ClusterSpec),
     ("Fields of the device", DeviceSpec),

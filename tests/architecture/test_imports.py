@@ -18,6 +18,7 @@ THIRD_PARTIES = {
     "planning": set[str](),
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
+    "operator": {"kopf", "kubernetes", "prometheus_client", "urllib3"},
     "api": {
         "alembic",
         "fastapi",

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 import penstock.core
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
+from penstock.core.cluster_profile import ClusterProfileSpec
+from penstock.core.instants import INSTANT
 from penstock.core.job import (
     DataSpec,
     JobSpec,
@@ -25,6 +27,20 @@ from penstock.core.job import (
     ResourcesSpec,
     TokenizerSpec,
     TrainingSpec,
+)
+from penstock.core.kubernetes_spec import (
+    AccessMode,
+    ClaimTemplate,
+    Effect,
+    EnvSource,
+    EnvVar,
+    FieldRef,
+    KeyRef,
+    KubernetesSpec,
+    Operator,
+    Reclaim,
+    Toleration,
+    VolumeSpec,
 )
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
@@ -39,7 +55,9 @@ Values = st.SearchStrategy[Any]
 SHARES = st.floats(0, 1)
 BELOW_ONE = st.floats(0, 1, exclude_max=True)
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
+VARIABLES = st.from_regex(r"[A-Za-z_][A-Z_a-z0-9]{0,9}", fullmatch=True)
 HALVES = st.integers(0, 9).map(lambda halves: halves / 2)
+INSTANTS = st.none() | st.integers(0, 4 * 10**12).map(lambda milliseconds: milliseconds / 1000)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN: Values = st.recursive(
     st.none() | st.booleans() | st.integers() | FINITE | st.text(max_size=8),
@@ -73,6 +91,11 @@ BY_FIELD: dict[type, dict[str, Values]] = {
         "stages": st.none() | st.lists(HALVES, min_size=1, max_size=4).map(tuple),
     },
     Metadata: {"name": NAMES, "namespace": NAMES},
+    KeyRef: {"name": NAMES, "key": NAMES},
+    ClaimTemplate: {
+        "storage_class": NAMES,
+        "access_modes": st.lists(st.sampled_from(AccessMode), min_size=1, max_size=3).map(tuple),
+    },
     DeviceSpec: {
         "efficiency": st.dictionaries(st.integers(1, 4096), st.floats(0.01, 1), min_size=1, max_size=4).map(
             lambda points: tuple(sorted(points.items()))
@@ -101,8 +124,13 @@ def valid(cls: Any) -> Values:
     """Any instance of a manifest type."""
     if cls in BY_HAND:
         return BY_HAND[cls]()
-    hints, own = typing.get_type_hints(cls), BY_FIELD.get(cls, {})
+    hints, own = typing.get_type_hints(cls), {**_instants(cls), **BY_FIELD.get(cls, {})}
     return st.builds(cls, **{name: own[name] if name in own else _of(hint) for name, hint in hints.items()})
+
+
+def _instants(cls: Any) -> dict[str, Values]:
+    """For fields that hold one: they are written to the millisecond."""
+    return {each.name: INSTANTS for each in dataclasses.fields(cls) if each.metadata == INSTANT}
 
 
 def _of(annotation: Any) -> Values:
@@ -153,6 +181,61 @@ def _resources(draw: st.DrawFn) -> ResourcesSpec:
     least = draw(st.none() | st.integers(1, ranks))
     fields = {name: draw(SCALARS[int]) for name in ("memory_per_rank", "threads_per_rank")}
     return ResourcesSpec(ranks=ranks, min_ranks=least, **fields)
+
+
+def _tolerations() -> Values:
+    seconds = st.none() | st.integers(0, 999)
+    some = st.builds(Toleration, key=NAMES, value=NAMES, effect=st.none() | st.sampled_from(Effect))
+    short = st.builds(Toleration, key=NAMES, effect=st.just(Effect.NO_EXECUTE), toleration_seconds=seconds)
+    return some | short | st.builds(Toleration, operator=st.just(Operator.EXISTS))
+
+
+def _env_sources() -> Values:
+    kinds: dict[str, Values] = {
+        "secret_key_ref": valid(KeyRef),
+        "config_map_key_ref": valid(KeyRef),
+        "field_ref": valid(FieldRef),
+    }
+    return st.one_of(*(st.builds(EnvSource, **{name: value}) for name, value in kinds.items()))
+
+
+def _env_vars() -> Values:
+    named = VARIABLES.map(lambda name: EnvVar(name=name))
+    texts = st.builds(EnvVar, name=VARIABLES, value=SCALARS[str])
+    return named | texts | st.builds(EnvVar, name=VARIABLES, value_from=valid(EnvSource))
+
+
+def _volumes() -> Values:
+    made = st.builds(VolumeSpec, template=valid(ClaimTemplate), reclaim=st.sampled_from(Reclaim))
+    return made | st.builds(VolumeSpec, claim=NAMES)
+
+
+def _kubernetes() -> Values:
+    roots = st.just("out") | NAMES.map(lambda name: f"data/{name}") | NAMES.map(lambda name: f"models/{name}")
+    return st.builds(
+        KubernetesSpec,
+        image=SCALARS[str],
+        queue_name=NAMES,
+        ranks_per_pod=st.sampled_from([1, 2]),
+        node_selector=st.dictionaries(NAMES, NAMES, max_size=3),
+        tolerations=st.lists(valid(Toleration), max_size=3).map(tuple),
+        accelerator_resource=NAMES,
+        volumes=st.dictionaries(roots, valid(VolumeSpec), max_size=3),
+        env=st.lists(valid(EnvVar), max_size=3, unique_by=lambda each: each.name).map(tuple),
+    )
+
+
+def _cluster_profiles() -> Values:
+    counts = {name: st.integers(1, 2**40) for name in ("sequence_length", "memory_per_rank", "threads_per_rank")}
+    return st.builds(
+        ClusterProfileSpec,
+        model=valid(ModelSpec),
+        ranks=st.just(4),
+        ranks_per_pod=st.sampled_from([1, 2, 4]),
+        node_selector=st.dictionaries(NAMES, NAMES, max_size=3),
+        tolerations=st.lists(valid(Toleration), max_size=3).map(tuple),
+        **counts,
+    )
 
 
 @st.composite
@@ -251,6 +334,12 @@ def _rank_programs(draw: st.DrawFn) -> RankProgram:
 
 BY_HAND: dict[type, Callable[[], Values]] = {
     TokenizerSpec: _tokenizers,
+    Toleration: _tolerations,
+    EnvSource: _env_sources,
+    EnvVar: _env_vars,
+    VolumeSpec: _volumes,
+    KubernetesSpec: _kubernetes,
+    ClusterProfileSpec: _cluster_profiles,
     ModelSpec: _models,
     ResourcesSpec: _resources,
     JobSpec: _jobs,

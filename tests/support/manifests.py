@@ -35,3 +35,65 @@ def example(**changes: Any) -> dict[str, Any]:
             place = place[parent]
         place[name] = value
     return manifest
+
+
+FULL = """
+apiVersion: penstock.dev/v1alpha1
+kind: PipelineJob
+metadata: {name: full, namespace: team, labels: {a: b}, annotations: {c: d}}
+spec:
+  model: {family: llama, layers: 8, hidden: 256, heads: 8, vocab: 4096, kvHeads: 4, ffnHidden: 512, positions: 2048,
+          normEpsilon: 1e-6, ropeTheta: 5e5}
+  data: {source: "data://corpus/train", sequenceLength: 1024, tokenizer: {train: bpe, vocab: 4096}, textField: body,
+         limitBytes: 10Mi}
+  training: {globalBatch: 8, steps: 200, optimizer: {kind: adamw, learningRate: 1e-3, betas: [0.9, 0.99],
+             epsilon: 1e-9, weightDecay: 0}, schedule: wsd, warmupSteps: 5, minLearningRate: 0, decayShare: 1,
+             clip: 2, precision: bf16, seed: -3, validateEvery: 20}
+  resources: {device: cuda, ranks: 4, minRanks: 2, memoryPerRank: 8Gi, threadsPerRank: 3}
+  parallelism: {dp: 2, tp: 1, pp: 2, microBatch: 2, slices: [512, 512], schedule: zb, stages: [4.5, 3.5],
+                recompute: false}
+  objective: cost
+  pricePerDeviceHour: 2.5
+  checkpoint: {everySteps: 20, keep: 3, resumeFrom: "out://7b0c/1/40"}
+  runPolicy: {suspend: true, backoffLimit: 0, ttlSecondsAfterFinished: 60, activeDeadlineSeconds: 3600, priority: -1}
+  kubernetes:
+    image: registry.example/penstock/trainer:1
+    queueName: team
+    ranksPerPod: 2
+    nodeSelector: {example.com/pool: gpu}
+    tolerations: [{key: example.com/gpu, operator: Exists, effect: NoExecute, tolerationSeconds: 60},
+                  {key: k, value: v, effect: NoSchedule}]
+    acceleratorResource: example.com/gpu
+    volumes: {out: {template: {size: 20Gi, storageClass: shared, accessModes: [ReadWriteMany]}, reclaim: Delete},
+              data/corpus: {claim: corpus}}
+    env: [{name: A, value: b}, {name: S, valueFrom: {secretKeyRef: {name: s, key: token, optional: true}}},
+          {name: C, valueFrom: {configMapKeyRef: {name: c, key: k}}},
+          {name: F, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
+"""
+"""A job that says everything there is to say."""
+
+CLUSTER_PROFILE = """
+apiVersion: penstock.dev/v1alpha1
+kind: ClusterProfile
+metadata: {name: pool}
+spec:
+  model: {family: gpt2, layers: 2, hidden: 64, heads: 2, vocab: 257}
+  sequenceLength: 128
+  precision: fp32
+  device: cpu
+  ranks: 4
+  ranksPerPod: 2
+  memoryPerRank: 1Gi
+  threadsPerRank: 1
+  nodeSelector: {pool: a}
+  tolerations: [{operator: Exists}]
+  acceleratorResource: nvidia.com/gpu
+  image: ""
+  maxAgeSeconds: 60
+"""
+
+
+def loaded(text: str) -> dict[str, Any]:
+    """A manifest as plain data."""
+    manifest: dict[str, Any] = yamltext.load(text)
+    return manifest

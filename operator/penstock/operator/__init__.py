@@ -1,1 +1,1 @@
-"""Placing: PipelineJobs on a Kubernetes cluster, observed, decided by core's life cycle, and acted upon."""
+"""Runs PipelineJobs on Kubernetes: observes, lets `penstock.core.lifecycle` decide, and applies."""

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.ranges import require_not_negative, require_positive
-from penstock.core.units import BYTES_SCHEMA, parse_bytes, quantity
-
-_BYTES = {"read": parse_bytes, "write": quantity, "schema": BYTES_SCHEMA}
+from penstock.core.units import BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +20,10 @@ class DeviceSpec(Manifest):
 
     name: str
     peak_flops: float
-    memory_bytes: int = field(metadata=_BYTES)
+    memory_bytes: int = field(metadata=BYTES)
     efficiency: tuple[tuple[int, float], ...] = ((1, 0.02), (64, 0.2), (256, 0.4), (1024, 0.5), (4096, 0.55))
     memory_bandwidth: float = 1e12
-    constant_bytes: int = field(default=0, metadata=_BYTES)
+    constant_bytes: int = field(default=0, metadata=BYTES)
     action_overhead_seconds: float = 20e-6
     price_per_hour: float = 0.0
 

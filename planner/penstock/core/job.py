@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.core.errors import UserError
+from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, camel, join, mistyped, read_dataclass, write_dataclass
 from penstock.core.model import Family, ModelSpec
-from penstock.core.ranges import require_not_negative, require_positive, require_share
+from penstock.core.names import LABEL, require_name
+from penstock.core.ranges import require_counts, require_not_negative, require_positive, require_share
 from penstock.core.schedule import ScheduleSpec
-from penstock.core.units import BYTES_SCHEMA, parse_bytes, quantity
+from penstock.core.units import BYTES
 
 API_VERSION = "penstock.dev/v1alpha1"
 KIND = "PipelineJob"
 STDLIB_CORPUS = "python-stdlib"
-_BYTES = {"read": parse_bytes, "write": quantity, "schema": BYTES_SCHEMA}
 
 
 class Decay(enum.StrEnum):
@@ -43,13 +43,6 @@ class Objective(enum.StrEnum):
 
     TIME = "time"
     COST = "cost"
-
-
-def _positive(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and value < 1:
-            raise UserError(what=f"{value} is not positive", where=camel(name), remedy="write at least 1")
 
 
 def _not_negative(owner: object, *names: str) -> None:
@@ -76,6 +69,7 @@ class TokenizerSpec(Manifest):
             raise UserError(what=f"{self.train!r} is not one of bpe, bytes", where="train", remedy="write train: bpe")
         if self.train == "bpe" and (self.vocab is None or self.vocab < 257):
             raise UserError(what="byte-level BPE needs at least 257 tokens", where="vocab", remedy="write vocab: 4096")
+        require_counts(self, "vocab")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,10 +82,10 @@ class DataSpec(Manifest):
     sequence_length: int
     tokenizer: TokenizerSpec = TokenizerSpec(train="bpe", vocab=4096)
     text_field: str = "text"
-    limit_bytes: int | None = field(default=None, metadata=_BYTES)
+    limit_bytes: int | None = field(default=None, metadata=BYTES)
 
     def __post_init__(self) -> None:
-        _positive(self, "sequence_length")
+        require_counts(self, "sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +133,7 @@ class TrainingSpec(Manifest):
     validate_every: int = 0
 
     def __post_init__(self) -> None:
-        _positive(self, "global_batch", "steps")
+        require_counts(self, "global_batch", "steps")
         require_positive(self.clip, "clip", "write a norm such as 1.0")
         require_share(self.min_learning_rate, "minLearningRate")
         require_share(self.decay_share, "decayShare")
@@ -153,11 +147,11 @@ class ResourcesSpec(Manifest):
     device: Device = Device.CPU
     ranks: int = 2
     min_ranks: int | None = None
-    memory_per_rank: int = field(default=4 * 2**30, metadata=_BYTES)
+    memory_per_rank: int = field(default=4 * 2**30, metadata=BYTES)
     threads_per_rank: int = 1
 
     def __post_init__(self) -> None:
-        _positive(self, "ranks", "min_ranks", "memory_per_rank", "threads_per_rank")
+        require_counts(self, "ranks", "min_ranks", "memory_per_rank", "threads_per_rank")
         if self.min_ranks is not None and self.min_ranks > self.ranks:
             raise UserError(
                 what=f"{self.min_ranks} is more than ranks {self.ranks}", where="minRanks", remedy="lower it"
@@ -182,8 +176,8 @@ class ParallelismSpec(Manifest):
     recompute: bool | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "dp", "tp", "pp", "micro_batch")
-        lengths = self.slices if isinstance(self.slices, tuple) else (self.slices or 1,)
+        require_counts(self, "dp", "tp", "pp", "micro_batch")
+        lengths = self.slices if isinstance(self.slices, tuple) else (1 if self.slices is None else self.slices,)
         if not lengths or min(lengths) < 1:
             raise UserError(
                 what="every slice needs at least one token", where="slices", remedy="write positive lengths"
@@ -206,7 +200,7 @@ class CheckpointSpec(Manifest):
     resume_from: str | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "every_steps", "keep")
+        require_counts(self, "every_steps", "keep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,19 +215,6 @@ class RunPolicySpec(Manifest):
 
     def __post_init__(self) -> None:
         _not_negative(self, "backoff_limit", "ttl_seconds_after_finished", "active_deadline_seconds")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KubernetesSpec(Manifest):
-    """What only a cluster uses; validated and ignored elsewhere."""
-
-    image: str = ""
-    queue_name: str = ""
-    node_selector: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[dict[str, Any], ...] = ()
-    accelerator_resource: str = "nvidia.com/gpu"
-    volumes: dict[str, Any] = field(default_factory=dict)
-    env: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,6 +271,12 @@ class JobSpec(Manifest):
                 where="parallelism",
                 remedy="pin factors of resources.ranks",
             )
+        if self.resources.ranks % self.kubernetes.ranks_per_pod:
+            raise UserError(
+                what=f"{self.kubernetes.ranks_per_pod} does not divide ranks {self.resources.ranks}",
+                where="kubernetes.ranksPerPod",
+                remedy="choose a divisor of resources.ranks",
+            )
         share = (pinned.dp or 1) * (pinned.micro_batch or 1)
         if self.training.global_batch % share:
             raise UserError(
@@ -319,13 +306,8 @@ class Metadata(Manifest):
     uid: str = ""
 
     def __post_init__(self) -> None:
-        for where, name in (("name", self.name), ("namespace", self.namespace)):
-            if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
-                raise UserError(
-                    what=f"{name!r} is not a name",
-                    where=where,
-                    remedy="use at most 63 lower-case letters, digits and dashes",
-                )
+        require_name(self.name, "name", LABEL)
+        require_name(self.namespace, "namespace", LABEL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -341,25 +323,34 @@ class PipelineJob(Manifest):
 
         A model without ``vocab`` takes the vocabulary its tokenizer is trained to.
         """
-        if not isinstance(value, Mapping):
-            raise mistyped(value, "a mapping of fields", path)
-        for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
-            if value.get(name) != expected:
-                raise UserError(
-                    what=f"{value.get(name)!r} is not {expected}",
-                    where=join(path, name),
-                    remedy=f"write {name}: {expected}",
-                )
-        body = {name: item for name, item in value.items() if name not in ("apiVersion", "kind", "status")}
-        return read_dataclass(cls, _with_vocab(body), path)
+        return read_dataclass(cls, _with_vocab(body_of(KIND, value, path)), path)
 
     def to_manifest(self) -> dict[str, Any]:
         """The manifest; defaults are left out."""
-        return {"apiVersion": API_VERSION, "kind": KIND, **write_dataclass(self)}
+        return write_headed(KIND, self)
 
     def with_spec(self, **changes: Any) -> PipelineJob:
         """The same job with parts of its spec replaced."""
         return dataclasses.replace(self, spec=dataclasses.replace(self.spec, **changes))
+
+
+def body_of(kind: str, value: Any, path: str) -> dict[str, Any]:
+    """Metadata and spec of a manifest; raises `UserError` unless it is of the API version and ``kind``."""
+    if not isinstance(value, Mapping):
+        raise mistyped(value, "a mapping of fields", path)
+    for name, expected in (("apiVersion", API_VERSION), ("kind", kind)):
+        if value.get(name) != expected:
+            raise UserError(
+                what=f"{value.get(name)!r} is not {expected}",
+                where=join(path, name),
+                remedy=f"write {name}: {expected}",
+            )
+    return {name: item for name, item in value.items() if name not in ("apiVersion", "kind", "status")}
+
+
+def write_headed(kind: str, instance: Any) -> dict[str, Any]:
+    """The manifest of an instance of that kind; defaults are left out."""
+    return {"apiVersion": API_VERSION, "kind": kind, **write_dataclass(instance)}
 
 
 def _with_vocab(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """JSON Schema of manifests, by the annotations that read them: for API documents, editors and clients.
 
-It says what a reader of one field can know: names, types, choices, what is required and what is assumed. Whatever it
-refuses, reading refuses too; what concerns ranges and several fields at once, only reading knows. See
-https://json-schema.org/draft/2020-12
+It says what a reader of one field can know: names, types, choices, ranges, what is required and what is assumed.
+Whatever it refuses, reading refuses too; what concerns several fields at once, only reading knows. A schema's title is
+its type's name. See https://json-schema.org/draft/2020-12
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.job import API_VERSION, KIND, PipelineJob
+from penstock.core import cluster_profile, job
+from penstock.core.cluster_profile import ClusterProfile
+from penstock.core.job import API_VERSION, PipelineJob
+from penstock.core.limits import LIMITS
 from penstock.core.manifest import camel, write_value
 from penstock.core.meanings import MEANINGS
 
@@ -26,12 +29,26 @@ _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 def job_schema() -> JsonSchema:
     """The schema of a PipelineJob's manifest."""
-    found = dataclass_schema(PipelineJob)
+    found = _headed(PipelineJob, job.KIND)
     model = found["properties"]["spec"]["properties"]["model"]
     model["required"].remove("vocab")  # which the tokenizer says
-    kind = {"apiVersion": {"const": API_VERSION}, "kind": {"const": KIND}}
-    found["properties"] = {**kind, **found["properties"], "status": {"description": "Read by nobody."}}
-    found["required"] = [*kind, *found["required"]]
+    return found
+
+
+def cluster_profile_schema() -> JsonSchema:
+    """The schema of a ClusterProfile's manifest."""
+    return _headed(ClusterProfile, cluster_profile.KIND)
+
+
+def _headed(cls: type, kind: str) -> JsonSchema:
+    found = dataclass_schema(cls)
+    head = {"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}}
+    found["properties"] = {
+        **head,
+        **found["properties"],
+        "status": {"description": "What an operator says of it; read from no manifest."},
+    }
+    found["required"] = [*head, *found["required"]]
     return found
 
 
@@ -60,6 +77,7 @@ def dataclass_schema(cls: type) -> JsonSchema:
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     found: JsonSchema = {
+        "title": cls.__name__,
         "type": "object",
         "description": _sentences(cls),
         "properties": {camel(field.name): _field(cls, field, hints[field.name]) for field in fields},
@@ -71,11 +89,11 @@ def dataclass_schema(cls: type) -> JsonSchema:
 
 
 def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
-    found = dict(field.metadata.get("schema") or schema_of(hint))
+    found = {**(field.metadata.get("schema") or schema_of(hint)), **LIMITS.get(cls, {}).get(camel(field.name), {})}
     if meaning := MEANINGS.get(cls, {}).get(camel(field.name)):
         found["description"] = meaning
-    default = field.default
-    if default not in (dataclasses.MISSING, None) and not dataclasses.is_dataclass(default):
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if default is not dataclasses.MISSING and default is not None:
         found["default"] = field.metadata.get("write", write_value)(default)
     return found
 

@@ -1,4 +1,4 @@
-"""What each field of a job and of described hardware means: for schemas, editors, and the guides' tables.
+"""What each field of a job, a ClusterProfile and described hardware means: for schemas, editors, the guides' tables.
 
 Parts of a job that are not here are explained by their own types.
 """
@@ -12,7 +12,6 @@ from penstock.core.job import (
     CheckpointSpec,
     DataSpec,
     JobSpec,
-    KubernetesSpec,
     Metadata,
     OptimizerSpec,
     ParallelismSpec,
@@ -21,9 +20,11 @@ from penstock.core.job import (
     TokenizerSpec,
     TrainingSpec,
 )
+from penstock.core.meanings_cluster import CLUSTER_MEANINGS
 from penstock.core.model import ModelSpec
 
 MEANINGS: Mapping[type, Mapping[str, str]] = {
+    **CLUSTER_MEANINGS,
     Metadata: {
         "name": "at most 63 lower-case letters, digits and dashes",
         "namespace": (
@@ -116,15 +117,6 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "ttlSecondsAfterFinished": "when a finished job is removed; used by clusters",
         "activeDeadlineSeconds": "longest time from the first start; 0: no limit",
         "priority": "used by queues",
-    },
-    KubernetesSpec: {
-        "image": "container image",
-        "queueName": "Kueue queue",
-        "nodeSelector": "as in a pod",
-        "tolerations": "as in a pod",
-        "acceleratorResource": "the resource a rank asks for",
-        "volumes": "claims behind `data://`, `models://` and `out://`",
-        "env": "as in a pod",
     },
     ClusterSpec: {
         "name": "for people",

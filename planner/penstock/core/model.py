@@ -52,7 +52,7 @@ class ModelSpec(Manifest):
 
     llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention, separate head (arXiv 2302.13971, 2307.09288).
     gpt2: LayerNorm, learned positions, GELU, biases, head tied to the embedding.
-    ``kv_heads`` defaults to ``heads``, ``ffn_hidden`` to the family's rule: 4 h for gpt2, and 8 h / 3 rounded up to a
+    ``kvHeads`` defaults to ``heads``, ``ffnHidden`` to the family's rule: 4 h for gpt2, and 8 h / 3 rounded up to a
     multiple of 64 for llama. ``positions`` bounds the sequence length of gpt2.
     """
 

@@ -54,6 +54,10 @@ def quantity(count: int) -> str:
     return str(count)
 
 
+BYTES = {"read": parse_bytes, "write": quantity, "schema": BYTES_SCHEMA}
+"""The metadata of a field that holds an amount of memory."""
+
+
 def format_age(seconds: float) -> str:
     """``12s``, ``5m``, ``3h`` or ``2d``, as ``kubectl`` writes it."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):

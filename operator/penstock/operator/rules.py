@@ -1,0 +1,282 @@
+"""What the apiserver checks of several fields at once, and of changes, in CEL: core's own checks, said again.
+
+The types refuse the same when the operator reads a job; here the person who applies it is told at once. `slices` and
+`schedule` have no type for the apiserver, and so CEL cannot see them; they are the operator's to check. See
+https://kubernetes.io/docs/reference/using-api/cel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.core import names
+from penstock.core.kubernetes_spec import MOST_NAME_CHARACTERS
+
+FORBIDDEN = "FieldValueForbidden"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """``holds``, in CEL over ``self``, or else ``message`` about the field at ``path``.
+
+    ``told`` makes a message with values in it; ``message`` stands where that fails.
+    """
+
+    holds: str
+    message: str
+    path: str = ""
+    told: str = ""
+    reason: str = "FieldValueInvalid"
+
+    def to_manifest(self) -> dict[str, str]:
+        """As ``x-kubernetes-validations`` holds it."""
+        found = {"rule": self.holds, "message": self.message, "messageExpression": self.told}
+        found |= {"fieldPath": self.path, "reason": self.reason}
+        return {key: value for key, value in found.items() if value}
+
+
+def _one(name: str) -> str:
+    """The pinned number, or 1."""
+    return f"(has(self.parallelism.{name}) ? self.parallelism.{name} : 1)"
+
+
+def _same(path: str) -> Rule:
+    return Rule(
+        holds=f"self.{path} == oldSelf.{path}",
+        message="cannot be changed: make a new job, with checkpoint.resumeFrom to go on from this one's checkpoint",
+        path=f".{path}",
+        reason=FORBIDDEN,
+    )
+
+
+def _same_if_any(path: str) -> Rule:
+    both = f"has(self.{path}) == has(oldSelf.{path})"
+    equal = f"(!has(self.{path}) || self.{path} == oldSelf.{path})"
+    return Rule(holds=f"{both} && {equal}", message=_same(path).message, path=_same(path).path, reason=FORBIDDEN)
+
+
+def _keys(field: str, pattern: str) -> Rule:
+    return Rule(
+        holds=f"self.{field}.all(key, key.matches('^({pattern})$'))",
+        message=f"a key is not a name: {names.REMEDIES[pattern]}",
+        path=f".{field}",
+    )
+
+
+def _in_volumes(path: str, present: str = "true") -> Rule:
+    """The root that ``data://ROOT/...`` names has a volume."""
+    root = f"('data/' + {path}.substring(7).split('/')[0])"
+    return Rule(
+        holds=f"!({present}) || !{path}.startsWith('data://') || {root} in self.kubernetes.volumes",
+        message="names a root of data that kubernetes.volumes lacks",
+        told=f"'needs kubernetes.volumes[\"' + {root} + '\"]: the claim that holds ' + {path}",
+        path=f".{path.removeprefix('self.')}",
+    )
+
+
+def _exactly_one(*fields: str, remedy: str) -> Rule:
+    """Of fields that are left out where they do not count."""
+    count = " + ".join(f"(has(self.{field}) ? 1 : 0)" for field in fields)
+    listed = f"{', '.join(fields[:-1])} and {fields[-1]}"
+    return Rule(holds=f"{count} == 1", message=f"needs exactly one of {listed}: {remedy}")
+
+
+_RANKS_PER_POD = "does not divide ranks: choose a divisor"
+_PRODUCT = f"({_one('dp')} * {_one('tp')} * {_one('pp')})"
+_SHARE = f"({_one('dp')} * {_one('microBatch')})"
+
+JOB = (
+    Rule(
+        holds=f"self.metadata.name.matches('^[a-z][-a-z0-9]*$') && self.metadata.name.size() <= {MOST_NAME_CHARACTERS}",
+        message=(
+            f"metadata.name: on a cluster at most {MOST_NAME_CHARACTERS} lower-case letters, digits and dashes, a "
+            "letter first: names of pods are longer by what follows the job's"
+        ),
+        path=".metadata",
+    ),
+)
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "PipelineJob": JOB,
+    "ClusterProfile": JOB,
+    "JobSpec": (
+        Rule(
+            holds="self.model.family != 'gpt2' || self.model.positions >= self.data.sequenceLength",
+            message="exceeds the model's positions: set model.positions or shorten the sequence",
+            told="'exceeds the model\\'s ' + string(self.model.positions) + ' positions: set model.positions to ' + "
+            "string(self.data.sequenceLength) + ' or shorten the sequence'",
+            path=".data.sequenceLength",
+        ),
+        Rule(
+            holds="has(self.model.vocab) || has(self.data.tokenizer.vocab) || "
+            "(has(self.data.tokenizer.train) && self.data.tokenizer.train == 'bytes')",
+            message="is missing, and the tokenizer does not say it: write the tokenizer's number of tokens",
+            path=".model.vocab",
+            reason="FieldValueRequired",
+        ),
+        Rule(
+            holds=f"self.resources.ranks % {_PRODUCT} == 0",
+            message="dp x tp x pp does not divide ranks: pin factors of resources.ranks",
+            told=f"'dp x tp x pp = ' + string({_PRODUCT}) + ' does not divide ranks ' + string(self.resources.ranks)"
+            " + ': pin factors of resources.ranks'",
+            path=".parallelism",
+        ),
+        Rule(
+            holds=f"self.training.globalBatch % {_SHARE} == 0",
+            message="dp x microBatch does not divide globalBatch: pin factors of training.globalBatch",
+            told=f"'dp x microBatch = ' + string({_SHARE}) + ' does not divide globalBatch ' + "
+            "string(self.training.globalBatch) + ': pin factors of training.globalBatch'",
+            path=".parallelism",
+        ),
+        Rule(
+            holds="!has(self.parallelism.stages) || self.parallelism.stages.sum() == double(self.model.layers)",
+            message="does not sum to the model's layers: change the numbers so that their sum agrees",
+            told="'stages hold ' + string(self.parallelism.stages.sum()) + ' blocks, the model has ' + "
+            "string(self.model.layers) + ': change the numbers so that their sum agrees'",
+            path=".parallelism.stages",
+        ),
+        Rule(
+            holds="self.resources.ranks % self.kubernetes.ranksPerPod == 0",
+            message=_RANKS_PER_POD,
+            path=".kubernetes.ranksPerPod",
+        ),
+        Rule(
+            holds="self.objective != 'cost' || self.pricePerDeviceHour > 0.0",
+            message="cost needs a price: write one above 0",
+            path=".pricePerDeviceHour",
+        ),
+        _in_volumes("self.data.source"),
+        _in_volumes("self.data.tokenizer.file", "has(self.data.tokenizer.file)"),
+        *map(_same, ("model", "data", "training", "parallelism", "objective", "pricePerDeviceHour", "checkpoint")),
+        *map(_same, ("kubernetes", "resources.device", "resources.memoryPerRank", "resources.threadsPerRank")),
+        _same_if_any("resources.minRanks"),
+    ),
+    "ModelSpec": (
+        Rule(
+            holds="self.hidden % self.heads == 0",
+            message="does not divide hidden: choose one of its divisors",
+            told="'hidden ' + string(self.hidden) + ' is not divisible by heads ' + string(self.heads)",
+            path=".heads",
+        ),
+        Rule(
+            holds="self.family != 'llama' || self.hidden % self.heads != 0 || (self.hidden / self.heads) % 2 == 0",
+            message="rotary positions need an even head dimension: choose heads so that hidden / heads is even",
+            path=".heads",
+        ),
+        Rule(
+            holds="self.kvHeads == 0 || self.heads % self.kvHeads == 0",
+            message="does not divide heads: choose one of its divisors",
+            told="'heads ' + string(self.heads) + ' is not divisible by kvHeads ' + string(self.kvHeads)",
+            path=".kvHeads",
+        ),
+        Rule(
+            holds="self.family != 'gpt2' || self.kvHeads == 0 || self.kvHeads == self.heads",
+            message="gpt2 has no grouped-query attention: leave kvHeads out",
+            path=".kvHeads",
+        ),
+    ),
+    "DataSpec": (
+        Rule(
+            holds=f"self.source == 'python-stdlib' || self.source.matches('^data://{names.LABEL}(/|$)')",
+            message="is no place on a cluster: write python-stdlib, or data://NAME/PATH with a volume data/NAME",
+            path=".source",
+        ),
+    ),
+    "TokenizerSpec": (
+        _exactly_one("train", "file", remedy="write {train: bpe, vocab: 4096}"),
+        Rule(
+            holds="!has(self.train) || self.train != 'bpe' || (has(self.vocab) && self.vocab >= 257)",
+            message="byte-level BPE needs at least 257 tokens: write vocab: 4096",
+            path=".vocab",
+        ),
+        Rule(
+            holds=f"!has(self.file) || self.file.matches('^data://{names.LABEL}/')",
+            message="is no place on a cluster: write data://NAME/PATH with a volume data/NAME",
+            path=".file",
+        ),
+    ),
+    "ResourcesSpec": (
+        Rule(
+            holds="!has(self.minRanks) || self.minRanks <= self.ranks",
+            message="is more than ranks: lower it",
+            path=".minRanks",
+        ),
+        Rule(
+            holds="type(self.memoryPerRank) == int || self.memoryPerRank.matches('[1-9]')",
+            message="is not positive: write an amount such as 4Gi",
+            path=".memoryPerRank",
+        ),
+    ),
+    "CheckpointSpec": (
+        Rule(
+            holds="!has(self.resumeFrom) || self.resumeFrom.matches('^out://[^/]+/[0-9]+/[0-9]+/?$')",
+            message="names no checkpoint: write out://UID/ATTEMPT/STEP",
+            path=".resumeFrom",
+        ),
+    ),
+    "KubernetesSpec": (
+        _keys("volumes", names.VOLUME_ROOT),
+        _keys("nodeSelector", names.QUALIFIED),
+    ),
+    "Toleration": (
+        Rule(
+            holds="self.key != '' || self.operator == 'Exists'",
+            message="Equal needs a key: add the taint's key, or operator: Exists",
+            path=".key",
+        ),
+        Rule(
+            holds="self.value == '' || self.operator != 'Exists'",
+            message="Exists compares no value: leave value out",
+            path=".value",
+        ),
+        Rule(
+            holds="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            message="only NoExecute is tolerated for a time: write effect: NoExecute, or leave tolerationSeconds out",
+            path=".tolerationSeconds",
+        ),
+    ),
+    "EnvVar": (
+        Rule(
+            holds="self.value == '' || !has(self.valueFrom)",
+            message="stands beside value: keep one of them",
+            path=".valueFrom",
+        ),
+    ),
+    "EnvSource": (
+        _exactly_one(
+            "secretKeyRef",
+            "configMapKeyRef",
+            "fieldRef",
+            remedy="write secretKeyRef: {name: my-secret, key: token}",
+        ),
+    ),
+    "VolumeSpec": (
+        _exactly_one("claim", "template", remedy="write {claim: NAME}, or {template: {size: 10Gi}}"),
+        Rule(
+            holds="self.reclaim != 'Delete' || has(self.template)",
+            message="a claim that was there before the job is not deleted with it: leave reclaim out",
+            path=".reclaim",
+        ),
+    ),
+    "ClaimTemplate": (
+        Rule(
+            holds="type(self.size) == int || self.size.matches('[1-9]')",
+            message="is not positive: write a size such as 10Gi",
+            path=".size",
+        ),
+    ),
+    "ClusterProfileSpec": (
+        Rule(
+            holds="self.ranks % self.ranksPerPod == 0",
+            message=_RANKS_PER_POD,
+            path=".ranksPerPod",
+        ),
+        Rule(
+            holds="type(self.memoryPerRank) == int || self.memoryPerRank.matches('[1-9]')",
+            message="is not positive: write an amount such as 4Gi",
+            path=".memoryPerRank",
+        ),
+    ),
+}
+"""By the title of the schema they belong to, which is the type's name."""

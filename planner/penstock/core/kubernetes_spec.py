@@ -1,0 +1,198 @@
+"""What a PipelineJob says to a cluster alone: where its pods may run, what they see, and where files are kept.
+
+Toleration and EnvVar are written as in a pod (https://kubernetes.io/docs/reference/kubernetes-api), so that they can be
+handed on as they are. All of it is checked everywhere, because a job is written before it is known where it runs.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from penstock.core import names
+from penstock.core.errors import UserError
+from penstock.core.manifest import Manifest
+from penstock.core.names import require_labels, require_name
+from penstock.core.ranges import require_counts
+from penstock.core.units import BYTES
+
+MOST_NAME_CHARACTERS = 40
+"""Of a job on a cluster: a pod's name has the job's, the attempt's number, the group's name, two indices and five
+characters, within 63.
+"""
+
+
+class Operator(enum.StrEnum):
+    """How a toleration compares."""
+
+    EQUAL = "Equal"
+    EXISTS = "Exists"
+
+
+class Effect(enum.StrEnum):
+    """What a taint does to pods that do not tolerate it."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class AccessMode(enum.StrEnum):
+    """Who may mount a volume at once."""
+
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+    READ_ONLY_MANY = "ReadOnlyMany"
+
+
+class Reclaim(enum.StrEnum):
+    """What becomes of a claim that was made for a job when the job is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toleration(Manifest):
+    """Lets pods onto nodes with a taint; without ``key`` and with ``Exists`` onto all."""
+
+    key: str = ""
+    operator: Operator = Operator.EQUAL
+    value: str = ""
+    effect: Effect | None = None
+    toleration_seconds: int | None = None
+
+    def __post_init__(self) -> None:
+        require_name(self.key, "key", names.QUALIFIED, may_be_empty=True)
+        require_name(self.value, "value", names.LABEL_VALUE)
+        if not self.key and self.operator is Operator.EQUAL:
+            raise UserError(what="Equal needs a key", where="key", remedy="add the taint's key, or operator: Exists")
+        if self.value and self.operator is Operator.EXISTS:
+            raise UserError(what="Exists compares no value", where="value", remedy="leave value out")
+        if self.toleration_seconds is not None and self.effect is not Effect.NO_EXECUTE:
+            raise UserError(
+                what="only NoExecute is tolerated for a time",
+                where="tolerationSeconds",
+                remedy="write effect: NoExecute, or leave tolerationSeconds out",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyRef(Manifest):
+    """One key of a Secret or ConfigMap in the job's namespace."""
+
+    name: str
+    key: str
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        require_name(self.name, "name", names.SUBDOMAIN)
+        require_name(self.key, "key", names.DATA_KEY)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldRef(Manifest):
+    """A field of the pod itself, such as ``metadata.name``."""
+
+    field_path: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvSource(Manifest):
+    """Where a variable's value is read from: exactly one of the three."""
+
+    secret_key_ref: KeyRef | None = None
+    config_map_key_ref: KeyRef | None = None
+    field_ref: FieldRef | None = None
+
+    def __post_init__(self) -> None:
+        given = [each for each in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if each is not None]
+        if len(given) != 1:
+            raise UserError(
+                what="needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+                where="",
+                remedy="write secretKeyRef: {name: my-secret, key: token}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvVar(Manifest):
+    """A variable of the ranks' environment: its ``value``, or where that is read from."""
+
+    name: str
+    value: str = ""
+    value_from: EnvSource | None = None
+
+    def __post_init__(self) -> None:
+        require_name(self.name, "name", names.VARIABLE)
+        if self.value and self.value_from is not None:
+            raise UserError(what="has value and valueFrom", where="valueFrom", remedy="keep one of them")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimTemplate(Manifest):
+    """A claim to be made for the job; without a ``storageClass`` of the cluster's default one."""
+
+    size: int = field(metadata=BYTES)
+    storage_class: str = ""
+    access_modes: tuple[AccessMode, ...] = (AccessMode.READ_WRITE_MANY,)
+
+    def __post_init__(self) -> None:
+        require_name(self.storage_class, "storageClass", names.SUBDOMAIN, may_be_empty=True)
+        require_counts(self, "size")
+        if not self.access_modes:
+            raise UserError(what="is empty", where="accessModes", remedy="write [ReadWriteMany]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VolumeSpec(Manifest):
+    """What stands behind a root: a ``claim`` that is there, or one made by ``template``.
+
+    ``reclaim: Delete`` deletes a claim that was made together with the job.
+    """
+
+    claim: str | None = None
+    template: ClaimTemplate | None = None
+    reclaim: Reclaim = Reclaim.RETAIN
+
+    def __post_init__(self) -> None:
+        if (self.claim is None) == (self.template is None):
+            raise UserError(
+                what="needs exactly one of claim and template",
+                where="",
+                remedy="write {claim: NAME}, or {template: {size: 10Gi}}",
+            )
+        if self.claim is not None:
+            require_name(self.claim, "claim", names.SUBDOMAIN)
+            if self.reclaim is Reclaim.DELETE:
+                raise UserError(
+                    what="a claim that was there before the job is not deleted with it",
+                    where="reclaim",
+                    remedy="leave reclaim out, or write a template instead of a claim",
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KubernetesSpec(Manifest):
+    """What only a cluster uses; validated and ignored elsewhere."""
+
+    image: str = ""
+    queue_name: str = ""
+    ranks_per_pod: int = 1
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    accelerator_resource: str = "nvidia.com/gpu"
+    volumes: dict[str, VolumeSpec] = field(default_factory=dict)
+    env: tuple[EnvVar, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_name(self.queue_name, "queueName", names.SUBDOMAIN, may_be_empty=True)
+        require_counts(self, "ranks_per_pod")
+        require_labels(self.node_selector, "nodeSelector")
+        require_name(self.accelerator_resource, "acceleratorResource", names.QUALIFIED)
+        for root in self.volumes:
+            require_name(root, f"volumes.{root}", names.VOLUME_ROOT)
+        seen = [each.name for each in self.env]
+        if doubled := [name for i, name in enumerate(seen) if name in seen[:i]]:
+            raise UserError(what=f"names {doubled[0]} twice", where="env", remedy="keep one of them")

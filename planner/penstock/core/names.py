@@ -1,0 +1,46 @@
+"""Names as Kubernetes allows them, checked where a type is built; the patterns also stand in schemas.
+
+See https://kubernetes.io/docs/concepts/overview/working-with-objects/names and .../labels
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from penstock.core.errors import UserError
+
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+"""A job, a namespace, a root of data."""
+SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+"""A claim, a storage class, a queue, a secret."""
+QUALIFIED = rf"({SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
+"""The key of a label or a taint, a resource."""
+LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+DATA_KEY = r"[-._A-Za-z0-9]{1,253}"
+"""The key of a secret or a ConfigMap."""
+VARIABLE = r"[A-Za-z_][-._A-Za-z0-9]{0,252}"
+VOLUME_ROOT = rf"out|(data|models)/{LABEL}"
+
+REMEDIES = {
+    LABEL: "use at most 63 lower-case letters, digits and dashes",
+    SUBDOMAIN: "use lower-case letters, digits, dashes and dots",
+    QUALIFIED: "write a name such as nvidia.com/gpu: letters, digits, dashes, dots, and at most one slash",
+    LABEL_VALUE: "use at most 63 letters, digits, dashes, dots and underscores",
+    DATA_KEY: "use letters, digits, dashes, dots and underscores",
+    VARIABLE: "use letters, digits and underscores, a letter first",
+    VOLUME_ROOT: "write out, data/NAME or models/NAME",
+}
+
+
+def require_name(text: str, where: str, pattern: str, *, may_be_empty: bool = False) -> None:
+    """Raise `UserError` unless ``text`` is a name by ``pattern``, one of those above."""
+    if (text or not may_be_empty) and not re.fullmatch(pattern, text):
+        raise UserError(what=f"{text!r} is not a name", where=where, remedy=REMEDIES[pattern])
+
+
+def require_labels(labels: Mapping[str, str], where: str) -> None:
+    """Raise `UserError` unless keys and values of ``labels`` may stand on a Kubernetes object."""
+    for key, value in labels.items():
+        require_name(key, f"{where}.{key}", QUALIFIED)
+        require_name(value, f"{where}.{key}", LABEL_VALUE)
