@@ -7,15 +7,8 @@ the end of the operator, and is then done again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-
-from penstock.operator import manifests
-from penstock.operator.cache import Cache, SeenJob
-from penstock.operator.kube import CONFIG_MAPS, JOBS, JOBSETS, Kube, KubeError
-from penstock.operator.names import API_VERSION, BINDING_ANNOTATION, JOB_KIND, STOP_ANNOTATION, UID_LABEL, attempt_name
-from penstock.operator.observe import grace_seconds
-from penstock.operator.seen import SeenPod, see_jobset, see_pod
-from penstock.operator.settings import Settings
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from penstock.core.instants import format_instant
 from penstock.core.job import PipelineJob
@@ -23,6 +16,13 @@ from penstock.core.plan import Plan
 from penstock.core.pod import PodBinding
 from penstock.core.profile import Profile
 from penstock.core.status import JobStatus, operator_part
+from penstock.operator import manifests
+from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.kube import CONFIG_MAPS, JOBS, JOBSETS, KINDS, Kube, KubeError
+from penstock.operator.names import API_VERSION, BINDING_ANNOTATION, JOB_KIND, STOP_ANNOTATION, UID_LABEL, attempt_name
+from penstock.operator.observe import grace_seconds
+from penstock.operator.seen import Object, SeenPod, see_jobset, see_pod
+from penstock.operator.settings import Settings
 
 PROFILE_FILE = "profile.json.gz"
 
@@ -59,29 +59,35 @@ class Actions:
         return self._cache.put_job(found)
 
     def launch(self, job: PipelineJob, status: JobStatus) -> None:
-        """Make the ConfigMap and the JobSet of the status's attempt, and remove those of attempts before it."""
-        self._forget_attempts_before(job, status.attempt)
-        self._create(manifests.config_map(job, status.attempt, self._settings))
-        grace = round(grace_seconds(status))
-        found = self._create(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
-        if found is not None:
-            self._cache.put_jobset(see_jobset(found))
+        """Make the claims, the ConfigMap and the JobSet of the status's attempt, and remove those of attempts before.
 
-    def _create(self, manifest: dict[str, object]) -> dict[str, object] | None:
-        """What was made; none if it was there already. A namesake of another job is an error."""
+        A claim of that name that is there already is taken as it is: it holds what an earlier job left.
+        """
+        self._forget_attempts_before(job, status.attempt)
+        for claim in manifests.claims(job):
+            self._make(claim)
+        self._make_own(manifests.config_map(job, status.attempt, self._settings))
+        grace = round(grace_seconds(status))
+        made = self._make_own(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
+        self._cache.put_jobset(see_jobset(made))
+
+    def _make(self, manifest: Mapping[str, Any]) -> Object:
+        """The object, which may have been there before."""
         metadata = manifest["metadata"]
-        assert isinstance(metadata, dict)
         try:
-            return dict(self._kube.create(manifest))
+            return self._kube.create(manifest)
         except KubeError as error:
             if not error.is_taken:
                 raise
-        resource = CONFIG_MAPS if manifest["kind"] == "ConfigMap" else JOBSETS
-        found = self._kube.get(resource, metadata["namespace"], metadata["name"])
-        if found["metadata"].get("labels", {}).get(UID_LABEL) != metadata["labels"][UID_LABEL]:
-            what = f"{manifest['kind']} {metadata['name']} belongs to something else; remove it, or rename the job"
-            raise KubeError(409, "NameTaken", what)
-        return dict(found) if manifest["kind"] == "JobSet" else None
+        return self._kube.get(KINDS[manifest["kind"]], metadata["namespace"], metadata["name"])
+
+    def _make_own(self, manifest: Mapping[str, Any]) -> Object:
+        """The object; raises `KubeError` if one of that name is there and is not the job's."""
+        found, wanted = self._make(manifest), manifest["metadata"]
+        if found["metadata"].get("labels", {}).get(UID_LABEL) == wanted["labels"][UID_LABEL]:
+            return found
+        what = f"{manifest['kind']} {wanted['name']} belongs to something else; remove it, or rename the job"
+        raise KubeError(409, "NameTaken", what)
 
     def _forget_attempts_before(self, job: PipelineJob, attempt: int) -> None:
         namespace = job.metadata.namespace

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from penstock.core.instants import format_instant
+from penstock.core.lifecycle import LOSSES, Phase, SetPhase
 from penstock.operator.cache import SeenJob
 from penstock.operator.kube import Kube, KubeError
 from penstock.operator.names import API_VERSION, JOB_KIND, OPERATOR_MANAGER
-
-from penstock.core.instants import format_instant
-from penstock.core.lifecycle import LOSSES, Phase, SetPhase
 
 log = logging.getLogger(__name__)
 

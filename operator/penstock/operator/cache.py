@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from penstock.operator.seen import Object, SeenJobSet, SeenNode, SeenPod
-
 from penstock.core.errors import UserError
 from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.status import JobStatus
+from penstock.operator.seen import Object, SeenJobSet, SeenNode, SeenPod
 
 Child = TypeVar("Child", SeenJobSet, SeenPod)
 

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import kopf
+
 from penstock.operator.names import GROUP, JOB_PLURAL, VERSION
 from penstock.operator.operation import Operation, operation_from
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from kubernetes.client import ApiClient
-from penstock.operator.names import OPERATOR_MANAGER
-from penstock.operator.seen import Object
 from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.exceptions import HTTPError
 
 from penstock.core.errors import PenstockError
+from penstock.operator.names import OPERATOR_MANAGER
+from penstock.operator.seen import Object
 
 REQUEST = Timeout(connect=5.0, read=20.0)
 WATCH_SECONDS = 290

@@ -11,6 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.core.job import PipelineJob
+from penstock.core.kubernetes_spec import Reclaim
+from penstock.core.plan import Plan
+from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE, PLAN_FILE
+from penstock.core.supervision import Address
 from penstock.operator.names import (
     API_VERSION,
     ATTEMPT_LABEL,
@@ -21,13 +26,8 @@ from penstock.operator.names import (
     UID_LABEL,
     attempt_name,
 )
-from penstock.operator.podspec import pod_spec
+from penstock.operator.podspec import claim_name, pod_spec
 from penstock.operator.settings import Settings
-
-from penstock.core.job import PipelineJob
-from penstock.core.plan import Plan
-from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE, PLAN_FILE
-from penstock.core.supervision import Address
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 
@@ -111,6 +111,29 @@ def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace
             "replicatedJobs": [{"name": RANKS_JOB, "replicas": 1, "template": ranks_job}],
         },
     }
+
+
+def claims(job: PipelineJob) -> list[dict[str, Any]]:
+    """The claims that the job wants made. One that is to be kept has no owner, so nothing removes it with the job."""
+    found = []
+    for root, volume in job.spec.kubernetes.volumes.items():
+        if volume.template is None:
+            continue
+        metadata: dict[str, Any] = {
+            "name": claim_name(job, root),
+            "namespace": job.metadata.namespace,
+            "labels": {JOB_LABEL: job.metadata.name, UID_LABEL: job.metadata.uid},
+        }
+        if volume.reclaim is Reclaim.DELETE:
+            metadata["ownerReferences"] = [owner_reference(job)]
+        spec: dict[str, Any] = {
+            "accessModes": [mode.value for mode in volume.template.access_modes],
+            "resources": {"requests": {"storage": str(volume.template.size)}},
+        }
+        if volume.template.storage_class:
+            spec["storageClassName"] = volume.template.storage_class
+        found.append({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+    return found
 
 
 def _metadata(job: PipelineJob, attempt: int) -> dict[str, Any]:

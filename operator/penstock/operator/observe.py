@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.operator.manifests import num_pods
-from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
-
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LIVE, AttemptState, Observed, Phase, Step
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
+from penstock.operator.manifests import num_pods
+from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
 LEAST_GRACE_SECONDS = 60.0
 GRACE_STEPS = 2.0

@@ -11,6 +11,9 @@ from functools import partial
 
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
+
+from penstock.core.errors import PenstockError
+from penstock.core.instants import parse_instant
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer
 from penstock.operator.cache import Cache
@@ -22,9 +25,6 @@ from penstock.operator.seen import Object, see_jobset, see_node, see_pod
 from penstock.operator.settings import Settings, settings_from
 from penstock.operator.watching import Watched, Watcher
 from penstock.operator.workqueue import WorkQueue
-
-from penstock.core.errors import PenstockError
-from penstock.core.instants import parse_instant
 from penstock.planning.process import Planner, ProcessPlanner
 
 log = logging.getLogger(__name__)

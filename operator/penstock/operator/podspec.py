@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.job import Device, PipelineJob
+from penstock.core.pod import ATTEMPT_FILES, BINDING_FILE, POD_FILES, STOP_FILE, TOKEN_FILE
 from penstock.operator.names import (
     ATTEMPT_LABEL,
     BINDING_ANNOTATION,
@@ -19,9 +21,6 @@ from penstock.operator.names import (
     attempt_name,
 )
 from penstock.operator.settings import Settings
-
-from penstock.core.job import Device, PipelineJob
-from penstock.core.pod import ATTEMPT_FILES, BINDING_FILE, POD_FILES, STOP_FILE, TOKEN_FILE
 
 USER = 65_532
 """Neither root nor any user of the nodes."""

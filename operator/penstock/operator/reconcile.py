@@ -10,13 +10,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.operator import binding
-from penstock.operator.actions import Actions
-from penstock.operator.cache import Cache, SeenJob
-from penstock.operator.observe import Facts, measuring, observe
-from penstock.operator.planning import Planning
-from penstock.operator.statuses import begun, entered, in_short, told
-
 from penstock.core.errors import UserError
 from penstock.core.job import KubernetesSpec, PipelineJob
 from penstock.core.lifecycle import (
@@ -37,6 +30,12 @@ from penstock.core.lifecycle import (
 )
 from penstock.core.plan import Plan
 from penstock.core.status import JobStatus, ProfileStatus
+from penstock.operator import binding
+from penstock.operator.actions import Actions
+from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.observe import Facts, measuring, observe
+from penstock.operator.planning import Planning
+from penstock.operator.statuses import begun, entered, in_short, told
 from penstock.planning.questions import Answer, Question
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.errors import UserError
+from penstock.core.instants import parse_instant
+from penstock.core.pod import PodBinding
+from penstock.core.supervision import AttemptReport
 from penstock.operator.names import (
     ATTEMPT_LABEL,
     BINDING_ANNOTATION,
@@ -18,11 +22,6 @@ from penstock.operator.names import (
     TRAINER_CONTAINER,
     UID_LABEL,
 )
-
-from penstock.core.errors import UserError
-from penstock.core.instants import parse_instant
-from penstock.core.pod import PodBinding
-from penstock.core.supervision import AttemptReport
 
 Object = Mapping[str, Any]
 """An object as the cluster writes it in JSON."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from penstock.operator.observe import Facts, hindrance
-
 from penstock.core.lifecycle import LIVE, LOSSES, AttemptState, Launch, Observed, Phase, SetPhase, Step, enter
 from penstock.core.plan import Plan
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
+from penstock.operator.observe import Facts, hindrance
 
 _PLANNED = frozenset({Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED})
 _PROFILED = _PLANNED | {Phase.PLANNING}

@@ -16,7 +16,7 @@ from penstock.core.kubernetes_spec import (
     VolumeSpec,
 )
 from penstock.core.schedule import ScheduleSpec
-from penstock.core.status import Condition, JobProgress, JobStatus, PlanStatus
+from penstock.core.status import Condition, JobProgress, JobStatus, PlanStatus, ProfileStatus
 
 CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
     KubernetesSpec: {
@@ -80,9 +80,15 @@ CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
         "startedAt": "when its first attempt was launched",
         "failedAt": "when an attempt failed last",
         "finishedAt": "when it succeeded or failed",
+        "feasibleRanks": "ranks that an elastic job was found to have room for",
+        "profile": "the measurement that the newest plan was made from",
         "plan": "the plan of the newest attempt",
         "conditions": "what was observed, one of each type",
         "progress": "what ranks reported, written by the service",
+    },
+    ProfileStatus: {
+        "ref": "the ConfigMap that holds it",
+        "key": "what it is valid for: hosts, image and work, as a digest",
     },
     PlanStatus: {
         "digest": "of the plan",
