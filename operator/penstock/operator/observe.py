@@ -79,7 +79,7 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
 
     The order is that of certainty: what a pod said of its own end comes before what became of pods and nodes.
     """
-    if facts.status.attempt == 0 or (facts.jobset is None and facts.status.phase not in LIVE):
+    if facts.status.attempt == 0 or (_is_closed(facts) and facts.status.phase not in LIVE):
         return AttemptState.NONE, ""
     ended = _ended(facts) or _taken(facts)
     if ended is not None:
@@ -110,7 +110,7 @@ def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
     """Whether the attempt lost its place, or a part of it."""
     live = facts.status.phase in LIVE
     if facts.jobset is None or facts.jobset.being_deleted:
-        return (AttemptState.DISRUPTED, "the JobSet was deleted") if live else (AttemptState.NONE, "")
+        return AttemptState.DISRUPTED, "the JobSet was deleted"
     if facts.jobset.suspended:
         return (AttemptState.DISRUPTED, "was preempted: its JobSet was suspended") if live else None
     for pod in facts.pods:
@@ -132,9 +132,18 @@ def _is_complete(facts: Facts) -> bool:
     return len(there) == facts.wanted_pods and facts.jobset is not None and not facts.jobset.suspended
 
 
+def _is_closed(facts: Facts) -> bool:
+    return facts.jobset is None or facts.jobset.being_deleted
+
+
 def is_gone(facts: Facts) -> bool:
-    """Whether nothing of the attempt is left to write; what a lost node still runs cannot reach its peers."""
-    return not any(_may_write(pod, facts.nodes) for pod in facts.pods) and not _may_bear(facts)
+    """Whether nothing of the attempt is left to write; what a lost node still runs cannot reach its peers.
+
+    One that is to be followed by another is gone only with its JobSet, or it would be taken for the other.
+    """
+    if any(_may_write(pod, facts.nodes) for pod in facts.pods):
+        return False
+    return _is_closed(facts) or (facts.status.phase.terminal and not _may_bear(facts))
 
 
 def _may_write(pod: SeenPod, nodes: Mapping[str, SeenNode]) -> bool:
@@ -145,9 +154,8 @@ def _may_write(pod: SeenPod, nodes: Mapping[str, SeenNode]) -> bool:
 
 
 def _may_bear(facts: Facts) -> bool:
-    """Whether the JobSet may still make pods: it was not deleted, and neither has it ended."""
-    jobset = facts.jobset
-    if jobset is None or jobset.being_deleted or jobset.failure:
+    """Whether the JobSet may still make pods, because it has not ended."""
+    if facts.jobset is not None and facts.jobset.failure:
         return False
     return len([pod for pod in facts.pods if pod.end]) < facts.wanted_pods
 

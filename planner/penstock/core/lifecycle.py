@@ -337,7 +337,8 @@ def _queued_attempt(spec: JobSpec, seen: Observed, now: float) -> list[Decision]
     least = spec.resources.min_ranks or most
     feasible = min(seen.feasible_ranks or most, most)
     if seen.attempt_state is AttemptState.NONE:
-        return [Launch(seen.attempt + 1, max(feasible, least), seen.last_checkpoint)]
+        launch = Launch(seen.attempt + 1, max(feasible, least), seen.last_checkpoint)
+        return [launch] if seen.attempt_gone else []
     if not least <= feasible < seen.attempt_ranks:
         return []
     shrink_at = _shrink_at(seen)

@@ -38,8 +38,8 @@ MOST_REPORT_BYTES = 4096
 class PodBinding(Manifest):
     """A pod's place in an attempt: it is node ``node_rank`` of ``num_nodes``, whose first listens at ``master``.
 
-    Epoch 0 measures, for what ``profile_key`` names; epoch 1 trains by the plan with ``plan_digest``. A pod heeds the binding with its own ``pod_uid``
-    alone. Its ranks are ``node_rank * ranks_per_pod`` and those that follow.
+    Epoch 0 measures, for what ``profile_key`` names; epoch 1 trains by the plan with ``plan_digest``. A pod heeds the
+    binding with its own ``pod_uid`` alone. Its ranks are ``node_rank * ranks_per_pod`` and those that follow.
     """
 
     pod_uid: str

@@ -99,8 +99,8 @@ class JobProgress(Manifest):
 class JobStatus(Manifest):
     """``launched`` is the newest attempt whose JobSet was made; ``attempt`` is ahead of it while one is being made.
 
-    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to. An elastic
-    job that shrank was found to have room for ``feasible_ranks``.
+    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to. An
+    elastic job that shrank was found to have room for ``feasible_ranks``.
     """
 
     observed_generation: int = 0

@@ -1,0 +1,369 @@
+"""What the operator does about one job, through its whole life, whatever happens to it, the cluster or the operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.core.lifecycle import AttemptState, Phase
+from penstock.core.pod import JOB_FILE, PLAN_FILE, PodBinding
+from penstock.core.status import ConditionStatus, ConditionType
+from penstock.core.supervision import AttemptReport
+from penstock.operator.kube import CONFIG_MAPS, JOBS, JOBSETS, PODS, KubeError
+from penstock.operator.manifests import unpacked
+from penstock.operator.names import BINDING_ANNOTATION, QUEUE_LABEL, STOP_ANNOTATION
+from penstock.planning.questions import Answer
+from tests.support.fake_supervisors import CrashError, FakePlanner
+from tests.support.manifests import example
+from tests.support.operating import Operating
+from tests.support.sample_run import sample_plan, sample_profile
+
+NODES = ("east", "west")
+
+
+@pytest.fixture
+def operating() -> Operating:
+    return Operating(FakePlanner())
+
+
+def running(operating: Operating, **changes: Any) -> str:
+    return operating.running(example(**changes), sample_profile(), *NODES)
+
+
+def bindings(operating: Operating) -> list[PodBinding]:
+    texts = [pod["metadata"]["annotations"][BINDING_ANNOTATION] for pod in operating.kube.all(PODS)]
+    return [PodBinding.from_manifest(json.loads(text)) for text in texts]
+
+
+def word(state: AttemptState, **more: Any) -> str:
+    return json.dumps(AttemptReport(state=state, **more).to_manifest())
+
+
+def end_all(operating: Operating, state: AttemptState) -> None:
+    for index in range(len(operating.kube.all(PODS))):
+        operating.kube.end_pod(index, code=0, word=word(state))
+
+
+def condition(operating: Operating, uid: str, kind: ConditionType) -> tuple[ConditionStatus, str]:
+    found = operating.status(uid).condition(kind)
+    assert found is not None
+    return found.status, found.reason
+
+
+class TestAnUndisturbedLife:
+    def test_phases_and_what_people_are_told(self, operating: Operating) -> None:
+        uid = running(operating)
+        end_all(operating, AttemptState.SUCCEEDED)
+        operating.turn()
+        assert operating.phase(uid) is Phase.SUCCEEDED
+        reasons = [reason for reason, _ in operating.events()]
+        assert reasons == ["Accepted", "Admitted", "Profiled", "Planned", "Bound", "Completed"]
+
+    def test_every_condition_holds_in_the_end(self, operating: Operating) -> None:
+        uid = running(operating)
+        end_all(operating, AttemptState.SUCCEEDED)
+        operating.turn()
+        found = {each.type.value: each.status.value for each in operating.status(uid).conditions}
+        true = {"Admitted", "Profiled", "Planned", "Bound", "Complete"}
+        assert found == dict.fromkeys(true, "True") | {"Failed": "False"}
+        assert operating.status(uid).observed_generation == 1
+
+    def test_the_attempt_has_one_jobset_and_finds_its_job(self, operating: Operating) -> None:
+        uid = running(operating)
+        assert operating.names() == ["stdlib-llama-a1"]
+        config = operating.kube.config_map("stdlib-llama-a1")
+        assert json.loads(config["data"][JOB_FILE])["metadata"]["uid"] == uid
+
+    def test_ranks_are_told_their_places_and_the_plan(self, operating: Operating) -> None:
+        running(operating)
+        found = bindings(operating)
+        assert [(each.node_rank, each.num_nodes, each.epoch) for each in found] == [(0, 2, 1), (1, 2, 1)]
+        assert {each.master for each in found} == {"10.0.0.1"}
+        assert {each.plan_digest for each in found} == {sample_plan().digest}
+        plan = unpacked(operating.kube.config_map("stdlib-llama-a1")["binaryData"][PLAN_FILE])
+        assert plan == sample_plan().to_manifest()
+
+    def test_a_status_that_would_say_the_same_is_not_written(self, operating: Operating) -> None:
+        running(operating)
+        writes = len(operating.kube.writes)
+        operating.turn()
+        assert operating.kube.writes[writes:] == []
+
+    def test_it_expires_after_its_ttl(self, operating: Operating) -> None:
+        running(operating)
+        end_all(operating, AttemptState.SUCCEEDED)
+        assert operating.turn() == pytest.approx(86_400)
+        operating.now += 86_400
+        operating.turn()
+        assert operating.kube.all(JOBS) == operating.kube.all(JOBSETS) == operating.kube.all(PODS) == []
+
+
+class TestLoss:
+    def test_a_deleted_pod_costs_an_attempt_but_is_no_failure(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.all(PODS)[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        operating.turn(8)
+        status = operating.status(uid)
+        assert (status.attempt, status.failures, status.phase) == (2, 0, Phase.QUEUED)
+        assert operating.names() == ["stdlib-llama-a2"]
+        assert ("Disrupted", "Recovering: pod stdlib-llama-a1-ranks-0-0 was deleted") in operating.events()
+
+    def test_on_the_same_hosts_nothing_is_measured_again(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.remove(operating.kube.all(PODS)[0])
+        operating.turn(8)
+        operating.kube.start_pods(*reversed(NODES))
+        operating.turn(12)
+        assert operating.phase(uid) is Phase.RUNNING
+        assert [reason for reason, _ in operating.events()].count("Profiled") == 1
+        hosts = [pod["spec"]["nodeName"] for pod in operating.kube.all(PODS)]
+        order = {host: each.node_rank for host, each in zip(hosts, bindings(operating), strict=True)}
+        assert order == {"east": 0, "west": 1}
+
+    def test_other_hosts_are_measured(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.add_node("north")
+        operating.kube.remove(operating.kube.all(PODS)[0])
+        operating.turn(8)
+        operating.kube.start_pods("east", "north")
+        operating.turn(8)
+        assert operating.phase(uid) is Phase.PROFILING
+        assert {each.epoch for each in bindings(operating)} == {0}
+
+    def test_a_failed_pod_counts_and_waits_a_moment(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.end_pod(1, code=1, word=word(AttemptState.FAILED, message="rank 1 was killed"))
+        operating.kube.remove(operating.kube.all(PODS)[0])
+        wait = operating.turn()
+        assert (operating.phase(uid), operating.status(uid).failures) == (Phase.RECOVERING, 1)
+        assert wait == pytest.approx(1.0)
+        operating.now += 1.0
+        operating.turn()
+        assert operating.status(uid).attempt == 2
+
+    def test_a_mistake_of_the_user_s_ends_the_job(self, operating: Operating) -> None:
+        uid = running(operating)
+        report = word(AttemptState.FAILED, message="data: empty\n  remedy: add text", refused=True)
+        operating.kube.end_pod(0, code=2, word=report)
+        operating.turn()
+        status = operating.status(uid)
+        assert (status.phase, status.reason) == (Phase.FAILED, "UserError")
+        assert "remedy: add text" in status.message
+
+    def test_a_lost_node_s_pod_holds_nothing_up(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.add_node("west", ready=False, at=operating.now)
+        left = next(pod for pod in operating.kube.all(PODS) if pod["spec"]["nodeName"] == "west")
+        operating.turn(8)
+        operating.kube.add(PODS, left)
+        operating.turn(8)
+        assert operating.status(uid).attempt == 2
+
+    def test_a_silent_run_has_stalled(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.now += 3600
+        operating.turn()
+        assert condition(operating, uid, ConditionType.STALLED) == (ConditionStatus.TRUE, "NoStep")
+
+    def test_nobody_stalls_while_the_service_is_away(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.service_is_there = False
+        operating.now += 3600
+        operating.turn()
+        assert operating.phase(uid) is Phase.RUNNING
+
+    def test_what_has_ended_stays_ended(self, operating: Operating) -> None:
+        uid = running(operating)
+        end_all(operating, AttemptState.SUCCEEDED)
+        operating.turn()
+        operating.kube.remove(operating.kube.all(JOBSETS)[0])
+        operating.turn()
+        assert (operating.phase(uid), operating.names()) == (Phase.SUCCEEDED, [])
+
+
+class TestWaiting:
+    def test_what_keeps_a_pod_from_starting_is_told(self, operating: Operating) -> None:
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.now)
+        operating.turn()
+        status = operating.status(uid)
+        assert (status.phase, status.message) == (
+            Phase.QUEUED,
+            "pod stdlib-llama-a1-ranks-0-1: Unschedulable: 0/2 nodes are available",
+        )
+        assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "Waiting")
+
+    def test_a_queue_admits(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(kubernetes={"queueName": "team"}))
+        operating.turn()
+        (jobset,) = operating.kube.all(JOBSETS)
+        assert jobset["spec"]["suspend"]
+        assert jobset["metadata"]["labels"][QUEUE_LABEL] == "team"
+        assert operating.status(uid).message == "queue team has not admitted it yet"
+
+    def test_a_preempted_attempt_is_followed_by_one_that_queues(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.all(JOBSETS)[0]["spec"]["suspend"] = True
+        operating.turn(8)
+        assert (operating.status(uid).attempt, operating.status(uid).failures) == (2, 0)
+
+    def test_the_service_away_is_told_while_measuring(self, operating: Operating) -> None:
+        operating.service_is_there = False
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "ServiceUnavailable")
+
+    def test_an_elastic_job_makes_do_with_the_room_there_is(self, operating: Operating) -> None:
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example(resources={"ranks": 2, "minRanks": 1}))
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.now)
+        assert operating.turn() == pytest.approx(120.0)
+        operating.now += 120.0
+        operating.turn(8)
+        status = operating.status(uid)
+        assert (status.attempt, status.ranks, status.failures) == (2, 1, 0)
+
+    def test_nothing_fits(self, operating: Operating) -> None:
+        operating = Operating(FakePlanner(Answer(what="no plan fits", remedy="raise memoryPerRank")))
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        operating.measured(uid, sample_profile())
+        operating.turn(12)
+        status = operating.status(uid)
+        assert (status.phase, status.reason) == (Phase.FAILED, "NoPlan")
+        assert condition(operating, uid, ConditionType.PLANNED) == (ConditionStatus.FALSE, "NoPlan")
+
+
+class TestRequests:
+    def test_suspended_with_a_checkpoint_and_resumed(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.change_spec(uid, runPolicy={"suspend": True})
+        operating.turn()
+        assert all(STOP_ANNOTATION in pod["metadata"]["annotations"] for pod in operating.kube.all(PODS))
+        assert operating.phase(uid) is Phase.RUNNING
+        end_all(operating, AttemptState.STOPPED)
+        operating.turn()
+        assert operating.phase(uid) is Phase.SUSPENDED
+        operating.kube.change_spec(uid, runPolicy={"suspend": False})
+        operating.turn()
+        assert (operating.status(uid).attempt, operating.names()) == (2, ["stdlib-llama-a2"])
+
+    def test_one_that_does_not_stop_in_time_is_ended(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.change_spec(uid, runPolicy={"suspend": True})
+        wait = operating.turn()
+        assert wait == pytest.approx(60.0)
+        operating.now += 60.0
+        operating.turn(8)
+        assert (operating.phase(uid), operating.kube.all(PODS)) == (Phase.SUSPENDED, [])
+
+    def test_a_spec_that_the_cluster_let_pass_is_refused_with_its_place(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(model__heads=7))
+        operating.turn()
+        status = operating.status(uid)
+        assert (status.phase, status.reason) == (Phase.FAILED, "InvalidSpec")
+        assert "heads" in status.message
+
+    def test_a_name_that_is_taken_is_told(self, operating: Operating) -> None:
+        other = {"metadata": {"name": "stdlib-llama-a1", "namespace": "default", "labels": {}}, "spec": {}}
+        operating.kube.add(JOBSETS, other)
+        operating.kube.submit(example())
+        with pytest.raises(KubeError, match="belongs to something else"):
+            operating.turn()
+
+    def test_templates_become_claims_that_outlive_the_job(self, operating: Operating) -> None:
+        volumes = {"out": {"template": {"size": "1Gi"}}, "data/own": {"template": {"size": "1Gi"}, "reclaim": "Delete"}}
+        uid = operating.kube.submit(example(kubernetes={"volumes": volumes}))
+        operating.turn()
+        owned = {each["metadata"]["name"]: bool(each["metadata"].get("ownerReferences")) for each in claims(operating)}
+        assert owned == {"stdlib-llama-out": False, "stdlib-llama-data-own": True}
+        operating.kube.remove(next(each for each in operating.kube.all(JOBS) if each["metadata"]["uid"] == uid))
+        assert [each["metadata"]["name"] for each in claims(operating)] == ["stdlib-llama-out"]
+
+
+def claims(operating: Operating) -> list[dict[str, Any]]:
+    return [each for (plural, _, _), each in operating.kube.objects.items() if plural == "persistentvolumeclaims"]
+
+
+class TestWhateverHappensToTheOperator:
+    def life(self, operating: Operating, disturbed: Callable[[], None]) -> str:
+        """A job that loses one pod, with ``disturbed`` in place of every turn."""
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        disturbed()
+        operating.kube.start_pods(*NODES)
+        disturbed()
+        operating.measured(uid, sample_profile())
+        disturbed()
+        for index in (0, 1):
+            operating.kube.end_pod(index, code=1, word=word(AttemptState.FAILED, message="a rank was killed"))
+        disturbed()
+        operating.now += 2.0
+        disturbed()
+        operating.kube.start_pods(*NODES)
+        disturbed()
+        end_all(operating, AttemptState.SUCCEEDED)
+        disturbed()
+        return uid
+
+    def count_writes(self) -> int:
+        operating = Operating(FakePlanner())
+        self.life(operating, lambda: settle(operating))
+        return len(operating.kube.writes)
+
+    @pytest.mark.parametrize("failure", [CrashError(), KubeError(409, "Conflict", ""), KubeError(500, "Internal", "")])
+    def test_any_write_may_be_its_last(self, failure: BaseException) -> None:
+        total = self.count_writes()
+        assert total > 20
+        for fatal in range(total):
+            operating = Operating(FakePlanner())
+            operating.kube.hook = once(fatal, failure)
+            uid = self.life(operating, lambda: settle(operating))
+            status = operating.status(uid)
+            assert (status.phase, status.attempt, status.failures) == (Phase.SUCCEEDED, 2, 1), (fatal, status)
+            assert operating.names() == ["stdlib-llama-a2"], fatal
+            configs = [each["metadata"]["name"] for each in operating.kube.all(CONFIG_MAPS)]
+            assert sorted(configs) == ["measured", "stdlib-llama-a2"], fatal
+
+
+def once(fatal: int, failure: BaseException) -> Callable[[str], None]:
+    """A hook that fails at one write."""
+    count = -1
+
+    def hook(write: str) -> None:
+        nonlocal count
+        count += 1
+        if count == fatal:
+            raise failure
+
+    return hook
+
+
+def settle(operating: Operating) -> None:
+    """Turns as a queue makes them; an operator that ends is followed by another."""
+    for _ in range(6):
+        try:
+            operating.turn(3)
+        except KubeError:
+            continue
+        except CrashError:
+            operating.restart()

@@ -1,0 +1,202 @@
+"""A cluster in memory behind the operator's seam, and the hands of those who would act in a real one.
+
+It keeps what the operator's promises rest on: names are given once, uids are checked, what is applied replaces what the
+same hand applied before, and owned objects go with their owner. Controllers and kubelets are the test's to play.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from penstock.core.instants import format_instant
+from penstock.operator.kube import (
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    KINDS,
+    NODES,
+    PODS,
+    Change,
+    KubeError,
+    Listing,
+    Resource,
+)
+from penstock.operator.names import INDEX_LABEL, TRAINER_CONTAINER
+from penstock.operator.seen import Object
+
+Key = tuple[str, str, str]
+
+
+class FakeKube:
+    """See the module. ``hook`` is called before every write with a word for it, and may raise."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, dict[str, Any]] = {}
+        self.writes: list[str] = []
+        self.hook: Callable[[str], None] = lambda write: None
+        self._numbers = itertools.count(1)
+
+    # What the operator calls
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """See `penstock.operator.kube.Kube`, as for all that follow."""
+        found = self.objects.get((resource.plural, namespace, name))
+        if found is None:
+            raise KubeError(404, "NotFound", f"{resource.plural} {name}")
+        return copy.deepcopy(found)
+
+    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        label, _, value = selector.partition("=")
+        found = [
+            copy.deepcopy(each)
+            for (plural, space, _), each in sorted(self.objects.items())
+            if plural == resource.plural
+            and namespace in ("", space)
+            and (not label or (label in _labels(each) and value in ("", _labels(each)[label])))
+        ]
+        return Listing(objects=tuple(found), version=str(next(self._numbers)))
+
+    def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
+        yield from ()
+
+    def create(self, manifest: Mapping[str, Any]) -> Object:
+        made = copy.deepcopy(dict(manifest))
+        metadata = made["metadata"]
+        name = metadata.setdefault("name", f"{metadata.pop('generateName', '')}{next(self._numbers)}")
+        self._write(f"create {manifest['kind']} {name}")
+        key = (KINDS[manifest["kind"]].plural, metadata["namespace"], name)
+        if key in self.objects:
+            raise KubeError(409, "AlreadyExists", name)
+        return self.add(KINDS[manifest["kind"]], made)
+
+    def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
+        metadata = manifest["metadata"]
+        self._write(f"apply {manifest['kind']} {metadata['name']} {subresource}".strip())
+        key = (KINDS[manifest["kind"]].plural, metadata["namespace"], metadata["name"])
+        found = self.objects.get(key)
+        if found is None:
+            if subresource:
+                raise KubeError(404, "NotFound", metadata["name"])
+            return self.add(KINDS[manifest["kind"]], copy.deepcopy(dict(manifest)))
+        if metadata.get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            raise KubeError(409, "Conflict", "uid mismatch")
+        if subresource == "status":
+            progress = found.get("status", {}).get("progress")
+            found["status"] = copy.deepcopy(manifest["status"]) | ({"progress": progress} if progress else {})
+        else:
+            found.update({k: copy.deepcopy(v) for k, v in manifest.items() if k != "metadata"})
+        return self.touch(found)
+
+    def annotate(self, pod: tuple[str, str, str], annotations: Mapping[str, str]) -> Object:
+        namespace, name, uid = pod
+        self._write(f"annotate {name}")
+        found = self.objects.get((PODS.plural, namespace, name))
+        if found is None or found["metadata"]["uid"] != uid:
+            raise KubeError(404 if found is None else 409, "NotFound", name)
+        found["metadata"].setdefault("annotations", {}).update(annotations)
+        return self.touch(found)
+
+    def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        self._write(f"delete {resource.plural} {name}")
+        found = self.objects.get((resource.plural, namespace, name))
+        if found is not None and found["metadata"]["uid"] == uid:
+            self.remove(found)
+
+    def _write(self, word: str) -> None:
+        self.hook(word)
+        self.writes.append(word)
+
+    # What others do
+
+    def add(self, resource: Resource, found: dict[str, Any]) -> Object:
+        """An object comes to be, by whomever."""
+        metadata = found["metadata"]
+        metadata.setdefault("uid", f"uid-{next(self._numbers)}")
+        metadata.setdefault("generation", 1)
+        self.objects[(resource.plural, metadata.get("namespace", ""), metadata["name"])] = found
+        return self.touch(found)
+
+    def touch(self, found: dict[str, Any]) -> Object:
+        """An object has changed."""
+        found["metadata"]["resourceVersion"] = str(next(self._numbers))
+        return copy.deepcopy(found)
+
+    def remove(self, gone: Mapping[str, Any]) -> None:
+        """An object is gone, and what it owns with it."""
+        uid = gone["metadata"]["uid"]
+        self.objects = {key: each for key, each in self.objects.items() if each["metadata"]["uid"] != uid}
+        for each in list(self.objects.values()):
+            if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences", ())):
+                self.remove(each)
+
+    def all(self, resource: Resource) -> list[dict[str, Any]]:
+        """The objects themselves, to be changed."""
+        return [each for (plural, _, _), each in sorted(self.objects.items()) if plural == resource.plural]
+
+    def submit(self, manifest: Mapping[str, Any]) -> str:
+        """Somebody applies a job; its uid."""
+        job = copy.deepcopy(dict(manifest))
+        job["metadata"].setdefault("namespace", "default")
+        return str(self.add(JOBS, job)["metadata"]["uid"])
+
+    def change_spec(self, uid: str, **parts: Any) -> None:
+        """Somebody edits a job."""
+        job = next(each for each in self.all(JOBS) if each["metadata"]["uid"] == uid)
+        for name, values in parts.items():
+            job["spec"][name] = {**job["spec"].get(name, {}), **values}
+        job["metadata"]["generation"] += 1
+        self.touch(job)
+
+    def report(self, uid: str, **progress: Any) -> None:
+        """The service tells how far a job is."""
+        job = next(each for each in self.all(JOBS) if each["metadata"]["uid"] == uid)
+        job.setdefault("status", {})["progress"] = progress
+        self.touch(job)
+
+    def add_node(self, name: str, *, ready: bool = True, at: float = 0.0) -> None:
+        """A node comes, or becomes ready or not."""
+        condition = {"type": "Ready", "status": "True" if ready else "Unknown"}
+        condition["lastTransitionTime"] = str(format_instant(at))
+        status = {"nodeInfo": {"bootID": f"boot-{name}"}, "conditions": [condition]}
+        self.add(NODES, {"metadata": {"name": name, "uid": f"node-{name}"}, "status": status})
+
+    def start_pods(self, *nodes: str) -> None:
+        """The newest JobSet that is not suspended gets its pods, on these nodes, and they run."""
+        jobset = max(self.all(JOBSETS), key=lambda each: int(each["metadata"]["resourceVersion"]))
+        template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+        for index, node in enumerate(nodes):
+            name = f"{jobset['metadata']['name']}-ranks-0-{index}"
+            owner = [{"uid": jobset["metadata"]["uid"]}]
+            labels = {**template["metadata"]["labels"], INDEX_LABEL: str(index)}
+            metadata = {"name": name, "namespace": "default", "labels": labels, "ownerReferences": owner}
+            state = {"name": TRAINER_CONTAINER, "imageID": "image@1", "state": {"running": {}}}
+            status = {"phase": "Running", "podIP": f"10.0.0.{index + 1}", "containerStatuses": [state]}
+            self.add(PODS, {"metadata": metadata, "spec": {"nodeName": node}, "status": status})
+
+    def hinder_pod(self, index: int, reason: str, message: str, at: float) -> None:
+        """The scheduler finds no node for a pod."""
+        pod = self.all(PODS)[index]
+        pod["spec"] = {}
+        condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+        pod["status"] = {"phase": "Pending", "conditions": [{**condition, "lastTransitionTime": format_instant(at)}]}
+        self.touch(pod)
+
+    def end_pod(self, index: int, *, code: int, word: str = "", at: float = 0.0) -> None:
+        """A pod's container ends with an exit code and a termination message."""
+        pod = self.all(PODS)[index]
+        ended = {"exitCode": code, "message": word, "finishedAt": format_instant(at)}
+        pod["status"]["phase"] = "Failed" if code else "Succeeded"
+        pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+        self.touch(pod)
+
+    def config_map(self, name: str) -> dict[str, Any]:
+        """A ConfigMap, as it is."""
+        return self.objects[(CONFIG_MAPS.plural, "default", name)]
+
+
+def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
+    labels: Mapping[str, str] = found["metadata"].get("labels", {})
+    return labels

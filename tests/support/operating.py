@@ -1,0 +1,103 @@
+"""An operator's reconciles on a cluster in memory, with time and other people's deeds in the test's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.lifecycle import Phase
+from penstock.core.profile import Profile
+from penstock.core.status import JobStatus
+from penstock.operator.actions import PROFILE_FILE, Actions
+from penstock.operator.announcing import Announcer
+from penstock.operator.cache import Cache
+from penstock.operator.kube import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
+from penstock.operator.manifests import packed
+from penstock.operator.planning import Planning
+from penstock.operator.reconcile import Reconciler
+from penstock.operator.seen import see_jobset, see_node, see_pod
+from penstock.operator.settings import Settings
+from penstock.planning.process import Planner
+from tests.support.fake_kube import FakeKube
+
+SETTINGS = Settings(image="penstock/trainer:1", service="https://service:8470")
+
+
+class Operating:
+    """One operator after the other, on one cluster; ``restart`` forgets all that was not written down."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.kube, self.now, self._planner = FakeKube(), 1000.0, planner
+        self.service_is_there = True
+        self.restart()
+
+    def restart(self) -> None:
+        """The operator ends, and another begins."""
+        self.cache = Cache()
+        self.planning = Planning(self._planner)
+        announcer = Announcer(self.kube, self.clock)
+        actions = Actions(self.kube, self.cache, SETTINGS)
+        self.reconciler = Reconciler(self.cache, actions, self.planning, self.clock, announcer.phase)
+
+    def clock(self) -> float:
+        """The time."""
+        return self.now
+
+    def look(self) -> None:
+        """Watches tell all there is."""
+        kube, cache = self.kube, self.cache
+        jobs = kube.list(JOBS).objects
+        for job in jobs:
+            cache.put_job(job)
+        cache.keep_jobs(job["metadata"]["uid"] for job in jobs)
+        cache.replace_jobsets(map(see_jobset, kube.list(JOBSETS).objects))
+        cache.replace_pods(map(see_pod, kube.list(PODS).objects))
+        cache.replace_nodes(map(see_node, kube.list(NODES).objects))
+        cache.see_service(self.service_is_there, self.now)
+
+    def turn(self, times: int = 4) -> float | None:
+        """Watches tell, and every job is looked at, until nothing more happens; when to look again."""
+        wait: float | None = None
+        for _ in range(times):
+            self.look()
+            for uid in self.cache.uids():
+                wait = self.reconciler.reconcile(uid)
+        return wait
+
+    def status(self, uid: str) -> JobStatus:
+        """What the cluster says of a job."""
+        job = next(each for each in self.kube.all(JOBS) if each["metadata"]["uid"] == uid)
+        return JobStatus.from_manifest(job.get("status") or {})
+
+    def phase(self, uid: str) -> Phase:
+        """Where the cluster says that a job is."""
+        return self.status(uid).phase
+
+    def measured(self, uid: str, profile: Profile, attempt: int = 1) -> None:
+        """The service lays out what a job's ranks measured."""
+        name = "measured"
+        found = {"metadata": {"name": name, "namespace": "default"}}
+        self.kube.add(CONFIG_MAPS, {**found, "binaryData": {PROFILE_FILE: packed(profile.to_manifest())}})
+        self.kube.report(uid, attempt=attempt, profileRef=name)
+
+    def running(self, manifest: Mapping[str, Any], profile: Profile, *nodes: str) -> str:
+        """A job that has come to Running on these nodes; its uid."""
+        for node in nodes:
+            self.kube.add_node(node)
+        uid = self.kube.submit(manifest)
+        self.turn()
+        self.kube.start_pods(*nodes)
+        self.turn()
+        self.measured(uid, profile)
+        self.turn(12)
+        assert self.phase(uid) is Phase.RUNNING, self.status(uid)
+        return uid
+
+    def names(self) -> list[str]:
+        """The JobSets there are."""
+        return [each["metadata"]["name"] for each in self.kube.all(JOBSETS)]
+
+    def events(self) -> list[tuple[str, str]]:
+        """What people were told, in order: reason and message."""
+        found = sorted(self.kube.all(EVENTS), key=lambda each: int(each["metadata"]["resourceVersion"]))
+        return [(each["reason"], each["message"]) for each in found]
