@@ -86,15 +86,28 @@ class Attention:
         operands, own = _operands(frame), slice(frame.start, frame.stop)
         q_shape, dk_BSGD, dv_BSGD = operands.q.shape, frame.dkv["dk"], frame.dkv["dv"]
         dq_BNAD, dk_BNGD, dv_BNGD = self._parts(frame, frame.w["dqkv"])
+        dout_BNAD = dattended_TH.view(q_shape)
+        if self._rotary is None and self._is_whole(frame):
+            self._backend.backward(operands, dout_BNAD, dq_BNAD, dk_BNGD, dv_BNGD, fresh=True)
+            return
         turned_BNAD = dq_BNAD if self._rotary is None else self._workspace.take(*q_shape, dtype=dq_BNAD.dtype)
         dkv_BSGD = dk_BSGD[:, : frame.stop], dv_BSGD[:, : frame.stop]
-        self._backend.backward(operands, dattended_TH.view(q_shape), turned_BNAD, *dkv_BSGD, fresh=fresh_dkv)
+        self._backend.backward(operands, dout_BNAD, turned_BNAD, *dkv_BSGD, fresh=fresh_dkv)
         if self._rotary is None:
             dk_BNGD.copy_(dk_BSGD[:, own])
         else:
             self._rotary.rotate_back(turned_BNAD, frame.start, dq_BNAD)
             self._rotary.rotate_back(dk_BSGD[:, own], frame.start, dk_BNGD)
         dv_BNGD.copy_(dv_BSGD[:, own])
+
+    @staticmethod
+    def _is_whole(frame: Frame) -> bool:
+        """Whether the slice is the sequence, so that no other adds to its keys' gradients and they need no buffer.
+
+        Only where the buffer is no wider than what is kept of it, or blocks of queries would be summed in less.
+        """
+        dk_BSGD = frame.dkv["dk"]
+        return frame.stop - frame.start == dk_BSGD.shape[1] and frame.w["dqkv"].dtype == dk_BSGD.dtype
 
     def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> None:  # noqa: E741
         """W: add the gradients of both matrices."""
