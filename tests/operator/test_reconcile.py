@@ -304,30 +304,30 @@ def claims(operating: Operating) -> list[dict[str, Any]]:
 
 
 class TestWhateverHappensToTheOperator:
-    def life(self, operating: Operating, disturbed: Callable[[], None]) -> str:
-        """A job that loses one pod, with ``disturbed`` in place of every turn."""
+    def life(self, operating: Operating) -> str:
+        """A job that loses an attempt."""
         for node in NODES:
             operating.kube.add_node(node)
         uid = operating.kube.submit(example())
-        disturbed()
+        settle(operating)
         operating.kube.start_pods(*NODES)
-        disturbed()
+        settle(operating)
         operating.measured(uid, sample_profile())
-        disturbed()
+        settle(operating)
         for index in (0, 1):
             operating.kube.end_pod(index, code=1, word=word(AttemptState.FAILED, message="a rank was killed"))
-        disturbed()
+        settle(operating)
         operating.now += 2.0
-        disturbed()
+        settle(operating)
         operating.kube.start_pods(*NODES)
-        disturbed()
+        settle(operating)
         end_all(operating, AttemptState.SUCCEEDED)
-        disturbed()
+        settle(operating)
         return uid
 
     def count_writes(self) -> int:
         operating = Operating(FakePlanner())
-        self.life(operating, lambda: settle(operating))
+        self.life(operating)
         return len(operating.kube.writes)
 
     @pytest.mark.parametrize("failure", [CrashError(), KubeError(409, "Conflict", ""), KubeError(500, "Internal", "")])
@@ -337,7 +337,7 @@ class TestWhateverHappensToTheOperator:
         for fatal in range(total):
             operating = Operating(FakePlanner())
             operating.kube.hook = once(fatal, failure)
-            uid = self.life(operating, lambda: settle(operating))
+            uid = self.life(operating)
             status = operating.status(uid)
             assert (status.phase, status.attempt, status.failures) == (Phase.SUCCEEDED, 2, 1), (fatal, status)
             assert operating.names() == ["stdlib-llama-a2"], fatal
