@@ -81,7 +81,7 @@ def test_every_property_says_what_it_means(name: str) -> None:
         f"{path}.{field}"
         for path, schema in schemas(schema_of(name))
         for field, inner in schema.get("properties", {}).items()
-        if not inner.get("description")
+        if not inner.get("description") and (path, field) != ("", "metadata")  # which may say nothing
     ]
     assert silent == []
 

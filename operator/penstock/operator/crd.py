@@ -61,7 +61,7 @@ def _whole(schema: JsonSchema, status: type) -> JsonSchema:
     properties = {
         "apiVersion": {"type": "string", "description": f"`{API_VERSION}`"},
         "kind": {"type": "string", "description": "The kind of the resource."},
-        "metadata": {"type": "object", "description": "As of every Kubernetes object."},
+        "metadata": {"type": "object"},
         "spec": structural(schema["properties"]["spec"], bounded=True),
         "status": structural(dataclass_schema(status), bounded=False) | {"default": {}},
     }
