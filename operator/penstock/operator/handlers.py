@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Make the operation, and wait until it knows everything there is."""
     settings.posting.enabled = False
-    settings.scanning.disabled = True
     settings.watching.server_timeout = 290
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 20

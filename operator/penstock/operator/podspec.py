@@ -65,6 +65,7 @@ def _container(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, 
     return {
         "name": TRAINER_CONTAINER,
         "image": job.spec.kubernetes.image or settings.image,
+        "command": ["penstock"],
         "args": ["pod", "--attempt", str(attempt), "--storage", STORAGE, "--local", LOCAL],
         "env": _env(job),
         "resources": _resources(job),
