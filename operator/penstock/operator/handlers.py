@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Make the operation, and wait until it knows everything there is."""
     settings.posting.enabled = False
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # or every event of a watch would be told
     settings.watching.server_timeout = 290
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 20

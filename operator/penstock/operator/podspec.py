@@ -69,6 +69,7 @@ def _container(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, 
         "args": ["pod", "--attempt", str(attempt), "--storage", STORAGE, "--local", LOCAL],
         "env": _env(job),
         "resources": _resources(job),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

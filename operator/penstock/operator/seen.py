@@ -220,5 +220,6 @@ def _why(status: Object, terminated: Object, report: AttemptReport | None, taken
     if terminated.get("reason") == "OOMKilled":
         return "was killed for more memory than its limit; raise resources.memoryPerRank"
     if terminated.get("exitCode"):
-        return f"ended with code {terminated['exitCode']} without a word"
+        last = str(terminated.get("message", "")).strip().rpartition("\n")[2]
+        return f"ended with code {terminated['exitCode']}: {last or 'without a word'}"
     return str(status.get("message") or status.get("reason") or "")
