@@ -77,6 +77,9 @@ class FakeRanks:
         self.killed = True
         self._ended = self._ended or killed()
 
+    def all_started(self) -> bool:
+        return True
+
     def log_path(self, rank: int) -> Path | None:
         return None
 
