@@ -106,7 +106,9 @@ class PodFolder:
 class Attempt:
     """The pods of attempt ``number`` of ``job``, each of ``ranks_per_pod`` ranks; the test is their operator."""
 
-    def __init__(self, root: Path, job: PipelineJob, *, number: int = 1, num_pods: int = 2, ranks_per_pod: int = 1) -> None:
+    def __init__(
+        self, root: Path, job: PipelineJob, *, number: int = 1, num_pods: int = 2, ranks_per_pod: int = 1
+    ) -> None:
         self.number, self.ranks_per_pod = number, ranks_per_pod
         self.out, self.data = root / "out", root / "data"
         self.master, self.port = LOOPBACK, two_free_ports()
@@ -174,7 +176,9 @@ class Attempt:
             assert time.monotonic() < deadline, self.said()
             time.sleep(_POLL_SECONDS)
 
-    def ended(self, processes: Sequence[subprocess.Popen[bytes]], seconds: float = PATIENCE_SECONDS) -> list[AttemptReport]:
+    def ended(
+        self, processes: Sequence[subprocess.Popen[bytes]], seconds: float = PATIENCE_SECONDS
+    ) -> list[AttemptReport]:
         """What the pods say at their end; they must come to it."""
         deadline = time.monotonic() + seconds
         for process in processes:

@@ -47,7 +47,7 @@ RANKS_FILE = "ranks.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nodes:
-    """A host's place: number ``node_rank`` of ``num_nodes`` that launch together, with equally many processes each. They
+    """A host's place: number ``node_rank`` of ``num_nodes`` that launch together, each as many processes. They
     meet at ``port`` of the first one, whose address is ``master``.
     """
 
