@@ -72,6 +72,15 @@ def test_epoch_0_wishes_a_measurement_and_epoch_1_none(bench: Bench) -> None:
     assert bench.run.read_plan() == sample_plan()
 
 
+def test_a_plan_that_another_pod_put_is_left_as_it_is(bench: Bench) -> None:
+    bench.attempt.train(sample_plan())
+    bench.run.plan.write_text("{")
+    assert bench.box.binding() is not None
+    found = bench.run.plan.stat()
+    assert bench.box.binding() is not None
+    assert bench.run.plan.stat() == found
+
+
 def test_a_stop_is_any_text(bench: Bench) -> None:
     bench.pod.ask_to_stop()
     assert bench.box.wished(Wish.STOP)
@@ -80,7 +89,7 @@ def test_a_stop_is_any_text(bench: Bench) -> None:
 def test_the_binding_of_the_pod_that_had_its_name_before_is_not_heeded(bench: Bench) -> None:
     bench.attempt.give(sample_plan())
     for other in ({"pod_uid": "before"}, {"attempt": 2}):
-        bench.pod.bind(replace(bench.attempt.binding(1, 1, sample_plan()), **other))  # type: ignore[arg-type]
+        bench.pod.bind(replace(bench.attempt.binding(1, 1, sample_plan()), **other))
         assert bench.box.binding() is None
         assert not bench.box.wished(Wish.MEASURE)
 

@@ -162,7 +162,7 @@ def test_a_run_is_shipped_until_somebody_asks_to_stop(tmp_path: Path, token_file
 
     handler = signal.getsignal(signal.SIGTERM)
     with IngestServer(answer) as server:
-        assert ship(run.root, address_file(tmp_path / "address.json", server.url), token_file, lambda line: None)
+        assert ship(run, address_file(tmp_path / "address.json", server.url), token_file, lambda line: None)
     assert len(server.requests) == 3
     assert signal.getsignal(signal.SIGTERM) is handler
 

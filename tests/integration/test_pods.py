@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from penstock.planner.measured import problem_from_profile
 from penstock.trainer.outbox import read_records
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.status import RankStatus, State, read_status, status_path
+from tests.support.not_run import missing
 from tests.support.pods import Attempt, PodFolder, identified
 from tests.support.training_run import losses, make_run, tiny_job, tiny_plan, train, write_corpus
 
@@ -95,13 +98,12 @@ def test_two_pods_measure_wait_and_train_the_losses_of_one_machine(root: Path, m
     assert len(list((root / "out" / job.metadata.uid / "data").glob("*/prepared.json"))) == 1
 
 
-def test_four_pods_train_where_the_placement_says(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks a pod where there is work for two of four: the first rank is on the second pod."""
-    job = job_of(4)
-    plan = Plan.from_manifest(tiny_plan(job, 2).to_manifest() | {"placement": [3, 0]})
+def test_ranks_are_where_the_placement_says_and_devices_without_work_wait(root: Path) -> None:
+    """Two pods of two devices where there is work for two: the first rank is on the second pod."""
+    job = job_of(2)
     attempt = Attempt(root, job, ranks_per_pod=2)
     with attempt.started() as processes:
-        attempt.train(plan)
+        attempt.train(dataclasses.replace(tiny_plan(job, 2), placement=(3, 0)))
         reports = attempt.ended(processes)
     assert states(reports) == [AttemptState.SUCCEEDED] * 2, attempt.said()
     said = {
@@ -115,11 +117,24 @@ def test_four_pods_train_where_the_placement_says(root: Path, monkeypatch: pytes
         (attempt.pods[1].uid, "0"): "",
         (attempt.pods[1].uid, "1"): "rank 0 of 2 is ready on cpu",
     }
-    statuses = [
-        status_of(pod, rank) for pod, ranks in zip(attempt.pods, ((1, 2), (3, 0)), strict=True) for rank in ranks
-    ]
+    ranks = zip(attempt.pods, ((1, 2), (3, 0)), strict=True)
+    statuses = [status_of(pod, rank) for pod, of_pod in ranks for rank in of_pod]
     assert [status.state for status in statuses if status] == [State.DONE] * 4
-    assert losses(attempt.run) == straight(root, job, tiny_plan(job, 2), monkeypatch)
+
+
+def test_four_pods_train_replicas_in_the_planner_s_order(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas of a stage are neighbours there, so ranks are not in the order of pods."""
+    job = job_of(3)
+    plan = tiny_plan(job, 2, dp=2)
+    attempt = Attempt(root, job, num_pods=4)
+    with attempt.started() as processes:
+        attempt.train(dataclasses.replace(plan, placement=(0, 2, 1, 3)))
+        reports = attempt.ended(processes)
+    assert states(reports) == [AttemptState.SUCCEEDED] * 4, attempt.said()
+    assert [status_of(pod, rank) is not None for pod, rank in zip(attempt.pods, (0, 2, 1, 3), strict=True)] == [
+        True
+    ] * 4
+    assert losses(attempt.run) == straight(root, job, plan, monkeypatch)
 
 
 def test_stopped_and_resumed_as_another_attempt_with_equal_losses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,25 +183,28 @@ INTERFACE = "veth-pod"
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 """Of a network for documentation (RFC 5737), which nobody has."""
 
+AS_ANOTHER_BOOT = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+
 
 @pytest.fixture
-def namespaces() -> object:
-    """Two network namespaces with a wire between them, each with a card whose name the other does not know."""
+def hosts(tmp_path: Path) -> Iterator[list[list[str]]]:
+    """Commands that run others as if on one of two hosts with a wire between them: each has a network of its own, with
+    a card whose name the other does not know, and was booted another time.
+    """
     if os.geteuid() or shutil.which("ip") is None:
-        from tests.support.not_run import missing
-
         missing("namespaces", "network namespaces need root and the command ip")
-    names = tuple(f"penstock-{os.getpid()}-{k}" for k in range(2))
+    names = [f"penstock-{os.getpid()}-{k}" for k in range(2)]
+    ends = [f"{INTERFACE}{k}" for k in range(2)]
     try:
         for name in names:
             ip("netns", "add", name)
-        ends = [f"{INTERFACE}{k}" for k in range(2)]
         ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", "name", ends[1], "netns", names[1])
         for name, end, address in zip(names, ends, ADDRESSES, strict=True):
             ip("-n", name, "address", "add", f"{address}/24", "dev", end)
             for each in ("lo", end):
                 ip("-n", name, "link", "set", each, "up")
-        yield names
+            (tmp_path / name).write_text(f"{name}\n")
+        yield [["ip", "netns", "exec", name, "sh", "-c", AS_ANOTHER_BOOT, str(tmp_path / name)] for name in names]
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
@@ -196,13 +214,21 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def test_pods_of_two_networks_meet_over_the_card_between_them(root: Path, namespaces: tuple[str, str]) -> None:
-    """Neither has the other's loopback, and their cards have different names."""
+def test_pods_of_two_hosts_meet_over_the_card_between_them(root: Path, hosts: list[list[str]]) -> None:
+    """Neither has the other's loopback. What is measured says that they do not slow each other, and the plan knows."""
     job = job_of(3)
     attempt = Attempt(root, job)
     attempt.master = ADDRESSES[0]
-    with attempt.started([["ip", "netns", "exec", name] for name in namespaces]) as processes:
-        attempt.train(tiny_plan(job, 2))
+    with attempt.started(hosts) as processes:
+        attempt.measure()
+        attempt.wait_until(lambda: b"profile done" in attempt.pods[0].log.read_bytes(), processes)
+        profile = attempt.run.read_profile()
+        asked = problem_from_profile(job.spec, profile)
+        attempt.train(decide(asked).plan)
         reports = attempt.ended(processes)
     assert states(reports) == [AttemptState.SUCCEEDED] * 2, attempt.said()
+    assert profile.hosts == (0, 1)
+    assert asked.host_of([0, 1]).tolist() == [0, 1]
+    assert {(link.source, link.target) for link in profile.links} == {(0, 1), (1, 0)}
+    assert all(unit.together_seconds > 0 for unit in profile.units)
     assert len(RunDir(attempt.run.root).read_metrics()) == 3

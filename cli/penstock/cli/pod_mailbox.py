@@ -5,6 +5,7 @@ See `penstock.core.pod` for who writes what. Nothing is asked of anybody: the po
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import time
@@ -124,11 +125,18 @@ class PodMailbox:
             self._bound_at = self._clock()
         plan, problem = self._plan(place.plan_digest)
         if plan is not None:
-            write_json(self._run.plan, plan.to_manifest())
+            self._put(plan)
             return Binding(plan_digest=plan.digest)
         if self._clock() >= self._bound_at + PLAN_SECONDS:
             raise RunError(f"{self._files.plan}: {problem} after {PLAN_SECONDS:.0f} s")
         return None
+
+    def _put(self, plan: Plan) -> None:
+        """Unless another pod did: its ranks may read it, and NFS takes a file away from those who read it."""
+        with contextlib.suppress(UserError):
+            if self._run.read_plan() == plan:
+                return
+        write_json(self._run.plan, plan.to_manifest())
 
     def _plan(self, digest: str) -> tuple[Plan | None, str]:
         """The plan with this digest, or what is wrong with the file."""

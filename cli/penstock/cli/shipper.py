@@ -11,8 +11,6 @@ from pathlib import Path
 from penstock.core.supervision import Order
 from penstock.trainer.rundir import RunDir
 
-_END_SECONDS = 1.0
-
 
 @contextlib.contextmanager
 def shipping(root: Path, order: Order) -> Iterator[None]:
@@ -47,9 +45,9 @@ def _start(run: RunDir, address_file: Path, token_file: Path) -> subprocess.Pope
 
 
 def _end(process: subprocess.Popen[bytes], drain_seconds: float) -> None:
-    """What it did not bring stays in the outbox."""
-    for end, seconds in ((lambda: None, drain_seconds), (process.terminate, _END_SECONDS), (process.kill, None)):
-        end()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            return
+    """What it did not bring stays in the outbox. Killed, it may bring something twice, which does no harm."""
+    try:
+        process.wait(drain_seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from penstock.trainer.profiling.machine import (
     fullest_host,
     hosts_of,
     joined_name,
+    num_cores,
     this_place,
 )
 from penstock.trainer.profiling.network import MESSAGE_BYTES, fit_line, tournament, undisturbed
@@ -75,6 +78,16 @@ def test_very_many_names_are_told_apart_in_few_characters() -> None:
     names = [joined_name([Place(f"node-{k}-{salt}", "") for k in range(99)]) for salt in "ab"]
     assert all(len(name) <= MOST_NAME_CHARACTERS + 20 for name in names)
     assert names[0] != names[1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [(None, None), ("max 100000", None), ("50000 100000", 1), ("100000 100000", 1), ("99000000 100000", None)],
+)
+def test_a_container_s_limit_counts(tmp_path: Path, limit: str | None, cores: int | None) -> None:
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    assert num_cores(tmp_path / "cpu.max") == (cores or len(os.sched_getaffinity(0)))
 
 
 def test_a_pod_is_known_by_its_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from penstock.core.profile import MachineKey
 
 MOST_NAME_CHARACTERS = 200
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,22 @@ def machine_key(device: torch.device, threads: int) -> MachineKey:
     return MachineKey(
         host=this_place().name,
         device=name,
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=num_cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         threads_per_rank=threads,
         torch_version=torch.__version__,
         backend="nccl" if device.type == "cuda" else "gloo",
     )
+
+
+def num_cores(quota: Path = _QUOTA) -> int:
+    """What this process may use: by affinity, and in a container also by its limit (cgroups v2, cpu.max)."""
+    present = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+    except OSError:
+        return present
+    return present if allowed == "max" else min(present, -(-int(allowed) // int(period)))
 
 
 def _processor() -> str:
