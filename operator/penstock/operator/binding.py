@@ -22,28 +22,18 @@ def in_order(pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode]) -> list[See
     return sorted(pods, key=lambda pod: (_identity(nodes, pod.node), pod.index))
 
 
-def measuring_bindings(
-    job: PipelineJob, attempt: int, pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode]
-) -> list[PodBinding]:
+def measuring_bindings(job: PipelineJob, attempt: int, pods: Sequence[SeenPod]) -> list[PodBinding]:
     """Epoch 0, for pods in order."""
-    key = profile_key(job, pods, nodes)
-    return [_binding(job, attempt, MEASURE_EPOCH, pods, number, profile_key=key) for number in range(len(pods))]
+    return [_binding(job, attempt, MEASURE_EPOCH, pods, number) for number in range(len(pods))]
 
 
 def training_bindings(job: PipelineJob, attempt: int, pods: Sequence[SeenPod], plan_digest: str) -> list[PodBinding]:
     """Epoch 1, for pods in order."""
-    return [_binding(job, attempt, TRAIN_EPOCH, pods, number, plan_digest=plan_digest) for number in range(len(pods))]
+    return [_binding(job, attempt, TRAIN_EPOCH, pods, number, plan_digest) for number in range(len(pods))]
 
 
 def _binding(
-    job: PipelineJob,
-    attempt: int,
-    epoch: int,
-    pods: Sequence[SeenPod],
-    number: int,
-    *,
-    plan_digest: str = "",
-    profile_key: str = "",
+    job: PipelineJob, attempt: int, epoch: int, pods: Sequence[SeenPod], number: int, plan_digest: str = ""
 ) -> PodBinding:
     return PodBinding(
         pod_uid=pods[number].uid,
@@ -53,9 +43,8 @@ def _binding(
         num_nodes=len(pods),
         ranks_per_pod=job.spec.kubernetes.ranks_per_pod,
         master=pods[0].address,
-        port=MASTER_PORT + epoch,
+        port=MASTER_PORT,
         plan_digest=plan_digest,
-        profile_key=profile_key,
     )
 
 

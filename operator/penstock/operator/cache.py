@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from penstock.core.errors import UserError
 from penstock.core.job import API_VERSION, KIND, PipelineJob
-from penstock.core.status import JobStatus
+from penstock.core.status import JobStatus, ProfileStatus
 from penstock.operator.seen import Object, SeenJobSet, SeenNode, SeenPod
 
 Child = TypeVar("Child", SeenJobSet, SeenPod)
@@ -121,6 +121,12 @@ class Cache:
         for uid in self.uids():
             if uid not in kept:
                 self.remove_job(uid)
+
+    def profile(self, namespace: str, key: str) -> ProfileStatus | None:
+        """A measurement with that key which a job of the namespace went by."""
+        with self._lock:
+            told = (job.status.profile for job in self._jobs.values() if job.namespace == namespace)
+            return next((each for each in told if each is not None and each.key == key), None)
 
     # What belongs to jobs
 

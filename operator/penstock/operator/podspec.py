@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.job import Device, PipelineJob
-from penstock.core.pod import ATTEMPT_FILES, BINDING_FILE, POD_FILES, STOP_FILE, TOKEN_FILE
+from penstock.core.pod import (
+    ATTEMPT_FILES,
+    BINDING_FILE,
+    NODE_NAME_VARIABLE,
+    POD_FILES,
+    POD_UID_VARIABLE,
+    STOP_FILE,
+    TOKEN_FILE,
+)
 from penstock.operator.names import (
     ATTEMPT_LABEL,
     BINDING_ANNOTATION,
@@ -26,6 +34,7 @@ USER = 65_532
 """Neither root nor any user of the nodes."""
 
 TOKEN_SECONDS = 600
+OUT = "out"
 STORAGE = "/penstock"
 """Below it lie ``out``, ``data/NAME`` and ``models/NAME``."""
 
@@ -66,7 +75,7 @@ def _container(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, 
         "name": TRAINER_CONTAINER,
         "image": job.spec.kubernetes.image or settings.image,
         "command": ["penstock"],
-        "args": ["pod", "--attempt", str(attempt), "--storage", STORAGE, "--local", LOCAL],
+        "args": _arguments(attempt),
         "env": _env(job),
         "resources": _resources(job),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -79,10 +88,15 @@ def _container(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, 
     }
 
 
+def _arguments(attempt: int) -> list[str]:
+    folders = ["--out", f"{STORAGE}/{OUT}", "--data", f"{STORAGE}/data", "--local", LOCAL]
+    return ["pod", "--attempt", str(attempt), *folders]
+
+
 def _env(job: PipelineJob) -> list[dict[str, Any]]:
-    uid = {"name": "PENSTOCK_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
-    home = {"name": "HOME", "value": LOCAL}
-    return [*(entry.to_manifest() for entry in job.spec.kubernetes.env), uid, home]
+    told = {POD_UID_VARIABLE: "metadata.uid", NODE_NAME_VARIABLE: "spec.nodeName"}
+    own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in told.items()]
+    return [*(entry.to_manifest() for entry in job.spec.kubernetes.env), *own, {"name": "HOME", "value": LOCAL}]
 
 
 def _resources(job: PipelineJob) -> dict[str, Any]:
@@ -139,16 +153,18 @@ def _own_mounts() -> list[dict[str, Any]]:
 
 
 def _storage(job: PipelineJob) -> list[dict[str, Any]]:
-    return [
+    """What the job names; the output of one that names none lasts as long as its pod."""
+    found: list[dict[str, Any]] = [
         {"name": _volume(root), "persistentVolumeClaim": {"claimName": claim_name(job, root)}}
         for root in job.spec.kubernetes.volumes
     ]
+    return found if OUT in job.spec.kubernetes.volumes else [*found, {"name": _volume(OUT), "emptyDir": {}}]
 
 
 def _storage_mounts(job: PipelineJob) -> list[dict[str, Any]]:
     return [
-        {"name": _volume(root), "mountPath": f"{STORAGE}/{root}", "readOnly": root != "out"}
-        for root in job.spec.kubernetes.volumes
+        {"name": _volume(root), "mountPath": f"{STORAGE}/{root}", "readOnly": root != OUT}
+        for root in {OUT: None, **job.spec.kubernetes.volumes}
     ]
 
 

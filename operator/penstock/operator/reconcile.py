@@ -113,13 +113,16 @@ class Reconciler:
 
     def _profile_step(self, facts: Facts) -> Step:
         status = facts.status
-        known = status.profile is not None and status.profile.key == self._profile_key(facts)
-        if known and facts.pods:
+        if facts.pods and self._known_profile(facts) is not None:
             return Step.DONE
         progress = status.progress
         if progress is not None and progress.attempt == status.attempt and progress.profile_ref and measuring(facts):
             return Step.DONE
         return Step.WORKING if measuring(facts) else Step.MISSING
+
+    def _known_profile(self, facts: Facts) -> ProfileStatus | None:
+        """A measurement of the same work on the same hosts: this job's, or another's of its namespace."""
+        return self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
 
     def _profile_key(self, facts: Facts) -> str:
         return binding.profile_key(facts.job, binding.in_order(facts.pods, facts.nodes), facts.nodes)
@@ -159,7 +162,7 @@ class Reconciler:
                     changed = True
                 case StartProfile():
                     pods = binding.in_order(facts.pods, facts.nodes)
-                    self._actions.bind(pods, binding.measuring_bindings(job, decision.attempt, pods, facts.nodes))
+                    self._actions.bind(pods, binding.measuring_bindings(job, decision.attempt, pods))
                 case StartPlan():
                     self._ask(seen, job, facts)
                 case Bind():
@@ -191,10 +194,10 @@ class Reconciler:
 
     def _profile_status(self, facts: Facts) -> ProfileStatus | None:
         """The measurement that is at hand: the one that was just made, or an older one of the same hosts."""
-        key, progress = self._profile_key(facts), facts.status.progress
-        if facts.status.profile is not None and facts.status.profile.key == key:
-            return facts.status.profile
-        return ProfileStatus(ref=progress.profile_ref, key=key) if progress else None
+        known, progress = self._known_profile(facts), facts.status.progress
+        if known is not None or progress is None:
+            return known
+        return ProfileStatus(ref=progress.profile_ref, key=self._profile_key(facts))
 
     def _begin(self, seen: SeenJob, job: PipelineJob, launch: Launch, now: float) -> None:
         """The attempt's number is written down before anything bears it, so that no other attempt ever does."""
