@@ -16,8 +16,8 @@ from penstock.operator.kube import CONFIG_MAPS, JOBS, JOBSETS, PODS, KubeError
 from penstock.operator.manifests import unpacked
 from penstock.operator.names import BINDING_ANNOTATION, QUEUE_LABEL, STOP_ANNOTATION
 from penstock.planning.questions import Answer
+from tests.support import manifests
 from tests.support.fake_supervisors import CrashError, FakePlanner
-from tests.support.manifests import example
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_plan, sample_profile
 
@@ -27,6 +27,12 @@ NODES = ("east", "west")
 @pytest.fixture
 def operating() -> Operating:
     return Operating(FakePlanner())
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    """The design's example with an output that its two pods can share."""
+    kubernetes = {"volumes": {"out": {"claim": "shared"}}, **changes.pop("kubernetes", {})}
+    return manifests.example(kubernetes=kubernetes, **changes)
 
 
 def running(operating: Operating, **changes: Any) -> str:
@@ -281,6 +287,13 @@ class TestRequests:
         status = operating.status(uid)
         assert (status.phase, status.reason) == (Phase.FAILED, "InvalidSpec")
         assert "heads" in status.message
+
+    def test_output_that_pods_cannot_share_is_refused(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(kubernetes={"volumes": {}}))
+        operating.turn()
+        status = operating.status(uid)
+        assert (status.phase, status.reason, operating.names()) == (Phase.FAILED, "UserError", [])
+        assert status.message.startswith("spec.kubernetes.volumes.out: is missing")
 
     def test_a_name_that_is_taken_is_told(self, operating: Operating) -> None:
         other = {"metadata": {"name": "stdlib-llama-a1", "namespace": "default", "labels": {}}, "spec": {}}

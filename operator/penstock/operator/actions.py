@@ -7,7 +7,7 @@ the end of the operator, and is then done again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.instants import format_instant
@@ -18,11 +18,12 @@ from penstock.core.profile import Profile
 from penstock.core.status import JobStatus, operator_part
 from penstock.operator import manifests
 from penstock.operator.cache import Cache, SeenJob
-from penstock.operator.kube import CONFIG_MAPS, JOBS, JOBSETS, KINDS, Kube, KubeError
+from penstock.operator.kube import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, KINDS, Kube, KubeError
 from penstock.operator.names import API_VERSION, BINDING_ANNOTATION, JOB_KIND, STOP_ANNOTATION, UID_LABEL, attempt_name
 from penstock.operator.observe import grace_seconds
 from penstock.operator.seen import Object, SeenPod, see_jobset, see_pod
 from penstock.operator.settings import Settings
+from penstock.operator.storage import require_shared_output
 
 PROFILE_FILE = "profile.json.gz"
 
@@ -57,6 +58,20 @@ class Actions:
         for jobset in self._kube.list(JOBSETS, seen.namespace, f"{UID_LABEL}={seen.uid}").objects:
             self._cache.put_jobset(see_jobset(jobset))
         return self._cache.put_job(found)
+
+    def require_storage(self, job: PipelineJob, ranks: int) -> None:
+        """Raise `UserError` if the pods of so many ranks could not share their output."""
+
+        def modes(claim: str) -> Sequence[str] | None:
+            try:
+                found = self._kube.get(CLAIMS, job.metadata.namespace, claim)
+            except KubeError as error:
+                if error.is_missing:
+                    return None
+                raise
+            return [str(mode) for mode in found["spec"].get("accessModes", ())]
+
+        require_shared_output(job, manifests.num_pods(job, ranks), modes)
 
     def launch(self, job: PipelineJob, status: JobStatus) -> None:
         """Make the claims, the ConfigMap and the JobSet of the status's attempt, and remove those of attempts before.

@@ -96,7 +96,11 @@ def _arguments(attempt: int) -> list[str]:
 def _env(job: PipelineJob) -> list[dict[str, Any]]:
     told = {POD_UID_VARIABLE: "metadata.uid", NODE_NAME_VARIABLE: "spec.nodeName"}
     own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in told.items()]
-    return [*(entry.to_manifest() for entry in job.spec.kubernetes.env), *own, {"name": "HOME", "value": LOCAL}]
+    return [
+        *(entry.to_manifest() for entry in job.spec.kubernetes.env),
+        *own,
+        *({"name": name, "value": LOCAL} for name in ("HOME", "TMPDIR")),
+    ]
 
 
 def _resources(job: PipelineJob) -> dict[str, Any]:
@@ -136,7 +140,6 @@ def _own_volumes(job: PipelineJob, attempt: int) -> list[dict[str, Any]]:
         {"name": "pod", "downwardAPI": {"items": items}},
         {"name": "token", "projected": {"sources": [{"serviceAccountToken": token}]}},
         {"name": "local", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
 
@@ -147,7 +150,6 @@ def _own_mounts() -> list[dict[str, Any]]:
         {"name": "pod", "mountPath": POD_FILES, "readOnly": True},
         {"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True},
         {"name": "local", "mountPath": LOCAL},
-        {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
 

@@ -113,6 +113,8 @@ class Reconciler:
 
     def _profile_step(self, facts: Facts) -> Step:
         status = facts.status
+        if status.phase not in (Phase.QUEUED, Phase.PROFILING):
+            return Step.DONE
         if facts.pods and self._known_profile(facts) is not None:
             return Step.DONE
         progress = status.progress
@@ -158,7 +160,7 @@ class Reconciler:
                     self._enter(seen, facts, decision, now)
                     changed = True
                 case Launch():
-                    self._begin(seen, job, decision, now)
+                    self._begin(seen, job, facts, decision, now)
                     changed = True
                 case StartProfile():
                     pods = binding.in_order(facts.pods, facts.nodes)
@@ -199,8 +201,13 @@ class Reconciler:
             return known
         return ProfileStatus(ref=progress.profile_ref, key=self._profile_key(facts))
 
-    def _begin(self, seen: SeenJob, job: PipelineJob, launch: Launch, now: float) -> None:
+    def _begin(self, seen: SeenJob, job: PipelineJob, facts: Facts, launch: Launch, now: float) -> None:
         """The attempt's number is written down before anything bears it, so that no other attempt ever does."""
+        try:
+            self._actions.require_storage(job, launch.ranks)
+        except UserError as mistake:
+            self._enter(seen, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
+            return
         written = self._actions.write_status(seen, begun(seen.status, launch, now))
         self._finish_launch(written, job)
 
