@@ -20,6 +20,13 @@ HOME_NODE = "node1"
 READY_SECONDS = 120.0
 SMALL: Mapping[str, Any] = {"requests": {"cpu": "50m", "memory": "64Mi"}}
 FAKE_NODES = "kwok.x-k8s.io/node=fake"
+STAGES = (
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-delete.yaml",
+)
+"""What a fake node and its pods go through, of what kwok has; pods run until `kwok-complete.yaml` ends them."""
 LEASE_SECONDS = 20  # renewed four times as often, and a node is given up after 10 s
 
 
@@ -82,10 +89,12 @@ def _wait(namespace: str, kubeconfig: Path) -> None:
 def start_kwok(room: Room, certificates: Path, server: str) -> None:
     """Start kwok in the control plane's room: it plays the kubelet of every node that is annotated as a fake."""
     config = write_kubeconfig(room.folder / "kwok.kubeconfig", certificates, "admin", server)
+    part = build.built(build.KWOK)
+    stages = [*(part / "stages" / name for name in STAGES), Path(__file__).with_name("kwok-complete.yaml")]
     values: dict[str, str | Path | int] = {
         "kubeconfig": config,
         "manage-nodes-with-annotation-selector": FAKE_NODES,
         "node-lease-duration-seconds": LEASE_SECONDS,
         "server-address": "127.0.0.1:10247",
     }
-    room.start(build.built(build.KWOK) / "kwok", flags(values))
+    room.start(part / "kwok", [*flags(values), *(f"--config={stage}" for stage in stages)])
