@@ -92,6 +92,11 @@ def _lock() -> Iterator[None]:
         yield
 
 
+def _note() -> Path:
+    """Where the folders are noted that were made for the rooms of all labs."""
+    return state.labs() / "mountpoints"
+
+
 def _begin(wanted: Wanted) -> State:
     """The lab's folder, slot, bridge and mount points; from here on `down` knows it."""
     with _lock():
@@ -109,9 +114,9 @@ def _begin(wanted: Wanted) -> State:
             num_nodes=wanted.num_nodes,
             kubernetes=str(build.built(build.KUBERNETES)),
             rooms={},
-            made_folders=tuple(rooms.make_mountpoints()),
         )
         lab.write()
+        rooms.make_mountpoints(_note())
         network.lay_bridge(lab.addresses)
     return lab
 
@@ -233,7 +238,7 @@ def down(name: str) -> None:
     with _lock():
         shutil.rmtree(lab.folder)
         if not state.names():
-            rooms.remove_mountpoints(lab.made_folders)
+            rooms.remove_mountpoints(_note())
 
 
 def kill(lab: State, machine: str) -> None:

@@ -102,7 +102,6 @@ def kubelet_config(folder: Path, authority: Path, group: str) -> str:
         "podLogsDir": "/var/log/pods",
         "resolvConf": str(folder / "resolv.conf"),
         "serializeImagePulls": False,
-        "syncFrequency": "10s",
         "volumePluginDir": str(folder / "volume-plugins"),
     }
     return json.dumps(config, indent=1)

@@ -110,19 +110,19 @@ def _first(outer: Process) -> Process | None:
     return next((process(pid) for pid in children(outer.pid) if command(pid) == FIRST), None)
 
 
-def make_mountpoints() -> list[str]:
-    """Make the folders that a room covers and that this machine lacks; which those were, the parents first."""
-    missing = []
+def make_mountpoints(note: Path) -> None:
+    """Make the folders that a room covers and that this machine lacks, and note which those were, parents first."""
     for folder in OWN_FOLDERS:
         for path in (*reversed(Path(folder).parents), Path(folder)):
             if not path.exists():
+                with note.open("a") as file:
+                    file.write(f"{path}\n")
                 path.mkdir()
-                missing.append(str(path))
-    return missing
 
 
-def remove_mountpoints(made: Sequence[str]) -> None:
-    """Remove them again, where they are still empty."""
-    for path in reversed(made):
+def remove_mountpoints(note: Path) -> None:
+    """Remove what is noted, where it is still empty, and the note; no room may be left that covers them."""
+    for path in reversed(note.read_text().splitlines() if note.exists() else []):
         with contextlib.suppress(OSError):
             Path(path).rmdir()
+    note.unlink(missing_ok=True)
