@@ -94,6 +94,13 @@ def test_everything_else_is_refused_with_its_field(locations: Locations, uri: st
     assert caught.value.where == "spec.data.tokenizer.file"
 
 
+def test_where_there_are_other_roots_is_said_as_it_is_there(tmp_path: Path) -> None:
+    volumes = Locations(data_roots={}, runs=tmp_path, place="the job's volumes", remedy="name its claim")
+    with pytest.raises(UserError, match="is not below a root of the job's volumes") as caught:
+        resolved(volumes, job(data={"source": "data://corpus/deep"}))
+    assert caught.value.remedy == "write python-stdlib; name its claim"
+
+
 def test_a_tokenizer_is_found(locations: Locations, tmp_path: Path) -> None:
     found = resolved(locations, job(data={"tokenizer": {"file": "data://corpus/deep/a.txt"}}))
     assert found.spec.data.tokenizer.file == str(tmp_path / "corpus/deep/a.txt")

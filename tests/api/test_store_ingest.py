@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select, update
 
 from penstock.api.service import Service
-from penstock.api.store import ingest, lines, series
+from penstock.api.store import ingest, lines, profiles, series
 from penstock.api.store.ingest import MOST_RANKS, Batch, ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
 from penstock.api.store.schema import jobs, log_lines, points, rollups
@@ -21,6 +22,7 @@ from penstock.api.store.series import ALL_RANKS, ChartPoint, Point
 from penstock.core.errors import UserError
 from penstock.core.records import LogLine, Record, RecordKind
 from penstock.core.timeline import Activity, Event, Source, Timeline
+from tests.support.sample_run import sample_profile
 from tests.support.service import NOW, add_job, step_records
 
 
@@ -54,6 +56,26 @@ def test_what_is_sent_is_kept_and_acknowledged(service: Service) -> None:
     progress = service.read(lambda c: get(c, job.uid)).progress
     assert progress is not None
     assert (progress.step, progress.loss, progress.step_seconds) == (4, 4.997, 0.5)
+
+
+def test_a_profile_is_kept_once_and_whole(service: Service) -> None:
+    """Whoever plans for an attempt on other machines finds it here."""
+    job = begun(service)
+    measured = replace(sample_profile(), num_ranks=3, hosts=(0, 1, 0))
+    record = Record(
+        uid=job.uid,
+        attempt=1,
+        source="profile",
+        sequence=0,
+        recorded_at=NOW,
+        kind=RecordKind.PROFILE,
+        profile=measured,
+    )
+    sent = Record.from_manifest(json.loads(json.dumps(record.to_manifest())))
+    for _ in range(2):
+        assert take(service, [sent]) == 0
+    assert service.read(lambda connection: profiles.find(connection, measured.digest)) == measured
+    assert [stored.digest for stored in service.read(profiles.every)] == [measured.digest]
 
 
 def test_steps_tell_where_the_job_stands_without_a_checkpoint(service: Service) -> None:

@@ -71,6 +71,28 @@ def messages(run: RunDir, attempt: int = 1) -> list[str]:
     return [line.message for line in lines(run, attempt)]
 
 
+def test_every_host_of_a_run_is_a_source_of_its_own(run: RunDir) -> None:
+    """Its numbers begin at 0, as those of the others do. Its processes are the ranks that the launch says."""
+    for host, names in (("a", "[0, 3]"), ("b", "[2, 1]")):
+        own = RunDir(run.root, run.root / "hosts" / host)
+        own.create()
+        write(run, f"hosts/{host}/{STDOUT}", f"first of {host}\n")
+        write(run, f"hosts/{host}/{STDERR}", f"second of {host}\n")
+        write(run, f"hosts/{host}/logs/a1/ranks.json", names)
+        with contextlib.closing(follower(own)) as following_it:
+            following_it.look()
+    found = {host: read_records(run.root / "hosts" / host / "outbox" / f"a1-logs-{host}.jsonl") for host in "ab"}
+    assert [(r.source, r.sequence, r.log.rank, r.log.message) for r in found["a"] if r.log] == [
+        ("logs-a", 0, 0, "first of a"),
+        ("logs-a", 1, 3, "second of a"),
+    ]
+    assert [(r.source, r.log.rank, r.log.message) for r in found["b"] if r.log] == [
+        ("logs-b", 1, "second of b"),
+        ("logs-b", 2, "first of b"),
+    ]
+    assert not list(run.outbox.iterdir())
+
+
 def test_lines_of_every_rank_and_of_who_started_them(run: RunDir, follow: Follow) -> None:
     write(run, STDOUT, "ready\n")
     write(run, STDERR, "ready too\n")

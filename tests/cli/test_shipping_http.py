@@ -162,7 +162,7 @@ def test_a_run_is_shipped_until_somebody_asks_to_stop(tmp_path: Path, token_file
 
     handler = signal.getsignal(signal.SIGTERM)
     with IngestServer(answer) as server:
-        assert ship(run.root, address_file(tmp_path / "address.json", server.url), token_file, lambda line: None)
+        assert ship(run, address_file(tmp_path / "address.json", server.url), token_file, lambda line: None)
     assert len(server.requests) == 3
     assert signal.getsignal(signal.SIGTERM) is handler
 
@@ -171,4 +171,4 @@ def test_a_run_is_shipped_until_somebody_asks_to_stop(tmp_path: Path, token_file
 def test_a_run_without_records_is_shipped_too(tmp_path: Path, address: Path, token_file: Path, held: int) -> None:
     """Whoever started it ended before the first look."""
     os.close(held)
-    assert ship(tmp_path / "run", address, token_file, lambda line: None)
+    assert ship(RunDir(tmp_path / "run"), address, token_file, lambda line: None)

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from penstock.api.executor.folder import AttemptFolder
-from penstock.cli import supervisor as module
+from penstock.cli import mailbox as module
+from penstock.cli.mailbox import FolderMailbox
 from penstock.cli.stopping import StopRequests
 from penstock.cli.supervisor import DEADLINE, STEP_GRAIN_SECONDS, Supervisor
 from penstock.cli.workers import Ranks
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
-from penstock.core.supervision import AttemptReport, Binding, Order, Wish
+from penstock.core.supervision import AttemptReport, Binding, Wish
 from penstock.trainer.launch import Failure, Outcome
 from penstock.trainer.rundir import RunDir, metrics_line, write_json
 from penstock.trainer.status import StatusFile, read_status, status_path
@@ -46,7 +47,7 @@ class Bench:
         self.job = sample_job()
         self.folder = AttemptFolder(root, 3)
         self.folder.path.mkdir(parents=True)
-        self.order = Order(uid="u-1", attempt=3, deadline_at=deadline_at)
+        self.deadline_at = deadline_at
         self.workers, self.decider = workers or FakeWorkers(), decider or FakeDecider()
         self.requests = StopRequests()
         self.now = 1000.0
@@ -58,10 +59,12 @@ class Bench:
         supervisor = Supervisor(
             self.job,
             self.run,
-            self.order,
+            self.folder.attempt,
+            FolderMailbox(self.folder),
             workers=self.workers,
             decider=self.decider,
             requests=self.requests,
+            deadline_at=self.deadline_at,
             clock=lambda: self.now,
             pause=self.pause,
         )
@@ -281,8 +284,11 @@ class LateRanks(FakeRanks):
 
     run: RunDir
 
+    def all_started(self) -> bool:
+        return read_status(status_path(self.run.status, 0)) is not None
+
     def stop(self) -> None:
-        if read_status(status_path(self.run.status, 0)) is not None:
+        if self.all_started():
             super().stop()
 
 
@@ -401,7 +407,7 @@ def test_a_binding_of_another_plan_is_refused(tmp_path: Path) -> None:
     bench.bind("0123456789abcdef" * 4)
     report = bench.supervise()
     assert (report.state, report.refused) == (AttemptState.FAILED, True)
-    assert f"is of plan 0123456789ab, the run directory holds {sample_plan().digest[:12]}" in report.message
+    assert f"is bound to plan 0123456789ab, the run directory holds {sample_plan().digest[:12]}" in report.message
     assert bench.workers.started == ["prepare"]
 
 

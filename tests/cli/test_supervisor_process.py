@@ -22,9 +22,10 @@ from penstock.api.executor.claims import is_alive, is_locked, this_process
 from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli import supervisor
 from penstock.cli.main import main
+from penstock.cli.shipper import shipping
 from penstock.cli.shipping import POLL_SECONDS
 from penstock.cli.state import locked
-from penstock.cli.supervisor import DEADLINE, ClaimedError, claim, read_order, shipping, supervise
+from penstock.cli.supervisor import DEADLINE, ClaimedError, claim, read_order, supervise
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock.core.profile import UnitRecord
+import pytest
+
+from penstock.core.errors import UserError
+from penstock.core.profile import Profile, UnitRecord
+from tests.support.planning import profile
 
 BEFORE = {
     "unit": "mlp",
@@ -31,3 +35,15 @@ def test_both_spreads_survive() -> None:
     record = dataclasses.replace(UnitRecord.from_manifest(BEFORE), together_spread=0.2)
     assert UnitRecord.from_manifest(record.to_manifest()) == record
     assert (record.spread, record.together_spread) == (0.1, 0.2)
+
+
+def test_a_profile_of_one_machine_names_no_hosts() -> None:
+    """So one that was measured before there were several keeps its digest."""
+    assert "hosts" not in profile().to_manifest()
+
+
+def test_hosts_survive_and_are_as_many_as_ranks() -> None:
+    measured = profile(num_ranks=3, hosts=(0, 1, 1))
+    assert Profile.from_manifest(measured.to_manifest()) == measured
+    with pytest.raises(UserError, match="hosts: names the machines of 2 ranks of 3"):
+        profile(num_ranks=3, hosts=(0, 1))

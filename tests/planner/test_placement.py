@@ -124,6 +124,25 @@ def test_measured_links_differ_only_beyond_their_scatter() -> None:
     assert seat_classes(measured_links(5e9), mesh) == [0, 1, 1]
 
 
+def spread(hosts: tuple[int, ...]) -> Problem:
+    """Eight measured ranks, twenty times nearer on one host."""
+    links = tuple(
+        LinkRecord(
+            source=s, target=t, latency_seconds=1e-5, bytes_per_second=2e9 if hosts[s] == hosts[t] else 1e8, error=0.0
+        )
+        for s, t in itertools.permutations(range(8), 2)
+    )
+    return problem_from_profile(job(ranks=8, global_batch=2), profile(links=links, num_ranks=8, hosts=hosts))
+
+
+def test_many_seats_keep_their_order_only_where_it_keeps_to_hosts() -> None:
+    mesh = Mesh(dp=1, tp=1, pp=8, microbatch=1, num_microbatches=2)
+    assert links_are_alike(spread((0, 0, 0, 0, 1, 1, 1, 1)), mesh)
+    interleaved = spread((0, 1) * 4)
+    assert not links_are_alike(interleaved, mesh)
+    assert seat_classes(interleaved, mesh) == [0, 1] * 4
+
+
 @settings(max_examples=8)
 @given(uneven(4, 1), st.sampled_from([{}, {"pp": 4}, {"dp": 2, "pp": 2}]))
 def test_a_plan_is_never_slower_than_in_the_default_order(described: ClusterSpec, pinned: dict[str, Any]) -> None:

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.core.job import Objective
 from penstock.core.layout import Precision
+from penstock.core.model import UnitKind
+from penstock.core.schedule import Kind
+from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import MOST_QUANTA, Mesh, meshes
-from tests.support.planning import TINY_LLAMA, cluster, job, problem, profile
+from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile
 
 Numbers = tuple[int, int, int, int, int]
 
@@ -91,6 +94,26 @@ def test_the_memory_limit_is_the_smaller_of_job_and_device() -> None:
 def test_a_profile_of_another_precision_is_refused() -> None:
     with pytest.raises(UserError, match="measured in bf16, the job trains in fp32"):
         problem_from_profile(job(), profile(precision=Precision.BF16))
+
+
+def test_devices_of_a_profile_are_where_they_were_measured() -> None:
+    """Those beyond are taken to be on the last host."""
+    asked = problem_from_profile(job(ranks=5, global_batch=10), profile(num_ranks=3, hosts=(0, 1, 1)))
+    assert asked.host_of(range(5)).tolist() == [0, 1, 1, 1, 1]
+    assert problem_from_profile(job(), profile()).host_of([0, 1]).tolist() == [0, 0]
+
+
+def test_ranks_of_two_hosts_do_not_slow_each_other() -> None:
+    """The measured side of a prediction over nodes."""
+
+    def step_seconds(hosts: tuple[int, ...]) -> float:
+        passes = itertools.product(UnitKind, (Kind.F, Kind.I, Kind.W))
+        units = tuple(measured(unit, kind, slowdown=2.0) for unit, kind in passes)
+        found = decide(problem_from_profile(job(pp=1, dp=2), profile(units, hosts=hosts))).plan.prediction
+        assert found is not None
+        return found.compute_seconds
+
+    assert step_seconds((0, 0)) == step_seconds(()) == pytest.approx(2 * step_seconds((0, 1)), rel=0.05)
 
 
 def test_a_measured_problem_has_no_tensor_parallelism() -> None:

@@ -77,6 +77,9 @@ class FakeRanks:
         self.killed = True
         self._ended = self._ended or killed()
 
+    def all_started(self) -> bool:
+        return True
+
     def log_path(self, rank: int) -> Path | None:
         return None
 
@@ -127,8 +130,9 @@ def _training(
 ) -> tuple[Callable[[], bool], Callable[[str], None]]:
     """A step at a time from the newest checkpoint; the losses depend on the step alone."""
     spec = job.spec
-    for rank in range(num_ranks):
-        StatusFile(status_path(run.status, rank), 1).start(["0F0.0"])
+    statuses = [StatusFile(status_path(run.status, rank), 1) for rank in range(num_ranks)]
+    for status in statuses:
+        status.start(["0F0.0"])
     folders = [int(path.parent.name.removeprefix("step-")) for path in run.checkpoints.glob("a*/step-*/manifest.json")]
     done = max(folders, default=0)
 
@@ -138,6 +142,8 @@ def _training(
             return False
         with run.metrics.open("a") as file:
             file.write(metrics_line(fake_metrics(done, attempt)))
+        for status in statuses:
+            status.cursor[0] = done
         done += 1
         if done % spec.checkpoint.every_steps == 0:
             save()

@@ -43,7 +43,12 @@ def write_corpus(folder: Path) -> Path:
 
 
 def tiny_job(
-    corpus: Path, *, family: str = "llama", every_steps: int = 20, resume_from: Path | None = None, **training: Any
+    corpus: Path | str,
+    *,
+    family: str = "llama",
+    every_steps: int = 20,
+    resume_from: Path | None = None,
+    **training: Any,
 ) -> PipelineJob:
     """Two blocks of width 32 over 300 tokens; ``training`` in manifest names changes how it learns."""
     checkpoint = {"everySteps": every_steps, "keep": 10, **({"resumeFrom": str(resume_from)} if resume_from else {})}

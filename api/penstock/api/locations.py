@@ -25,11 +25,16 @@ DATA, OUT = "data://", "out://"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Locations:
-    """The roots of ``data://`` by name, the folder of runs by uid, and the schedules allowed beside the built-in."""
+    """The roots of ``data://`` by name, the folder of runs by uid, and the schedules allowed beside the built-in.
+
+    ``place`` is what has these roots, and ``remedy`` says how it gets another.
+    """
 
     data_roots: Mapping[str, Path]
     runs: Path
     schedules: frozenset[str] = frozenset()
+    place: str = "this service"
+    remedy: str = "an administrator adds roots: penstock serve --data NAME=FOLDER"
 
     def resolved(self, job: PipelineJob, readable: Callable[[str], bool]) -> PipelineJob:
         """The job with paths of this machine; it may begin from checkpoints of jobs whose uid is ``readable``.
@@ -65,8 +70,8 @@ class Locations:
         name, _, rest = text.removeprefix(DATA).partition("/")
         if not text.startswith(DATA) or name not in self.data_roots:
             known = ", ".join(f"{DATA}{root}/..." for root in sorted(self.data_roots))
-            remedy = f"write {known or STDLIB_CORPUS}; an administrator adds roots: penstock serve --data NAME=FOLDER"
-            raise UserError(what=f"{text!r} is not below a root of this service", where=where, remedy=remedy)
+            remedy = f"write {known or STDLIB_CORPUS}; {self.remedy}"
+            raise UserError(what=f"{text!r} is not below a root of {self.place}", where=where, remedy=remedy)
         found = _below(self.data_roots[name], rest)
         if found is None:
             remedy = "name a file or folder below the root"
@@ -76,7 +81,7 @@ class Locations:
     def _checkpoint(self, text: str, where: str, readable: Callable[[str], bool]) -> str:
         """One answer for all that cannot be used, or it would tell what there is of others."""
         parts = text.removeprefix(OUT).strip("/").split("/")
-        remedy = f"write {OUT}UID/ATTEMPT/STEP of a job of this service; list them: GET /v1/history/UID/checkpoints"
+        remedy = f"write {OUT}UID/ATTEMPT/STEP of a job of {self.place}; list them: GET /v1/history/UID/checkpoints"
         if not text.startswith(OUT) or len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
             raise UserError(what=f"{text!r} names no checkpoint", where=where, remedy=remedy)
         uid, attempt, step = parts

@@ -10,7 +10,6 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.trainer.launch import Failure, Outcome
 from penstock.trainer.rundir import RunDir
-from penstock.trainer.status import State, read_status, status_path
 
 MOST_LAST_WORDS = 12
 _ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}
@@ -66,19 +65,13 @@ class Attempt:
             return AttemptState.READY
         outcome = self._training.poll()
         if outcome is None:
-            return AttemptState.RUNNING if self._all_started() else AttemptState.STARTING
+            started = self.last_step_at is not None or self._training.all_started()
+            return AttemptState.RUNNING if started else AttemptState.STARTING
         found = None if outcome.failure else _ENDS.get(str(read_result(self._run).get("outcome")))
         if found is not None:
             return found
         self._note(self._training, outcome.failure or _wordless(outcome))
         return AttemptState.FAILED
-
-    def _all_started(self) -> bool:
-        """Whether every rank is past its start."""
-        if self.last_step_at is not None:
-            return True
-        found = (read_status(status_path(self._run.status, rank)) for rank in range(self.num_ranks))
-        return all(status is not None and status.state is not State.STARTING for status in found)
 
     def _note(self, ranks: Ranks, failure: Failure) -> None:
         if failure.refused:

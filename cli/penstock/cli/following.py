@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.core.errors import UserError
 from penstock.core.records import NO_RANK, LogLine, RecordKind
+from penstock.trainer.launch import RANKS_FILE
 from penstock.trainer.outbox import Outbox
 from penstock.trainer.rundir import RunDir, write_json
 
@@ -51,17 +52,26 @@ class LogFile:
 
 
 def log_files(root: Path) -> list[LogFile]:
-    """Those below the run directory ``root``: by rank, what was printed before what went wrong."""
+    """Those below ``root``, a run or a host's part of one: by rank, what was printed before what went wrong."""
     found = []
     for pattern in ("logs/*/*.log", "logs/*/*/attempt_0/*/*.log", "attempts/*/*.log"):
         for path in root.glob(pattern):
             name = path.relative_to(root).as_posix()
             if match := _FILES.fullmatch(name):
-                rank = match["rank"]
                 attempt = int(match["attempt"] or match["supervised"])
-                found.append(LogFile(path, name, attempt, NO_RANK if rank is None else int(rank)))
+                rank = NO_RANK if match["rank"] is None else _rank(path, int(match["rank"]))
+                found.append(LogFile(path, name, attempt, rank))
     found.sort(key=lambda file: file.name, reverse=True)  # stdout, then stderr
     return sorted(found, key=lambda file: (file.attempt, file.rank == NO_RANK, file.rank))
+
+
+def _rank(path: Path, process: int) -> int:
+    """Which rank a launch's process is: that number, unless the launch says otherwise."""
+    try:
+        names = json.loads((path.parents[3] / RANKS_FILE).read_text())
+    except FileNotFoundError:
+        return process
+    return int(names[process])
 
 
 def level_of(line: str) -> str:
@@ -127,7 +137,7 @@ class Follower:
     def look(self, *, last: bool = False) -> None:
         """Take in what was printed since the last look; with ``last`` also a line that has no end yet."""
         files: dict[int, list[LogFile]] = {}
-        for file in log_files(self.run.root):
+        for file in log_files(self.run.logs.parent):
             files.setdefault(file.attempt, []).append(file)
         for attempt, of_attempt in files.items():
             try:
@@ -157,11 +167,12 @@ class Follower:
 
 
 class _Attempt:
-    """The files of one attempt, and how far they are read."""
+    """The files of one attempt, and how far they are read. Each host that takes part is a source of its own."""
 
     def __init__(self, run: RunDir, attempt: int, clock: Callable[[], float]) -> None:
         self._run, self._number, self._clock = run, attempt, clock
-        self._memory = run.outbox / f"a{attempt}-{SOURCE}.read"
+        self._source = f"{SOURCE}-{run.host.name}" if run.host else SOURCE
+        self._memory = run.outbox / f"a{attempt}-{self._source}.read"
         self._places: Places | None = None
         self._box: Outbox | None = None
 
@@ -210,7 +221,7 @@ class _Attempt:
                 self._run.outbox,
                 uid=metadata.uid or metadata.name,
                 attempt=self._number,
-                source=SOURCE,
+                source=self._source,
                 clock=self._clock,
                 largest_bytes=OUTBOX_BYTES,
             )

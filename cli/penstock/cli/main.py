@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands import administration, fetching, planning, remote, results, running, serving, setup
+from penstock.cli.commands import administration, cluster, fetching, planning, remote, results, running, serving, setup
 from penstock.cli.extras import extra_of
 from penstock.cli.stopping import StopRequestedError
 from penstock.core.errors import PenstockError, UserError
@@ -32,6 +32,7 @@ setup.register(app)
 planning.register(app)
 running.register(app)
 serving.register(app)
+cluster.register(app)
 remote.register(app)
 fetching.register(app)
 administration.register(app)

@@ -103,7 +103,7 @@ def main() -> None:
     import torch
 
     from penstock.core.fitness import model_digest
-    from penstock.trainer.profiling.profile import machine_key
+    from penstock.trainer.profiling.machine import machine_key
 
     question = Question.from_manifest(json.load(sys.stdin))
     num_cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -162,18 +162,17 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
         yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
 
 
-def ship(root: Path, address_file: Path, token_file: Path, say: Callable[[str], None]) -> bool:
-    """Ship the outbox of the run in ``root`` until stdin ends or somebody asks to stop, then what is left; whether
-    everything was acknowledged. A second shipper of a run waits for the first.
+def ship(run: RunDir, address_file: Path, token_file: Path, say: Callable[[str], None]) -> bool:
+    """Ship the outbox of ``run`` until stdin ends or somebody asks to stop, then what is left; whether everything was
+    acknowledged. A second shipper of an outbox waits for the first; every host that takes part in a run has its own.
 
     It goes to the service whose `penstock.core.supervision.Address` lies in ``address_file``.
 
     Whoever starts this holds the other end of stdin: however that process ends, it is noticed here. If it was killed,
     its ranks may live a little longer, and save what they have; they are waited for.
     """
-    run = RunDir(root)
     run.outbox.mkdir(parents=True, exist_ok=True)
-    with listening() as requests, shipping_lock(root).open("a") as lock:
+    with listening() as requests, shipping_lock(run.outbox.parent).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
             contextlib.closing(Follower(run, say, time.time)) as follower,

@@ -1,7 +1,8 @@
 """The supervisor of one attempt: a process of its own, so that a service may be killed and find its jobs again.
 
-It claims the attempt, prepares the data, measures and trains when asked, reports, and ends what it started and what
-that left behind. If it is killed itself, ranks die with it.
+It prepares the data, measures and trains when asked, reports, and ends what it started and what that left behind. If it
+is killed itself, ranks die with it. What is asked and told goes through a `Mailbox`: on this machine by the attempt's
+folder, which it claims first, in a pod by the pod's files (`penstock.cli.pod`).
 """
 
 from __future__ import annotations
@@ -9,26 +10,28 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from penstock.api.executor.claims import take, this_process
 from penstock.api.executor.folder import AttemptFolder
 from penstock.cli.attempt import Attempt
-from penstock.cli.executor import Decider, newest_checkpoint_step, profile_progress
+from penstock.cli.executor import newest_checkpoint_step, profile_progress
+from penstock.cli.mailbox import FolderMailbox, Mailbox
 from penstock.cli.metrics import Growth
 from penstock.cli.offspring import offspring_ended
+from penstock.cli.shipper import shipping
+from penstock.cli.stalling import StallWatch, Steps
 from penstock.cli.state import locked
 from penstock.cli.stopping import StopRequestedError, StopRequests, listening
 from penstock.cli.workers import Workers
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
-from penstock.core.supervision import AttemptReport, Binding, Order, Wish
+from penstock.core.supervision import AttemptReport, Order, Wish
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.rundir import RunDir, write_json
 
@@ -36,6 +39,18 @@ POLL_SECONDS = 0.1
 STEP_GRAIN_SECONDS = 5.0
 """Times of steps are rounded up to it: the report would be written anew with every step otherwise."""
 DEADLINE = "ran longer than its deadline"
+
+
+class ProfileDecider(Protocol):
+    """The part of `penstock.cli.executor.Decider` that is asked for an attempt."""
+
+    def find_profile(self) -> bool:
+        """Whether a fresh profile is at hand, or a plan that needs none."""
+        ...
+
+    def keep_profile(self) -> None:
+        """A new profile lies in the run directory: keep it for whoever plans."""
+        ...
 
 
 class ClaimedError(PenstockError):
@@ -49,31 +64,39 @@ def claim(folder: AttemptFolder) -> None:
 
 
 class Supervisor:
-    """Does what the files of ``folder`` ask, and tells in its report where it is.
+    """Does what the mailbox asks for attempt ``number``, and tells there where it is.
 
-    ``clock`` gives seconds since the epoch, ``pause`` lets some pass.
+    It ends at ``deadline_at``. ``steps`` shows whether steps are taken; with ``watch`` an attempt without has failed.
+    A signal ends the attempt at once, or if it is ``graceful`` after a checkpoint. ``clock`` gives seconds since the
+    epoch, ``pause`` lets some pass.
     """
 
     def __init__(
         self,
         job: PipelineJob,
         run: RunDir,
-        order: Order,
+        number: int,
+        mailbox: Mailbox,
         *,
         workers: Workers,
-        decider: Decider,
+        decider: ProfileDecider,
         requests: StopRequests,
+        deadline_at: float | None = None,
+        steps: Callable[[RunDir], Steps] = lambda run: Growth(run.metrics),
+        watch: StallWatch | None = None,
+        graceful: bool = False,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._job, self._run, self._order = job, run, order
-        self._folder = AttemptFolder(run.root, order.attempt)
+        self._job, self._run, self._mailbox = job, run, mailbox
         self._workers, self._decider, self._requests = workers, decider, requests
+        self._deadline_at, self._graceful = deadline_at, graceful
+        self._make_steps, self._watch = steps, watch
         self._clock, self._pause = clock, pause
-        self._attempt = Attempt(job, run, order.attempt, job.spec.resources.ranks, workers)
+        self._attempt = Attempt(job, run, number, job.spec.resources.ranks, workers)
         self._report = AttemptReport(state=AttemptState.STARTING)
-        self._told: AttemptReport | None = None
-        self._steps: Growth | None = None
+        self._steps: Steps | None = None
+        self._predicted_step_seconds: float | None = None
         self._measuring = False
 
     def run(self) -> AttemptReport:
@@ -88,7 +111,8 @@ class Supervisor:
             refused = isinstance(error, UserError)
             self._tell(replace(self._report, state=AttemptState.FAILED, message=str(error), refused=refused))
         except StopRequestedError:
-            self._tell(replace(self._report, state=AttemptState.FAILED, message="was ended from outside"))
+            state = AttemptState.STOPPED if self._graceful else AttemptState.FAILED
+            self._tell(replace(self._report, state=state, message="was ended from outside"))
         finally:
             self._attempt.kill()
         return self._report
@@ -100,21 +124,23 @@ class Supervisor:
         self._tell(AttemptReport(state=AttemptState.READY, profile=Step.DONE if found else Step.MISSING))
 
     def _turn(self) -> None:
-        self._requests.check()
-        if self._order.deadline_at is not None and self._clock() >= self._order.deadline_at:
+        if not self._graceful:
+            self._requests.check()
+        if self._deadline_at is not None and self._clock() >= self._deadline_at:
             self._tell(replace(self._report, state=AttemptState.FAILED, message=DEADLINE))
             return
         self._heed()
-        self._tell(self._look())
+        self._tell(self._watched(self._look()))
 
     def _heed(self) -> None:
         """Do what was asked for and not done yet."""
-        if self._folder.wish(Wish.MEASURE).exists() and not self._measuring and self._report.profile is Step.MISSING:
+        mailbox = self._mailbox
+        if not self._measuring and self._report.profile is Step.MISSING and mailbox.wished(Wish.MEASURE):
             self._measuring = True
             self._attempt.measure()
-        if self._folder.wish(Wish.STOP).exists():
+        if self._requests.received or mailbox.wished(Wish.STOP):
             self._stop()
-        elif self._folder.binding.exists() and self._steps is None:
+        elif self._steps is None and self._report.profile is not Step.WORKING:
             self._train()
 
     def _stop(self) -> None:
@@ -123,12 +149,15 @@ class Supervisor:
             self._attempt.stop()
 
     def _train(self) -> None:
-        binding = Binding.from_manifest(json.loads(self._folder.binding.read_text()))
+        binding = self._mailbox.binding()
+        if binding is None:
+            return
         plan = self._run.read_plan()
         if plan.digest != binding.plan_digest:
-            what = f"is of plan {binding.plan_digest[:12]}, the run directory holds {plan.digest[:12]}"
-            raise UserError(what=what, where=str(self._folder.binding), remedy="submit the job anew")
-        self._steps = Growth(self._run.metrics)
+            what = f"is bound to plan {binding.plan_digest[:12]}, the run directory holds {plan.digest[:12]}"
+            raise UserError(what=what, where=f"attempt {self._attempt.number}", remedy="submit the job anew")
+        self._steps = self._make_steps(self._run)
+        self._predicted_step_seconds = plan.prediction.step_seconds if plan.prediction else None
         self._attempt.train(plan.num_ranks, None)
 
     def _look(self) -> AttemptReport:
@@ -149,10 +178,19 @@ class Supervisor:
             last_step_at=self._last_step_at(),
         )
 
+    def _watched(self, report: AttemptReport) -> AttemptReport:
+        """It failed if it takes no steps, and nobody else would say so."""
+        if self._watch is None or report.state is not AttemptState.RUNNING:
+            return report
+        complaint = self._watch.complaint(self._predicted_step_seconds)
+        return replace(report, state=AttemptState.FAILED, message=complaint) if complaint else report
+
     def _last_step_at(self) -> float | None:
-        """See `AttemptReport`. Ranks leave a line for each step."""
+        """See `AttemptReport`."""
         if self._steps is None or not self._steps.seen():
             return self._report.last_step_at
+        if self._watch is not None:
+            self._watch.stepped()
         return math.ceil(self._clock() / STEP_GRAIN_SECONDS) * STEP_GRAIN_SECONDS
 
     def _profile(self) -> Step:
@@ -164,31 +202,8 @@ class Supervisor:
         return step
 
     def _tell(self, report: AttemptReport) -> None:
-        """A full disk ends no attempt that goes on: it is told at a later turn then."""
         self._report = report
-        if report == self._told and self._folder.report.exists():
-            return
-        try:
-            write_json(self._folder.report, report.to_manifest())
-        except OSError:
-            if report.ended:
-                raise
-            return
-        self._told = report
-
-
-@contextlib.contextmanager
-def shipping(root: Path, order: Order) -> Iterator[None]:
-    """A process that ships the run's records during the block, and goes on after it until all are acknowledged."""
-    if not order.address_file:
-        yield
-        return
-    command = [sys.executable, "-m", "penstock.cli", "ship", str(root)]
-    command += ["--address-file", order.address_file, "--token-file", order.token_file]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    assert process.stdin is not None
-    with process.stdin:  # it goes on until this end is closed, by this block or by the death of this process
-        yield
+        self._mailbox.tell(report)
 
 
 def read_order(root: Path, attempt: int) -> Order:
@@ -196,7 +211,9 @@ def read_order(root: Path, attempt: int) -> Order:
     return Order.from_manifest(json.loads(AttemptFolder(root, attempt).order.read_text()))
 
 
-def supervise(root: Path, order: Order, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], Decider]) -> int:
+def supervise(
+    root: Path, order: Order, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], ProfileDecider]
+) -> int:
     """Claim the attempt in the run directory ``root`` and supervise it to its end; the exit code.
 
     Raises:
@@ -212,7 +229,16 @@ def supervise(root: Path, order: Order, *, workers: Workers, decider: Callable[[
             job = run.read_job()
             stack.enter_context(shipping(run.root, order))
             stack.enter_context(offspring_ended())  # but the shipper, which goes on
-            supervisor = Supervisor(job, run, order, workers=workers, decider=decider(job, run), requests=requests)
+            supervisor = Supervisor(
+                job,
+                run,
+                order.attempt,
+                FolderMailbox(folder),
+                workers=workers,
+                decider=decider(job, run),
+                requests=requests,
+                deadline_at=order.deadline_at,
+            )
             return 0 if supervisor.run().state is not AttemptState.FAILED else 1
     except Exception as error:
         report = AttemptReport(state=AttemptState.FAILED, message=str(error), refused=isinstance(error, UserError))

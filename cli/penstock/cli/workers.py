@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,10 @@ class Ranks(Protocol):
 
     def kill(self) -> None:
         """End them now."""
+        ...
+
+    def all_started(self) -> bool:
+        """Whether all that run here are past their start."""
         ...
 
     def log_path(self, rank: int) -> Path | None:
@@ -90,16 +95,25 @@ class LocalWorkers:
         return self._launch(job, run, "rehearse", num_ranks, "rehearse")
 
     def _launch(self, job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> Ranks:
-        spec = LaunchSpec(
-            module=MODULE,
-            arguments=(command, "--run-dir", str(run.root), *arguments),
-            num_ranks=num_ranks,
-            threads_per_rank=job.spec.resources.threads_per_rank,
-            log_folder=run.logs / log,
-            status_folder=run.status,
-            devices=self._devices,
-        )
-        return launch(spec)
+        spec = launch_spec(job, run, log, num_ranks, command, *arguments)
+        return launch(dataclasses.replace(spec, devices=self._devices))
+
+
+def launch_spec(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command: str, *arguments: str) -> LaunchSpec:
+    """One of the trainer's commands in so many processes; ``log`` names the folder of what they print."""
+    return LaunchSpec(
+        module=MODULE,
+        arguments=(command, *_folders(run), *arguments),
+        num_ranks=num_ranks,
+        threads_per_rank=job.spec.resources.threads_per_rank,
+        log_folder=run.logs / log,
+        status_folder=run.status,
+    )
+
+
+def _folders(run: RunDir) -> tuple[str, ...]:
+    named = (("--run-dir", run.root), ("--host-dir", run.host), ("--local-dir", run.local))
+    return tuple(part for option, folder in named if folder is not None for part in (option, str(folder)))
 
 
 def end(ranks: Ranks) -> None:

@@ -7,10 +7,14 @@ names lies beside, from the attempt's ConfigMap. The pod answers once: its conta
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 
+from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.ranges import require_not_negative, require_positive
+from penstock.core.supervision import AttemptReport
 
 MEASURE_EPOCH = 0
 TRAIN_EPOCH = 1
@@ -30,8 +34,15 @@ BINDING_FILE = "binding"
 STOP_FILE = "stop"
 
 TOKEN_FILE = "/var/run/secrets/penstock/token"
+POD_UID_VARIABLE = "PENSTOCK_POD_UID"
+NODE_NAME_VARIABLE = "PENSTOCK_NODE_NAME"
+"""Who the pod is, and where it runs: a measurement is valid for nodes, and a pod's host name says nothing of them."""
+
+TERMINATION_FILE = "/dev/termination-log"
 MOST_REPORT_BYTES = 4096
 """Of a termination message the kubelet keeps as much."""
+
+_MOST_LINE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +50,9 @@ class PodBinding(Manifest):
     """A pod's place in an attempt: it is node ``node_rank`` of ``num_nodes``, whose first listens at ``master``.
 
     Epoch 0 measures, for what ``profile_key`` names; epoch 1 trains by the plan with ``plan_digest``. A pod heeds the
-    binding with its own ``pod_uid`` alone. Its ranks are ``node_rank * ranks_per_pod`` and those that follow.
+    binding with its own ``pod_uid`` alone. Its devices are ``node_rank * ranks_per_pod`` and those that follow; the
+    profile's ranks are these, and the plan's placement says which of its ranks runs on which of them. Pods on one node
+    should have neighbouring ranks.
     """
 
     pod_uid: str
@@ -58,3 +71,42 @@ class PodBinding(Manifest):
         require_not_negative(self.node_rank, "nodeRank")
         require_positive(self.num_nodes, "numNodes", "count the pods")
         require_positive(self.ranks_per_pod, "ranksPerPod", "write at least 1")
+        if self.node_rank >= self.num_nodes:
+            raise UserError(what=f"{self.node_rank} is none of {self.num_nodes} nodes", where="nodeRank")
+
+    @property
+    def meeting_port(self) -> int:
+        """Where ranks meet in this epoch: another port than before, at which somebody may listen a moment longer."""
+        return self.port + self.epoch
+
+    @property
+    def devices(self) -> range:
+        """The pod's own, among those of all pods."""
+        first = self.node_rank * self.ranks_per_pod
+        return range(first, first + self.ranks_per_pod)
+
+
+def termination_message(report: AttemptReport) -> str:
+    """The report as JSON of at most `MOST_REPORT_BYTES`: last words are cut first, the oldest most, then the message,
+    in its middle.
+    """
+    words = tuple(line[:_MOST_LINE_CHARACTERS] for line in report.last_words)
+    while (text := _text(report, words, report.message)) is None and words:
+        words = words[1:]
+    room = len(report.message)
+    while text is None:
+        room = room * 3 // 4
+        text = _text(report, words, _shortened(report.message, room))
+    return text
+
+
+def _text(report: AttemptReport, words: tuple[str, ...], message: str) -> str | None:
+    """None if it is too long; JSON's own escapes leave nothing but ASCII, a byte each."""
+    shorter = dataclasses.replace(report, last_words=words, message=message)
+    text = json.dumps(shorter.to_manifest(), separators=(",", ":"))
+    return text if len(text) <= MOST_REPORT_BYTES else None
+
+
+def _shortened(message: str, room: int) -> str:
+    """Its beginning and its end, where a remedy stands."""
+    return f"{message[: room // 2]} ... {message[len(message) - room // 2 :]}"

@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import UnitKind
@@ -17,7 +18,10 @@ from penstock.core.schedule import Kind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineKey(Manifest):
-    """What a measurement is valid for. Two profiles with equal keys are of the same machine and software."""
+    """What a measurement is valid for. Two profiles with equal keys are of the same machines and software.
+
+    ``host`` names the machine, or several in the order of their ranks; the rest is the first rank's.
+    """
 
     host: str
     device: str
@@ -109,10 +113,11 @@ class MemoryRecord(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile(Manifest):
-    """All measurements of one model's units on one machine.
+    """All measurements of one model's units on one machine, or on several together.
 
     ``model_digest`` names the dimensions that costs depend on; ``measured_at`` is seconds since the epoch; ``load`` the
-    load average before the measurement; ``method`` says how.
+    load average before the measurement; ``method`` says how. ``hosts`` numbers the machine of every rank from 0, by
+    first appearance; empty means one machine for all. Ranks slow those of their own machine alone.
     """
 
     key: MachineKey
@@ -128,6 +133,12 @@ class Profile(Manifest):
     action_overhead_seconds: float
     load: float = 0.0
     method: str = ""
+    hosts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.hosts and len(self.hosts) != self.num_ranks:
+            what = f"names the machines of {len(self.hosts)} ranks of {self.num_ranks}"
+            raise UserError(what=what, where="hosts", remedy="measure again")
 
     @property
     def digest(self) -> str:

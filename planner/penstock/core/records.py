@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.manifest import Manifest, read_number
+from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 
 
@@ -96,6 +97,7 @@ class LogLine(Manifest):
 class Record(Manifest):
     """One report; ``recorded_at`` is seconds since the epoch on the sender's clock.
 
+    ``profile`` is what the attempt measured, where whoever plans cannot read it from the run directory.
     ``profile_digest`` names the profile that the attempt's plan was made from; a plan for described hardware has none.
     """
 
@@ -109,4 +111,5 @@ class Record(Manifest):
     metrics: StepMetrics | None = None
     timeline: Timeline | None = None
     log: LogLine | None = None
+    profile: Profile | None = None
     profile_digest: str | None = None

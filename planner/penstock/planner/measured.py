@@ -26,7 +26,13 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         num_devices=spec.resources.ranks,
         memory_limit_bytes=spec.resources.memory_per_rank,
         cost_of=lambda tp: cost,
-        devices_per_node=spec.resources.ranks,
+        hosts=_hosts(profile, spec.resources.ranks),
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
     )
+
+
+def _hosts(profile: Profile, num_devices: int) -> tuple[int, ...]:
+    """The host of every device; those beyond what was measured are taken to be on the last one."""
+    measured = profile.hosts or (0,) * profile.num_ranks
+    return tuple(measured[min(device, len(measured) - 1)] for device in range(num_devices))

@@ -52,13 +52,14 @@ def placed(judge: Simulated, found: Evaluation) -> tuple[Simulated, Evaluation]:
 def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
     """Whether no arrangement needs to be looked at: links are equal but for the problem's tolerance.
 
-    With many seats, links inside hosts may differ from those between them: the default order keeps to hosts.
+    With many seats, links inside hosts may differ from those between them where the default order keeps to hosts.
     """
     seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     source, target = np.meshgrid(seats, seats)
-    same_host = source // problem.devices_per_node == target // problem.devices_per_node
-    few = len(seats) <= MOST_SEATS_TRIED_IN_FULL
-    kinds = [source != target] if few else [~same_host, same_host & (source != target)]
+    hosts = problem.host_of(seats)
+    same_host = hosts[:, None] == hosts
+    keeps_to_hosts = len(seats) > MOST_SEATS_TRIED_IN_FULL and bool((np.diff(hosts) >= 0).all())
+    kinds = [~same_host, same_host & (source != target)] if keeps_to_hosts else [source != target]
     links = [values[kind] for values in problem.cost_of(mesh.tp).transfer(source, target) for kind in kinds]
     return all(values.max(initial=0.0) <= values.min(initial=math.inf) * problem.link_tolerance for values in links)
 
@@ -109,7 +110,7 @@ def seat_classes(problem: Problem, mesh: Mesh) -> list[int]:
     """Per seat the first one that is like it: on the same host, with the same links to all others."""
     seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     links = np.stack(problem.cost_of(mesh.tp).transfer(seats[:, None], seats))
-    hosts = seats // problem.devices_per_node
+    hosts = problem.host_of(seats)
     classes: list[int] = []
     for seat in range(len(seats)):
         like = (first for first in classes if hosts[first] == hosts[seat] and _are_alike(links, first, seat))

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, Objective, ParallelismSpec
@@ -38,7 +41,8 @@ class Problem:
     objective: Objective = Objective.TIME
     price_per_device_hour: float = 0.0
     most_tp: int = 1
-    devices_per_node: int = 1
+    hosts: tuple[int, ...] = ()
+    """Every device's; empty where each device has a host of its own."""
     device_memory_bytes: int = 2**63 - 1
     """What the limit can be raised to."""
     link_tolerance: float = 1.0
@@ -49,6 +53,11 @@ class Problem:
     def quantum(self) -> int:
         """Tokens between possible slice boundaries."""
         return -(-self.sequence_length // MOST_QUANTA)
+
+    def host_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The hosts of devices, elementwise."""
+        numbers = np.asarray(devices, dtype=np.int64)
+        return np.array(self.hosts, dtype=np.int64)[numbers] if self.hosts else numbers
 
 
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
@@ -71,7 +80,7 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         device_memory_bytes=cluster.device.memory_bytes,
         cost_of=cost_of,
         most_tp=math.gcd(MOST_TP, cluster.devices_per_node),
-        devices_per_node=cluster.devices_per_node,
+        hosts=tuple(map(cluster.node_of, range(spec.resources.ranks))),
     )
 
 

@@ -95,7 +95,7 @@ def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, s
 
 def _hosts(problem: Problem, mesh: Mesh, devices: tuple[int, ...]) -> Hosts:
     """The hosts of the first replica, and how many replicas share them."""
-    nodes = [device // problem.devices_per_node for device in devices]
+    nodes = problem.host_of(devices).tolist()
     first = nodes[: mesh.pp]
     number = {node: index for index, node in enumerate(dict.fromkeys(first))}
     sharing = sum(nodes[i * mesh.pp : (i + 1) * mesh.pp] == first for i in range(mesh.dp))

@@ -19,6 +19,7 @@ import pytest
 
 from penstock.core.errors import UserError
 from penstock.core.job import DataSpec, TokenizerSpec
+from penstock.trainer.data import cache as cache_module
 from penstock.trainer.data.prepare import prepare
 from penstock.trainer.data.prepared import Prepared, check_prepared, open_prepared
 from penstock.trainer.data.reporter import Reporter
@@ -222,6 +223,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from penstock.core.job import DataSpec, TokenizerSpec
+from penstock.trainer.data import cache as cache_module
 from penstock.trainer.data.prepare import prepare
 from penstock.trainer.data.reporter import Reporter
 
@@ -286,6 +288,23 @@ def test_a_process_waits_for_the_one_that_prepares(corpus: str, cache: Path, tmp
         assert waiting.stdout.readline() == "another process prepares the same data; waiting for it\n"
         shutil.copytree(expected, cache / expected.name)
     assert finish(waiting) == ["found"]
+
+
+def test_whoever_lost_the_lock_takes_what_another_host_made(
+    corpus: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As happens where the connection to the folder's server broke for a while."""
+    expected = prepare(spec(corpus), tmp_path / "alone").folder
+    build = cache_module._put
+
+    def late(built: Path, folder: Path, check: Callable[[Path], None]) -> None:
+        shutil.copytree(expected, folder)
+        build(built, folder, check)
+
+    monkeypatch.setattr(cache_module, "_put", late)
+    found = prepare(spec(corpus), cache).folder
+    assert contents(found) == contents(expected)
+    assert sorted(path.name for path in cache.iterdir()) == [found.name, f"{found.name}.lock"]
 
 
 def test_an_unwritable_cache_is_refused(corpus: str, tmp_path: Path) -> None:

@@ -219,6 +219,17 @@ def test_an_earlier_attempt_that_lives_on_leaves_later_ones_alone(tmp_path: Path
     assert (tmp_path / "a2" / ".partial-step-9").exists()
 
 
+def test_an_earlier_attempt_that_lives_on_and_is_ahead_takes_nothing_from_a_later_one(tmp_path: Path) -> None:
+    """They take turns: whatever the earlier one commits, the newest of the later one is there and whole."""
+    save(tmp_path, attempt=1, step=5)
+    for turn in range(4):
+        save(tmp_path, attempt=1, step=100 + turn)
+        latest = save(tmp_path, attempt=2, step=10 + turn)
+        save(tmp_path, attempt=1, step=200 + turn)
+        assert checkpoint.verify(latest).step == 10 + turn
+    assert [found for found in steps(tmp_path) if found[0] == 2] == [(2, 13)]
+
+
 def test_what_is_half_removed_does_not_look_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, step=5, keep=1)
     monkeypatch.setattr("penstock.trainer.checkpoint.shutil.rmtree", lambda *_, **__: None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,16 @@ from penstock.core.model import Family, UnitKind
 from penstock.core.schedule import Kind
 from penstock.planner.fit import REQUIRED
 from penstock.trainer.profiling.grid import Point
-from penstock.trainer.profiling.network import MESSAGE_BYTES, fit_line, tournament
+from penstock.trainer.profiling.machine import (
+    MOST_NAME_CHARACTERS,
+    Place,
+    fullest_host,
+    hosts_of,
+    joined_name,
+    num_cores,
+    this_place,
+)
+from penstock.trainer.profiling.network import MESSAGE_BYTES, fit_line, tournament, undisturbed
 from penstock.trainer.profiling.units import UnitTimer, mean_and_spread
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model
@@ -35,6 +46,55 @@ def test_in_a_tournament_every_two_meet_once(num_ranks: int) -> None:
         players = [rank for pair in pairs for rank in pair]
         assert len(set(players)) == len(players)
     assert len(rounds) == num_ranks - 1 + num_ranks % 2
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=12))
+def test_no_two_pairs_of_a_round_share_a_card(nodes: list[str]) -> None:
+    for pairs in tournament(len(nodes)):
+        rounds = undisturbed(pairs, nodes)
+        assert sorted(pair for each in rounds for pair in each) == sorted(pairs)
+        for each in rounds:
+            used = [
+                node for pair in each for node in {nodes[rank] for rank in pair} if len({nodes[r] for r in pair}) > 1
+            ]
+            assert len(used) == len(set(used))
+
+
+def test_on_one_node_all_pairs_of_a_round_are_measured_at_once() -> None:
+    pairs = [(0, 3), (1, 2)]
+    assert undisturbed(pairs, ["a"] * 4) == [pairs]
+    assert undisturbed(pairs, ["a", "a", "b", "b"]) == [[(0, 3)], [(1, 2)]]
+
+
+def test_ranks_share_a_machine_by_its_boot_whatever_nodes_are_called() -> None:
+    places = [Place("n1", "x"), Place("n2", "x"), Place("n3", "y"), Place("n1", "x")]
+    assert hosts_of(places) == (0, 0, 1, 0)
+    assert joined_name(places) == "n1,n2,n3"
+    assert fullest_host((1, 0, 0, 1)) == 1
+    assert fullest_host((0, 1, 1)) == 1
+
+
+def test_very_many_names_are_told_apart_in_few_characters() -> None:
+    names = [joined_name([Place(f"node-{k}-{salt}", "") for k in range(99)]) for salt in "ab"]
+    assert all(len(name) <= MOST_NAME_CHARACTERS + 20 for name in names)
+    assert names[0] != names[1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [(None, None), ("max 100000", None), ("50000 100000", 1), ("100000 100000", 1), ("99000000 100000", None)],
+)
+def test_a_container_s_limit_counts(tmp_path: Path, limit: str | None, cores: int | None) -> None:
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    assert num_cores(tmp_path / "cpu.max") == (cores or len(os.sched_getaffinity(0)))
+
+
+def test_a_pod_is_known_by_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = this_place()
+    monkeypatch.setenv("PENSTOCK_NODE_NAME", "node-7")
+    assert this_place() == Place("node-7", alone.boot)
+    assert alone.name != "node-7"
 
 
 @given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-7))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.layout import Precision
 from penstock.core.model import Family
-from penstock.trainer import checkpoint
+from penstock.trainer import checkpoint, restoring
 from penstock.trainer.checkpoint import MANIFEST
 from penstock.trainer.restoring import Restored, load_newest
 from tests.support.checkpoint_ranks import PARTS, blank, spoil, stored_tensors
@@ -89,6 +91,50 @@ def test_if_none_is_whole_all_are_named_and_stay(tmp_path: Path) -> None:
     assert str(tmp_path) in caught.value.where
     assert f"remove {tmp_path}" in caught.value.remedy
     assert steps(tmp_path) == [(1, 10), (1, 5)]
+
+
+def living_on(root: Path, monkeypatch: pytest.MonkeyPatch, num_times: int) -> None:
+    """Attempt 1 goes on: each time a checkpoint is about to be read it commits the next, and so removes that one."""
+    turns = iter(range(num_times))
+
+    def read(folder: Path, *given: Any, **named: Any) -> checkpoint.CheckpointManifest:
+        if (turn := next(turns, None)) is not None:
+            save(root, 100 + turn, attempt=1, keep=1)
+        return checkpoint.load(folder, *given, **named)
+
+    monkeypatch.setattr(restoring, "load", read)
+
+
+def test_one_that_vanishes_makes_way_for_the_one_it_was_removed_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not corrupt, and the attempt that removed it did no wrong."""
+    save(tmp_path, 10, keep=1)
+    living_on(tmp_path, monkeypatch, 3)
+    assert restore(tmp_path) == Restored(step=102)
+    save(tmp_path, 103, attempt=2, keep=1)
+    assert steps(tmp_path) == [(2, 103)]
+    assert list((tmp_path / "a1").iterdir()) == [], "nothing was set aside"
+
+
+def test_an_attempt_gives_up_where_they_vanish_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 10, keep=1)
+    living_on(tmp_path, monkeypatch, 99)
+    with pytest.raises(RunError, match="vanish while they are read: another attempt works there"):
+        restore(tmp_path)
+
+
+def test_what_vanished_for_good_is_not_taken_for_a_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model may hold half of it by then."""
+    folder = save(tmp_path, 10)
+
+    def read(*given: Any, **named: Any) -> checkpoint.CheckpointManifest:
+        shutil.rmtree(folder)
+        return checkpoint.load(*given, **named)
+
+    monkeypatch.setattr(restoring, "load", read)
+    with pytest.raises(RunError, match="vanish"):
+        load_newest(tmp_path, blank(STORED), MODEL)
 
 
 def test_another_model_s_is_refused_and_none_older_is_tried(tmp_path: Path) -> None:

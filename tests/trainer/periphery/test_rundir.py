@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,34 @@ def test_the_newest_entry_of_a_step_counts(
         written(run, metrics(step, loss=loss, attempt=attempt))
     newest = dict(entries)
     assert [(each.step, each.loss) for each in run.read_metrics()] == sorted(newest.items())
+
+
+def test_hosts_that_share_a_run_write_apart(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run", tmp_path / "run" / "hosts" / "a", tmp_path / "disk")
+    run.create()
+    assert {path.relative_to(tmp_path).as_posix() for path in (run.logs, run.outbox, run.status)} == {
+        "run/hosts/a/logs",
+        "run/hosts/a/outbox",
+        "disk/status",
+    }
+    assert all(path.is_dir() for path in (run.logs, run.outbox, run.status))
+    assert run.metrics == RunDir(tmp_path / "run").metrics
+
+
+def test_writers_at_the_same_time_leave_one_of_their_texts(tmp_path: Path) -> None:
+    """Two hosts may give their processes the same number, so that is no name for what is not whole yet."""
+    texts = [str(number) * 50_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: write_atomically(tmp_path / "file", text), texts * 8))
+    assert (tmp_path / "file").read_text() in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_text_that_cannot_be_put_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="file"):
+        write_atomically(tmp_path / "file", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_no_metrics_yet(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.trainer.seating import seated
+from penstock.trainer.seating import ranks_of_devices, seated
 
 
 @given(st.integers(1, 6).flatmap(lambda count: st.permutations(range(count))))
@@ -20,3 +20,22 @@ def test_the_rth_visible_device_is_that_of_rank_r(placement: list[int]) -> None:
 def test_a_device_that_is_not_visible_is_refused() -> None:
     with pytest.raises(UserError, match="puts a rank on device 2, and CUDA_VISIBLE_DEVICES names 2"):
         seated((2, 0), "4,7")
+
+
+@given(st.integers(1, 8).flatmap(lambda count: st.permutations(range(count))), st.data())
+def test_over_hosts_every_device_has_a_rank_and_the_plan_s_are_where_it_says(
+    order: list[int], data: st.DataObject
+) -> None:
+    placement = order[: data.draw(st.integers(0, len(order)))]
+    ranks = ranks_of_devices(placement, len(order))
+    assert sorted(ranks) == list(range(len(order)))
+    assert [ranks[device] for device in placement] == list(range(len(placement)))
+
+
+def test_over_hosts_devices_without_work_follow_in_order() -> None:
+    assert ranks_of_devices((3, 1), 5) == (2, 1, 3, 0, 4)
+
+
+def test_over_hosts_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match=r"plan.placement: puts a rank on device 4, and here are 4"):
+        ranks_of_devices((0, 4), 4)

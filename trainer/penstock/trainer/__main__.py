@@ -20,7 +20,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import Device
 from penstock.core.plan import Plan
 from penstock.trainer.rundir import RunDir, write_json
-from penstock.trainer.seating import VISIBLE, seated
+from penstock.trainer.seating import VISIBLE, ranks_of_devices, seated
 from penstock.trainer.worker import Worker, run_worker
 
 Command = Callable[[RunDir, argparse.Namespace, Worker], None]
@@ -29,11 +29,16 @@ Command = Callable[[RunDir, argparse.Namespace, Worker], None]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of one command."""
     options = _parser().parse_args(arguments)
-    run = RunDir(Path(options.run_dir))
+    run = RunDir(options.run_dir, options.host_dir, options.local_dir)
     command: Command = options.command
     try:
         device = run.read_job().spec.resources.device
-        if device is Device.CUDA and command is _train:
+        if command is _train and options.over_hosts:
+            plan = run.read_plan()
+            rank = _take_rank(plan)
+            if rank >= plan.num_ranks:
+                return _stand_by(run, rank)
+        elif command is _train and device is Device.CUDA:
             _take_seats(run.read_plan())
     except UserError as mistake:
         sys.stderr.write(f"{mistake}\n")
@@ -48,18 +53,34 @@ def _take_seats(plan: Plan) -> None:
         os.environ[VISIBLE] = seated(plan.placement, os.environ.get(VISIBLE))
 
 
+def _take_rank(plan: Plan) -> int:
+    """The plan's rank for this process, instead of torchrun's, which counts devices."""
+    rank = ranks_of_devices(plan.placement, int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(plan.num_ranks))
+    return rank
+
+
+def _stand_by(run: RunDir, rank: int) -> int:
+    from penstock.trainer.worker_spare import stand_by
+
+    return stand_by(run, rank)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock.trainer", description="one rank of a run")
     commands = parser.add_subparsers(required=True)
     training = commands.add_parser("train")
     training.add_argument("--attempt", type=int, required=True)
     training.add_argument("--metrics-port", type=int)
+    training.add_argument("--over-hosts", action="store_true", help="ranks are where the plan's placement says")
     for command, function in (
         (commands.add_parser("profile"), _profile),
         (training, _train),
         (commands.add_parser("rehearse"), _rehearse),
     ):
-        command.add_argument("--run-dir", required=True)
+        command.add_argument("--run-dir", required=True, type=Path)
+        command.add_argument("--host-dir", type=Path)
+        command.add_argument("--local-dir", type=Path)
         command.set_defaults(command=function)
     return parser
 

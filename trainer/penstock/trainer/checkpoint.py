@@ -269,9 +269,10 @@ def save(
         raise RunError(
             f"the checkpoint of step {step} was not written to {root}: {error}; earlier checkpoints are untouched"
         ) from None
+    saved = Checkpoint(step=step, attempt=attempt, folder=folder)
     if first:
-        prune(root, attempt, keep)
-    return Checkpoint(step=step, attempt=attempt, folder=folder)
+        prune(root, saved, keep)
+    return saved
 
 
 def _make_empty(folder: Path) -> None:
@@ -309,15 +310,16 @@ def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:
     partial.rename(folder)
 
 
-def prune(root: Path, attempt: int, keep: int) -> None:
+def prune(root: Path, saved: Checkpoint, keep: int) -> None:
     """Keep the newest ``keep`` checkpoints, and nothing of what earlier attempts left unfinished or corrupt.
 
-    ``attempt`` has committed one, so earlier attempts' count as well; later attempts' are not touched.
+    ``saved`` was just committed, so those of earlier attempts than its own count as well; later attempts' are not
+    touched. It stays itself, though an earlier attempt that was cut off from us may still go on and be at later steps.
     """
     for old in find_checkpoints(root)[keep:]:
-        if old.attempt <= attempt:
+        if old.attempt <= saved.attempt and old != saved:
             _remove(old.folder)
-    for earlier, prefix in itertools.product(range(attempt), (_PARTIAL, _CORRUPT)):
+    for earlier, prefix in itertools.product(range(saved.attempt), (_PARTIAL, _CORRUPT)):
         for left in root.glob(f"a{earlier}/{prefix}*"):
             shutil.rmtree(left, ignore_errors=True)
 

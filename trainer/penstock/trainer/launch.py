@@ -1,12 +1,15 @@
-"""Starting the ranks of a run on this machine, watching them, and saying which one failed where.
+"""Starting the ranks of a run on this host, watching them, and saying which one failed where.
 
 torchrun starts them (`python -m torch.distributed.run`, static, no restarts); each writes its logs to files and its
 place in the Program to a status file. Who started them reads those: it needs no connection to any rank.
+
+Ranks on several hosts are launched on each of them, with its place among them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.errors import UserError
+from penstock.trainer.interfaces import LOOPBACK_INTERFACE, interface_towards
 from penstock.trainer.status import RankStatus, State, read_status, status_path
 
 LOOPBACK = "127.0.0.1"
@@ -37,6 +41,22 @@ is the same every time and freed temporaries cost no page faults. 32 MiB is the 
 """
 
 
+RANKS_FILE = "ranks.json"
+"""In a launch's log folder: the ranks that its processes are, in their order, where that is not from 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nodes:
+    """A host's place: number ``node_rank`` of ``num_nodes`` that launch together, each as many processes. They
+    meet at ``port`` of the first one, whose address is ``master``.
+    """
+
+    node_rank: int
+    num_nodes: int
+    master: str
+    port: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
     """What to start: ``python -m module arguments...`` in ``num_ranks`` processes.
@@ -44,6 +64,7 @@ class LaunchSpec:
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting a free one is taken.
     ``devices`` are the CUDA devices that they may use; without any these are all that this process may use.
+    With ``nodes`` there are as many on each host, and ``names`` says which ranks those of this one are.
     """
 
     module: str
@@ -55,6 +76,13 @@ class LaunchSpec:
     port: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    nodes: Nodes | None = None
+    names: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that run here."""
+        return self.names or tuple(range(self.num_ranks))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,13 +121,17 @@ class Ranks:
         return self._process.pid
 
     def statuses(self) -> list[RankStatus | None]:
-        """What every rank says of itself; none for one that has not started."""
-        paths = [status_path(self._spec.status_folder, rank) for rank in range(self._spec.num_ranks)]
-        return [read_status(path) for path in paths]
+        """What every rank here says of itself; none for one that has not started."""
+        return [read_status(status_path(self._spec.status_folder, rank)) for rank in self._spec.ranks]
+
+    def all_started(self) -> bool:
+        """Whether every rank here is past its start."""
+        return all(status is not None and status.state is not State.STARTING for status in self.statuses())
 
     def log_path(self, rank: int, stream: str = "stderr") -> Path | None:
         """The file of what a rank prints to ``stdout`` or ``stderr``, once it exists."""
-        return next(iter(self._spec.log_folder.glob(f"*/attempt_0/{rank}/{stream}.log")), None)
+        local = self._spec.ranks.index(rank) if rank in self._spec.ranks else rank
+        return next(iter(self._spec.log_folder.glob(f"*/attempt_0/{local}/{stream}.log")), None)
 
     def poll(self) -> Outcome | None:
         """The outcome, or none while ranks run; ends ranks that outlast a failure for long.
@@ -156,18 +188,19 @@ class Ranks:
         """A rank that vanished explains those that lost it; else the rank that gave up first."""
         gone = [ended or (status is not None and _is_gone(status.pid)) for status in self.statuses()]
         # Read again: only what a rank said before it was found gone is its last word.
-        known = [(rank, status) for rank, status in enumerate(self.statuses()) if status is not None]
-        for rank, status in known:
-            if gone[rank] and status.state in (State.STARTING, State.RUNNING):
+        found = zip(self._spec.ranks, self.statuses(), gone, strict=True)
+        known = [(rank, status, is_gone) for rank, status, is_gone in found if status is not None]
+        for rank, status, is_gone in known:
+            if is_gone and status.state in (State.STARTING, State.RUNNING):
                 return _failure(rank, status, _epitaph(rank, status))
-        gave_up = [(status.ended_ns, rank, status) for rank, status in known if status.state > State.DONE]
+        gave_up = [(status.ended_ns, rank, status) for rank, status, _ in known if status.state > State.DONE]
         if not gave_up:
             return None
         _, rank, status = min(gave_up, key=lambda each: each[:2])
         return _failure(rank, status, status.error)
 
     def _last_words(self, exit_code: int) -> str:
-        logs = [self._spec.log_folder / _TORCHRUN_LOG, *(self.log_path(rank) for rank in range(self._spec.num_ranks))]
+        logs = [self._spec.log_folder / _TORCHRUN_LOG, *map(self.log_path, self._spec.ranks)]
         found = [log for log in logs if log is not None and log.exists()]
         lines = [line for log in found for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return f"the ranks did not start (exit code {exit_code}): {lines[-1] if lines else 'nothing was logged'}"
@@ -197,14 +230,16 @@ def launch(spec: LaunchSpec) -> Ranks:
 
     They end with this process, however it ends: the watcher is asked to stop them, and each dies with the watcher.
     """
-    port = free_port() if spec.port is None else _checked(spec.port)
+    nodes = spec.nodes or _alone(spec)
     spec.status_folder.mkdir(parents=True, exist_ok=True)
-    for rank in range(spec.num_ranks):
+    for rank in spec.ranks:
         status_path(spec.status_folder, rank).unlink(missing_ok=True)
     spec.log_folder.mkdir(parents=True, exist_ok=True)
+    if spec.names:
+        (spec.log_folder / RANKS_FILE).write_text(json.dumps(spec.names))
     with (spec.log_folder / _TORCHRUN_LOG).open("ab") as log:
         process = subprocess.Popen(
-            _command(spec, port),
+            _command(spec, nodes),
             env={**os.environ, **_environment(spec), **spec.environment},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -214,22 +249,29 @@ def launch(spec: LaunchSpec) -> Ranks:
     return Ranks(spec, process)
 
 
-def _command(spec: LaunchSpec, port: int) -> list[str]:
+def _alone(spec: LaunchSpec) -> Nodes:
+    port = free_port() if spec.port is None else _checked(spec.port)
+    return Nodes(node_rank=0, num_nodes=1, master=LOOPBACK, port=port)
+
+
+def _command(spec: LaunchSpec, nodes: Nodes) -> list[str]:
     leash = [sys.executable, "-m", "penstock.trainer.worker_leash", str(os.getpid())]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={spec.num_ranks}"]
-    meeting = [f"--master-addr={LOOPBACK}", f"--master-port={port}", "--max-restarts=0"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={spec.num_ranks}"]
+    place = [f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
+    meeting = [f"--master-addr={nodes.master}", f"--master-port={nodes.port}", "--max-restarts=0"]
     logs = [f"--log-dir={spec.log_folder}", "--redirects=3"]
-    return [*leash, *torchrun, *meeting, *logs, "-m", spec.module, *spec.arguments]
+    return [*leash, *torchrun, *place, *meeting, *logs, "-m", spec.module, *spec.arguments]
 
 
 def _environment(spec: LaunchSpec) -> dict[str, str]:
     threads = str(spec.threads_per_rank)
+    interface = interface_towards(spec.nodes.master) if spec.nodes else LOOPBACK_INTERFACE
     return {
         **MALLOC,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
         # Fewer, and a transfer's kernel may wait in line behind the compute that waits for it.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "PYTHONUNBUFFERED": "1",

@@ -1,4 +1,4 @@
-"""A job's data, prepared once in the user's cache and remembered in the run directory."""
+"""A job's data, prepared once in a cache and remembered in the run directory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from penstock.trainer.data.reporter import SILENT, Reporter
 from penstock.trainer.rundir import RunDir, write_json
 
 
-def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT) -> Prepared:
-    """Tokenise the job's data, or find it done; raises `UserError` if the data does not suit the job."""
-    prepared = prepare(job.spec.data, cache_folder() / "data", reporter=reporter)
+def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT, *, cache: Path | None = None) -> Prepared:
+    """Tokenise the job's data, or find it done; raises `UserError` if the data does not suit the job.
+
+    It is kept in ``cache``, or in the user's.
+    """
+    prepared = prepare(job.spec.data, cache or cache_folder() / "data", reporter=reporter)
     training_batches(job, prepared)
     validation_batches(job, prepared, limit=1)
     write_json(run.data, {"folder": str(prepared.folder)})

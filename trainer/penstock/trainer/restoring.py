@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,11 @@ import torch.distributed as dist
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.model import ModelSpec
-from penstock.trainer.checkpoint import CorruptError, Tensors, find_checkpoints, load, set_aside
+from penstock.trainer.checkpoint import MANIFEST, CorruptError, Tensors, find_checkpoints, load, set_aside
 from penstock.trainer.together import FailedError, gather, rank_in, together
+
+MOST_VANISHED = 10
+"""Checkpoints that may vanish while they are read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,25 +30,43 @@ def load_newest(
 ) -> Restored | None:
     """Fill ``tensors`` from the newest whole checkpoint below ``root``; none if there is no checkpoint at all.
 
-    All ranks of ``group`` call it together. Corrupt ones are passed over, and set aside once a whole one is found.
+    All ranks of ``group`` call it together. Corrupt ones are passed over, and set aside once a whole one is found. One
+    that vanishes meanwhile is not corrupt: an earlier attempt that still lives removes it for one that is newer.
 
     Raises:
         UserError: there are checkpoints and none is whole, or one is of another model.
-        RunError: a corrupt one cannot be set aside.
+        RunError: a corrupt one cannot be set aside, or they vanish again and again.
     """
     corrupt: dict[Path, str] = {}
-    found, *_ = gather(find_checkpoints(root), group)  # what the first rank sees
-    for folder in (each.folder for each in found):
+    num_vanished = 0
+    while num_vanished < MOST_VANISHED and (folder := _newest(root, corrupt, group)):
         try:
             step = load(folder, tensors, model, group=group).step
         except CorruptError as error:
-            corrupt[folder] = f"{folder.relative_to(root)} {error.what}"
+            if _is_there(folder, group):
+                corrupt[folder] = f"{folder.relative_to(root)} {error.what}"
+            else:
+                num_vanished += 1
             continue
         _set_aside(tuple(corrupt), group)
         return Restored(step=step, corrupt=tuple(corrupt.values()))
+    if num_vanished:  # the tensors may hold half of one
+        raise RunError(f"checkpoints in {root} vanish while they are read: another attempt works there")
     if corrupt:
         raise _none_is_whole(root, tuple(corrupt.values()))
     return None
+
+
+def _newest(root: Path, passed_over: Collection[Path], group: dist.ProcessGroup | None) -> Path | None:
+    """As the first rank sees it; hosts that share a folder may see changes at different times."""
+    folders = (found.folder for found in find_checkpoints(root))
+    newest, *_ = gather(next((folder for folder in folders if folder not in passed_over), None), group)
+    return newest
+
+
+def _is_there(folder: Path, group: dist.ProcessGroup | None) -> bool:
+    found, *_ = gather((folder / MANIFEST).exists(), group)
+    return found
 
 
 def _set_aside(folders: Sequence[Path], group: dist.ProcessGroup | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """The paths of one run."""
+    """The paths of one run. Where several hosts share ``root``, what this host alone writes lies in ``host``, and what
+    ranks map into memory in ``local``, on a disk of its own.
+    """
 
     root: Path
+    host: Path | None = None
+    local: Path | None = None
 
     @property
     def job(self) -> Path:
@@ -69,17 +73,17 @@ class RunDir:
     @property
     def logs(self) -> Path:
         """What every rank of every attempt printed."""
-        return self.root / "logs"
+        return (self.host or self.root) / "logs"
 
     @property
     def outbox(self) -> Path:
         """Records that wait to be shipped."""
-        return self.root / "outbox"
+        return (self.host or self.root) / "outbox"
 
     @property
     def status(self) -> Path:
         """One small file per rank: the step and action it is at."""
-        return self.root / "status"
+        return (self.local or self.root) / "status"
 
     @property
     def result(self) -> Path:
@@ -98,7 +102,7 @@ class RunDir:
                 folder.mkdir(parents=True, exist_ok=True)
             probe = self.root / ".writable"
             probe.touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # another host may have been here
         except OSError as error:
             raise UserError(
                 what=f"cannot be written: {error.strerror}",
@@ -157,9 +161,12 @@ def append_lines(path: Path) -> TextIO:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write beside and rename, so that a reader sees all of it or the old one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # hosts that share the folder share process numbers
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, manifest: Any) -> None:

@@ -51,5 +51,5 @@ class AttemptFolder:
 
 
 def shipping_lock(root: Path) -> Path:
-    """Held by whoever ships the records of the run in ``root``."""
+    """Held by whoever ships the records in the outbox below ``root``, a run directory or a host's part of one."""
     return root / "outbox" / ".lock"

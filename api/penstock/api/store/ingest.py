@@ -20,6 +20,7 @@ from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
 from penstock.api.store.lines import Line, add_lines
+from penstock.api.store.profiles import keep as keep_profile
 from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
@@ -161,6 +162,9 @@ def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
     report(connection, [(batch.uid, told) for batch in fresh if (told := _reported(batch)) is not None])
     put(connection, _keep_timelines, [row for batch in fresh for row in _timeline_rows(batch)])
     add_lines(connection, [line for batch in fresh for line in _lines(batch)])
+    for record in (record for batch in fresh for record in batch.records):
+        if record.profile is not None:
+            keep_profile(connection, record.profile)
 
 
 @functools.cache

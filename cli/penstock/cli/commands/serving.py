@@ -101,8 +101,12 @@ def ship(
     root: Path,
     address_file: Annotated[Path, typer.Option(help="The file in which the service says where it answers.")],
     token_file: Annotated[Path, typer.Option(help="The file that holds the token.")],
+    host_dir: Annotated[Path | None, typer.Option(help="What this host alone writes of the run.")] = None,
+    local_dir: Annotated[Path | None, typer.Option(help="What its ranks map into memory.")] = None,
 ) -> None:
     """Bring a run's records to a service; whoever runs ranks for one starts this."""
-    from penstock.cli.shipping import ship as run
+    from penstock.cli.shipping import ship as bring
+    from penstock.trainer.rundir import RunDir
 
-    raise typer.Exit(0 if run(root.absolute(), address_file, token_file, output.say) else 1)
+    run = RunDir(root.absolute(), host_dir, local_dir)
+    raise typer.Exit(0 if bring(run, address_file, token_file, output.say) else 1)

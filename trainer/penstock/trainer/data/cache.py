@@ -1,9 +1,14 @@
-"""A folder of results by key: made once, whole or not at all, by one process at a time, and checked when reused."""
+"""A folder of results by key: made once, whole or not at all, by one process at a time, and checked when reused.
+
+Processes of several hosts may share it: they wait for each other under a lock that the folder's server keeps, and
+whoever lost that lock with the connection finds that another was faster.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,15 +55,24 @@ def _build_once(
             return folder
         reporter.warning(f"prepared data is damaged and made again: {fault}")
         shutil.rmtree(folder)
-    unfinished = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    for left in folder.parent.glob(f"{folder.name}.tmp*"):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished = folder.with_name(f"{folder.name}.tmp{uuid.uuid4().hex}")
     unfinished.mkdir()
     try:
         build(unfinished)
-        unfinished.rename(folder)
+        _put(unfinished, folder, check)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _put(built: Path, folder: Path, check: Callable[[Path], None]) -> None:
+    try:
+        built.rename(folder)
+    except OSError:
+        if not folder.is_dir() or _fault(folder, check) is not None:
+            raise
 
 
 def _fault(folder: Path, check: Callable[[Path], None]) -> str | None:

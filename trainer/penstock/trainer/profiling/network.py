@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -38,10 +39,28 @@ def tournament(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
         players = [players[0], players[-1], *players[1:-1]]
 
 
-def measure_links(groups: ProcessGroups, rank: int, num_ranks: int, clock: Clock) -> list[LinkRecord]:
-    """The rank's outgoing channels: half the round trip of several sizes, fitted to latency + bytes / bandwidth."""
+def undisturbed(pairs: Sequence[tuple[int, int]], nodes: Sequence[Hashable]) -> list[list[tuple[int, int]]]:
+    """The pairs in as few rounds as go one after the other, in which no two share a node's network card."""
+    rounds: list[tuple[set[Hashable], list[tuple[int, int]]]] = [(set(), [])]
+    for pair in pairs:
+        ends = {nodes[rank] for rank in pair}
+        cards = ends if len(ends) > 1 else set()
+        free = next((each for each in rounds if not each[0] & cards), None)
+        if free is None:
+            rounds.append(free := (set(), []))
+        free[0].update(cards)
+        free[1].append(pair)
+    return [chosen for _, chosen in rounds]
+
+
+def measure_links(groups: ProcessGroups, rank: int, nodes: Sequence[Hashable], clock: Clock) -> list[LinkRecord]:
+    """The rank's outgoing channels: half the round trip of several sizes, fitted to latency + bytes / bandwidth.
+
+    ``nodes`` says of every rank behind which network card it is.
+    """
     records: list[LinkRecord] = []
-    for pairs in tournament(num_ranks):
+    rounds = (undisturbed(pairs, nodes) for pairs in tournament(len(nodes)))
+    for pairs in itertools.chain.from_iterable(rounds):
         groups.open(GroupName("F", pair) for pair in pairs)
         records.extend(_link(groups, pair, rank, clock) for pair in pairs if rank in pair)
         dist.barrier()

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-import platform
-import socket
 import statistics
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from penstock.core.fitness import batches_to_measure, model_digest
 from penstock.core.job import JobSpec
-from penstock.core.profile import MachineKey, MemoryRecord, Profile, TransientRecord, UnitRecord
+from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
 from penstock.trainer.clock import device_clock
 from penstock.trainer.memory import release_unused, resident_bytes
 from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
+from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
 from penstock.trainer.profiling.network import (
     measure_collectives,
     measure_instruction,
@@ -39,27 +38,6 @@ def ignore(done: int, total: int) -> None:
     """The `Progress` that nobody follows."""
 
 
-def machine_key(device: torch.device, threads: int) -> MachineKey:
-    """The machine and its software, as far as measurements depend on it."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return MachineKey(
-        host=socket.gethostname(),
-        device=name,
-        num_cores=len(os.sched_getaffinity(0)),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        threads_per_rank=threads,
-        torch_version=torch.__version__,
-        backend="nccl" if device.type == "cuda" else "gloo",
-    )
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = ignore) -> Profile | None:
     """The Profile on the first rank, none on the others; all ranks call it together.
 
@@ -67,16 +45,20 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     """
     load = os.getloadavg()[0]
     clock, groups = device_clock(worker.device), worker.groups
-    links = concatenated(measure_links(groups, worker.rank, worker.num_ranks, clock))
+    places = gather(this_place())
+    hosts = hosts_of(places)
+    nodes = [place.name for place in places]
+    links = concatenated(measure_links(groups, worker.rank, nodes, clock))
     overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks, clock))
     collectives = measure_collectives(worker.num_ranks, worker.device, clock)
-    units, transients = _measure_units(spec, worker, progress if worker.rank == 0 else ignore)
+    crowded = hosts[worker.rank] == fullest_host(hosts)
+    units, transients = _measure_units(spec, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
     optimizer = measure_optimizer(spec.model, spec.training.precision, spec.training, worker.device, clock)
     constant = max(gather(_constant_bytes(worker)))
     if worker.rank != 0:
         return None
     return Profile(
-        key=machine_key(worker.device, spec.resources.threads_per_rank),
+        key=dataclasses.replace(machine_key(worker.device, spec.resources.threads_per_rank), host=joined_name(places)),
         model_digest=model_digest(spec.model, spec.data.sequence_length),
         precision=spec.training.precision,
         measured_at=now,
@@ -89,10 +71,14 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
         action_overhead_seconds=statistics.median(each for each in overhead if not math.isnan(each)),
         load=load,
         method=METHOD,
+        hosts=hosts if len(set(hosts)) > 1 else (),
     )
 
 
-def _measure_units(spec: JobSpec, worker: Worker, progress: Progress) -> tuple[list[UnitRecord], list[TransientRecord]]:
+def _measure_units(
+    spec: JobSpec, worker: Worker, progress: Progress, *, crowded: bool
+) -> tuple[list[UnitRecord], list[TransientRecord]]:
+    """``crowded`` says that the rank's times together with others count."""
     length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
     timed, weighed = profile_grid(length, batches), transient_grid(length, batches)
     timer = UnitTimer(
@@ -108,7 +94,7 @@ def _measure_units(spec: JobSpec, worker: Worker, progress: Progress) -> tuple[l
     transients: list[TransientRecord] = []
     for done, point in enumerate(timed):
         progress(done, len(timed) + len(weighed))
-        units.extend(_unit_records(timer, point, first=worker.rank == 0))
+        units.extend(_unit_records(timer, point, first=worker.rank == 0, crowded=crowded))
     for done, point in enumerate(weighed, start=len(timed)):
         progress(done, len(timed) + len(weighed))
         transients.extend(_transient_records(timer, point))
@@ -116,7 +102,7 @@ def _measure_units(spec: JobSpec, worker: Worker, progress: Progress) -> tuple[l
     return units, transients
 
 
-def _unit_records(timer: UnitTimer, point: Point, *, first: bool) -> Iterator[UnitRecord]:
+def _unit_records(timer: UnitTimer, point: Point, *, first: bool, crowded: bool) -> Iterator[UnitRecord]:
     """By turns the first rank alone and all at once, so that what changes with time changes both."""
     visit = timer.visit(point)
     visit()
@@ -127,7 +113,7 @@ def _unit_records(timer: UnitTimer, point: Point, *, first: bool) -> Iterator[Un
         alone += visit() if first else []
         dist.barrier()
         together += visit()
-    pooled = _by_key(concatenated(together))
+    pooled = _by_key(concatenated(together if crowded else []))
     for key, samples in _by_key(alone).items():
         yield _record(point, key, samples, pooled[key])
 

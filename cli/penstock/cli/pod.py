@@ -1,0 +1,178 @@
+"""What runs in a pod of an attempt: the supervisor with the pod's mailbox, over storage that all pods share.
+
+    OUT/UID/                    all that the job leaves
+        checkpoints/aN/step-S   of every attempt: out://UID/N/S
+        data/                   prepared data, made by the first pod that needs it
+        aN/                     the run directory of attempt N, which its pods share
+            hosts/POD_UID/      what one pod alone writes: logs and outbox
+
+Exit codes: 0 succeeded or stopped, 1 failed, 2 the user's mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.api.locations import Locations
+from penstock.cli.offspring import offspring_ended
+from penstock.cli.pod_mailbox import PodFiles, PodMailbox, read_text
+from penstock.cli.pod_workers import PodWorkers
+from penstock.cli.shipper import shipping_at_most
+from penstock.cli.stalling import RankSteps, StallWatch
+from penstock.cli.stopping import StopRequests, listening
+from penstock.cli.supervisor import Supervisor
+from penstock.cli.workers import Workers
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import AttemptState
+from penstock.core.pod import PodBinding, termination_message
+from penstock.core.records import RecordKind
+from penstock.core.schedule import ScheduleSpec
+from penstock.core.supervision import AttemptReport
+from penstock.planner import yamltext
+from penstock.trainer.outbox import Outbox
+from penstock.trainer.rundir import RunDir, write_atomically
+
+DRAIN_SECONDS = 30.0
+"""What a service that does not answer may hold a pod up at its end."""
+
+PROFILE_SOURCE = "profile"
+
+FAILED, REFUSED = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pod:
+    """Who the pod is, its files, and its folders: ``out`` is shared by all pods, ``data`` holds a folder for each root
+    of ``data://``, ``local`` is the pod's own.
+    """
+
+    uid: str
+    attempt: int
+    files: PodFiles
+    out: Path
+    data: Path
+    local: Path
+
+
+class PodDecider:
+    """Measures whenever it is asked to; the pod of the first rank brings the profile to whoever plans, as a record."""
+
+    def __init__(self, job: PipelineJob, run: RunDir, attempt: int, place: Callable[[], PodBinding | None]) -> None:
+        self._job, self._run, self._attempt, self._place = job, run, attempt, place
+
+    def find_profile(self) -> bool:
+        """See `penstock.cli.supervisor.ProfileDecider`."""
+        return False
+
+    def keep_profile(self) -> None:
+        """See `penstock.cli.supervisor.ProfileDecider`."""
+        place = self._place()
+        if place is None or place.node_rank != 0:
+            return
+        uid = self._job.metadata.uid
+        box = Outbox(self._run.outbox, uid=uid, attempt=self._attempt, source=PROFILE_SOURCE, clock=time.time)
+        with contextlib.closing(box):
+            box.put(RecordKind.PROFILE, profile=self._run.read_profile())
+
+
+def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
+    """The job with paths of this pod, and the attempt's run directory; raises `UserError` if either cannot be."""
+    job = located(read_job(pod.files.job), pod)
+    root = pod.out / job.metadata.uid / f"a{pod.attempt}"
+    run = RunDir(root, root / "hosts" / pod.uid, pod.local)
+    checkpoints = root.parent / "checkpoints"
+    with _writable(root):
+        for folder in (root, checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            run.checkpoints.symlink_to(Path("..", checkpoints.name), target_is_directory=True)
+    run.create()
+    with _writable(root):
+        write_atomically(run.job, yamltext.dump(job.to_manifest()))
+    return job, run
+
+
+def read_job(path: Path) -> PipelineJob:
+    """The manifest that the pod was given."""
+    try:
+        job = PipelineJob.from_manifest(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise UserError(what=f"cannot be read: {error}", where=str(path), remedy="delete the attempt") from None
+    if not job.metadata.uid:
+        raise UserError(what="is missing", where="metadata.uid", remedy="let the cluster give the job one")
+    return job
+
+
+def located(job: PipelineJob, pod: Pod) -> PipelineJob:
+    """The job with paths of this pod. Whatever schedule it names was planned for, or will not be found here."""
+    pinned = job.spec.parallelism.schedule
+    name = pinned.generator if isinstance(pinned, ScheduleSpec) else pinned
+    roots = {folder.name: folder for folder in pod.data.glob("*") if folder.is_dir()}
+    places = Locations(
+        data_roots=roots,
+        runs=pod.out,
+        schedules=frozenset({name} if name else ()),
+        place="the job's volumes",
+        remedy="name its claim in spec.kubernetes.volumes",
+    )
+    return places.resolved(job, readable=lambda uid: True)
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            what=f"cannot be written: {error.strerror}",
+            where=f"output storage {folder}",
+            remedy="give the job a claim that its pods may write",
+        ) from None
+
+
+def run_pod(
+    pod: Pod,
+    say: Callable[[str], None],
+    make_workers: Callable[[Callable[[], PodBinding | None], Path], Workers] = PodWorkers,
+) -> int:
+    """Be a pod of an attempt, to its end; the exit code."""
+    with listening() as requests:
+        try:
+            job, run = lay_out(pod)
+            mailbox = PodMailbox(pod.files, run, pod.uid, pod.attempt, say=say)
+            workers = make_workers(lambda: mailbox.place, run.root.parent / "data")
+            report = _supervised(pod, job, run, mailbox, workers, requests)
+        except Exception as error:
+            report = AttemptReport(state=AttemptState.FAILED, message=str(error), refused=isinstance(error, UserError))
+            pod.files.termination.write_text(termination_message(report))
+            say(str(error))
+    if report.state is not AttemptState.FAILED:
+        return 0
+    return REFUSED if report.refused else FAILED
+
+
+def _supervised(
+    pod: Pod, job: PipelineJob, run: RunDir, mailbox: PodMailbox, workers: Workers, requests: StopRequests
+) -> AttemptReport:
+    with contextlib.ExitStack() as stack:
+        if read_text(pod.files.address):
+            stack.enter_context(shipping_at_most(run, pod.files.address, pod.files.token, DRAIN_SECONDS))
+        stack.enter_context(offspring_ended())  # but the shipper, which goes on
+        return Supervisor(
+            job,
+            run,
+            pod.attempt,
+            mailbox,
+            workers=workers,
+            decider=PodDecider(job, run, pod.attempt, lambda: mailbox.place),
+            requests=requests,
+            steps=lambda run: RankSteps(run.status),
+            watch=StallWatch(),
+            graceful=True,
+        ).run()

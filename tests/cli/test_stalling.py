@@ -1,0 +1,43 @@
+"""Silence is measured from the last step, by the rule of the life cycle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.stalling import RankSteps, StallWatch
+from penstock.core.lifecycle import stall_seconds
+from penstock.trainer.status import StatusFile, status_path
+
+
+@pytest.mark.parametrize("predicted", [None, 0.2, 60.0])
+def test_a_stall_is_what_the_life_cycle_says(predicted: float | None) -> None:
+    now = [1000.0]
+    watch = StallWatch(lambda: now[0])
+    now[0] += 10_000
+    assert watch.complaint(predicted) == "", "before the first step ranks restore and warm up"
+    watch.stepped()
+    silent = stall_seconds(predicted)
+    now[0] += silent - 0.1
+    assert watch.complaint(predicted) == ""
+    now[0] += 0.1
+    assert watch.complaint(predicted) == f"no step within {silent:.0f} s"
+    watch.stepped()
+    assert watch.complaint(predicted) == ""
+
+
+def test_steps_are_seen_in_what_ranks_say_of_themselves(tmp_path: Path) -> None:
+    old = StatusFile(status_path(tmp_path, 0), 1)
+    old.cursor[0] = 7
+    steps = RankSteps(tmp_path)
+    assert not steps.seen(), "what was there before is no step"
+    first, second = (StatusFile(status_path(tmp_path, rank), 1) for rank in (0, 1))
+    assert not steps.seen(), "a rank that starts takes none"
+    first.cursor[0] = 20
+    assert steps.seen()
+    assert not steps.seen()
+    second.cursor[0] = 20
+    assert steps.seen()
+    second.fail("no", 1)
+    assert not steps.seen()

@@ -1,0 +1,87 @@
+"""On which machines ranks measure: what to call them, and which ranks share one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.core.pod import NODE_NAME_VARIABLE
+from penstock.core.profile import MachineKey
+
+MOST_NAME_CHARACTERS = 200
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank measures. ``name`` is its node's, or its host's; what has the same ``boot`` shares cores and memory
+    however it is called, as nodes of a cluster on one machine do.
+    """
+
+    name: str
+    boot: str
+
+
+def this_place() -> Place:
+    """That of this process."""
+    name = os.environ.get(NODE_NAME_VARIABLE) or socket.gethostname()
+    return Place(name, _BOOT.read_text().strip() if _BOOT.exists() else name)
+
+
+def hosts_of(places: Sequence[Place]) -> tuple[int, ...]:
+    """Every rank's machine, numbered by first appearance."""
+    numbers = {boot: number for number, boot in enumerate(dict.fromkeys(place.boot for place in places))}
+    return tuple(numbers[place.boot] for place in places)
+
+
+def joined_name(places: Sequence[Place]) -> str:
+    """The names of all machines in the order of ranks; of very many the first, and a digest of all."""
+    names = list(dict.fromkeys(place.name for place in places))
+    text = ",".join(names)
+    if len(text) <= MOST_NAME_CHARACTERS:
+        return text
+    return f"{names[0][:MOST_NAME_CHARACTERS]},+{len(names) - 1},{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def fullest_host(hosts: Sequence[int]) -> int:
+    """The host of most ranks, of several the first."""
+    return max(dict.fromkeys(hosts), key=hosts.count)
+
+
+def machine_key(device: torch.device, threads: int) -> MachineKey:
+    """The machine and its software, as far as measurements depend on it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return MachineKey(
+        host=this_place().name,
+        device=name,
+        num_cores=num_cores(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        threads_per_rank=threads,
+        torch_version=torch.__version__,
+        backend="nccl" if device.type == "cuda" else "gloo",
+    )
+
+
+def num_cores(quota: Path = _QUOTA) -> int:
+    """What this process may use: by affinity, and in a container also by its limit (cgroups v2, cpu.max)."""
+    present = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+    except OSError:
+        return present
+    return present if allowed == "max" else min(present, -(-int(allowed) // int(period)))
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
