@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.job import Device, PipelineJob
 from penstock.core.pod import ATTEMPT_FILES, BINDING_FILE, POD_FILES, STOP_FILE, TOKEN_FILE
-from penstock.operator.names import (
+from penstock.kube.names import (
     ATTEMPT_LABEL,
     BINDING_ANNOTATION,
     HOST_LABEL,
