@@ -2,8 +2,8 @@
 
     ./dev bench operator_scale
 
-It starts a lab (root on Linux), applies jobs, and watches the cluster itself: what is measured is what it holds, not what
-the operator says of itself. Jobs have one pod each. Their measurement is one that was made before, their steps are
+It starts a lab (root on Linux), applies jobs, and watches the cluster itself: what is measured is what it holds, not
+what the operator says of itself. Jobs have one pod each. Their measurement is one that was made before, their steps are
 reported by this script, which plays the service.
 """
 
@@ -16,19 +16,14 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster, Watching
+from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster
 from benchmarks.support import write_results
-
-from penstock.core.instants import format_instant
 
 NODES = 10
 FEW, MANY, LATE = 100, 1_000, 50
@@ -162,6 +157,17 @@ def restart(cluster: Cluster) -> dict[str, Any]:
 def table(results: Mapping[str, Any]) -> str:
     """The results as Markdown."""
     few, many, running, again = (results[name] for name in ("few", "many", "running", "restart"))
+    rows = [
+        (f"{few['jobs']} jobs applied at once, each until its JobSet is there, p99", few["p99_seconds"], "s", "5 s"),
+        ("the same, median", few["p50_seconds"], "s", ""),
+        (f"{many['jobs']} jobs, from the first to the last JobSet", many["jobs_per_second"], "jobs/s", "25 jobs/s"),
+        (f"{running['jobs']} jobs run, {running['reports_per_second']:.0f} reports a second: memory, planning included",
+         running["peak_mib"], "MiB", "400 MB"),
+        ("the same: processor", running["cores"], "cores", "0.5 cores"),
+        (f"operator killed; {LATE} jobs new and {LATE} pods gone meanwhile: until all have their JobSet",
+         again["seconds"], "s", "20 s"),
+        ("JobSets that are there twice for one job after that", again["duplicates"], "", "0"),
+    ]  # fmt: skip
     lines = [
         "# The operator and many jobs",
         "",
@@ -169,18 +175,7 @@ def table(results: Mapping[str, Any]) -> str:
         "",
         "| what | figure | wanted |",
         "|---|---:|---:|",
-        f"| {few['jobs']} jobs applied at once, each until its JobSet is there, p99 | {few['p99_seconds']:.2f} s | 5 s |",
-        f"| the same, median | {few['p50_seconds']:.2f} s | |",
-        f"| {many['jobs']} jobs, from the first to the last JobSet | {many['jobs_per_second']:.0f} jobs/s | 25 jobs/s |",
-        f"| {running['jobs']} jobs run, {running['reports_per_second']:.0f} reports a second: memory, planning process too"
-        f" | {running['peak_mib']:.0f} MiB | 400 MB |",
-        f"| the same: processor | {running['cores']:.2f} cores | 0.5 cores |",
-        f"| operator killed; {LATE} jobs new and {LATE} pods gone meanwhile: until all have their JobSet"
-        f" | {again['seconds']:.1f} s | 20 s |",
-        f"| JobSets of one job twice after that | {again['duplicates']} | 0 |",
+        *(f"| {what} | {figure:.3g} {unit} | {wanted} |" for what, figure, unit, wanted in rows),
         "",
     ]
     return "\n".join(lines)
-
-
-__all__ = ["SERVICE_NAMESPACE", "Any", "Watching", "format_instant", "tempfile", "threading", "ThreadPoolExecutor"]
