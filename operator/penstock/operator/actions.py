@@ -64,9 +64,19 @@ class Actions:
         if found["metadata"]["uid"] != seen.uid:
             self._cache.remove_job(seen.uid)
             return None
-        for jobset in self._kube.list(JOBSETS, seen.namespace, f"{UID_LABEL}={seen.uid}").objects:
-            self._cache.put_jobset(see_jobset(jobset))
+        if seen.status.attempt:
+            self._refresh_attempt(seen)
         return self._cache.put_job(found)
+
+    def _refresh_attempt(self, seen: SeenJob) -> None:
+        try:
+            found = self._kube.get(JOBSETS, seen.namespace, attempt_name(seen.name, seen.status.attempt))
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+            return
+        if found["metadata"].get("labels", {}).get(UID_LABEL) == seen.uid:
+            self._cache.put_jobset(see_jobset(found))
 
     def require_storage(self, job: PipelineJob, ranks: int) -> None:
         """Raise `UserError` if the pods of so many ranks could not share their output."""
