@@ -22,7 +22,7 @@ from penstock.cli.manifests import read_job
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.planner import yamltext
-from tests.support.kubectl import Kubectl, with_crds
+from tests.support.kubectl import Kubectl, kubectl_of, with_crds
 from tests.support.manifests import EXAMPLE
 from tests.support.service import Clock, client_of, new_service
 
@@ -53,7 +53,7 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
 
 @pytest.fixture(scope="module")
 def kubectl(cluster: Any) -> Kubectl:
-    return with_crds(Kubectl(program=cluster.kubectl, kubeconfig=cluster.kubeconfig))
+    return with_crds(kubectl_of(cluster))
 
 
 def by_kubectl(kubectl: Kubectl, text: str) -> Any:

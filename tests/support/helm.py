@@ -1,0 +1,46 @@
+"""The chart, rendered by the real helm."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tests.support.repository import ROOT
+
+CHART = ROOT / "helm" / "penstock"
+RELEASE, NAMESPACE = "penstock", "penstock-system"
+KUBERNETES = "1.36.0"
+"""The version that is rendered for; without a cluster helm would take the one that it was built with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Helm:
+    """A helm, which here needs no cluster."""
+
+    program: Path
+
+    def run(self, *values: str) -> subprocess.CompletedProcess[str]:
+        """Render with these values (``name=value``), whatever comes of it."""
+        options = [word for value in values for word in ("--set-json", value)]
+        command = [str(self.program), "template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", KUBERNETES]
+        return subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+
+    def rendered(self, *values: str) -> str:
+        """The manifests; fails if helm does."""
+        done = self.run(*values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def objects(self, *values: str) -> dict[tuple[str, str], dict[str, Any]]:
+        """The same by kind and name."""
+        documents = YAML(typ="safe", pure=True).load_all(self.rendered(*values))
+        return {(each["kind"], each["metadata"]["name"]): each for each in documents if each}
+
+
+def helm_of(cluster: Any) -> Helm:
+    """The one that belongs to a cluster."""
+    return Helm(program=cluster.programs / "helm")
