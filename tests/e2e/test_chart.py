@@ -12,6 +12,7 @@ import pytest
 from penstock.planner import yamltext
 from tests.support.helm import CHART, NAMESPACE, Helm, helm_of
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds
+from tests.support.manifests import example
 from tests.support.repository import ROOT
 
 RIGHTS = ROOT / "deploy" / "rights.txt"
@@ -29,8 +30,7 @@ def helm(cluster: Any) -> Helm:
 def kubectl(cluster: Any, helm: Helm) -> Iterator[Kubectl]:
     """With all of the chart but the operator itself applied, in a namespace that takes restricted pods alone."""
     found = with_crds(kubectl_of(cluster))
-    if found.run("get", "namespace", NAMESPACE).returncode != 0:
-        found.ask("create", "namespace", NAMESPACE)
+    found.ask("create", "namespace", NAMESPACE)
     found.ask("label", "--overwrite", "namespace", NAMESPACE, RESTRICTED)
     rest = [each for (kind, _), each in helm.objects("crds.install=false").items() if kind != "Deployment"]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": rest})
@@ -43,7 +43,7 @@ def kubectl(cluster: Any, helm: Helm) -> Iterator[Kubectl]:
 def rights(objects: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
     """One line a right: who, the resource with its group, and the verbs."""
     return sorted(
-        f"{name} {resource}{group and f'.{group}'} {' '.join(rule['verbs'])}"
+        f"{name.removeprefix(f'{NAMESPACE}-')} {resource}{group and f'.{group}'} {' '.join(rule['verbs'])}"
         for (kind, name), each in objects.items()
         if kind in ("ClusterRole", "Role")
         for rule in each["rules"]
@@ -166,6 +166,34 @@ def test_what_it_may(kubectl: Kubectl) -> None:
         for verb in verbs:
             done = kubectl.run("auth", "can-i", verb, asked, *options, f"--as={OPERATOR}", "-A")
             assert done.stdout.strip() == "yes", line
+
+
+TRIED = f"{NAMESPACE}-tried"
+OWNED = ("meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-", "helm.sh/resource-policy-")
+
+
+@pytest.fixture
+def release(kubectl: Kubectl, helm: Helm) -> Iterator[tuple[str, ...]]:
+    """Where a release may be installed; what it leaves behind is nobody's afterwards, as before."""
+    yield ("tried", "--namespace", TRIED)
+    for name in ("pipelinejobs.penstock.dev", "clusterprofiles.penstock.dev"):
+        kubectl.ask("annotate", "crd", name, *OWNED)
+        kubectl.ask("label", "crd", name, "app.kubernetes.io/managed-by-")
+    kubectl.ask("delete", "namespace", TRIED, "--wait=false")
+
+
+def test_jobs_outlive_upgrade_and_uninstallation(kubectl: Kubectl, helm: Helm, release: tuple[str, ...]) -> None:
+    wanted = ("--create-namespace", "--take-ownership", "--set", "operator.image=nowhere/operator:1")
+    helm.act(kubectl.kubeconfig, "install", *release, str(CHART), *wanted)
+    kubectl.apply(example(resources__ranks=2))
+    before = kubectl.get("pj", "stdlib-llama")
+    helm.act(kubectl.kubeconfig, "upgrade", *release, str(CHART), "--set", "operator.image=nowhere/operator:2")
+    helm.act(kubectl.kubeconfig, "uninstall", *release)
+    assert "NotFound" in kubectl.refusal("get", "deployment", "tried-operator", "-n", TRIED)
+    assert kubectl.get("pj", "stdlib-llama") == before
+    helm.act(kubectl.kubeconfig, "install", *release, str(CHART), *wanted[2:])
+    helm.act(kubectl.kubeconfig, "uninstall", *release)
+    kubectl.ask("delete", "pj", "stdlib-llama", "--wait=false")
 
 
 # The policy: annotations of pods of jobs, and nothing else of a pod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,16 @@ from ruamel.yaml import YAML
 from tests.support.repository import ROOT
 
 CHART = ROOT / "helm" / "penstock"
-RELEASE, NAMESPACE = "penstock", "penstock-system"
+RELEASE = "penstock"
+NAMESPACE = f"chart-{secrets.token_hex(4)}"
+"""Another in each run: one that was deleted is not gone at once."""
 KUBERNETES = "1.36.0"
 """The version that is rendered for; without a cluster helm would take the one that it was built with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Helm:
-    """A helm, which here needs no cluster."""
+    """A helm."""
 
     program: Path
 
@@ -39,6 +42,14 @@ class Helm:
         """The same by kind and name."""
         documents = YAML(typ="safe", pure=True).load_all(self.rendered(*values))
         return {(each["kind"], each["metadata"]["name"]): each for each in documents if each}
+
+    def act(self, kubeconfig: Path, *words: str) -> str:
+        """What it says when it does something to a cluster; fails if it does."""
+        environ = {"HOME": str(kubeconfig.parent), "KUBECONFIG": str(kubeconfig)}
+        command = [str(self.program), *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 def helm_of(cluster: Any) -> Helm:
