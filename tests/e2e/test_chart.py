@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from penstock.planner import yamltext
+from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.helm import CHART, NAMESPACE, Helm, helm_of
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds
 from tests.support.manifests import example
 from tests.support.repository import ROOT
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 RIGHTS = ROOT / "deploy" / "rights.txt"
 RENEW = "PENSTOCK_RENEW"
@@ -22,12 +25,12 @@ RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 @pytest.fixture(scope="module")
-def helm(cluster: Any) -> Helm:
+def helm(cluster: Cluster) -> Helm:
     return helm_of(cluster)
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Any, helm: Helm) -> Iterator[Kubectl]:
+def kubectl(cluster: Cluster, helm: Helm) -> Iterator[Kubectl]:
     """With all of the chart but the operator itself applied, in a namespace that takes restricted pods alone."""
     found = with_crds(kubectl_of(cluster))
     found.ask("create", "namespace", NAMESPACE)

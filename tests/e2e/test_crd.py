@@ -14,17 +14,20 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.operator.crd import cluster_profile_crd, pipeline_job_crd
 from penstock.planner import yamltext
+from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.defaulting import defaulted
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds
 from tests.support.manifests import CLUSTER_PROFILE, EXAMPLE, FULL, example, loaded
 from tests.support.repository import ROOT
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 JOBS = sorted(path for path in (ROOT / "deploy" / "examples").glob("*.yaml") if "kind: PipelineJob" in path.read_text())
 DRY = ("apply", "--dry-run=server", "-f", "-")
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Any) -> Kubectl:
+def kubectl(cluster: Cluster) -> Kubectl:
     return with_crds(kubectl_of(cluster))
 
 

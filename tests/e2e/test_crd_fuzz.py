@@ -15,15 +15,18 @@ from hypothesis import strategies as st
 from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.job import Metadata, PipelineJob, TokenizerSpec
 from penstock.planner import yamltext
+from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds
 from tests.support.manifest_strategies import valid
 from tests.support.manifests import CLUSTER_PROFILE, FULL, loaded
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Any) -> Kubectl:
+def kubectl(cluster: Cluster) -> Kubectl:
     return with_crds(kubectl_of(cluster))
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from deploy.lab import build
+from deploy.lab.console import plain_environ
+from tests.support.cluster import Cluster
 from tests.support.repository import ROOT
 
 CHART = ROOT / "helm" / "penstock"
@@ -24,12 +27,12 @@ KUBERNETES = "1.36.0"
 class Helm:
     """A helm."""
 
-    program: Path
+    program: str
 
     def run(self, *values: str) -> subprocess.CompletedProcess[str]:
         """Render with these values (``name=value``), whatever comes of it."""
         options = [word for value in values for word in ("--set-json", value)]
-        command = [str(self.program), "template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", KUBERNETES]
+        command = [self.program, "template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", KUBERNETES]
         return subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
 
     def rendered(self, *values: str) -> str:
@@ -45,13 +48,13 @@ class Helm:
 
     def act(self, kubeconfig: Path, *words: str) -> str:
         """What it says when it does something to a cluster; fails if it does."""
-        environ = {"HOME": str(kubeconfig.parent), "KUBECONFIG": str(kubeconfig)}
-        command = [str(self.program), *words]
+        environ = plain_environ() | {"HOME": str(kubeconfig.parent), "KUBECONFIG": str(kubeconfig)}
+        command = [self.program, *words]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
 
-def helm_of(cluster: Any) -> Helm:
-    """The one that belongs to a cluster."""
-    return Helm(program=cluster.programs / "helm")
+def helm_of(cluster: Cluster) -> Helm:
+    """The lab's; by kind the one on the PATH, which it was set up with."""
+    return Helm(program="helm" if cluster.lab is None else str(build.built(build.HELM) / "helm"))

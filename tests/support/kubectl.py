@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.lab.console import plain_environ
 from penstock.planner import yamltext
+from tests.support.cluster import Cluster
 from tests.support.manifests import example
 from tests.support.repository import ROOT
 
@@ -20,13 +22,13 @@ MOST_POLICY_SECONDS = 20.0
 class Kubectl:
     """A kubectl and the cluster it talks to."""
 
-    program: Path
+    program: str
     kubeconfig: Path
 
     def run(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         """Whatever comes of it; ``text`` is its standard input."""
-        command = [str(self.program), f"--kubeconfig={self.kubeconfig}", *arguments]
-        environ = {"HOME": str(self.kubeconfig.parent)}  # where it keeps what it discovered
+        command = [self.program, f"--kubeconfig={self.kubeconfig}", *arguments]
+        environ = plain_environ() | {"HOME": str(self.kubeconfig.parent)}  # where it keeps what it discovered
         return subprocess.run(command, input=text, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
     def ask(self, *arguments: str, text: str | None = None) -> str:
@@ -51,9 +53,9 @@ class Kubectl:
         return self.ask("apply", "-f", "-", *arguments, text=yamltext.dump(manifest))
 
 
-def kubectl_of(cluster: Any) -> Kubectl:
+def kubectl_of(cluster: Cluster) -> Kubectl:
     """The one that belongs to a cluster."""
-    return Kubectl(program=cluster.programs / "kubectl", kubeconfig=cluster.kubeconfig)
+    return Kubectl(program=cluster.program, kubeconfig=cluster.kubeconfig)
 
 
 def with_crds(kubectl: Kubectl) -> Kubectl:
