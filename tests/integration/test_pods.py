@@ -190,13 +190,13 @@ def test_a_hung_rank_is_noticed_without_anybody_s_help(root: Path, monkeypatch: 
     attempt = Attempt(root, job)
     begin = time.monotonic()
     monkeypatch.setattr(pod_module, "StallWatch", lambda: StallWatch(lambda: 20 * (time.monotonic() - begin)))
-    stopped_at: list[float] = []
+    stopped: list[tuple[int, float]] = []
 
     def hang() -> None:
         while not (steps_taken(attempt, 3) and (victim := status_of(attempt.pods[1], 1))):
             time.sleep(0.05)
         os.kill(victim.pid, signal.SIGSTOP)
-        stopped_at.append(time.monotonic())
+        stopped.append((victim.pid, time.monotonic()))
 
     first = attempt.pods[0]
     files = PodFiles(attempt=first.attempt_files, pod=first.pod_files, token=first.token, termination=first.termination)
@@ -206,9 +206,11 @@ def test_a_hung_rank_is_noticed_without_anybody_s_help(root: Path, monkeypatch: 
         hanging = threading.Thread(target=hang, daemon=True)
         hanging.start()
         code = run_pod(pod, lambda line: None)
-        assert stopped_at, attempt.said()
-        noticed_after = time.monotonic() - stopped_at[0]
         hanging.join(NOTICED_SECONDS)
+        assert stopped, attempt.said()
+        ((victim, stopped_at),) = stopped
+        noticed_after = time.monotonic() - stopped_at
+        os.kill(victim, signal.SIGKILL)
     report = first.report()
     assert (code, report.state, report.message) == (1, AttemptState.FAILED, "no step within 60 s"), attempt.said()
     assert 60 / 20 <= noticed_after < 60 / 20 + 2
