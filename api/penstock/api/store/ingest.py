@@ -25,12 +25,14 @@ from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.profile import Profile
 from penstock.core.records import NO_RANK, Record, StepMetrics
 from penstock.core.timeline import Activity, Timeline
 from penstock.core.units import to_seconds
 
 SERIES = tuple(field.name for field in fields(StepMetrics) if field.name not in ("step", "attempt"))
 LARGEST_RANK = 2**31 - 1
+LONGEST_HOST, LONGEST_DIGEST = 255, 64
 BUSY, PEAK = "busy_seconds", "peak_bytes"
 """The series of single ranks."""
 MOST_RANKS = 64
@@ -81,6 +83,8 @@ class Batch:
             if record.log is not None and not NO_RANK <= record.log.rank <= LARGEST_RANK:
                 what, remedy = f"{record.log.rank} is no rank", f"number ranks from 0; {NO_RANK} stands for none"
                 raise UserError(what=what, where=f"records[{i}].log.rank", remedy=remedy)
+            if record.profile is not None:
+                _check_profile(record.profile, f"records[{i}].profile")
             last = record.sequence
         uid, attempt, source = identity
         return cls(
@@ -91,6 +95,19 @@ class Batch:
             records=tuple(records),
             namespace=namespace,
         )
+
+
+def _check_profile(profile: Profile, where: str) -> None:
+    """What a column has no room for would fail the batches that are kept with this one."""
+    for name, text, most in (
+        ("key.host", profile.key.host, LONGEST_HOST),
+        ("modelDigest", profile.model_digest, LONGEST_DIGEST),
+    ):
+        if len(text) > most:
+            raise UserError(what=f"has {len(text)} characters", where=f"{where}.{name}", remedy=f"send up to {most}")
+    if not 1 <= profile.num_ranks <= LARGEST_RANK:
+        what = f"{profile.num_ranks} is no number of ranks"
+        raise UserError(what=what, where=f"{where}.numRanks", remedy="measure with at least 1")
 
 
 def take(connection: Connection, batches: Sequence[Batch]) -> list[int | PenstockError]:
