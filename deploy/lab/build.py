@@ -160,5 +160,5 @@ def _image(part: Part, target: Path) -> None:
 
 def forget_go() -> None:
     """Remove Go's own caches: several gigabytes that serve nothing once all is built."""
-    for name in ("gocache", "gomodcache"):
-        shutil.rmtree(cache.folder() / name, ignore_errors=True)
+    for path in (cache.folder() / "gocache", cache.folder() / "gomodcache", *cache.folder().glob("go-*")):
+        shutil.rmtree(path, ignore_errors=True)

@@ -18,6 +18,7 @@ from deploy.lab.processes import Process, children, command, named, process
 
 OWN_FOLDERS = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
 FIRST = "pause"
+NEW = ("--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc")
 SETUP = """set -e
 echo "$1" > /proc/sys/kernel/hostname
 mount --make-rshared /
@@ -90,13 +91,20 @@ class Room:
         wait_until(lambda: not self.alive, f"the end of {self.name}", START_SECONDS)
 
 
+def require() -> None:
+    """Refuse a machine on which there can be no rooms; raises `LabError`."""
+    try:
+        run("unshare", *NEW, "true")
+    except LabError as error:
+        raise LabError(f"root may not make namespaces here, as in a container without privileges\n{error}") from error
+
+
 def open_room(name: str, folder: Path, first: Path) -> Room:
     """A new room whose first process is the program ``first``, which waits; raises `LabError` if it does not start."""
     own = folder / "own"
     for path in OWN_FOLDERS:
         (own / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    flags = ["--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc"]
-    command_line = ["unshare", *flags, "sh", "-c", SETUP, "sh", name, str(own), str(first), *OWN_FOLDERS]
+    command_line = ["unshare", *NEW, "sh", "-c", SETUP, "sh", name, str(own), str(first), *OWN_FOLDERS]
     outer = process(int(run("sh", "-c", BACKGROUND, folder / "room.log", *command_line, environ=plain_environ())))
     wait_until(lambda: outer is None or not outer.alive or bool(_first(outer)), f"the start of {name}", START_SECONDS)
     found = None if outer is None else _first(outer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_pods_of_two_nodes_reach_each_other(cluster: Cluster, namespace: str) ->
 
 
 def test_a_service_leads_to_its_pod(cluster: Cluster, namespace: str) -> None:
-    """From both nodes, one of which has no such pod."""
+    """From both nodes, one of which has no such pod, and from this machine."""
     one, other = two_nodes(cluster)
     served(cluster, namespace, one)
     cluster.kubectl("--namespace", namespace, "label", "pod", "server", "app=server")
@@ -111,6 +112,10 @@ def test_a_service_leads_to_its_pod(cluster: Cluster, namespace: str) -> None:
     address = cluster.get("service", "server", "--namespace", namespace)["spec"]["clusterIP"]
     for node in (one, other):
         assert fetched(cluster, namespace, f"from-{node}", node, address, MEGABYTE)[0] == MEGABYTE
+    if cluster.lab is not None:
+        with socket.create_connection((address, PORT), timeout=10) as connection:
+            connection.sendall(b"3")
+            assert connection.recv(10) == bytes(3)
 
 
 def test_a_volume_is_shared_by_nodes(cluster: Cluster, namespace: str) -> None:

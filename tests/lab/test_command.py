@@ -86,6 +86,14 @@ def test_only_root_makes_a_lab(monkeypatch: pytest.MonkeyPatch) -> None:
             begun()
 
 
+def test_a_root_that_may_make_no_namespaces_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = programs(tmp_path / "programs", unshare="echo unshare failed: Operation not permitted >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{refusing}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(LabError, match=r"root may not make namespaces here(.|\n)*Operation not permitted"):
+        lab.up(lab.Wanted())
+
+
 def test_the_help_names_every_verb() -> None:
     done = cluster("--help")
     verbs = ("build", "up", "down", "status", "kubeconfig", "shape", "kill", "return", "link", "load")

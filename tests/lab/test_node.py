@@ -56,6 +56,11 @@ def test_a_kubelet_trusts_those_whom_the_cluster_knows() -> None:
     assert config["authorization"] == {"mode": "Webhook"}
 
 
+def test_names_are_unknown_at_once() -> None:
+    """Nothing of a pod listens at this address of its own, and no other address is asked."""
+    assert json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))["clusterDNS"] == ["127.0.0.1"]
+
+
 def test_a_full_disk_of_this_machine_evicts_nothing() -> None:
     config = json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))
     assert set(config["evictionHard"].values()) == {"0%"}
