@@ -16,9 +16,10 @@ THIRD_PARTIES = {
     "core": set[str](),
     "planner": {"numba", "numpy", "ruamel", "scipy"},
     "planning": set[str](),
+    "kube": {"kubernetes", "urllib3"},
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
-    "operator": {"kopf", "kubernetes", "prometheus_client", "urllib3"},
+    "operator": {"kopf", "prometheus_client"},
     "api": {
         "alembic",
         "fastapi",

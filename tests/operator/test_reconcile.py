@@ -12,9 +12,10 @@ from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.pod import JOB_FILE, PLAN_FILE, PodBinding
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.core.supervision import AttemptReport
-from penstock.operator.kube import CONFIG_MAPS, JOBS, JOBSETS, PODS, KubeError
-from penstock.operator.manifests import unpacked
-from penstock.operator.names import BINDING_ANNOTATION, QUEUE_LABEL, STOP_ANNOTATION
+from penstock.kube.names import BINDING_ANNOTATION, QUEUE_LABEL, STOP_ANNOTATION
+from penstock.kube.packing import unpacked
+from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, PODS
+from penstock.kube.transport import KubeError
 from penstock.planning.questions import Answer
 from tests.support import manifests
 from tests.support.fake_supervisors import CrashError, FakePlanner

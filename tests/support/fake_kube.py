@@ -12,20 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from penstock.core.instants import format_instant
-from penstock.operator.kube import (
-    CONFIG_MAPS,
-    JOBS,
-    JOBSETS,
-    KINDS,
-    NODES,
-    PODS,
-    Change,
-    KubeError,
-    Listing,
-    Resource,
-)
-from penstock.operator.names import INDEX_LABEL, TRAINER_CONTAINER
-from penstock.operator.seen import Object
+from penstock.kube.names import INDEX_LABEL, TRAINER_CONTAINER
+from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, Resource
+from penstock.kube.transport import Change, KubeError, Listing, Object
+from penstock.operator.kube import KINDS
 
 Key = tuple[str, str, str]
 

@@ -8,11 +8,12 @@ from typing import Any
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from penstock.core.status import JobStatus
-from penstock.operator.actions import PROFILE_FILE, Actions
+from penstock.kube.names import PROFILE_FILE
+from penstock.kube.packing import packed
+from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
+from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer
 from penstock.operator.cache import Cache
-from penstock.operator.kube import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
-from penstock.operator.manifests import packed
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
 from penstock.operator.seen import see_jobset, see_node, see_pod

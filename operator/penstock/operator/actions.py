@@ -16,16 +16,25 @@ from penstock.core.plan import Plan
 from penstock.core.pod import PodBinding
 from penstock.core.profile import Profile
 from penstock.core.status import JobStatus, operator_part
+from penstock.kube.names import (
+    API_VERSION,
+    BINDING_ANNOTATION,
+    JOB_KIND,
+    PROFILE_FILE,
+    STOP_ANNOTATION,
+    UID_LABEL,
+    attempt_name,
+)
+from penstock.kube.packing import unpacked
+from penstock.kube.resources import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS
+from penstock.kube.transport import KubeError, Object
 from penstock.operator import manifests
 from penstock.operator.cache import Cache, SeenJob
-from penstock.operator.kube import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, KINDS, Kube, KubeError
-from penstock.operator.names import API_VERSION, BINDING_ANNOTATION, JOB_KIND, STOP_ANNOTATION, UID_LABEL, attempt_name
+from penstock.operator.kube import KINDS, Kube
 from penstock.operator.observe import grace_seconds
-from penstock.operator.seen import Object, SeenPod, see_jobset, see_pod
+from penstock.operator.seen import SeenPod, see_jobset, see_pod
 from penstock.operator.settings import Settings
 from penstock.operator.storage import require_shared_output
-
-PROFILE_FILE = "profile.json.gz"
 
 
 class Actions:
@@ -156,4 +165,4 @@ class Actions:
     def profile(self, namespace: str, name: str) -> Profile:
         """The measurement that the service laid into a ConfigMap; raises `UserError` or ValueError if it is none."""
         found = self._kube.get(CONFIG_MAPS, namespace, name)
-        return Profile.from_manifest(manifests.unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))
+        return Profile.from_manifest(unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))

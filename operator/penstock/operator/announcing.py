@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from penstock.core.instants import format_instant
 from penstock.core.lifecycle import LOSSES, Phase, SetPhase
+from penstock.kube.names import API_VERSION, JOB_KIND, OPERATOR_MANAGER
+from penstock.kube.transport import KubeError
 from penstock.operator.cache import SeenJob
-from penstock.operator.kube import Kube, KubeError
-from penstock.operator.names import API_VERSION, JOB_KIND, OPERATOR_MANAGER
+from penstock.operator.kube import Kube
 
 log = logging.getLogger(__name__)
 

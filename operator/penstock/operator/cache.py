@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from penstock.core.errors import UserError
 from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.status import JobStatus, ProfileStatus
-from penstock.operator.seen import Object, SeenJobSet, SeenNode, SeenPod
+from penstock.kube.transport import Object
+from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
 Child = TypeVar("Child", SeenJobSet, SeenPod)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import kopf
 
-from penstock.operator.names import GROUP, JOB_PLURAL, VERSION
+from penstock.kube.names import GROUP, JOB_PLURAL, VERSION
 from penstock.operator.operation import Operation, operation_from
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,7 @@ See https://jobset.sigs.k8s.io/docs/concepts and `penstock.core.pod` for what a 
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.job import PipelineJob
@@ -16,7 +13,7 @@ from penstock.core.kubernetes_spec import Reclaim
 from penstock.core.plan import Plan
 from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE, PLAN_FILE
 from penstock.core.supervision import Address
-from penstock.operator.names import (
+from penstock.kube.names import (
     API_VERSION,
     ATTEMPT_LABEL,
     JOB_KIND,
@@ -26,6 +23,7 @@ from penstock.operator.names import (
     UID_LABEL,
     attempt_name,
 )
+from penstock.kube.packing import packed
 from penstock.operator.podspec import claim_name, pod_spec
 from penstock.operator.settings import Settings
 
@@ -62,17 +60,6 @@ def _service_files(settings: Settings) -> dict[str, str]:
     ca_file = f"{ATTEMPT_FILES}/{CA_FILE}" if settings.service_ca else ""
     address = json.dumps(Address(server=settings.service, ca_file=ca_file).to_manifest())
     return {ADDRESS_FILE: address, **({CA_FILE: settings.service_ca} if ca_file else {})}
-
-
-def packed(manifest: Mapping[str, Any]) -> str:
-    """Plain data as ConfigMaps hold bytes; equal data always gives equal text."""
-    text = json.dumps(manifest, separators=(",", ":")).encode()
-    return base64.b64encode(gzip.compress(text, compresslevel=6, mtime=0)).decode()
-
-
-def unpacked(text: str) -> Any:
-    """What `packed` was given; raises ValueError or OSError for anything else."""
-    return json.loads(gzip.decompress(base64.b64decode(text, validate=True)))
 
 
 def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from kubernetes import config
-from kubernetes.client import ApiClient, Configuration
-
 from penstock.core.errors import PenstockError
 from penstock.core.instants import parse_instant
+from penstock.kube.connecting import connect
+from penstock.kube.names import SERVICE_LEASE, UID_LABEL
+from penstock.kube.resources import JOBS, JOBSETS, LEASES, NODES, PODS
+from penstock.kube.transport import KubeError, Listing
+from penstock.kube.watching import Watched, Watcher
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer
 from penstock.operator.cache import Cache
-from penstock.operator.kube import JOBS, JOBSETS, LEASES, NODES, PODS, HttpKube, Kube, KubeError
-from penstock.operator.names import UID_LABEL
+from penstock.operator.kube import HttpKube, Kube
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
-from penstock.operator.seen import Object, see_jobset, see_node, see_pod
+from penstock.operator.seen import see_jobset, see_node, see_pod
 from penstock.operator.settings import Settings, settings_from
-from penstock.operator.watching import Watched, Watcher
 from penstock.operator.workqueue import WorkQueue
 from penstock.planning.process import Planner, ProcessPlanner
 
@@ -34,7 +34,6 @@ SYNC_SECONDS = 60.0
 SERVICE_LOOK_SECONDS = 5.0
 SERVICE_SILENCE_SECONDS = 30.0
 MOST_SILENT_SECONDS = 180.0
-SERVICE_LEASE = "penstock-service"
 
 
 class StuckError(PenstockError):
@@ -142,14 +141,14 @@ class Operation:
     def _watched(self) -> list[Watched]:
         cache = self.cache
 
-        def replace_jobsets(found: Iterable[Object]) -> None:
-            cache.replace_jobsets(map(see_jobset, found))
+        def replace_jobsets(found: Listing) -> None:
+            cache.replace_jobsets(map(see_jobset, found.objects))
 
-        def replace_pods(found: Iterable[Object]) -> None:
-            cache.replace_pods(map(see_pod, found))
+        def replace_pods(found: Listing) -> None:
+            cache.replace_pods(map(see_pod, found.objects))
 
-        def replace_nodes(found: Iterable[Object]) -> None:
-            cache.replace_nodes(map(see_node, found))
+        def replace_nodes(found: Listing) -> None:
+            cache.replace_nodes(map(see_node, found.objects))
 
         return [
             Watched(
@@ -177,11 +176,5 @@ class Operation:
 
 def operation_from(clock: Callable[[], float]) -> Operation:
     """The operation that this process's environment asks for, on the cluster that it is in or that kubectl means."""
-    client = Configuration()
-    client.connection_pool_maxsize = 2 * NUM_THREADS
-    try:
-        config.load_incluster_config(client)
-    except config.ConfigException:
-        config.load_kube_config(client_configuration=client)
     settings = settings_from(os.environ)
-    return Operation(HttpKube(ApiClient(client)), ProcessPlanner(), settings, clock)
+    return Operation(HttpKube(connect(2 * NUM_THREADS)), ProcessPlanner(), settings, clock)

@@ -18,7 +18,7 @@ from penstock.core.pod import (
     STOP_FILE,
     TOKEN_FILE,
 )
-from penstock.operator.names import (
+from penstock.kube.names import (
     ATTEMPT_LABEL,
     BINDING_ANNOTATION,
     HOST_LABEL,

@@ -6,15 +6,13 @@ Read once when an object arrives. A thousand jobs' pods would otherwise be held 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
 from penstock.core.pod import PodBinding
 from penstock.core.supervision import AttemptReport
-from penstock.operator.names import (
+from penstock.kube.names import (
     ATTEMPT_LABEL,
     BINDING_ANNOTATION,
     INDEX_LABEL,
@@ -22,9 +20,7 @@ from penstock.operator.names import (
     TRAINER_CONTAINER,
     UID_LABEL,
 )
-
-Object = Mapping[str, Any]
-"""An object as the cluster writes it in JSON."""
+from penstock.kube.transport import Object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the operator calls things in a cluster: labels, annotations, and the names of what belongs to a job.
+"""What penstock calls things in a cluster: labels, annotations, and the names of what belongs to a job.
 
 Names of children follow from the job's and the attempt's number, so that making one twice is refused by the cluster.
 """
@@ -14,12 +14,21 @@ JOB_PLURAL = "pipelinejobs"
 OPERATOR_MANAGER = "penstock-operator"
 """Who owns what the operator applies."""
 
+SERVICE_MANAGER = "penstock-service"
+"""Who owns what the service applies."""
+
+SERVICE_LEASE = "penstock-service"
+"""Renewed as long as a service is there; its holder is the one that mirrors."""
+
 JOB_LABEL = f"{GROUP}/job"
 UID_LABEL = f"{GROUP}/job-uid"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 
 BINDING_ANNOTATION = f"{GROUP}/binding"
 STOP_ANNOTATION = f"{GROUP}/stop"
+SUBMITTER_ANNOTATION = f"{GROUP}/submitted-by"
+REQUEST_ANNOTATION = f"{GROUP}/request"
+"""On a job that the service made: for whom, and by which request if that had a key."""
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -30,8 +39,18 @@ RANKS_JOB = "ranks"
 
 TRAINER_CONTAINER = "trainer"
 INGEST_AUDIENCE = "penstock-ingest"
+PEOPLE_AUDIENCE = "penstock"
+"""What a token has to be meant for: a pod's that reports, and a person's."""
+
+PROFILE_FILE = "profile.json.gz"
+"""Where a ConfigMap holds a measurement."""
 
 
 def attempt_name(job: str, attempt: int) -> str:
     """The name of an attempt's JobSet and ConfigMap."""
     return f"{job}-a{attempt}"
+
+
+def profile_name(job: str, attempt: int) -> str:
+    """The name of the ConfigMap that holds what an attempt measured."""
+    return f"{job}-profile-a{attempt}"

@@ -1,4 +1,4 @@
-"""Watches of what belongs to jobs: a list first, then what changes, and a list again whenever the thread was lost.
+"""Watches of objects: a list first, then what changes, and a list again whenever the thread was lost.
 
 They select on the server, so that other people's pods are never sent; and what vanished unseen is missed in the next
 list. kopf's own watches do neither (docs/adr/0013).
@@ -8,23 +8,40 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from penstock.operator.kube import Change, Kube, KubeError, Resource
-from penstock.operator.seen import Object
+from penstock.core.errors import PenstockError
+from penstock.kube.resources import Resource
+from penstock.kube.transport import Change, KubeError, Listing, Object
 
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
 
 
+class Source(Protocol):
+    """What a watch asks of a cluster; see `penstock.kube.transport.Transport`."""
+
+    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        """All objects with the labels that ``selector`` names."""
+        ...
+
+    def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
+        """What changes after ``version``, for some minutes."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What to watch, and who is told: of everything there is, of one that came or changed, of one that went."""
+    """What to watch, and who is told: of everything there is, of one that came or changed, of one that went.
+
+    Whoever is told may raise `PenstockError` to be told everything again.
+    """
 
     resource: Resource
-    replace: Callable[[Iterable[Object]], None]
+    replace: Callable[[Listing], None]
     put: Callable[[Object], None]
     remove: Callable[[Object], None]
     selector: str = ""
@@ -33,7 +50,7 @@ class Watched:
 class Watcher:
     """One watch in a thread of its own. ``synced`` is set once everything there is was told."""
 
-    def __init__(self, kube: Kube, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(self, kube: Source, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._watched, self._namespace, self._clock = kube, watched, namespace, clock
         self._ending = threading.Event()
         self._heard_at = clock()
@@ -55,7 +72,7 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after what is heard next. The thread does not keep the process alive."""
+        """Tell nothing of what is heard next, and end then. The thread does not keep the process alive."""
         self._ending.set()
 
     def _run(self) -> None:
@@ -65,9 +82,9 @@ class Watcher:
                 version = version or self._list()
                 version = self._follow(version)
                 wait = FIRST_WAIT_SECONDS
-            except KubeError as error:
+            except PenstockError as error:
                 version = ""
-                if error.is_expired:
+                if isinstance(error, KubeError) and error.is_expired:
                     continue
                 log.warning("watching %s: %s; again in %.1f s", self.name, error, wait)
                 self._ending.wait(wait)
@@ -77,7 +94,7 @@ class Watcher:
         watched = self._watched
         namespace = self._namespace if watched.resource.namespaced else ""
         listing = self._kube.list(watched.resource, namespace, watched.selector)
-        watched.replace(listing.objects)
+        watched.replace(listing)
         self._heard_at = self._clock()
         self.synced.set()
         return listing.version
@@ -88,10 +105,10 @@ class Watcher:
         namespace = self._namespace if watched.resource.namespaced else ""
         for change in self._kube.watch(watched.resource, version, namespace, watched.selector):
             self._heard_at = self._clock()
-            version = change.version
-            self._tell(change)
             if self._ending.is_set():
                 break
+            version = change.version
+            self._tell(change)
         return version
 
     def _tell(self, change: Change) -> None:

@@ -1,0 +1,184 @@
+"""Calls to a cluster's API over HTTP. Objects go in and come out as plain dictionaries, as the cluster writes them.
+
+Each component says in a file of its own what it asks of a cluster, by these calls, and calls it nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from kubernetes.client import ApiClient
+from urllib3 import BaseHTTPResponse, Timeout
+from urllib3.exceptions import HTTPError
+
+from penstock.core.errors import PenstockError
+from penstock.kube.resources import Resource
+
+REQUEST = Timeout(connect=5.0, read=20.0)
+WATCH_SECONDS = 290
+"""How long one watch is asked for; it is asked for again then."""
+
+WATCHED = Timeout(connect=5.0, read=90.0)
+"""A bookmark comes each minute at least; a watch that is silent for longer is broken."""
+
+JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+
+Object = Mapping[str, Any]
+"""An object as the cluster writes it in JSON."""
+
+
+class KubeError(PenstockError):
+    """The cluster refused a call, or could not be reached (``status`` 0). ``reason`` is its word for it, ``causes`` the
+    fields that it found wrong, each with what is wrong there.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, causes: tuple[tuple[str, str], ...] = ()) -> None:
+        self.status, self.reason, self.message, self.causes = status, reason, message, causes
+        super().__init__(f"{reason}: {message}" if message else reason)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether what was meant is not there, or no longer."""
+        return self.status == 404
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether something of that name is there already."""
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether a watch has to begin anew, from a list."""
+        return self.status == 410
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """All objects of a selection, at one moment of the cluster's history."""
+
+    objects: tuple[Object, ...]
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """An object that was added, modified or removed, or none if only time went by; ``version`` is the moment's."""
+
+    version: str
+    found: Object | None = None
+    removed: bool = False
+
+
+class Transport:
+    """A real cluster, through the official client's connections. Threads may share it; all calls raise `KubeError`."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """The object as it is now."""
+        return self.call("GET", resource.path(namespace, name))
+
+    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        """All objects with the labels that ``selector`` names. Kinds are left out of items by the cluster."""
+        query = {"labelSelector": selector} if selector else {}
+        found = self.call("GET", resource.path(namespace), query=query)
+        return Listing(objects=tuple(found["items"]), version=found["metadata"]["resourceVersion"])
+
+    def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
+        """What changes after ``version``, for some minutes."""
+        query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
+        query["allowWatchBookmarks"] = "true"
+        if selector:
+            query["labelSelector"] = selector
+        response = self._send("GET", resource.path(namespace), query=query, timeout=WATCHED)
+        try:
+            for line in _lines(response):
+                yield _change(json.loads(line))
+        except (HTTPError, ValueError) as error:
+            raise KubeError(0, "Unreachable", str(error)) from None
+        finally:
+            response.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = JSON,
+    ) -> dict[str, Any]:
+        """One call, and the document that answers it."""
+        response = self._send(method, path, body=body, query=query, content_type=content_type)
+        try:
+            found: dict[str, Any] = json.loads(response.read())
+            return found
+        except (HTTPError, ValueError) as error:
+            raise KubeError(0, "Unreachable", str(error)) from None
+        finally:
+            response.release_conn()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = JSON,
+        timeout: Timeout = REQUEST,
+    ) -> BaseHTTPResponse:
+        """The answer, its body unread: the client's own calls read watches whole and build classes."""
+        headers = {"Accept": JSON, "Content-Type": content_type}
+        self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self._client.configuration.host}{path}{'?' + urlencode(query) if query else ''}"
+        text = None if body is None else json.dumps(body, separators=(",", ":"))
+        try:
+            pool = self._client.rest_client.pool_manager
+            response: BaseHTTPResponse = pool.request(
+                method, url, body=text, headers=headers, timeout=timeout, retries=False, preload_content=False
+            )
+            if response.status >= 400:
+                raise _refusal(response)
+        except (HTTPError, OSError) as error:
+            raise KubeError(0, "Unreachable", str(error)) from None
+        return response
+
+
+def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
+    """Whole lines of a stream, as soon as each is there."""
+    rest = b""
+    while chunk := response.read1():
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in whole if line)
+
+
+def _change(told: Mapping[str, Any]) -> Change:
+    found = told["object"]
+    if told["type"] == "ERROR":
+        raise KubeError(int(found.get("code", 500)), str(found.get("reason")), str(found.get("message")))
+    version = found["metadata"]["resourceVersion"]
+    if told["type"] == "BOOKMARK":
+        return Change(version=version)
+    return Change(version=version, found=found, removed=told["type"] == "DELETED")
+
+
+def _refusal(response: BaseHTTPResponse) -> KubeError:
+    body = response.read()
+    response.release_conn()
+    try:
+        told = json.loads(body)
+        causes = tuple(
+            (str(each.get("field", "")), str(each.get("message", "")))
+            for each in (told.get("details") or {}).get("causes") or ()
+        )
+        return KubeError(response.status, str(told.get("reason", "")), str(told.get("message", "")), causes)
+    except (ValueError, AttributeError):
+        return KubeError(response.status, str(response.reason or ""), body[:200].decode(errors="replace"))
