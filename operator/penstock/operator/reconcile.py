@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.core.errors import UserError
-from penstock.core.job import KubernetesSpec, PipelineJob
+from penstock.core.job import PipelineJob
+from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.lifecycle import (
     Bind,
     Decision,
@@ -30,17 +31,21 @@ from penstock.core.lifecycle import (
 )
 from penstock.core.plan import Plan
 from penstock.core.status import JobStatus, ProfileStatus
+from penstock.kube.transport import KubeError
 from penstock.operator import binding
 from penstock.operator.actions import Actions
 from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.observe import Facts, measuring, observe
 from penstock.operator.planning import Planning
-from penstock.operator.statuses import begun, entered, in_short, told
+from penstock.operator.statuses import begun, entered, in_short, not_launched, refused, told
 from penstock.planning.questions import Answer, Question
 
 log = logging.getLogger(__name__)
 
-PLANNING_POLL_SECONDS = 0.2
+PLANNING_SECONDS = 5.0
+"""How often to look whether a plan is there, if nobody tells."""
+
+AGAIN_SECONDS = 0.2
 MOST_ROUNDS = 12
 """Decisions that one look may lead to, one after the other; a job's whole life needs fewer."""
 
@@ -56,6 +61,7 @@ class Reconciler:
         self._cache, self._actions, self._planning = cache, actions, planning
         self._clock, self._announce = clock, announce
         self._questions: dict[str, str] = {}
+        self._lost: dict[tuple[str, str], str] = {}
 
     def reconcile(self, uid: str) -> float | None:
         """Do what there is to do about the job; in how many seconds to look again at the latest, none for never."""
@@ -64,21 +70,31 @@ class Reconciler:
             if seen is None or seen.being_deleted:
                 self._questions.pop(uid, None)
                 return None
-            if seen.job is None:
-                return self._refuse(seen)
-            wait = self._look(seen, seen.job)
+            try:
+                wait = self._look(seen, seen.job) if seen.job is not None else self._refuse(seen)
+            except KubeError as error:
+                if not error.is_conflict:
+                    raise
+                self._actions.refresh(
+                    seen
+                )  # somebody else wrote meanwhile, and what follows from that may be different
+                continue
             if wait is None or wait > 0:
                 return wait
-        return PLANNING_POLL_SECONDS
+        return AGAIN_SECONDS
 
-    def _refuse(self, seen: SeenJob) -> None:
-        """What the cluster's own checks let pass and core does not ends the job before it began."""
+    def asking(self, key: str) -> list[str]:
+        """The jobs that wait for the answer to this question."""
+        return [uid for uid, asked in list(self._questions.items()) if asked == key]
+
+    def _refuse(self, seen: SeenJob) -> float | None:
+        """What the cluster's own checks let pass and core does not ends the job, and what it has begun."""
         if seen.status.phase.terminal:
-            return
-        failed = SetPhase(Phase.FAILED, "InvalidSpec", seen.mistake)
-        status = entered(seen.status, failed, self._clock())
-        self._actions.write_status(seen, replace(status, observed_generation=seen.generation))
-        self._announce(seen, failed)
+            return None
+        self._actions.end_attempt(seen)
+        self._actions.write_status(seen, refused(seen.status, seen.mistake, seen.generation, self._clock()))
+        self._announce(seen, SetPhase(Phase.FAILED, "InvalidSpec", seen.mistake))
+        return None
 
     def _look(self, seen: SeenJob, job: PipelineJob) -> float | None:
         """One decision; zero if it changed something, so that there may be another."""
@@ -107,6 +123,8 @@ class Reconciler:
             pods=tuple(pod for pod in self._cache.pods(seen.uid) if pod.attempt == status.attempt),
             nodes=self._cache.nodes(),
             service_since=self._cache.service_since,
+            stepped_at=seen.stepped_at,
+            profile_message=self._lost.get(_place(job, status.profile), ""),
         )
         plan, plan_message = self._plan_step(seen)
         return replace(bare, profile=self._profile_step(bare), plan=plan, plan_message=plan_message)
@@ -114,7 +132,7 @@ class Reconciler:
     def _profile_step(self, facts: Facts) -> Step:
         status = facts.status
         if status.phase not in (Phase.QUEUED, Phase.PROFILING):
-            return Step.DONE
+            return Step.FAILED if facts.profile_message else Step.DONE
         if facts.pods and self._known_profile(facts) is not None:
             return Step.DONE
         progress = status.progress
@@ -124,7 +142,8 @@ class Reconciler:
 
     def _known_profile(self, facts: Facts) -> ProfileStatus | None:
         """A measurement of the same work on the same hosts: this job's, or another's of its namespace."""
-        return self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
+        found = self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
+        return None if _place(facts.job, found) in self._lost else found
 
     def _profile_key(self, facts: Facts) -> str:
         return binding.profile_key(facts.job, binding.in_order(facts.pods, facts.nodes), facts.nodes)
@@ -140,12 +159,14 @@ class Reconciler:
 
     @staticmethod
     def _should_confirm(decisions: list[Decision]) -> bool:
-        ends = any(isinstance(each, SetPhase) and each.phase.terminal for each in decisions)
-        return ends or any(isinstance(each, Launch) for each in decisions)
+        """What makes an attempt, or gives one up."""
+        return any(isinstance(each, Launch) or _gives_up(each) for each in decisions)
 
     def _confirmed(self, seen: SeenJob, decisions: list[Decision]) -> bool:
         """Whether the cluster itself leads to the same decisions."""
         fresh = self._actions.refresh(seen)
+        if fresh is not None:
+            self._actions.refresh_children(seen, with_pods=any(_gives_up(each) for each in decisions))
         if fresh is None or fresh.job is None or fresh.status.phase is not seen.status.phase:
             return False
         facts = self._facts(fresh, fresh.job, fresh.status)
@@ -166,7 +187,7 @@ class Reconciler:
                     pods = binding.in_order(facts.pods, facts.nodes)
                     self._actions.bind(pods, binding.measuring_bindings(job, decision.attempt, pods))
                 case StartPlan():
-                    self._ask(seen, job, facts)
+                    changed |= not self._ask(seen, job)
                 case Bind():
                     changed |= self._bind(seen, job, facts)
                 case Stop():
@@ -217,18 +238,37 @@ class Reconciler:
         return waits and seen.status.attempt > seen.status.launched
 
     def _finish_launch(self, seen: SeenJob, job: PipelineJob) -> None:
-        self._actions.launch(job, seen.status)
-        self._actions.write_status(seen, replace(seen.status, launched=seen.status.attempt))
+        try:
+            self._actions.launch(job, seen.status)
+        except KubeError as error:
+            self._tell_refusal(seen, error)
+            raise
+        self._actions.write_status(seen, replace(seen.status, launched=seen.status.attempt, message=""))
 
-    def _ask(self, seen: SeenJob, job: PipelineJob, facts: Facts) -> None:
-        """Equal questions of many jobs have equal keys, so the question holds nothing of the job's name."""
+    def _tell_refusal(self, seen: SeenJob, error: KubeError) -> None:
+        if not error.is_refusal:
+            return
+        status = not_launched(seen.status, error, seen.generation, self._clock())
+        if status != seen.status:
+            self._actions.write_status(seen, status)
+
+    def _ask(self, seen: SeenJob, job: PipelineJob) -> bool:
+        """Whether it could be asked; if not, the measurement is lost, and with it the attempt.
+
+        Equal questions of many jobs have equal keys, so the question holds nothing of the job's name.
+        """
         known = seen.status.profile
         if known is None:
             raise UserError(what="there is no measurement to plan by", where="status.profile", remedy="submit it anew")
-        profile = self._actions.profile(seen.namespace, known.ref)
+        try:
+            profile = self._actions.profile(seen.namespace, known.ref)
+        except UserError as lost:
+            self._lost[_place(job, known)] = str(lost)
+            return False
         resources = replace(job.spec.resources, ranks=seen.status.ranks)
         spec = replace(job.spec, resources=resources, kubernetes=KubernetesSpec())
         self._questions[seen.uid] = self._planning.ask(Question(spec=spec, profile=profile))
+        return True
 
     def _plan(self, seen: SeenJob) -> Plan | None:
         answer = self._answer(seen)
@@ -255,5 +295,16 @@ class Reconciler:
     def _wait(self, status: JobStatus, facts: Facts, decisions: list[Decision], now: float) -> float | None:
         waits = [max(each.until - now, 0.001) for each in decisions if isinstance(each, Wait)]
         if facts.plan is Step.WORKING or any(isinstance(each, StartPlan) for each in decisions):
-            waits.append(PLANNING_POLL_SECONDS)
+            waits.append(PLANNING_SECONDS)
         return min(waits, default=None)
+
+
+def _gives_up(decision: Decision) -> bool:
+    if not isinstance(decision, SetPhase):
+        return False
+    return decision.phase.terminal or decision.phase is Phase.RECOVERING
+
+
+def _place(job: PipelineJob, profile: ProfileStatus | None) -> tuple[str, str]:
+    """The namespace and the name of a measurement's ConfigMap."""
+    return job.metadata.namespace, profile.ref if profile is not None else ""
