@@ -158,7 +158,7 @@ class TestChildren:
 
     @given(st.data())
     def test_order_does_not_matter(self, data: st.DataObject) -> None:
-        """Each object is told of at its versions and may end; in whatever order that arrives, the last version counts."""
+        """Each is told of at its versions and may end; in whatever order that arrives, the last counts."""
         tellings: list[tuple[str, SeenPod]] = []
         expected = {}
         for name in "ab":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -88,7 +89,7 @@ def test_it_is_called_again_when_it_asked_for() -> None:
 
     times = asyncio.run(run())
     assert len(times) == 3
-    assert all(after - before >= 0.049 for before, after in zip(times, times[1:], strict=False))
+    assert all(after - before >= 0.049 for before, after in pairwise(times))
 
 
 def test_news_do_not_wait_for_a_timer() -> None:

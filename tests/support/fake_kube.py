@@ -28,7 +28,7 @@ R = TypeVar("R")
 def _told(write: Callable[Concatenate[FakeKube, P], R]) -> Callable[Concatenate[FakeKube, P], R]:
     """A write that was made, and may not be heard of."""
 
-    def told(self: FakeKube, *args: P.args, **kwargs: P.kwargs) -> R:
+    def told(self: FakeKube, /, *args: P.args, **kwargs: P.kwargs) -> R:
         done = write(self, *args, **kwargs)
         self.after(self.writes[-1])
         return done
@@ -39,7 +39,7 @@ def _told(write: Callable[Concatenate[FakeKube, P], R]) -> Callable[Concatenate[
 class FakeKube:
     """See the module. ``hook`` is called before every write, ``after`` after it, with a word for it; both may raise.
 
-    ``refusals`` are what a cluster says that makes nothing of that kind.
+    ``refusals`` are what a cluster says that makes nothing of a kind, or does not know it.
     """
 
     def __init__(self) -> None:
@@ -61,6 +61,9 @@ class FakeKube:
         return copy.deepcopy(found)
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        refusal = self.refusals.get(resource.plural)
+        if refusal is not None and refusal.is_missing:
+            raise refusal
         label, _, value = selector.partition("=")
         found = [
             copy.deepcopy(each)

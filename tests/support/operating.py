@@ -11,6 +11,7 @@ from penstock.core.status import JobStatus
 from penstock.kube.names import PROFILE_FILE
 from penstock.kube.packing import packed
 from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
+from penstock.kube.transport import Listing
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer
 from penstock.operator.cache import Cache
@@ -47,7 +48,8 @@ class Operating:
     def look(self) -> None:
         """Watches tell all there is."""
         kube, cache = self.kube, self.cache
-        jobs, jobsets, pods = kube.list(JOBS), kube.list(JOBSETS), kube.list(PODS)
+        jobs, pods = kube.list(JOBS), kube.list(PODS)
+        jobsets = kube.list(JOBSETS) if JOBSETS.plural not in kube.refusals else Listing(objects=(), version="0")
         cache.replace_jobs(jobs.objects, int(jobs.version))
         cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version))
         cache.replace_pods(map(see_pod, pods.objects), int(pods.version))

@@ -59,7 +59,7 @@ class KubeError(PenstockError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the cluster understood and said no, so that the same call is refused again until something changes."""
+        """Whether the cluster understood and said no, so that the same call is refused until something changes."""
         return self.status in (400, 403, 404, 409, 422) and not self.is_conflict
 
     @property
@@ -191,4 +191,4 @@ def _refusal(response: BaseHTTPResponse) -> KubeError:
         )
         return KubeError(response.status, str(told.get("reason", "")), str(told.get("message", "")), causes)
     except (ValueError, AttributeError):
-        return KubeError(response.status, str(response.reason or ""), body[:200].decode(errors="replace"))
+        return KubeError(response.status, str(response.reason or ""), body[:200].decode(errors="replace").strip())

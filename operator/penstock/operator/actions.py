@@ -73,8 +73,12 @@ class Actions:
     def refresh_children(self, seen: SeenJob, *, with_pods: bool) -> None:
         """See what the job has now, which watches may not have told yet."""
         selector = f"{UID_LABEL}={seen.uid}"
-        jobsets = self._kube.list(JOBSETS, seen.namespace, selector)
-        self._cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version), seen.uid)
+        try:
+            jobsets = self._kube.list(JOBSETS, seen.namespace, selector)
+            self._cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version), seen.uid)
+        except KubeError as error:
+            if not error.is_missing:  # a kind that the cluster does not know has no objects
+                raise
         if with_pods:
             pods = self._kube.list(PODS, seen.namespace, selector)
             self._cache.replace_pods(map(see_pod, pods.objects), int(pods.version), seen.uid)

@@ -1,7 +1,7 @@
 """Objects that belong to jobs, by the uid of their job, whoever tells of them in whatever order.
 
-Watches, lists and the answers to the operator's own calls arrive in different threads. An object's version says which of
-two tellings is the newer; what went once never comes back, because uids are given once.
+Watches, lists and the answers to the operator's own calls arrive in different threads. An object's version says which
+of two tellings is the newer; what went once never comes back, because uids are given once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The operator's process: ``kopf run -m penstock.operator.handlers``. Handlers tell the cache and the queue, no more.
 
 kopf keeps the process: it logs in, watches PipelineJobs, answers the liveness probe, and ends on signals. Everything is
-wired here and nowhere else. What fails at the start ends the process, and what fails in a probe fails the probe at once:
-kopf would try again a minute later otherwise, and let whoever asked wait.
+wired here and nowhere else. What fails at the start ends the process, and what fails in a probe fails it at once: kopf
+would try again a minute later otherwise, and let whoever asked wait.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ class Settings:
 
     ``image`` is what ranks run in where a job names none. ``service`` is the URL by which pods reach the service;
     ``service_ca`` the certificates that it is trusted by, as text. Without a URL jobs wait at Profiling for ever.
-    ``own_namespace`` is where the operator and the service live. Prometheus is answered on ``metrics_port``; 0: nowhere.
+    ``own_namespace`` is where the operator and the service live. Prometheus is answered on ``metrics_port``, and
+    nowhere if that is 0.
     """
 
     own_namespace: str = "penstock-system"
