@@ -68,7 +68,10 @@ def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: 
 def not_launched(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
     """The status of a job whose attempt the cluster refuses to take; it is tried again."""
     told = Condition(
-        type=ConditionType.ADMITTED, status=ConditionStatus.FALSE, reason=error.reason or "Refused", message=error.message
+        type=ConditionType.ADMITTED,
+        status=ConditionStatus.FALSE,
+        reason=error.reason or "Refused",
+        message=error.message,
     )
     conditions = _merged(status.conditions, [told], generation, now)
     return dataclasses.replace(status, observed_generation=generation, message=error.message, conditions=conditions)
