@@ -81,7 +81,7 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert list(broken_links(tmp_path / "page.md")) == ["gone.md", "#no"]
 
 
-PATHS = re.compile(r"`((?:planner|view|trainer|cli|tests|core|docs|benchmarks)/[\w./-]+\.(?:py|md|toml))`")
+PATHS = re.compile(r"`((?:planner|view|trainer|cli|tests|core|docs|benchmarks|deploy)/[\w./-]+\.(?:py|md|toml))`")
 
 
 @by_page

@@ -1,0 +1,164 @@
+"""Builds what the lab runs from Go modules. `go/` holds a module for each part, which pins versions and sums."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deploy.lab import cache
+from deploy.lab.console import LabError, run, say
+from deploy.lab.images import DOMAIN, PAUSE, architecture, layer_of_files, write_image
+from deploy.lab.toolchain import go
+
+MODULES = Path(__file__).parent / "go"
+NOBODY = "65532:65532"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A module of `go/`, the programs that are built from it, and what is made of them.
+
+    ``programs`` are packages by program. The one program of a part whose ``image`` is not empty goes into that image
+    at the path that its chart expects. ``copies`` are folders of the module, by the name of the copy.
+    """
+
+    name: str
+    programs: Mapping[str, str]
+    minutes: float
+    module: str
+    image: str = ""
+    entrypoint: str = ""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    links: tuple[str, ...] = field(default=())
+
+    @property
+    def folder(self) -> Path:
+        return MODULES / self.name
+
+    @property
+    def version(self) -> str:
+        """The version of its main module, as `go.mod` pins it."""
+        return pinned((self.folder / "go.mod").read_text(), self.module)
+
+    @property
+    def key(self) -> str:
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        named = [str(path.relative_to(self.folder)) for path in files]
+        made = repr((self.programs, self.image, self.entrypoint, self.copies, self.links))
+        return cache.key_of(architecture(), made, *named, *(path.read_bytes() for path in files))
+
+
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
+KUBERNETES = Part(
+    name="kubernetes",
+    programs={"kubernetes": ".", "pause": "./pause"},
+    minutes=4,
+    module="k8s.io/kubernetes",
+    image=PAUSE,
+    entrypoint="/pause",
+    links=COMPONENTS,
+)
+HELM = Part(name="helm", programs={"helm": "helm.sh/helm/v3/cmd/helm"}, minutes=1, module="helm.sh/helm/v3")
+JOBSET = Part(
+    name="jobset",
+    programs={"manager": "sigs.k8s.io/jobset"},
+    minutes=1,
+    module="sigs.k8s.io/jobset",
+    image=f"{DOMAIN}/jobset",
+    entrypoint="/manager",
+    copies={"chart": "charts/jobset"},
+)
+KUEUE = Part(
+    name="kueue",
+    programs={"manager": "sigs.k8s.io/kueue/cmd/kueue"},
+    minutes=2,
+    module="sigs.k8s.io/kueue",
+    image=f"{DOMAIN}/kueue",
+    entrypoint="/manager",
+    copies={"chart": "charts/kueue"},
+)
+KWOK = Part(
+    name="kwok",
+    programs={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+    minutes=1,
+    module="sigs.k8s.io/kwok",
+    copies={"stages": "kustomize/stage"},
+)
+PARTS = (KUBERNETES, HELM, JOBSET, KUEUE, KWOK)
+
+
+def pinned(go_mod: str, module: str) -> str:
+    """The version of a module that a `go.mod` requires."""
+    found = re.search(rf"^(?:require )?\s*{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
+    if found is None:
+        raise LabError(f"go.mod requires no {module}")
+    return found[1]
+
+
+def version_flags(version: str) -> str:
+    """Linker flags that tell Kubernetes' programs their version, which others compare with theirs."""
+    major, minor = version.removeprefix("v").split(".")[:2]
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    told = [f"-X {package}.{name}={value}" for package in packages for name, value in values.items()]
+    return " ".join(["-s -w", *told])
+
+
+def go_environ() -> dict[str, str]:
+    """Go's environment: static programs, and Go's own caches below the lab's."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GOFLAGS", "GOWORK"))}
+    caches = {"GOCACHE": str(cache.folder() / "gocache"), "GOMODCACHE": str(cache.folder() / "gomodcache")}
+    return {
+        **environ,
+        **caches,
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-modcacherw -buildvcs=false -trimpath",
+        "GOWORK": "off",
+    }
+
+
+def built(part: Part) -> Path:
+    """The folder of a part, built unless it is in the cache: programs, a chart, an image, as the part has them."""
+    return cache.kept(part.name, part.key, lambda target: _build(part, target))
+
+
+def is_built(part: Part) -> bool:
+    return (cache.folder() / f"{part.name}-{part.key}").exists()
+
+
+def _build(part: Part, target: Path) -> None:
+    say(f"building {part.name} {part.version}, about {part.minutes:g} min on two cores")
+    compiler, environ = go(), go_environ()
+    flags = version_flags(part.version) if part is KUBERNETES else "-s -w"
+    for program, package in part.programs.items():
+        run(compiler, "build", "-ldflags", flags, "-o", target / program, package, cwd=part.folder, environ=environ)
+    for link in part.links:
+        (target / link).symlink_to(next(iter(part.programs)))
+    for name, source in part.copies.items():
+        module = run(compiler, "list", "-m", "-f", "{{.Dir}}", part.module, cwd=part.folder, environ=environ).strip()
+        shutil.copytree(Path(module) / source, target / name)
+    if part.image:
+        _image(part, target)
+
+
+def image_name(part: Part) -> str:
+    """The name of a part's image with its tag."""
+    return part.image if ":" in part.image else f"{part.image}:{part.version}"
+
+
+def _image(part: Part, target: Path) -> None:
+    layer = target / "layer.tar"
+    layer_of_files(layer, {part.entrypoint: target / part.entrypoint.lstrip("/")})
+    config = {"Entrypoint": [part.entrypoint], "User": NOBODY, "WorkingDir": "/"}
+    write_image(target / "image.tar", image_name(part), layer, config)
+    layer.unlink()
+
+
+def forget_go() -> None:
+    """Remove Go's own caches: several gigabytes that serve nothing once all is built."""
+    for path in (cache.folder() / "gocache", cache.folder() / "gomodcache", *cache.folder().glob("go-*")):
+        shutil.rmtree(path, ignore_errors=True)

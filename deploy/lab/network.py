@@ -1,0 +1,104 @@
+"""The lab's network on this machine: a bridge, a cable from it to each room, and routes to pods and services.
+
+This machine forwards nothing and filters nothing for the lab; pods of different nodes meet on the bridge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address
+
+from deploy.lab.addresses import Addresses
+from deploy.lab.console import LabError, run
+from deploy.lab.rooms import Room
+
+ROOM_END = "eth0"
+SMALLEST_BURST_BYTES = 64_000  # a whole segment of TCP, as the kernel hands them to an interface
+BURST_SECONDS = 0.001
+QUEUE_MILLISECONDS = 50
+RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg])(?:bit)?(?:/s)?", re.IGNORECASE)
+FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9}
+
+
+def routed() -> list[str]:
+    """Every destination that this machine has a route to."""
+    return [route["dst"] for route in json.loads(run("ip", "-json", "-4", "route"))]
+
+
+def lay_bridge(addresses: Addresses) -> None:
+    run("ip", "link", "add", addresses.bridge, "type", "bridge")
+    run("ip", "address", "add", f"{addresses.host}/{addresses.machines.prefixlen}", "dev", addresses.bridge)
+    run("ip", "link", "set", addresses.bridge, "up")
+
+
+def plug_in(room: Room, address: IPv4Address, addresses: Addresses) -> None:
+    """Lay the cable from the bridge to a room; it is gone with either."""
+    port = addresses.port(room.name)
+    run("ip", "link", "add", port, "type", "veth", "peer", "name", ROOM_END, "netns", str(room.first.pid))
+    run("ip", "link", "set", port, "master", addresses.bridge, "up")
+    room.run("ip", "address", "add", f"{address}/{addresses.machines.prefixlen}", "dev", ROOM_END)
+    room.run("ip", "link", "set", ROOM_END, "up")
+    room.run("ip", "route", "add", "default", "via", str(addresses.host))
+
+
+def pod_routes(addresses: Addresses, num_nodes: int, besides: int = 0) -> list[list[str]]:
+    """Routes to the pods of every node, as words of `ip route add`; node ``besides`` reaches its own by itself."""
+    nodes = [number for number in range(1, num_nodes + 1) if number != besides]
+    return [[str(addresses.pods(number)), "via", str(addresses.node(number))] for number in nodes]
+
+
+def route_host(addresses: Addresses, num_nodes: int) -> None:
+    """Lead this machine to pods, and through the first node to services: their addresses exist in nodes only."""
+    for words in [*pod_routes(addresses, num_nodes), [str(addresses.services), "via", str(addresses.node(1))]]:
+        run("ip", "route", "add", *words)
+
+
+def route_room(room: Room, routes: Sequence[Sequence[str]]) -> None:
+    """Lead a room to pods, and let it pass on what its own pods send."""
+    room.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    for words in routes:
+        room.run("ip", "route", "add", *words)
+
+
+def take_up_bridge(addresses: Addresses) -> None:
+    """Remove the bridge, its routes, and the ends of cables that are left, if any of it is there."""
+    ports = [link["ifname"] for link in json.loads(run("ip", "-json", "link"))]
+    for port in sorted(ports, reverse=True):
+        if port.startswith((f"{addresses.bridge}n", f"{addresses.bridge}cp")) or port == addresses.bridge:
+            with contextlib.suppress(LabError):  # went with its room a moment ago
+                run("ip", "link", "delete", port)
+
+
+def bits_per_second(text: str) -> int:
+    """The rate that a text such as `100mbit` or `1G` names; raises `LabError` for any other."""
+    found = RATE.fullmatch(text.strip())
+    rate = round(float(found[1]) * FACTORS[found[2].lower()]) if found else 0
+    if rate <= 0:
+        raise LabError(f"'{text}' is no rate: write one as 100mbit or 1gbit, or none")
+    return rate
+
+
+def shaping(rate: int) -> list[str]:
+    """A token bucket of that many bits per second, as words of `tc`."""
+    burst = max(SMALLEST_BURST_BYTES, round(rate / 8 * BURST_SECONDS))
+    return ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", f"{QUEUE_MILLISECONDS}ms"]
+
+
+def shape(room: Room, addresses: Addresses, rate: int | None) -> None:
+    """Let both ends of a room's cable send at most that many bits per second, or as fast as they can."""
+    port = addresses.port(room.name)
+    if rate is None:
+        for end, device in ((run, port), (room.run, ROOM_END)):
+            if "tbf" in end("tc", "qdisc", "show", "dev", device):
+                end("tc", "qdisc", "delete", "dev", device, "root")
+        return
+    run("tc", "qdisc", "replace", "dev", port, "root", *shaping(rate))
+    room.run("tc", "qdisc", "replace", "dev", ROOM_END, "root", *shaping(rate))
+
+
+def set_link(room: Room, addresses: Addresses, state: str) -> None:
+    """Pull a room's cable (`down`) or plug it in again (`up`)."""
+    run("ip", "link", "set", addresses.port(room.name), state)

@@ -1,0 +1,69 @@
+"""Debian packages that the lab needs, and their installation."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from deploy.lab.console import LabError, plain_environ, say, tail
+
+NEEDED = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nft": "nftables",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "openssl": "openssl",
+    "debootstrap": "debootstrap",
+}
+"""By a program of each: a name on the PATH, or a path."""
+
+
+def program(name: str) -> Path:
+    """Where a program of them is; raises `LabError` if it is not there."""
+    found = shutil.which(name, path=plain_environ()["PATH"])
+    if found is None:
+        raise LabError(f"{name} is missing: sudo apt-get install {NEEDED[name]}")
+    return Path(found)
+
+
+def missing() -> list[str]:
+    """The packages whose programs are not there."""
+    path = plain_environ()["PATH"]
+    absent = {
+        package
+        for program, package in NEEDED.items()
+        if not (Path(program).exists() if program.startswith("/") else shutil.which(program, path=path))
+    }
+    return sorted(absent)
+
+
+def require() -> None:
+    """Install what is missing; raises `LabError` with the line to run where this may not or does not work."""
+    absent = missing()
+    if not absent:
+        return
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *absent]
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise LabError(f"the lab needs packages of this system: sudo {shlex.join(command)}")
+    say(shlex.join(command))
+    done = _quietly(command)
+    if done.returncode != 0:  # the package lists may be missing or old
+        _quietly(["apt-get", "update"])
+        done = _quietly(command)
+    if missing():
+        raise LabError(f"this failed: {shlex.join(command)}\n{tail(done.stdout)}")
+
+
+def _quietly(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )

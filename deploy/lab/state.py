@@ -1,0 +1,98 @@
+"""What a lab that is up is known by: a folder with a file that says which rooms it has."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deploy.lab.addresses import Addresses
+from deploy.lab.console import LabError
+from deploy.lab.control_plane import NAME as CONTROL_PLANE
+from deploy.lab.processes import Process
+from deploy.lab.rooms import Room
+
+DEFAULT_NAME = "penstock"
+FILE = "lab.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A lab: its name, slot and number of nodes, and the first process of each of its rooms.
+
+    ``kubernetes`` is the folder of the programs that it runs.
+    """
+
+    name: str
+    slot: int
+    num_nodes: int
+    kubernetes: str
+    rooms: Mapping[str, Process]
+
+    @property
+    def addresses(self) -> Addresses:
+        return Addresses(self.slot)
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.name)
+
+    @property
+    def certificates(self) -> Path:
+        return self.folder / "certificates"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    @property
+    def programs(self) -> Path:
+        return Path(self.kubernetes)
+
+    def room(self, machine: str) -> Room:
+        """The room of that machine; raises `LabError` for a name that no machine has."""
+        if machine not in self.rooms:
+            nodes = ", ".join(name for name in self.rooms if name != CONTROL_PLANE)
+            raise LabError(f"the lab {self.name} has no node '{machine}': one of {nodes}")
+        return Room(name=machine, folder=self.folder / machine, first=self.rooms[machine])
+
+    def group(self, machine: str) -> str:
+        """The control group of what a node runs."""
+        return f"penstock-lab-{self.name}-{machine}"
+
+    def write(self) -> None:
+        """Keep it; a crash leaves the old or the new, never half."""
+        partial = self.folder / f"{FILE}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        partial.rename(self.folder / FILE)
+
+
+def labs() -> Path:
+    """The folder below which every lab of this user has its own."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "penstock" / "lab"
+
+
+def folder_of(name: str) -> Path:
+    return labs() / name
+
+
+def names() -> list[str]:
+    """The labs that there are."""
+    return sorted(path.parent.name for path in labs().glob(f"*/{FILE}"))
+
+
+def read(name: str) -> State:
+    """The lab of that name; raises `LabError` if there is none."""
+    try:
+        found = json.loads((folder_of(name) / FILE).read_text())
+    except FileNotFoundError:
+        raise LabError(f"there is no lab {name}: ./dev cluster up") from None
+    return State(
+        name=found["name"],
+        slot=found["slot"],
+        num_nodes=found["num_nodes"],
+        kubernetes=found["kubernetes"],
+        rooms={machine: Process(**process) for machine, process in found["rooms"].items()},
+    )
