@@ -17,8 +17,6 @@ from penstock.operator.structural import structural
 
 GROUP, VERSION = API_VERSION.split("/")
 
-_SPEC, _STATUS = ".spec", ".status"
-
 JOB_COLUMNS = (
     ("Phase", "string", ".status.phase"),
     ("Plan", "string", ".status.plan.summary"),
@@ -61,7 +59,7 @@ def _whole(schema: JsonSchema, status: type) -> JsonSchema:
     properties = {
         "apiVersion": {"type": "string", "description": f"`{API_VERSION}`"},
         "kind": {"type": "string", "description": "The kind of the resource."},
-        "metadata": {"type": "object", "description": "As of every Kubernetes object."},
+        "metadata": {"type": "object"},
         "spec": structural(schema["properties"]["spec"], bounded=True),
         "status": structural(dataclass_schema(status), bounded=False) | {"default": {}},
     }

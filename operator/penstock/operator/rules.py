@@ -1,7 +1,7 @@
 """What the apiserver checks of several fields at once, and of changes, in CEL: core's own checks, said again.
 
 The types refuse the same when the operator reads a job; here the person who applies it is told at once. `slices` and
-`schedule` have no type for the apiserver, and so CEL cannot see them; they are the operator's to check. See
+`schedule` have no type for the apiserver, and so CEL cannot see them here: `policy.py` looks at them. See
 https://kubernetes.io/docs/reference/using-api/cel
 """
 
@@ -14,6 +14,7 @@ from penstock.core import names
 from penstock.core.kubernetes_spec import MOST_NAME_CHARACTERS
 
 FORBIDDEN = "FieldValueForbidden"
+CANNOT_CHANGE = "cannot be changed: make a new job, with checkpoint.resumeFrom to go on from this one's checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,7 @@ def _one(name: str) -> str:
 def _same(path: str) -> Rule:
     return Rule(
         holds=f"self.{path} == oldSelf.{path}",
-        message="cannot be changed: make a new job, with checkpoint.resumeFrom to go on from this one's checkpoint",
+        message=CANNOT_CHANGE,
         path=f".{path}",
         reason=FORBIDDEN,
     )
@@ -53,12 +54,12 @@ def _same(path: str) -> Rule:
 def _same_if_any(path: str) -> Rule:
     both = f"has(self.{path}) == has(oldSelf.{path})"
     equal = f"(!has(self.{path}) || self.{path} == oldSelf.{path})"
-    return Rule(holds=f"{both} && {equal}", message=_same(path).message, path=_same(path).path, reason=FORBIDDEN)
+    return Rule(holds=f"{both} && {equal}", message=CANNOT_CHANGE, path=f".{path}", reason=FORBIDDEN)
 
 
 def _keys(field: str, pattern: str) -> Rule:
     return Rule(
-        holds=f"self.{field}.all(key, key.matches('^({pattern})$'))",
+        holds=f"!has(self.{field}) || self.{field}.all(key, key.matches('^({pattern})$'))",
         message=f"a key is not a name: {names.REMEDIES[pattern]}",
         path=f".{field}",
     )
@@ -70,8 +71,17 @@ def _in_volumes(path: str, present: str = "true") -> Rule:
     return Rule(
         holds=f"!({present}) || !{path}.startsWith('data://') || {root} in self.kubernetes.volumes",
         message="names a root of data that kubernetes.volumes lacks",
-        told=f"'needs kubernetes.volumes[\"' + {root} + '\"]: the claim that holds ' + {path}",
+        told=f"'needs kubernetes.volumes[\"%s\"]: the claim that holds %s'.format([{root}, {path}])",
         path=f".{path.removeprefix('self.')}",
+    )
+
+
+def _some_bytes(field: str) -> Rule:
+    """What is written as a text, too, is more than nothing."""
+    return Rule(
+        holds=f"!has(self.{field}) || type(self.{field}) == int || self.{field}.matches('[1-9]')",
+        message="is not positive: write an amount such as 4Gi",
+        path=f".{field}",
     )
 
 
@@ -104,8 +114,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds="self.model.family != 'gpt2' || self.model.positions >= self.data.sequenceLength",
             message="exceeds the model's positions: set model.positions or shorten the sequence",
-            told="'exceeds the model\\'s ' + string(self.model.positions) + ' positions: set model.positions to ' + "
-            "string(self.data.sequenceLength) + ' or shorten the sequence'",
+            told="'exceeds the model\\'s %d positions: set model.positions to %d or shorten the sequence'"
+            ".format([self.model.positions, self.data.sequenceLength])",
             path=".data.sequenceLength",
         ),
         Rule(
@@ -118,22 +128,22 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds=f"self.resources.ranks % {_PRODUCT} == 0",
             message="dp x tp x pp does not divide ranks: pin factors of resources.ranks",
-            told=f"'dp x tp x pp = ' + string({_PRODUCT}) + ' does not divide ranks ' + string(self.resources.ranks)"
-            " + ': pin factors of resources.ranks'",
+            told="'dp x tp x pp = %d does not divide ranks %d: pin factors of resources.ranks'"
+            f".format([{_PRODUCT}, self.resources.ranks])",
             path=".parallelism",
         ),
         Rule(
             holds=f"self.training.globalBatch % {_SHARE} == 0",
             message="dp x microBatch does not divide globalBatch: pin factors of training.globalBatch",
-            told=f"'dp x microBatch = ' + string({_SHARE}) + ' does not divide globalBatch ' + "
-            "string(self.training.globalBatch) + ': pin factors of training.globalBatch'",
+            told="'dp x microBatch = %d does not divide globalBatch %d: pin factors of training.globalBatch'"
+            f".format([{_SHARE}, self.training.globalBatch])",
             path=".parallelism",
         ),
         Rule(
             holds="!has(self.parallelism.stages) || self.parallelism.stages.sum() == double(self.model.layers)",
             message="does not sum to the model's layers: change the numbers so that their sum agrees",
-            told="'stages hold ' + string(self.parallelism.stages.sum()) + ' blocks, the model has ' + "
-            "string(self.model.layers) + ': change the numbers so that their sum agrees'",
+            told="'stages hold %s blocks, the model has %d: change the numbers so that their sum agrees'"
+            ".format([self.parallelism.stages.sum(), self.model.layers])",
             path=".parallelism.stages",
         ),
         Rule(
@@ -156,7 +166,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds="self.hidden % self.heads == 0",
             message="does not divide hidden: choose one of its divisors",
-            told="'hidden ' + string(self.hidden) + ' is not divisible by heads ' + string(self.heads)",
+            told="'hidden %d is not divisible by heads %d'.format([self.hidden, self.heads])",
             path=".heads",
         ),
         Rule(
@@ -167,7 +177,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             holds="self.kvHeads == 0 || self.heads % self.kvHeads == 0",
             message="does not divide heads: choose one of its divisors",
-            told="'heads ' + string(self.heads) + ' is not divisible by kvHeads ' + string(self.kvHeads)",
+            told="'heads %d is not divisible by kvHeads %d'.format([self.heads, self.kvHeads])",
             path=".kvHeads",
         ),
         Rule(
@@ -202,11 +212,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             message="is more than ranks: lower it",
             path=".minRanks",
         ),
-        Rule(
-            holds="type(self.memoryPerRank) == int || self.memoryPerRank.matches('[1-9]')",
-            message="is not positive: write an amount such as 4Gi",
-            path=".memoryPerRank",
-        ),
+        _some_bytes("memoryPerRank"),
     ),
     "CheckpointSpec": (
         Rule(
@@ -259,24 +265,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             path=".reclaim",
         ),
     ),
-    "ClaimTemplate": (
-        Rule(
-            holds="type(self.size) == int || self.size.matches('[1-9]')",
-            message="is not positive: write a size such as 10Gi",
-            path=".size",
-        ),
-    ),
+    "ClaimTemplate": (_some_bytes("size"),),
     "ClusterProfileSpec": (
         Rule(
             holds="self.ranks % self.ranksPerPod == 0",
             message=_RANKS_PER_POD,
             path=".ranksPerPod",
         ),
-        Rule(
-            holds="type(self.memoryPerRank) == int || self.memoryPerRank.matches('[1-9]')",
-            message="is not positive: write an amount such as 4Gi",
-            path=".memoryPerRank",
-        ),
+        _some_bytes("memoryPerRank"),
     ),
 }
 """By the title of the schema they belong to, which is the type's name."""

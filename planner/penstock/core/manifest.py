@@ -205,6 +205,8 @@ def _read_scalar(annotation: Any, value: Any, path: str) -> Any:
         return _read_finite(value, path)
     if type(value) is annotation:
         return value
+    if annotation is int and type(value) is float and value.is_integer():
+        return int(value)  # as JSON knows one kind of number: 1e3 and 2.0 are whole
     raise mistyped(value, _type_name(annotation), path)
 
 
