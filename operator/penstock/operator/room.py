@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from kubernetes.utils import parse_quantity
-
 from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import Operator, Toleration
+from penstock.kube.quantities import amount
 from penstock.kube.transport import Object
 from penstock.operator.podspec import resources
 
@@ -55,12 +54,12 @@ def offers(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Offer]:
 
 def num_pods(job: PipelineJob, found: Iterable[Offer]) -> int:
     """How many pods of the job there is room for."""
-    needs = {**{name: parse_quantity(text) for name, text in resources(job).items()}, "pods": Decimal(1)}
+    needs = {**{name: amount(text) for name, text in resources(job).items()}, "pods": Decimal(1)}
     return sum(_fitting(offer, needs) for offer in found if _lets_on(offer, job))
 
 
 def _fitting(offer: Offer, needs: Amounts) -> int:
-    return max(0, min(int(offer.amounts.get(name, Decimal(0)) // amount) for name, amount in needs.items() if amount))
+    return max(0, min(int(offer.amounts.get(name, Decimal(0)) // need) for name, need in needs.items() if need))
 
 
 def _lets_on(offer: Offer, job: PipelineJob) -> bool:
@@ -90,7 +89,7 @@ def _offer(node: Object, held: Amounts) -> Offer:
     allocatable = node.get("status", {}).get("allocatable", {})
     return Offer(
         node=node["metadata"]["name"],
-        amounts={name: parse_quantity(text) - held.get(name, Decimal(0)) for name, text in allocatable.items()},
+        amounts={name: amount(text) - held.get(name, Decimal(0)) for name, text in allocatable.items()},
         labels=node["metadata"].get("labels", {}),
         taints=tuple((each["key"], each.get("value", ""), each["effect"]) for each in node["spec"].get("taints", ())),
     )
@@ -104,16 +103,16 @@ def _requested(pod: Object) -> dict[str, Decimal]:
     for container in (*spec["containers"], *lasting):
         _add(total, _of(container))
     for container in spec.get("initContainers", ()):
-        for name, amount in _of(container).items():
-            total[name] = max(total.get(name, Decimal(0)), amount)
+        for name, wanted in _of(container).items():
+            total[name] = max(total.get(name, Decimal(0)), wanted)
     return total
 
 
 def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
     requests = container.get("resources", {}).get("requests", {})
-    return {name: parse_quantity(text) for name, text in requests.items()}
+    return {name: amount(text) for name, text in requests.items()}
 
 
 def _add(total: dict[str, Decimal], more: Amounts) -> None:
-    for name, amount in more.items():
-        total[name] = total.get(name, Decimal(0)) + amount
+    for name, each in more.items():
+        total[name] = total.get(name, Decimal(0)) + each
