@@ -161,7 +161,7 @@ class TestPeople:
         found = cluster.get("pipelinejob", "tiny", "--namespace", namespace)
         assert found["spec"]["runPolicy"]["suspend"] is True
         assert editor.delete(path).status_code == 202
-        cluster.wait(lambda: not cluster.get("pipelinejobs", "--namespace", namespace)["items"], "it is not deleted")
+        cluster.wait(lambda: reader.get(path).json()["metadata"].get("deletionTimestamp"), "it is not deleted")
 
     def test_a_token_for_the_apiserver_proves_nobody_here(
         self, cluster: Cluster, namespace: str, service: Service

@@ -152,7 +152,7 @@ class TestWatches:
             assert server.asked[0].query == {
                 "watch": "true",
                 "resourceVersion": "5",
-                "timeoutSeconds": "290",
+                "timeoutSeconds": str(transport.WATCH_SECONDS),
                 "allowWatchBookmarks": "true",
                 "labelSelector": "penstock.dev/job-uid",
             }

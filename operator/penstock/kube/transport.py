@@ -19,11 +19,13 @@ from penstock.core.errors import PenstockError
 from penstock.kube.resources import Resource
 
 REQUEST = Timeout(connect=5.0, read=20.0)
-WATCH_SECONDS = 290
-"""How long one watch is asked for; it is asked for again then."""
+WATCH_SECONDS = 60
+"""How long one watch is asked for; it is asked for again then, from where it was. An apiserver that takes up another
+version of a definition may leave a watch open that hears nothing more, and this is the longest that it goes unnoticed.
+"""
 
-WATCHED = Timeout(connect=5.0, read=150.0)
-"""A bookmark comes every minute or so; a watch that is silent for much longer is broken."""
+WATCHED = Timeout(connect=5.0, read=WATCH_SECONDS + 15.0)
+"""The cluster ends a watch when its time is over; one that is silent for longer is broken."""
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"

@@ -68,7 +68,7 @@ class Watcher:
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing was heard from the cluster; a bookmark comes each minute at least."""
+        """How long nothing was heard from the cluster; a watch is asked for again each minute."""
         return self._clock() - self._heard_at
 
     @property
@@ -96,9 +96,7 @@ class Watcher:
                 if self._clock() - began_at >= SHORTEST_WATCH_SECONDS:
                     wait = FIRST_WAIT_SECONDS
                     continue
-            except (
-                Exception
-            ) as error:  # whatever it is, a watch that ended would leave the others with a half of the truth
+            except Exception as error:  # whatever it is: without this watch the others have half of the truth
                 version = ""
                 self._complain(error, wait)
             self._turned_at = self._clock()
