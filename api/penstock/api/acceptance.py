@@ -19,7 +19,7 @@ def require_acceptable(connection: Connection, locations: Locations, identity: I
         UserError: it names what it may not, or what is not there, or a checkpoint that is not theirs to see.
     """
     namespace = job.metadata.namespace
-    if not identity.may(Role.EDITOR, namespace):
+    if not identity.may(Role.EDITOR, namespace, "create"):
         raise forbidden(Role.EDITOR, namespace)
 
     def readable(uid: str) -> bool:

@@ -187,11 +187,11 @@ def read_etag(header: str | None) -> int | None:
 
 def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None:
     """Which namespaces a list shows; none for all."""
-    if identity.namespace is None:
-        return None if namespace is None else (namespace,)
-    if namespace not in (None, identity.namespace):
+    if namespace is None:
+        return identity.namespaces(Role.VIEWER, "list")
+    if not identity.may(Role.VIEWER, namespace, "list"):
         raise forbidden(Role.VIEWER, namespace)
-    return (identity.namespace,)
+    return (namespace,)
 
 
 def read_labels(texts: list[str]) -> dict[str, str]:

@@ -149,6 +149,7 @@ def get(service: ServiceIn, identity: Viewer, request: str) -> PlanRequestView:
 def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestView:
     """Cancel a request that waits or is worked on; forget one that has ended, and answer how it was."""
     now = service.clock()
+    service.read(lambda connection: _permitted(connection, identity, Role.EDITOR, request))  # asking may take a while
 
     def change(connection: Connection) -> PlanRequestView:
         before = _view(connection, _permitted(connection, identity, Role.EDITOR, request))
@@ -161,7 +162,7 @@ def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestVie
 def _permitted(connection: Connection, identity: Identity, role: Role, request: str) -> StoredRequest:
     """The request, if it is in a namespace where ``identity`` may do what needs ``role``."""
     found = plan_requests.get(connection, request)
-    if not identity.may(role, found.namespace):
+    if not identity.may(role, found.namespace, "get" if role is Role.VIEWER else "create"):
         raise forbidden(role, found.namespace)
     return found
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, select
 
+from penstock.api.store import measurements
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
 from penstock.api.store.lines import Line, add_lines
-from penstock.api.store.profiles import keep as keep_profile
 from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
@@ -41,6 +41,10 @@ MOST_RANKS = 64
 
 class StaleAttemptError(PenstockError):
     """The records are of an attempt that another one has followed."""
+
+
+class EarlyAttemptError(StaleAttemptError):
+    """The records are of an attempt that is not known yet: what was kept of the job may be older than its pods."""
 
 
 class ForeignJobError(PenstockError):
@@ -144,7 +148,10 @@ def _refusal(batch: Batch, current: tuple[str, int] | None) -> PenstockError | N
     namespace, attempt = current
     if batch.namespace not in (None, namespace):
         return ForeignJobError(namespace)
-    return None if batch.attempt == attempt else StaleAttemptError(f"attempt {batch.attempt}, not {attempt}")
+    if batch.attempt == attempt:
+        return None
+    kind = EarlyAttemptError if batch.attempt > attempt else StaleAttemptError
+    return kind(f"attempt {batch.attempt}, not {attempt}")
 
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -179,9 +186,9 @@ def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
     report(connection, [(batch.uid, told) for batch in fresh if (told := _reported(batch)) is not None])
     put(connection, _keep_timelines, [row for batch in fresh for row in _timeline_rows(batch)])
     add_lines(connection, [line for batch in fresh for line in _lines(batch)])
-    for record in (record for batch in fresh for record in batch.records):
-        if record.profile is not None:
-            keep_profile(connection, record.profile)
+    for batch in fresh:
+        found = [(batch.uid, batch.attempt, each.profile) for each in batch.records if each.profile is not None]
+        measurements.keep(connection, found, batch.received_at)
 
 
 @functools.cache
