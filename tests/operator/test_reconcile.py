@@ -175,6 +175,14 @@ class TestLoss:
         operating.turn()
         assert condition(operating, uid, ConditionType.STALLED) == (ConditionStatus.TRUE, "NoStep")
 
+    def test_steps_count_by_the_operator_s_own_clock(self, operating: Operating) -> None:
+        uid = running(operating)
+        for step in range(1, 30):
+            operating.now += 50
+            operating.kube.report(uid, attempt=1, step=step, reportedAt="2001-01-01T00:00:00Z")
+            operating.turn()
+        assert operating.phase(uid) is Phase.RUNNING
+
     def test_nobody_stalls_while_the_service_is_away(self, operating: Operating) -> None:
         uid = running(operating)
         operating.service_is_there = False
@@ -189,6 +197,63 @@ class TestLoss:
         operating.kube.remove(operating.kube.all(JOBSETS)[0])
         operating.turn()
         assert (operating.phase(uid), operating.names()) == (Phase.SUCCEEDED, [])
+
+
+class TestWhatTheClusterKnowsBetter:
+    def test_a_namesake_is_not_told_what_its_predecessor_did(self, operating: Operating) -> None:
+        uid = running(operating)
+        (old,) = operating.kube.all(JOBS)
+        operating.kube.remove(old)
+        new = operating.kube.submit(example())
+        end = operating.cache.job(uid)
+        assert end is not None
+        with pytest.raises(KubeError, match="Conflict"):
+            operating.actions.write_status(end, end.status)
+        assert operating.status(new).phase is Phase.PENDING
+
+    def test_progress_meanwhile_costs_a_second_look_and_no_more(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example())
+        operating.look()
+        operating.kube.report(uid, attempt=0, step=1)
+        operating.reconciler.reconcile(uid)
+        assert operating.phase(uid) is Phase.QUEUED
+
+    def test_an_attempt_is_not_given_up_for_what_a_watch_missed(self, operating: Operating) -> None:
+        uid = running(operating)
+        pods = operating.kube.all(PODS)
+        operating.kube.hide(PODS)
+        operating.restart()
+        operating.look()
+        operating.kube.hidden.clear()
+        operating.reconciler.reconcile(uid)
+        assert operating.phase(uid) is Phase.RUNNING
+        assert len(operating.cache.pods(uid)) == len(pods) == 2
+
+    def test_a_job_set_that_failed_for_a_pod_that_was_taken_is_no_failure(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.remove(operating.kube.all(PODS)[0])
+        failed = {"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "a job failed"}
+        operating.kube.all(JOBSETS)[0]["status"] = {"conditions": [failed]}
+        operating.turn(8)
+        assert (operating.status(uid).attempt, operating.status(uid).failures) == (2, 0)
+
+    def test_a_measurement_that_is_gone_is_made_again(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.remove(operating.kube.config_map("measured"))
+        operating.kube.remove(operating.kube.all(PODS)[0])
+        operating.turn(8)
+        operating.kube.start_pods(*NODES)
+        operating.turn(12)
+        operating.now += 300
+        operating.turn(12)
+        operating.kube.start_pods(*NODES)
+        operating.turn(12)
+        status = operating.status(uid)
+        assert (status.attempt, status.failures, status.phase) == (3, 1, Phase.PROFILING)
+        told = [message for reason, message in operating.events() if reason == "AttemptFailed"]
+        assert told == [
+            "Recovering: ConfigMap measured: with what was measured is gone\n  remedy: nothing: it is measured again"
+        ]
 
 
 class TestWaiting:
@@ -213,7 +278,10 @@ class TestWaiting:
         (jobset,) = operating.kube.all(JOBSETS)
         assert jobset["spec"]["suspend"]
         assert jobset["metadata"]["labels"][QUEUE_LABEL] == "team"
-        assert operating.status(uid).message == "queue team has not admitted it yet"
+        assert (
+            operating.status(uid).message
+            == "queue team has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
+        )
 
     def test_a_preempted_attempt_is_followed_by_one_that_queues(self, operating: Operating) -> None:
         uid = running(operating)
@@ -299,9 +367,51 @@ class TestRequests:
     def test_a_name_that_is_taken_is_told(self, operating: Operating) -> None:
         other = {"metadata": {"name": "stdlib-llama-a1", "namespace": "default", "labels": {}}, "spec": {}}
         operating.kube.add(JOBSETS, other)
-        operating.kube.submit(example())
+        uid = operating.kube.submit(example())
         with pytest.raises(KubeError, match="belongs to something else"):
             operating.turn()
+        assert "rename the job" in operating.status(uid).message
+        assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "NameTaken")
+
+    def test_a_cluster_without_job_sets_is_told_and_the_job_goes_on_once_there_are(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example())
+        operating.kube.refusals["jobsets"] = KubeError(404, "Not Found", "404 page not found")
+        with pytest.raises(KubeError):
+            operating.turn()
+        assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "JobSetMissing")
+        assert "install JobSet" in operating.status(uid).message
+        operating.kube.refusals.clear()
+        operating.turn()
+        assert (operating.names(), operating.status(uid).message) == (["stdlib-llama-a1"], "")
+
+    def test_what_it_already_told_it_does_not_write_again(self, operating: Operating) -> None:
+        operating.kube.submit(example())
+        operating.kube.refusals["jobsets"] = KubeError(403, "Forbidden", "exceeded quota")
+        counts = []
+        for _ in range(3):
+            with pytest.raises(KubeError):
+                operating.turn(1)
+            counts.append(len(operating.kube.writes))
+        status_writes = [write for write in operating.kube.writes if write.endswith("status")]
+        assert len(status_writes) <= 4
+        assert counts[2] - counts[1] == 2  # the two things that it tries to make
+
+    def test_pods_that_the_cluster_does_not_make(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example())
+        operating.turn()
+        assert operating.status(uid).message == ""
+        operating.now += 60
+        operating.turn()
+        assert operating.status(uid).message == (
+            "0 of 2 pods were made; kubectl describe job stdlib-llama-a1-ranks-0 says why"
+        )
+
+    def test_a_spec_that_turns_wrong_ends_what_runs(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.change_spec(uid, model={"heads": 7})
+        operating.turn()
+        assert (operating.phase(uid), operating.names()) == (Phase.FAILED, [])
+        assert condition(operating, uid, ConditionType.FAILED) == (ConditionStatus.TRUE, "InvalidSpec")
 
     def test_templates_become_claims_that_outlive_the_job(self, operating: Operating) -> None:
         volumes = {"out": {"template": {"size": "1Gi"}}, "data/own": {"template": {"size": "1Gi"}, "reclaim": "Delete"}}
@@ -344,19 +454,26 @@ class TestWhateverHappensToTheOperator:
         self.life(operating)
         return len(operating.kube.writes)
 
+    @pytest.mark.parametrize("heard", [False, True])
     @pytest.mark.parametrize("failure", [CrashError(), KubeError(409, "Conflict", ""), KubeError(500, "Internal", "")])
-    def test_any_write_may_be_its_last(self, failure: BaseException) -> None:
+    def test_any_write_may_be_its_last(self, failure: BaseException, heard: bool) -> None:
+        """Whether it was not made, or made and not heard of."""
         total = self.count_writes()
         assert total > 20
         for fatal in range(total):
             operating = Operating(FakePlanner())
-            operating.kube.hook = once(fatal, failure)
+            hook = once(fatal, failure)
+            operating.kube.hook, operating.kube.after = (ignore, hook) if heard else (hook, ignore)
             uid = self.life(operating)
             status = operating.status(uid)
             assert (status.phase, status.attempt, status.failures) == (Phase.SUCCEEDED, 2, 1), (fatal, status)
             assert operating.names() == ["stdlib-llama-a2"], fatal
             configs = [each["metadata"]["name"] for each in operating.kube.all(CONFIG_MAPS)]
             assert sorted(configs) == ["measured", "stdlib-llama-a2"], fatal
+
+
+def ignore(write: str) -> None:
+    """A hook that does nothing."""
 
 
 def once(fatal: int, failure: BaseException) -> Callable[[str], None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from penstock.core.instants import format_instant
 from penstock.kube.names import INDEX_LABEL, TRAINER_CONTAINER
@@ -18,15 +18,37 @@ from penstock.kube.transport import Change, KubeError, Listing, Object
 from penstock.operator.kube import KINDS
 
 Key = tuple[str, str, str]
+Objects = list[dict[str, Any]]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _told(write: Callable[Concatenate[FakeKube, P], R]) -> Callable[Concatenate[FakeKube, P], R]:
+    """A write that was made, and may not be heard of."""
+
+    def told(self: FakeKube, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        done = write(self, *args, **kwargs)
+        self.after(self.writes[-1])
+        return done
+
+    return told
 
 
 class FakeKube:
-    """See the module. ``hook`` is called before every write with a word for it, and may raise."""
+    """See the module. ``hook`` is called before every write, ``after`` after it, with a word for it; both may raise.
+
+    ``refusals`` are what a cluster says that makes nothing of a kind, or does not know it.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
         self.writes: list[str] = []
         self.hook: Callable[[str], None] = lambda write: None
+        self.after: Callable[[str], None] = lambda write: None
+        self.refusals: dict[str, KubeError] = {}
+        self.hidden: set[str] = set()
         self._numbers = itertools.count(1)
 
     # What the operator calls
@@ -39,11 +61,15 @@ class FakeKube:
         return copy.deepcopy(found)
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        refusal = self.refusals.get(resource.plural)
+        if refusal is not None and refusal.is_missing:
+            raise refusal
         label, _, value = selector.partition("=")
         found = [
             copy.deepcopy(each)
             for (plural, space, _), each in sorted(self.objects.items())
             if plural == resource.plural
+            and plural not in self.hidden
             and namespace in ("", space)
             and (not label or (label in _labels(each) and value in ("", _labels(each)[label])))
         ]
@@ -52,16 +78,20 @@ class FakeKube:
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
         yield from ()
 
+    @_told
     def create(self, manifest: Mapping[str, Any]) -> Object:
         made = copy.deepcopy(dict(manifest))
         metadata = made["metadata"]
         name = metadata.setdefault("name", f"{metadata.pop('generateName', '')}{next(self._numbers)}")
         self._write(f"create {manifest['kind']} {name}")
         key = (KINDS[manifest["kind"]].plural, metadata["namespace"], name)
+        if key[0] in self.refusals:
+            raise self.refusals[key[0]]
         if key in self.objects:
             raise KubeError(409, "AlreadyExists", name)
         return self.add(KINDS[manifest["kind"]], made)
 
+    @_told
     def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
         metadata = manifest["metadata"]
         self._write(f"apply {manifest['kind']} {metadata['name']} {subresource}".strip())
@@ -71,8 +101,9 @@ class FakeKube:
             if subresource:
                 raise KubeError(404, "NotFound", metadata["name"])
             return self.add(KINDS[manifest["kind"]], copy.deepcopy(dict(manifest)))
-        if metadata.get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
-            raise KubeError(409, "Conflict", "uid mismatch")
+        for field in ("resourceVersion",) if subresource == "status" else ("resourceVersion", "uid"):
+            if metadata.get(field, found["metadata"][field]) != found["metadata"][field]:
+                raise KubeError(409, "Conflict", f"{field} is another")
         if subresource == "status":
             progress = found.get("status", {}).get("progress")
             found["status"] = copy.deepcopy(manifest["status"]) | ({"progress": progress} if progress else {})
@@ -80,15 +111,17 @@ class FakeKube:
             found.update({k: copy.deepcopy(v) for k, v in manifest.items() if k != "metadata"})
         return self.touch(found)
 
+    @_told
     def annotate(self, pod: tuple[str, str, str], annotations: Mapping[str, str]) -> Object:
         namespace, name, uid = pod
         self._write(f"annotate {name}")
         found = self.objects.get((PODS.plural, namespace, name))
         if found is None or found["metadata"]["uid"] != uid:
-            raise KubeError(404 if found is None else 409, "NotFound", name)
+            raise KubeError(404, "NotFound", name) if found is None else KubeError(422, "Invalid", "metadata.uid")
         found["metadata"].setdefault("annotations", {}).update(annotations)
         return self.touch(found)
 
+    @_told
     def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         self._write(f"delete {resource.plural} {name}")
         found = self.objects.get((resource.plural, namespace, name))
@@ -118,11 +151,15 @@ class FakeKube:
         """An object is gone, and what it owns with it."""
         uid = gone["metadata"]["uid"]
         self.objects = {key: each for key, each in self.objects.items() if each["metadata"]["uid"] != uid}
-        for each in list(self.objects.values()):
+        for each in tuple(self.objects.values()):
             if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences", ())):
                 self.remove(each)
 
-    def all(self, resource: Resource) -> list[dict[str, Any]]:
+    def hide(self, resource: Resource) -> None:
+        """Lists hold none of these, as those of a watch that lags behind."""
+        self.hidden.add(resource.plural)
+
+    def all(self, resource: Resource) -> Objects:
         """The objects themselves, to be changed."""
         return [each for (plural, _, _), each in sorted(self.objects.items()) if plural == resource.plural]
 

@@ -11,6 +11,7 @@ from penstock.core.status import JobStatus
 from penstock.kube.names import PROFILE_FILE
 from penstock.kube.packing import packed
 from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
+from penstock.kube.transport import Listing
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer
 from penstock.operator.cache import Cache
@@ -34,11 +35,11 @@ class Operating:
 
     def restart(self) -> None:
         """The operator ends, and another begins."""
-        self.cache = Cache()
+        self.cache = Cache(self.clock)
         self.planning = Planning(self._planner)
         announcer = Announcer(self.kube, self.clock)
-        actions = Actions(self.kube, self.cache, SETTINGS)
-        self.reconciler = Reconciler(self.cache, actions, self.planning, self.clock, announcer.phase)
+        self.actions = Actions(self.kube, self.cache, SETTINGS)
+        self.reconciler = Reconciler(self.cache, self.actions, self.planning, self.clock, announcer.phase)
 
     def clock(self) -> float:
         """The time."""
@@ -47,12 +48,11 @@ class Operating:
     def look(self) -> None:
         """Watches tell all there is."""
         kube, cache = self.kube, self.cache
-        jobs = kube.list(JOBS).objects
-        for job in jobs:
-            cache.put_job(job)
-        cache.keep_jobs(job["metadata"]["uid"] for job in jobs)
-        cache.replace_jobsets(map(see_jobset, kube.list(JOBSETS).objects))
-        cache.replace_pods(map(see_pod, kube.list(PODS).objects))
+        jobs, pods = kube.list(JOBS), kube.list(PODS)
+        jobsets = kube.list(JOBSETS) if JOBSETS.plural not in kube.refusals else Listing(objects=(), version="0")
+        cache.replace_jobs(jobs.objects, int(jobs.version))
+        cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version))
+        cache.replace_pods(map(see_pod, pods.objects), int(pods.version))
         cache.replace_nodes(map(see_node, kube.list(NODES).objects))
         cache.see_service(self.service_is_there, self.now)
 
@@ -61,8 +61,8 @@ class Operating:
         wait: float | None = None
         for _ in range(times):
             self.look()
-            for uid in self.cache.uids():
-                wait = self.reconciler.reconcile(uid)
+            for job in self.cache.jobs():
+                wait = self.reconciler.reconcile(job.uid)
         return wait
 
     def status(self, uid: str) -> JobStatus:

@@ -53,6 +53,16 @@ class KubeError(PenstockError):
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
+    def is_conflict(self) -> bool:
+        """Whether what was meant has changed, or is another by now."""
+        return self.status == 409 and self.reason == "Conflict"
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the cluster understood and said no, so that the same call is refused until something changes."""
+        return self.status in (400, 403, 404, 409, 422) and not self.is_conflict
+
+    @property
     def is_expired(self) -> bool:
         """Whether a watch has to begin anew, from a list."""
         return self.status == 410
@@ -181,4 +191,4 @@ def _refusal(response: BaseHTTPResponse) -> KubeError:
         )
         return KubeError(response.status, str(told.get("reason", "")), str(told.get("message", "")), causes)
     except (ValueError, AttributeError):
-        return KubeError(response.status, str(response.reason or ""), body[:200].decode(errors="replace"))
+        return KubeError(response.status, str(response.reason or ""), body[:200].decode(errors="replace").strip())

@@ -1,7 +1,6 @@
 """Watches of objects: a list first, then what changes, and a list again whenever the thread was lost.
 
-They select on the server, so that other people's pods are never sent; and what vanished unseen is missed in the next
-list. kopf's own watches do neither (docs/adr/0013).
+What vanished unseen is missed in the next list, which kopf's own watches do not tell (docs/adr/0013).
 """
 
 from __future__ import annotations
@@ -18,7 +17,12 @@ from penstock.kube.transport import Change, KubeError, Listing, Object
 
 log = logging.getLogger(__name__)
 
+LAST_VERSION = str(2**63 - 1)
+"""Of a moment after all that a cluster ever tells."""
+
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
+SHORTEST_WATCH_SECONDS = 1.0
+"""Watches that end sooner are asked for with pauses; a cluster lets one go on for minutes."""
 
 
 class Source(Protocol):
@@ -53,7 +57,7 @@ class Watcher:
     def __init__(self, kube: Source, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
         self._kube, self._watched, self._namespace, self._clock = kube, watched, namespace, clock
         self._ending = threading.Event()
-        self._heard_at = clock()
+        self._heard_at = self._turned_at = clock()
         self.synced = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{watched.resource.plural}", daemon=True)
 
@@ -67,6 +71,13 @@ class Watcher:
         """How long nothing was heard from the cluster; a bookmark comes each minute at least."""
         return self._clock() - self._heard_at
 
+    @property
+    def stuck_seconds(self) -> float:
+        """How long the thread has neither heard anything nor found that it cannot: a cluster that is away is no fault
+        of the watch's.
+        """
+        return self._clock() - self._turned_at
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()
@@ -78,24 +89,40 @@ class Watcher:
     def _run(self) -> None:
         wait, version = FIRST_WAIT_SECONDS, ""
         while not self._ending.is_set():
+            began_at = self._clock()
             try:
                 version = version or self._list()
                 version = self._follow(version)
-                wait = FIRST_WAIT_SECONDS
-            except PenstockError as error:
-                version = ""
-                if isinstance(error, KubeError) and error.is_expired:
+                if self._clock() - began_at >= SHORTEST_WATCH_SECONDS:
+                    wait = FIRST_WAIT_SECONDS
                     continue
-                log.warning("watching %s: %s; again in %.1f s", self.name, error, wait)
-                self._ending.wait(wait)
-                wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+            except (
+                Exception
+            ) as error:  # whatever it is, a watch that ended would leave the others with a half of the truth
+                version = ""
+                self._complain(error, wait)
+            self._turned_at = self._clock()
+            self._ending.wait(wait)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    def _complain(self, error: Exception, wait: float) -> None:
+        if isinstance(error, KubeError) and error.is_expired:
+            return
+        unforeseen = None if isinstance(error, PenstockError) else error
+        log.warning("watching %s: %s; again in %.1f s", self.name, error, wait, exc_info=unforeseen)
 
     def _list(self) -> str:
         watched = self._watched
         namespace = self._namespace if watched.resource.namespaced else ""
-        listing = self._kube.list(watched.resource, namespace, watched.selector)
+        try:
+            listing = self._kube.list(watched.resource, namespace, watched.selector)
+        except KubeError as error:
+            if error.is_missing:  # a kind that the cluster does not know has no objects
+                watched.replace(Listing(objects=(), version=LAST_VERSION))
+                self.synced.set()
+            raise
         watched.replace(listing)
-        self._heard_at = self._clock()
+        self._heard_at = self._turned_at = self._clock()
         self.synced.set()
         return listing.version
 
@@ -104,7 +131,7 @@ class Watcher:
         watched = self._watched
         namespace = self._namespace if watched.resource.namespaced else ""
         for change in self._kube.watch(watched.resource, version, namespace, watched.selector):
-            self._heard_at = self._clock()
+            self._heard_at = self._turned_at = self._clock()
             if self._ending.is_set():
                 break
             version = change.version

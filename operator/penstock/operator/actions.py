@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.core.errors import UserError
 from penstock.core.instants import format_instant
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
@@ -26,7 +27,7 @@ from penstock.kube.names import (
     attempt_name,
 )
 from penstock.kube.packing import unpacked
-from penstock.kube.resources import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS
+from penstock.kube.resources import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError, Object
 from penstock.operator import manifests
 from penstock.operator.cache import Cache, SeenJob
@@ -44,17 +45,20 @@ class Actions:
         self._kube, self._cache, self._settings = kube, cache, settings
 
     def write_status(self, seen: SeenJob, status: JobStatus) -> SeenJob:
-        """Have the operator's part of the status be ``status``; of a namesake it is refused."""
+        """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, for one that changed.
+
+        It is named by its version, because a cluster ignores the uid of who is meant where only a status is written.
+        """
         manifest = {
             "apiVersion": API_VERSION,
             "kind": JOB_KIND,
-            "metadata": {"name": seen.name, "namespace": seen.namespace, "uid": seen.uid},
+            "metadata": {"name": seen.name, "namespace": seen.namespace, "resourceVersion": str(seen.version)},
             "status": operator_part(status),
         }
-        return self._cache.put_job(self._kube.apply(manifest, "status"))
+        return self._cache.put_job(self._kube.apply(manifest, "status")) or seen
 
     def refresh(self, seen: SeenJob) -> SeenJob | None:
-        """The job as it is now, none if it is gone; of its newest attempts too, what watches may not have told yet."""
+        """The job as it is now, none if it is gone."""
         try:
             found = self._kube.get(JOBS, seen.namespace, seen.name)
         except KubeError as error:
@@ -64,19 +68,20 @@ class Actions:
         if found["metadata"]["uid"] != seen.uid:
             self._cache.remove_job(seen.uid)
             return None
-        if seen.status.attempt:
-            self._refresh_attempt(seen)
         return self._cache.put_job(found)
 
-    def _refresh_attempt(self, seen: SeenJob) -> None:
+    def refresh_children(self, seen: SeenJob, *, with_pods: bool) -> None:
+        """See what the job has now, which watches may not have told yet."""
+        selector = f"{UID_LABEL}={seen.uid}"
         try:
-            found = self._kube.get(JOBSETS, seen.namespace, attempt_name(seen.name, seen.status.attempt))
+            jobsets = self._kube.list(JOBSETS, seen.namespace, selector)
+            self._cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version), seen.uid)
         except KubeError as error:
-            if not error.is_missing:
+            if not error.is_missing:  # a kind that the cluster does not know has no objects
                 raise
-            return
-        if found["metadata"].get("labels", {}).get(UID_LABEL) == seen.uid:
-            self._cache.put_jobset(see_jobset(found))
+        if with_pods:
+            pods = self._kube.list(PODS, seen.namespace, selector)
+            self._cache.replace_pods(map(see_pod, pods.objects), int(pods.version), seen.uid)
 
     def require_storage(self, job: PipelineJob, ranks: int) -> None:
         """Raise `UserError` if the pods of so many ranks could not share their output."""
@@ -102,7 +107,10 @@ class Actions:
             self._make(claim)
         self._make_own(manifests.config_map(job, status.attempt, self._settings))
         grace = round(grace_seconds(status))
-        made = self._make_own(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
+        try:
+            made = self._make_own(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
+        except KubeError as error:
+            raise _without_jobsets(error) from None
         self._cache.put_jobset(see_jobset(made))
 
     def _make(self, manifest: Mapping[str, Any]) -> Object:
@@ -173,6 +181,22 @@ class Actions:
         self._kube.apply(manifests.config_map(job, attempt, self._settings, plan))
 
     def profile(self, namespace: str, name: str) -> Profile:
-        """The measurement that the service laid into a ConfigMap; raises `UserError` or ValueError if it is none."""
-        found = self._kube.get(CONFIG_MAPS, namespace, name)
-        return Profile.from_manifest(unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))
+        """The measurement that the service laid into a ConfigMap; raises `UserError` if it is gone, or none."""
+        where, remedy = f"ConfigMap {name}", "nothing: it is measured again"
+        try:
+            found = self._kube.get(CONFIG_MAPS, namespace, name)
+            return Profile.from_manifest(unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+            raise UserError(what="with what was measured is gone", where=where, remedy=remedy) from None
+        except (ValueError, OSError, EOFError, RecursionError, UserError) as error:
+            raise UserError(what=f"holds no measurement: {error}", where=where, remedy=remedy) from None
+
+
+def _without_jobsets(error: KubeError) -> KubeError:
+    """A cluster says no more than that there is no such page, where it knows nothing of a kind."""
+    if not error.is_missing or "page not found" not in error.message:
+        return error
+    remedy = "install JobSet (https://jobset.sigs.k8s.io); the job goes on then by itself"
+    return KubeError(404, "JobSetMissing", f"this cluster knows no JobSets: {remedy}")

@@ -27,7 +27,8 @@ class Announcer:
         """The job entered a phase."""
         is_bad = decision.phase is Phase.FAILED or decision.reason in LOSSES
         message = f"{decision.phase}: {decision.message}" if decision.message else str(decision.phase)
-        log.info("job %s/%s: %s (%s)", job.namespace, job.name, message, decision.reason, extra={"job": job.uid})
+        extra = {**about(job), "phase": str(decision.phase), "reason": decision.reason}
+        log.info("job %s/%s: %s (%s)", job.namespace, job.name, message, decision.reason, extra=extra)
         self._tell(job, "Warning" if is_bad else "Normal", decision.reason, message)
 
     def _tell(self, job: SeenJob, kind: str, reason: str, message: str) -> None:
@@ -54,4 +55,11 @@ class Announcer:
         try:
             self._kube.create(event)
         except KubeError as error:
-            log.warning("an event of job %s/%s was lost: %s", job.namespace, job.name, error)
+            log.warning("an event of job %s/%s was lost: %s", job.namespace, job.name, error, extra=about(job))
+
+
+def about(job: SeenJob | None) -> dict[str, str]:
+    """What a line of the log is about, as fields that programs can search for."""
+    if job is None:
+        return {}
+    return {"namespace": job.namespace, "job": job.name, "uid": job.uid, "phase": str(job.status.phase)}

@@ -5,23 +5,30 @@ Everything is found by the uid of the PipelineJob that it belongs to, because th
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from penstock.core.errors import UserError
 from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
+from penstock.operator.children import Child, Children, Gone
 from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
-Child = TypeVar("Child", SeenJobSet, SeenPod)
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenJob:
-    """A PipelineJob. ``job`` is none if what it says is refused, for the reason in ``mistake``."""
+    """A PipelineJob. ``job`` is none if what it says is refused, for the reason in ``mistake``.
+
+    ``stepped_at`` is when its newest step was heard of, by this process's clock: those of others may be off.
+    """
 
     namespace: str
     name: str
@@ -32,54 +39,17 @@ class SeenJob:
     job: PipelineJob | None
     status: JobStatus
     mistake: str = ""
-
-
-class Children(Generic[Child]):
-    """The children of all jobs, of one kind."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, dict[str, Child]] = {}
-
-    def of(self, job_uid: str) -> tuple[Child, ...]:
-        """Those of one job, by name."""
-        found = self._of.get(job_uid, {})
-        return tuple(found[name] for name in sorted(found))
-
-    def put(self, child: Child) -> bool:
-        """Know it as it is now; whether that is news."""
-        found = self._of.setdefault(child.job_uid, {})
-        if found.get(child.name) == child:
-            return False
-        found[child.name] = child
-        return True
-
-    def remove(self, child: Child) -> bool:
-        """Know it no longer, unless it was replaced by a namesake; whether that is news."""
-        found = self._of.get(child.job_uid, {})
-        known = found.get(child.name)
-        if known is None or known.uid != child.uid:
-            return False
-        del found[child.name]
-        if not found:
-            del self._of[child.job_uid]
-        return True
-
-    def replace(self, children: Iterable[Child]) -> set[str]:
-        """Know these and no others; the jobs that this is news for."""
-        found: dict[str, dict[str, Child]] = {}
-        for child in children:
-            found.setdefault(child.job_uid, {})[child.name] = child
-        before, self._of = self._of, found
-        return {uid for uid in before.keys() | found.keys() if before.get(uid) != found.get(uid)}
+    stepped_at: float = 0.0
 
 
 class Cache:
     """Everything, behind one lock; ``news`` is called with the uid of each job that something changed for."""
 
-    def __init__(self, news: Callable[[str], None] = lambda uid: None) -> None:
+    def __init__(self, clock: Callable[[], float], news: Callable[[str], None] = lambda uid: None) -> None:
         self._lock = threading.RLock()
-        self._news = news
+        self._clock, self._news = clock, news
         self._jobs: dict[str, SeenJob] = {}
+        self._gone = Gone()
         self._jobsets: Children[SeenJobSet] = Children()
         self._pods: Children[SeenPod] = Children()
         self._nodes: dict[str, SeenNode] = {}
@@ -92,36 +62,48 @@ class Cache:
         with self._lock:
             return self._jobs.get(uid)
 
-    def uids(self) -> list[str]:
-        """Of all jobs."""
+    def jobs(self) -> list[SeenJob]:
+        """All of them."""
         with self._lock:
-            return list(self._jobs)
+            return list(self._jobs.values())
 
-    def put_job(self, found: Object) -> SeenJob:
-        """Know the job as it is in ``found``, unless something newer is known. Progress alone is no news."""
+    def put_job(self, found: Object) -> SeenJob | None:
+        """Know the job as it is in ``found``, unless something newer is known, or that it is gone; what is known.
+
+        Progress alone is no news. A job whose status cannot be read is left as it is known, and told of in the log.
+        """
+        uid = found["metadata"]["uid"]
         with self._lock:
-            known = self._jobs.get(found["metadata"]["uid"])
-            job = see_job(found, known)
-            if known is not None and job.version < known.version:
+            known = self._jobs.get(uid)
+            if uid in self._gone or (known is not None and _version(found) < known.version):
                 return known
-            self._jobs[job.uid] = job
+            try:
+                job = see_job(found, self._clock(), known)
+            except (UserError, ValueError) as error:
+                log.error("the status of job %s cannot be read: %s", found["metadata"]["name"], error)
+                return known
+            self._jobs[uid] = job
         if known is None or _without_progress(job) != _without_progress(known):
-            self._news(job.uid)
+            self._news(uid)
         return job
 
     def remove_job(self, uid: str) -> None:
         """It is gone from the cluster."""
         with self._lock:
+            self._gone.add(uid)
             gone = self._jobs.pop(uid, None)
         if gone is not None:
             self._news(uid)
 
-    def keep_jobs(self, uids: Iterable[str]) -> None:
-        """A list of all jobs held these alone: the others' deletion was missed."""
-        kept = set(uids)
-        for uid in self.uids():
-            if uid not in kept:
-                self.remove_job(uid)
+    def replace_jobs(self, found: Iterable[Object], version: int) -> None:
+        """These are all there were at ``version``: the others' deletion was missed."""
+        kept = set()
+        for each in found:
+            kept.add(each["metadata"]["uid"])
+            self.put_job(each)
+        for job in self.jobs():
+            if job.uid not in kept and job.version <= version:
+                self.remove_job(job.uid)
 
     def profile(self, namespace: str, key: str) -> ProfileStatus | None:
         """A measurement with that key which a job of the namespace went by."""
@@ -149,10 +131,9 @@ class Cache:
         """It is gone from the cluster."""
         self._told(jobset.job_uid, self._locked(lambda: self._jobsets.remove(jobset)))
 
-    def replace_jobsets(self, jobsets: Iterable[SeenJobSet]) -> None:
-        """These are all there are."""
-        for uid in self._locked(lambda: self._jobsets.replace(jobsets)):
-            self._news(uid)
+    def replace_jobsets(self, jobsets: Iterable[SeenJobSet], version: int, job_uid: str = "") -> None:
+        """These are all there were at ``version``, of one job or of all."""
+        self._replaced(self._jobsets, jobsets, version, job_uid)
 
     def put_pod(self, pod: SeenPod) -> None:
         """Know it as it is now."""
@@ -162,9 +143,18 @@ class Cache:
         """It is gone from the cluster."""
         self._told(pod.job_uid, self._locked(lambda: self._pods.remove(pod)))
 
-    def replace_pods(self, pods: Iterable[SeenPod]) -> None:
-        """These are all there are."""
-        for uid in self._locked(lambda: self._pods.replace(pods)):
+    def replace_pods(self, pods: Iterable[SeenPod], version: int, job_uid: str = "") -> None:
+        """These are all there were at ``version``, of one job or of all."""
+        self._replaced(self._pods, pods, version, job_uid)
+
+    def _replaced(self, known: Children[Child], listed: Iterable[Child], version: int, job_uid: str) -> None:
+        with self._lock:
+            if job_uid:
+                is_news = known.replace_of(job_uid, {child.name: child for child in listed}, version)
+                uids = {job_uid} if is_news else set()
+            else:
+                uids = known.replace(listed, version)
+        for uid in uids:
             self._news(uid)
 
     # Nodes and the service
@@ -177,10 +167,10 @@ class Cache:
     def put_node(self, node: SeenNode) -> None:
         """Know it as it is now; one that comes or goes is news for the jobs that have pods on it."""
         with self._lock:
-            known = self._nodes.get(node.name)
+            if self._nodes.get(node.name) == node:
+                return  # it said no more than that it is alive
             self._nodes = {**self._nodes, node.name: node}
-        if known != node:
-            self._news_of_node(node.name)
+        self._news_of_node(node.name)
 
     def remove_node(self, name: str) -> None:
         """It is gone from the cluster."""
@@ -224,10 +214,7 @@ class Cache:
             self._news(uid)
 
 
-T = TypeVar("T")
-
-
-def see_job(found: Object, known: SeenJob | None = None) -> SeenJob:
+def see_job(found: Object, now: float, known: SeenJob | None = None) -> SeenJob:
     """The extract of a PipelineJob; what was read of the same generation is not read again."""
     metadata = found["metadata"]
     generation = int(metadata.get("generation", 0))
@@ -235,17 +222,27 @@ def see_job(found: Object, known: SeenJob | None = None) -> SeenJob:
         job, mistake = known.job, known.mistake
     else:
         job, mistake = _read(found)
+    status = JobStatus.from_manifest(found.get("status") or {}, "status")
     return SeenJob(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         generation=generation,
-        version=int(metadata.get("resourceVersion", 0)),
+        version=_version(found),
         being_deleted="deletionTimestamp" in metadata,
         job=job,
-        status=JobStatus.from_manifest(found.get("status") or {}, "status"),
+        status=status,
         mistake=mistake,
+        stepped_at=known.stepped_at if known is not None and _step(known.status) == _step(status) else now,
     )
+
+
+def _version(found: Object) -> int:
+    return int(found["metadata"].get("resourceVersion", 0))
+
+
+def _step(status: JobStatus) -> tuple[int, int] | None:
+    return None if status.progress is None else (status.progress.attempt, status.progress.step)
 
 
 def _read(found: Object) -> tuple[PipelineJob | None, str]:
@@ -264,4 +261,4 @@ def _without_progress(job: SeenJob) -> SeenJob:
     progress = job.status.progress
     told = None if progress is None else (progress.attempt, progress.profile_ref)
     status = replace(job.status, progress=None, message=f"{job.status.message} {told}")
-    return replace(job, version=0, status=status)
+    return replace(job, version=0, stepped_at=0.0, status=status)

@@ -9,20 +9,26 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LIVE, AttemptState, Observed, Phase, Step
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
+from penstock.kube.names import RANKS_JOB
 from penstock.operator.manifests import num_pods
 from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
+
+_ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
 
 LEAST_GRACE_SECONDS = 60.0
 GRACE_STEPS = 2.0
 GRACE_MARGIN_SECONDS = 30.0
+POD_SECONDS = 15.0
+"""A cluster that would make pods has made them by then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """What is known of a job: its own words, and the objects of its newest attempt.
 
-    ``profile`` and ``plan`` are where measuring and planning for that attempt are; ``plan_message`` why there is no
-    plan. ``service_since`` is since when the service has been there without a break; none while it is away.
+    ``profile`` and ``plan`` are where measuring and planning for that attempt are, with a message for one that failed.
+    ``service_since`` is since when the service has been there without a break; none while it is away. ``stepped_at`` is
+    when the newest step was heard of.
     """
 
     job: PipelineJob
@@ -34,6 +40,8 @@ class Facts:
     plan: Step = Step.MISSING
     plan_message: str = ""
     service_since: float | None = None
+    stepped_at: float = 0.0
+    profile_message: str = ""
 
     @property
     def wanted_pods(self) -> int:
@@ -62,7 +70,7 @@ def observe(facts: Facts) -> Observed:
         profile=facts.profile,
         plan=facts.plan,
         failures=status.failures,
-        message=facts.plan_message if facts.plan is Step.FAILED and state is not AttemptState.FAILED else message,
+        message=message if state in _ENDS else facts.profile_message or facts.plan_message or message,
         first_started_at=status.started_at,
         failed_at=status.failed_at,
         finished_at=status.finished_at,
@@ -81,7 +89,7 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
     """
     if facts.status.attempt == 0 or (_is_closed(facts) and facts.status.phase not in LIVE):
         return AttemptState.NONE, ""
-    ended = _ended(facts) or _taken(facts)
+    ended = _failed(facts) or _done(facts) or _taken(facts) or _failed_as_a_whole(facts)
     if ended is not None:
         return ended
     if not _is_complete(facts):
@@ -91,19 +99,31 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
     return AttemptState.READY, ""
 
 
-def _ended(facts: Facts) -> tuple[AttemptState, str] | None:
+def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
     """A pod that failed speaks for all: the first to end did not fail for the end of another."""
-    failed = [(pod.end.at, pod.name, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
-    if failed:
-        _, name, end = min(failed, key=lambda each: each[:2])
-        return (AttemptState.DISRUPTED if end.disrupted else AttemptState.FAILED), f"pod {name}: {end.message}"
-    if facts.jobset is not None and facts.jobset.failure and not facts.jobset.being_deleted:
-        return AttemptState.FAILED, f"JobSet {facts.jobset.name}: {facts.jobset.message or facts.jobset.failure}"
+    failed = [(pod.end.at, pod.name, pod, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
+    if not failed:
+        return None
+    _, name, pod, end = min(failed, key=lambda each: each[:2])
+    taken = end.disrupted or pod.being_deleted
+    return (AttemptState.DISRUPTED if taken else AttemptState.FAILED), f"pod {name}: {end.message}"
+
+
+def _done(facts: Facts) -> tuple[AttemptState, str] | None:
+    """Whether every pod has ended, and none failed."""
     reports = [pod.end.report for pod in facts.pods if pod.end]
     if len(reports) < facts.wanted_pods or not reports:
         return None
     stopped = any(report and report.state is AttemptState.STOPPED for report in reports)
     return (AttemptState.STOPPED, "stopped after a checkpoint") if stopped else (AttemptState.SUCCEEDED, "")
+
+
+def _failed_as_a_whole(facts: Facts) -> tuple[AttemptState, str] | None:
+    """What the JobSet says comes last: it fails too where a pod was taken, and its pods know better why."""
+    jobset = facts.jobset
+    if jobset is None or not jobset.failure:
+        return None
+    return AttemptState.FAILED, f"JobSet {jobset.name}: {jobset.message or jobset.failure}"
 
 
 def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
@@ -173,11 +193,23 @@ def measuring(facts: Facts) -> bool:
 def hindrance(facts: Facts) -> str:
     """What keeps the attempt from starting, of the first pod that says something; empty if nothing does."""
     if facts.jobset is not None and facts.jobset.suspended:
-        return f"queue {facts.job.spec.kubernetes.queue_name} has not admitted it yet"
+        queue = facts.job.spec.kubernetes.queue_name
+        return f"queue {queue} has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
     found = next((pod for pod in facts.pods if pod.hindrance), None)
     if found is None or found.hindrance is None:
         return ""
     return f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}"
+
+
+def missing_pods(facts: Facts, now: float) -> str:
+    """That the cluster refuses to make pods, where it has not made them for long; it tells the child Job why."""
+    since = facts.status.phase_entered_at or now
+    if facts.jobset is None or facts.jobset.suspended or now < since + POD_SECONDS:
+        return ""
+    if len(facts.pods) >= facts.wanted_pods:
+        return ""
+    job = f"{facts.jobset.name}-{RANKS_JOB}-0"
+    return f"{len(facts.pods)} of {facts.wanted_pods} pods were made; kubectl describe job {job} says why"
 
 
 def short_since(facts: Facts) -> float | None:
@@ -200,13 +232,14 @@ def _feasible_ranks(facts: Facts) -> int | None:
 
 
 def _last_step_at(facts: Facts) -> float | None:
-    """When a step was heard of last, or could have been: while the service is away nobody tells it."""
+    """When a step was heard of last, or could have been: while the service is away nobody tells it.
+
+    All by this process's clock, so that nobody stalls because another's is off.
+    """
     status = facts.status
     if status.phase is not Phase.RUNNING or facts.service_since is None:
         return None
-    progress = status.progress
-    told = progress.reported_at if progress and progress.attempt == status.attempt else None
-    return max(told or 0.0, status.phase_entered_at or 0.0, facts.service_since)
+    return max(facts.stepped_at, status.phase_entered_at or 0.0, facts.service_since)
 
 
 def grace_seconds(status: JobStatus) -> float:

@@ -4,60 +4,68 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry
 
 from penstock.core.errors import PenstockError
-from penstock.core.instants import parse_instant
+from penstock.core.lifecycle import SetPhase
 from penstock.kube.connecting import connect
-from penstock.kube.names import SERVICE_LEASE, UID_LABEL
-from penstock.kube.resources import JOBS, JOBSETS, LEASES, NODES, PODS
-from penstock.kube.transport import KubeError, Listing
-from penstock.kube.watching import Watched, Watcher
+from penstock.kube.resources import JOBS
+from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
-from penstock.operator.announcing import Announcer
-from penstock.operator.cache import Cache
+from penstock.operator.announcing import Announcer, about
+from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.kube import HttpKube, Kube
+from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
+from penstock.operator.presence import ServicePresence
 from penstock.operator.reconcile import Reconciler
-from penstock.operator.seen import see_jobset, see_node, see_pod
-from penstock.operator.settings import Settings, settings_from
+from penstock.operator.settings import Settings
+from penstock.operator.watches import watched
 from penstock.operator.workqueue import WorkQueue
 from penstock.planning.process import Planner, ProcessPlanner
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 NUM_THREADS = 16
 SYNC_SECONDS = 60.0
+UNSYNCED_SECONDS = 1.0
 SERVICE_LOOK_SECONDS = 5.0
-SERVICE_SILENCE_SECONDS = 30.0
-MOST_SILENT_SECONDS = 180.0
+PLANNING_LOOK_SECONDS = 0.1
+MOST_STUCK_SECONDS = 180.0
 
 
 class StuckError(PenstockError):
-    """A watch has not been heard of for long."""
+    """A watch does nothing for long."""
 
 
 class Operation:
     """One operator on the cluster behind ``kube``. ``clock`` gives seconds since the epoch."""
 
     def __init__(self, kube: Kube, planner: Planner, settings: Settings, clock: Callable[[], float]) -> None:
-        self._kube, self._settings, self._clock = kube, settings, clock
-        self.cache = Cache(self._news)
-        self._planning = Planning(planner, settings.num_planners)
-        announcer = Announcer(kube, clock)
-        actions = Actions(kube, self.cache, settings)
-        self._reconciler = Reconciler(self.cache, actions, self._planning, clock, announcer.phase)
+        self.registry = CollectorRegistry()
+        self._metrics = Metrics(self._now, self.registry)
+        self._kube, self._settings = MeteredKube(kube, self._metrics), settings
+        self.cache = Cache(clock, self._news)
+        self._planning = Planning(planner, settings.num_planners, self._metrics.planning.observe)
+        self._announcer = Announcer(self._kube, clock)
+        actions = Actions(self._kube, self.cache, settings)
+        self._reconciler = Reconciler(self.cache, actions, self._planning, clock, self._announce)
         self._queue = WorkQueue(self._reconcile, self._failed)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="reconcile")
-        self._watchers = [Watcher(kube, watched, settings.namespace, clock) for watched in self._watched()]
+        self._watchers = [Watcher(self._kube, each, settings.namespace, clock) for each in watched(self.cache)]
+        self._presence, self._clock = ServicePresence(self._kube, settings.own_namespace, clock), clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beats: list[asyncio.Task[None]] = []
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to watch, and return once everything there is is known."""
+        """Begin to watch, and return once everything there is is known, or cannot be for now."""
         for watcher in self._watchers:
             watcher.start()
         synced = [loop.run_in_executor(self._threads, watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]
@@ -65,7 +73,12 @@ class Operation:
             if not done:
                 log.warning("%s cannot be listed yet; jobs wait for it", watcher.name)
         self._loop = loop
-        self._beats = [loop.create_task(self._resync()), loop.create_task(self._look_for_service())]
+        beats = {
+            self._resync: self._settings.resync_seconds,
+            self._look_for_service: SERVICE_LOOK_SECONDS,
+            self._look_for_plans: PLANNING_LOOK_SECONDS,
+        }
+        self._beats = [loop.create_task(_every(seconds, beat)) for beat, seconds in beats.items()]
 
     async def close(self) -> None:
         """Finish what is in flight, and plan no further."""
@@ -74,107 +87,95 @@ class Operation:
         for watcher in self._watchers:
             watcher.stop()
         await self._queue.close()
+        self._loop = None
         self._planning.close()
         self._threads.shutdown(wait=False)
 
     def silences(self) -> dict[str, float]:
-        """Seconds that each watch was silent; raises `StuckError` if one is for too long."""
-        found = {watcher.name: round(watcher.silent_seconds, 1) for watcher in self._watchers}
-        stuck = [name for name, seconds in found.items() if seconds > MOST_SILENT_SECONDS]
+        """Seconds for which nothing was heard of each watch; raises `StuckError` if one does nothing."""
+        stuck = [watcher.name for watcher in self._watchers if watcher.stuck_seconds > MOST_STUCK_SECONDS]
         if stuck:
-            raise StuckError(f"nothing was heard of {', '.join(stuck)} for {MOST_SILENT_SECONDS:.0f} s")
-        return found
+            raise StuckError(f"the watch of {', '.join(stuck)} did nothing for {MOST_STUCK_SECONDS:.0f} s")
+        return {watcher.name: round(watcher.silent_seconds, 1) for watcher in self._watchers}
+
+    def _now(self) -> Now:
+        working, waiting = self._planning.numbers()
+        return Now(
+            queued=self._queue.num_waiting,
+            in_flight=self._queue.num_in_flight,
+            phases=[job.status.phase for job in self.cache.jobs()],
+            silences={watcher.name: watcher.silent_seconds for watcher in self._watchers},
+            plans_working=working,
+            plans_waiting=waiting,
+        )
 
     # The queue
 
     def _news(self, uid: str) -> None:
         """From any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._queue.add, uid)
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._queue.add, uid)
 
     async def _reconcile(self, uid: str) -> float | None:
-        assert self._loop is not None, "news come once the operation has begun"
-        return await self._loop.run_in_executor(self._threads, self._reconciler.reconcile, uid)
+        """Nothing follows from the half of the truth: a pod that was not heard of yet is not lost."""
+        if not all(watcher.synced.is_set() for watcher in self._watchers):
+            return UNSYNCED_SECONDS
+        began = asyncio.get_running_loop().time()
+        result = "failed"
+        try:
+            wait = await asyncio.get_running_loop().run_in_executor(self._threads, self._reconciler.reconcile, uid)
+            result = "done"
+            return wait
+        finally:
+            self._metrics.reconciles.labels(result).observe(asyncio.get_running_loop().time() - began)
 
     def _failed(self, uid: str, error: Exception, failures: int) -> None:
+        self._metrics.retries.inc()
         job = self.cache.job(uid)
         name = f"{job.namespace}/{job.name}" if job else uid
         if isinstance(error, PenstockError):
-            log.warning("job %s: %s (%d in a row)", name, error, failures)
+            log.warning("job %s: %s (%d in a row)", name, error, failures, extra=about(job))
         else:
-            log.error("job %s (%d in a row)", name, failures, exc_info=error)
+            log.error("job %s (%d in a row)", name, failures, exc_info=error, extra=about(job))
+
+    def _announce(self, job: SeenJob, decision: SetPhase) -> None:
+        self._metrics.ended(decision)
+        self._announcer.phase(job, decision)
+
+    # What is looked at now and then
 
     async def _resync(self) -> None:
-        """Every job once a minute, and those that vanished unseen."""
-        assert self._loop is not None
-        while True:
-            try:
-                listing = partial(self._kube.list, JOBS, self._settings.namespace)
-                jobs = (await self._loop.run_in_executor(self._threads, listing)).objects
-                for job in jobs:
-                    self.cache.put_job(job)
-                self.cache.keep_jobs(job["metadata"]["uid"] for job in jobs)
-            except KubeError as error:
-                log.warning("jobs cannot be listed: %s", error)
-            for uid in self.cache.uids():
-                self._queue.add(uid)
-            await asyncio.sleep(self._settings.resync_seconds)
+        """Every job, and those that vanished unseen."""
+        listing = await self._in_thread(partial(self._kube.list, JOBS, self._settings.namespace))
+        self.cache.replace_jobs(listing.objects, int(listing.version))
+        for job in self.cache.jobs():
+            self._queue.add(job.uid)
 
     async def _look_for_service(self) -> None:
-        """The service renews its Lease as long as it is there."""
-        assert self._loop is not None
-        while True:
-            there = await self._loop.run_in_executor(self._threads, self._service_is_there)
-            self.cache.see_service(there, self._clock())
-            await asyncio.sleep(SERVICE_LOOK_SECONDS)
+        self.cache.see_service(await self._in_thread(self._presence.look), self._clock())
 
-    def _service_is_there(self) -> bool:
+    async def _look_for_plans(self) -> None:
+        for key in await self._in_thread(self._planning.turn):
+            for uid in self._reconciler.asking(key):
+                self._queue.add(uid)
+
+    async def _in_thread(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act)
+
+
+async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+    """Again and again, whatever goes wrong."""
+    while True:
         try:
-            lease = self._kube.get(LEASES, self._settings.own_namespace, SERVICE_LEASE)
-            renewed_at = parse_instant(lease["spec"].get("renewTime"), "renewTime") or 0.0
-        except (KubeError, PenstockError):
-            return False
-        return self._clock() - renewed_at < SERVICE_SILENCE_SECONDS
-
-    # Watches
-
-    def _watched(self) -> list[Watched]:
-        cache = self.cache
-
-        def replace_jobsets(found: Listing) -> None:
-            cache.replace_jobsets(map(see_jobset, found.objects))
-
-        def replace_pods(found: Listing) -> None:
-            cache.replace_pods(map(see_pod, found.objects))
-
-        def replace_nodes(found: Listing) -> None:
-            cache.replace_nodes(map(see_node, found.objects))
-
-        return [
-            Watched(
-                resource=JOBSETS,
-                replace=replace_jobsets,
-                put=lambda found: cache.put_jobset(see_jobset(found)),
-                remove=lambda found: cache.remove_jobset(see_jobset(found)),
-                selector=UID_LABEL,
-            ),
-            Watched(
-                resource=PODS,
-                replace=replace_pods,
-                put=lambda found: cache.put_pod(see_pod(found)),
-                remove=lambda found: cache.remove_pod(see_pod(found)),
-                selector=UID_LABEL,
-            ),
-            Watched(
-                resource=NODES,
-                replace=replace_nodes,
-                put=lambda found: cache.put_node(see_node(found)),
-                remove=lambda found: cache.remove_node(found["metadata"]["name"]),
-            ),
-        ]
+            await act()
+        except PenstockError as error:
+            log.warning("%s", error)
+        except Exception:
+            log.exception("unforeseen")
+        await asyncio.sleep(seconds)
 
 
-def operation_from(clock: Callable[[], float]) -> Operation:
-    """The operation that this process's environment asks for, on the cluster that it is in or that kubectl means."""
-    settings = settings_from(os.environ)
+def operation_from(settings: Settings, clock: Callable[[], float]) -> Operation:
+    """The operation that ``settings`` ask for, on the cluster that this process is in or that kubectl means."""
     return Operation(HttpKube(connect(2 * NUM_THREADS)), ProcessPlanner(), settings, clock)

@@ -6,12 +6,12 @@ the cluster itself, not in what watches told: whether an attempt may be made, an
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.job import KubernetesSpec, PipelineJob
+from penstock.core.job import PipelineJob
+from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.lifecycle import (
     Bind,
     Decision,
@@ -29,15 +29,19 @@ from penstock.core.lifecycle import (
 )
 from penstock.core.plan import Plan
 from penstock.core.status import JobStatus, ProfileStatus
+from penstock.kube.transport import KubeError
 from penstock.operator import binding
 from penstock.operator.actions import Actions
 from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.observe import Facts, measuring, observe
 from penstock.operator.planning import Planning
-from penstock.operator.statuses import begun, entered, in_short, told
+from penstock.operator.statuses import begun, entered, in_short, not_launched, refused, told
 from penstock.planning.questions import Question
 
-PLANNING_POLL_SECONDS = 0.2
+PLANNING_SECONDS = 5.0
+"""How often to look whether a plan is there, if nobody tells."""
+
+AGAIN_SECONDS = 0.2
 MOST_ROUNDS = 12
 """Decisions that one look may lead to, one after the other; a job's whole life needs fewer."""
 
@@ -67,32 +71,43 @@ class Reconciler:
         self._cache, self._actions, self._planning = cache, actions, planning
         self._clock, self._announce = clock, announce
         self._questions: dict[str, str] = {}
+        self._lost: dict[tuple[str, str], str] = {}
 
     def reconcile(self, uid: str) -> float | None:
         """Do what there is to do about the job; in how many seconds to look again at the latest, none for never."""
-        seen = self._cache.job(uid)
-        if seen is None or seen.being_deleted:
-            self._questions.pop(uid, None)
+        for _ in range(MOST_ROUNDS):
+            seen = self._cache.job(uid)
+            if seen is None or seen.being_deleted:
+                self._questions.pop(uid, None)
+                return None
+            try:
+                return self._look(_Draft(seen, seen.job, seen.status)) if seen.job is not None else self._refuse(seen)
+            except GoneError:
+                return None
+            except KubeError as error:
+                if not error.is_conflict:
+                    raise
+                self._actions.refresh(seen)  # somebody else wrote meanwhile, and what follows from it may be different
+        return AGAIN_SECONDS
+
+    def asking(self, key: str) -> list[str]:
+        """The jobs that wait for the answer to this question."""
+        return [uid for uid, asked in list(self._questions.items()) if asked == key]
+
+    def _refuse(self, seen: SeenJob) -> float | None:
+        """What the cluster's own checks let pass and core does not ends the job, and what it has begun."""
+        if seen.status.phase.terminal:
             return None
-        if seen.job is None:
-            self._refuse(seen)
-            return None
-        draft = _Draft(seen, seen.job, seen.status)
-        with contextlib.suppress(GoneError):
-            for _ in range(MOST_ROUNDS):
-                if not self._advance(draft):
-                    break
-            return self._finish(draft)
+        self._actions.end_attempt(seen)
+        self._actions.write_status(seen, refused(seen.status, seen.mistake, seen.generation, self._clock()))
+        self._announce(seen, SetPhase(Phase.FAILED, "InvalidSpec", seen.mistake))
         return None
 
-    def _refuse(self, seen: SeenJob) -> None:
-        """What the cluster's own checks let pass and core does not ends the job before it began."""
-        if seen.status.phase.terminal:
-            return
-        failed = SetPhase(Phase.FAILED, "InvalidSpec", seen.mistake)
-        status = entered(seen.status, failed, self._clock())
-        self._actions.write_status(seen, replace(status, observed_generation=seen.generation))
-        self._announce(seen, failed)
+    def _look(self, draft: _Draft) -> float | None:
+        for _ in range(MOST_ROUNDS):
+            if not self._advance(draft):
+                break
+        return self._finish(draft)
 
     def _advance(self, draft: _Draft) -> bool:
         """One decision; whether it changed something, so that there may be another."""
@@ -115,7 +130,7 @@ class Reconciler:
         self._write(draft, told(draft.status, facts, looked, draft.seen.generation, now))
         waits = [each.until - now for each in decide(draft.job.spec, looked, now) if isinstance(each, Wait)]
         if facts.plan is Step.WORKING:
-            waits.append(PLANNING_POLL_SECONDS)
+            waits.append(PLANNING_SECONDS)
         return max(min(waits), 0.001) if waits else None
 
     def _write(self, draft: _Draft, status: JobStatus) -> None:
@@ -139,6 +154,8 @@ class Reconciler:
             pods=tuple(pod for pod in self._cache.pods(uid) if pod.attempt == status.attempt),
             nodes=self._cache.nodes(),
             service_since=self._cache.service_since,
+            stepped_at=draft.seen.stepped_at,
+            profile_message=self._lost.get(_place(draft.job, status.profile), ""),
         )
         plan, plan_message = self._plan_step(draft)
         return replace(bare, profile=self._profile_step(bare), plan=plan, plan_message=plan_message)
@@ -146,7 +163,7 @@ class Reconciler:
     def _profile_step(self, facts: Facts) -> Step:
         status = facts.status
         if status.phase not in (Phase.QUEUED, Phase.PROFILING):
-            return Step.DONE
+            return Step.FAILED if facts.profile_message else Step.DONE
         if facts.pods and self._known_profile(facts) is not None:
             return Step.DONE
         progress = status.progress
@@ -156,7 +173,8 @@ class Reconciler:
 
     def _known_profile(self, facts: Facts) -> ProfileStatus | None:
         """A measurement of the same work on the same hosts: this job's, or another's of its namespace."""
-        return self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
+        found = self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
+        return None if _place(facts.job, found) in self._lost else found
 
     def _profile_key(self, facts: Facts) -> str:
         return binding.profile_key(facts.job, binding.in_order(facts.pods, facts.nodes), facts.nodes)
@@ -170,14 +188,15 @@ class Reconciler:
 
     @staticmethod
     def _should_confirm(decisions: list[Decision]) -> bool:
-        ends = any(isinstance(each, SetPhase) and each.phase.terminal for each in decisions)
-        return ends or any(isinstance(each, Launch) for each in decisions)
+        """What makes an attempt, or gives one up."""
+        return any(isinstance(each, Launch) or _gives_up(each) for each in decisions)
 
     def _confirmed(self, draft: _Draft, decisions: list[Decision]) -> bool:
         """Whether the cluster itself leads to the same decisions. If not, it is gone on from what the cluster says."""
         fresh = self._actions.refresh(draft.seen)
         if fresh is None or fresh.job is None or fresh.being_deleted:
             raise GoneError(f"job {draft.seen.name} is gone")
+        self._actions.refresh_children(draft.seen, with_pods=any(_gives_up(each) for each in decisions))
         if fresh.status != draft.seen.status or fresh.job != draft.job:
             draft.seen, draft.job, draft.status = fresh, fresh.job, fresh.status
             draft.untold.clear()
@@ -195,8 +214,7 @@ class Reconciler:
         if isinstance(decision, Launch):
             return self._begin(draft, facts, decision, now)
         if isinstance(decision, StartPlan):
-            self._ask(draft)
-            return False
+            return not self._ask(draft)
         if isinstance(decision, Wait):
             return False
         self._write(draft, draft.status)
@@ -253,18 +271,31 @@ class Reconciler:
         return waits and draft.status.attempt > draft.status.launched
 
     def _launch(self, draft: _Draft) -> None:
-        self._actions.launch(draft.job, draft.status)
-        draft.status = replace(draft.status, launched=draft.status.attempt)
+        try:
+            self._actions.launch(draft.job, draft.status)
+        except KubeError as error:
+            if error.is_refusal:
+                self._write(draft, not_launched(draft.status, error, draft.seen.generation, self._clock()))
+            raise
+        draft.status = replace(draft.status, launched=draft.status.attempt, message="")
 
-    def _ask(self, draft: _Draft) -> None:
-        """Equal questions of many jobs have equal keys, so the question holds nothing of the job's name."""
+    def _ask(self, draft: _Draft) -> bool:
+        """Whether it could be asked; if not, the measurement is lost, and with it the attempt.
+
+        Equal questions of many jobs have equal keys, so the question holds nothing of the job's name.
+        """
         known, spec = draft.status.profile, draft.job.spec
         if known is None:
             raise UserError(what="there is no measurement to plan by", where="status.profile", remedy="submit it anew")
-        profile = self._actions.profile(draft.seen.namespace, known.ref)
+        try:
+            profile = self._actions.profile(draft.seen.namespace, known.ref)
+        except UserError as lost:
+            self._lost[_place(draft.job, known)] = str(lost)
+            return False
         resources = replace(spec.resources, ranks=draft.status.ranks)
         question = Question(spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile)
         self._questions[draft.seen.uid] = self._planning.ask(question)
+        return True
 
     def _plan(self, draft: _Draft) -> Plan | None:
         key = self._questions.get(draft.seen.uid)
@@ -283,3 +314,14 @@ class Reconciler:
 def _is_effect(decision: Decision) -> bool:
     """Phases come first: an operator that ends in between has said why before it did anything about it."""
     return not isinstance(decision, SetPhase)
+
+
+def _gives_up(decision: Decision) -> bool:
+    if not isinstance(decision, SetPhase):
+        return False
+    return decision.phase.terminal or decision.phase is Phase.RECOVERING
+
+
+def _place(job: PipelineJob, profile: ProfileStatus | None) -> tuple[str, str]:
+    """The namespace and the name of a measurement's ConfigMap."""
+    return job.metadata.namespace, profile.ref if profile is not None else ""

@@ -6,7 +6,7 @@ Read once when an object arrives. A thousand jobs' pods would otherwise be held 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
@@ -36,6 +36,7 @@ class SeenJobSet:
     being_deleted: bool
     failure: str = ""
     message: str = ""
+    version: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +78,7 @@ class SeenPod:
     stop_asked_at: float | None = None
     hindrance: Hindrance | None = None
     end: End | None = None
+    version: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,17 +94,19 @@ class SeenNode:
 def see_jobset(found: Object) -> SeenJobSet:
     """The extract of a JobSet that the operator made."""
     metadata = found["metadata"]
+    labels = metadata.get("labels", {})
     failed = _condition(found, "Failed")
     return SeenJobSet(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
-        job_uid=metadata["labels"].get(UID_LABEL, ""),
-        attempt=_number(metadata["labels"].get(ATTEMPT_LABEL)),
+        job_uid=labels.get(UID_LABEL, ""),
+        attempt=_number(labels.get(ATTEMPT_LABEL)),
         suspended=bool(found["spec"].get("suspend")),
         being_deleted="deletionTimestamp" in metadata,
         failure=str(failed.get("reason", "Failed")) if failed else "",
         message=str(failed.get("message", "")) if failed else "",
+        version=_number(metadata.get("resourceVersion")),
     )
 
 
@@ -127,6 +131,7 @@ def see_pod(found: Object) -> SeenPod:
         stop_asked_at=_instant(annotations.get(STOP_ANNOTATION, "")),
         hindrance=_hindrance(found, container),
         end=_end(found, container),
+        version=_number(metadata.get("resourceVersion")),
     )
 
 
@@ -161,7 +166,7 @@ def _binding(text: str) -> PodBinding | None:
     """What somebody else wrote there is no binding."""
     try:
         return PodBinding.from_manifest(json.loads(text)) if text else None
-    except (ValueError, UserError):
+    except (ValueError, RecursionError, UserError):
         return None
 
 
@@ -204,7 +209,7 @@ def _report(text: str) -> AttemptReport | None:
     """A container that was killed left no word, or somebody else's."""
     try:
         return AttemptReport.from_manifest(json.loads(text)) if text else None
-    except (ValueError, UserError):
+    except (ValueError, RecursionError, UserError):
         return None
 
 

@@ -15,7 +15,8 @@ class Settings:
 
     ``image`` is what ranks run in where a job names none. ``service`` is the URL by which pods reach the service;
     ``service_ca`` the certificates that it is trusted by, as text. Without a URL jobs wait at Profiling for ever.
-    ``own_namespace`` is where the operator and the service live.
+    ``own_namespace`` is where the operator and the service live. Prometheus is answered on ``metrics_port``, and
+    nowhere if that is 0.
     """
 
     own_namespace: str = "penstock-system"
@@ -25,24 +26,36 @@ class Settings:
     service_ca: str = ""
     num_planners: int = 1
     resync_seconds: float = 60.0
+    metrics_port: int = 8080
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
     """What the variables PENSTOCK_... say; raises `UserError` for what cannot be used."""
-    ca_file = environment.get("PENSTOCK_SERVICE_CA_FILE", "")
-    try:
-        service_ca = Path(ca_file).read_text() if ca_file else ""
-        num_planners = int(environment.get("PENSTOCK_PLANNERS", "1"))
-    except OSError as error:
-        what, remedy = f"cannot be read: {error.strerror}", "mount it, or leave the variable out"
-        raise UserError(what=what, where="PENSTOCK_SERVICE_CA_FILE", remedy=remedy) from None
-    except ValueError:
-        raise UserError(what="is no number", where="PENSTOCK_PLANNERS", remedy="write 1") from None
     return Settings(
         own_namespace=environment.get("PENSTOCK_OWN_NAMESPACE", "penstock-system"),
         namespace=environment.get("PENSTOCK_NAMESPACE", ""),
         image=environment.get("PENSTOCK_TRAINER_IMAGE", ""),
         service=environment.get("PENSTOCK_SERVICE_URL", ""),
-        service_ca=service_ca,
-        num_planners=num_planners,
+        service_ca=_text(environment, "PENSTOCK_SERVICE_CA_FILE"),
+        num_planners=_number(environment, "PENSTOCK_PLANNERS", 1, range(1, 65)),
+        metrics_port=_number(environment, "PENSTOCK_METRICS_PORT", 8080, range(65_536)),
     )
+
+
+def _text(environment: Mapping[str, str], variable: str) -> str:
+    """What is in the file that the variable names."""
+    path = environment.get(variable, "")
+    try:
+        return Path(path).read_text() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        what, remedy = f"{path} cannot be read: {reason}", "mount it, or leave the variable out"
+        raise UserError(what=what, where=variable, remedy=remedy) from None
+
+
+def _number(environment: Mapping[str, str], variable: str, default: int, allowed: range) -> int:
+    text = environment.get(variable) or str(default)
+    if not text.isdecimal() or int(text) not in allowed:
+        remedy = f"write a number from {allowed.start} to {allowed.stop - 1}"
+        raise UserError(what=f"{text!r} cannot be used", where=variable, remedy=remedy)
+    return int(text)

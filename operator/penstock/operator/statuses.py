@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from penstock.core.lifecycle import LIVE, LOSSES, AttemptState, Launch, Observed, Phase, SetPhase, Step, enter
 from penstock.core.plan import Plan
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
-from penstock.operator.observe import Facts, hindrance
+from penstock.kube.transport import KubeError
+from penstock.operator.observe import Facts, hindrance, missing_pods
 
 _NO_STEP = "no step within"
 """How the life cycle, and a pod that goes by the same rule, say that a run stands still."""
@@ -60,10 +61,34 @@ def in_short(plan: Plan) -> PlanStatus:
 
 def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: float) -> JobStatus:
     """The status with its conditions, and with what keeps it waiting as its message; equal if nothing changed."""
-    waits_for = hindrance(facts) if status.phase is Phase.QUEUED else ""
-    message = waits_for or status.message
+    queued = status.phase is Phase.QUEUED
+    waits_for = (hindrance(facts) or missing_pods(facts, now)) if queued else ""
+    message = waits_for if queued else status.message
     conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for), generation, now)
     return dataclasses.replace(status, observed_generation=generation, message=message, conditions=conditions)
+
+
+def not_launched(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
+    """The status of a job whose attempt the cluster refuses to take; it is tried again."""
+    told = Condition(
+        type=ConditionType.ADMITTED,
+        status=ConditionStatus.FALSE,
+        reason=error.reason or "Refused",
+        message=error.message,
+    )
+    conditions = _merged(status.conditions, [told], generation, now)
+    return dataclasses.replace(status, observed_generation=generation, message=error.message, conditions=conditions)
+
+
+def refused(status: JobStatus, mistake: str, generation: int, now: float) -> JobStatus:
+    """The status of a job that cannot be understood: it has failed."""
+    failed = entered(status, SetPhase(Phase.FAILED, "InvalidSpec", mistake), now)
+    found = [
+        _condition(ConditionType.COMPLETE, False, "", "Failed", ""),
+        _condition(ConditionType.FAILED, True, "InvalidSpec", "", mistake),
+    ]
+    conditions = _merged(status.conditions, found, generation, now)
+    return dataclasses.replace(failed, observed_generation=generation, conditions=conditions)
 
 
 def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str) -> Iterable[Condition]:

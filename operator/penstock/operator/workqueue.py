@@ -34,9 +34,16 @@ class WorkQueue:
         self._entries: dict[str, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __len__(self) -> int:
-        """Keys that are worked on, or wait for their time."""
-        return len(self._entries)
+    @property
+    def num_in_flight(self) -> int:
+        """Keys that are worked on."""
+        return len(self._tasks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Keys that are to be worked on again as soon as a call ends, or as a wait after failures is over."""
+        entries = list(self._entries.values())
+        return sum(1 for entry in entries if entry.again or (entry.failures and not entry.in_flight))
 
     def add(self, key: str) -> None:
         """See to the key now, or as soon as the call in flight ends; a wait after failures is kept."""

@@ -380,19 +380,24 @@ def _profiling(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 def _planning(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.plan is Step.DONE:
         return [SetPhase(Phase.BINDING, "Planned")]
-    return _plan(seen)
+    return _plan(spec, seen)
 
 
 def _binding(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.attempt_state is AttemptState.READY:
-        return [Bind(seen.attempt)] if seen.plan is Step.DONE else _plan(seen)
+        return [Bind(seen.attempt)] if seen.plan is Step.DONE else _plan(spec, seen)
     if seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED):
         return [SetPhase(Phase.RUNNING, "Bound")]
     return []
 
 
-def _plan(seen: Observed) -> list[Decision]:
-    """Also while binding: an executor that was ended there forgot the plan, and equal questions have equal answers."""
+def _plan(spec: JobSpec, seen: Observed) -> list[Decision]:
+    """Also while binding: an executor that was ended there forgot the plan, and equal questions have equal answers.
+
+    A measurement that was lost meanwhile has to be made again.
+    """
+    if seen.profile is Step.FAILED and seen.plan is Step.MISSING:
+        return _lost(spec, seen, seen.message or "what was measured is lost")
     if seen.plan is Step.FAILED:
         return _fail(seen, "NoPlan", seen.message or "nothing fits")
     return [StartPlan(seen.attempt)] if seen.plan is Step.MISSING else []

@@ -1,0 +1,85 @@
+"""Objects that belong to jobs, by the uid of their job, whoever tells of them in whatever order.
+
+Watches, lists and the answers to the operator's own calls arrive in different threads. An object's version says which
+of two tellings is the newer; what went once never comes back, because uids are given once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+from penstock.operator.seen import SeenJobSet, SeenPod
+
+Child = TypeVar("Child", SeenJobSet, SeenPod)
+
+MOST_REMEMBERED = 20_000
+"""Uids of those that went. One that is told of later than so many others' end is nothing that a cluster does."""
+
+
+class Gone:
+    """The uids of objects that went."""
+
+    def __init__(self, most: int = MOST_REMEMBERED) -> None:
+        self._uids: OrderedDict[str, None] = OrderedDict()
+        self._most = most
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._uids
+
+    def add(self, uid: str) -> None:
+        """Remember it, and forget the oldest."""
+        self._uids[uid] = None
+        while len(self._uids) > self._most:
+            self._uids.popitem(last=False)
+
+
+class Children(Generic[Child]):
+    """The children of all jobs, of one kind. Not safe among threads."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, Child]] = {}
+        self._gone = Gone()
+
+    def of(self, job_uid: str) -> tuple[Child, ...]:
+        """Those of one job, by name."""
+        found = self._of.get(job_uid, {})
+        return tuple(found[name] for name in sorted(found))
+
+    def put(self, child: Child) -> bool:
+        """Know it as it is now, unless something newer is known; whether that is news."""
+        known = self._of.get(child.job_uid, {}).get(child.name)
+        if child.uid in self._gone or (known is not None and known.version > child.version):
+            return False
+        self._of.setdefault(child.job_uid, {})[child.name] = child
+        return known != child
+
+    def remove(self, child: Child) -> bool:
+        """Know it no longer, unless it was replaced by a namesake; whether that is news."""
+        self._gone.add(child.uid)
+        found = self._of.get(child.job_uid, {})
+        known = found.get(child.name)
+        if known is None or known.uid != child.uid:
+            return False
+        del found[child.name]
+        if not found:
+            del self._of[child.job_uid]
+        return True
+
+    def replace(self, children: Iterable[Child], version: int) -> set[str]:
+        """Know these, which are all there were at ``version``; the jobs that this is news for."""
+        listed: dict[str, dict[str, Child]] = {}
+        for child in children:
+            listed.setdefault(child.job_uid, {})[child.name] = child
+        return {uid for uid in self._of.keys() | listed.keys() if self.replace_of(uid, listed.get(uid, {}), version)}
+
+    def replace_of(self, job_uid: str, listed: Mapping[str, Child], version: int) -> bool:
+        """Know these of one job, by name, which were all there were at ``version``; whether that is news."""
+        missing = [
+            child
+            for name, child in self._of.get(job_uid, {}).items()
+            if name not in listed and child.version <= version
+        ]
+        news = [self.remove(child) for child in missing] + [self.put(child) for child in listed.values()]
+        return any(news)

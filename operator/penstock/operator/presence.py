@@ -1,0 +1,34 @@
+"""Whether the service is there: it renews its Lease for as long as it is.
+
+When it was renewed is taken from this process's clock, as Kubernetes' own leader election does: the other's may be off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.kube.names import SERVICE_LEASE
+from penstock.kube.resources import LEASES
+from penstock.kube.transport import KubeError
+from penstock.operator.kube import Kube
+
+SILENCE_SECONDS = 30.0
+
+
+class ServicePresence:
+    """Looks at the Lease in ``namespace``. Belongs to one thread at a time."""
+
+    def __init__(self, kube: Kube, namespace: str, clock: Callable[[], float]) -> None:
+        self._kube, self._namespace, self._clock = kube, namespace, clock
+        self._renewed, self._heard_at = "", 0.0
+
+    def look(self) -> bool:
+        """Whether it was renewed lately; a cluster that cannot be asked says nothing new."""
+        try:
+            lease = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
+            renewed = str((lease.get("spec") or {}).get("renewTime") or "")
+        except KubeError as error:
+            renewed = "" if error.is_missing else self._renewed
+        if renewed != self._renewed:
+            self._renewed, self._heard_at = renewed, self._clock()
+        return bool(self._renewed) and self._clock() - self._heard_at < SILENCE_SECONDS

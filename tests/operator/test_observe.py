@@ -1,0 +1,206 @@
+"""From situations of a cluster to what the life cycle is told: a table, and what follows from single facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import AttemptState, Phase, Step
+from penstock.core.pod import PodBinding
+from penstock.core.status import JobProgress, JobStatus, PlanStatus
+from penstock.core.supervision import AttemptReport
+from penstock.operator.observe import Facts, grace_seconds, is_gone, measuring, missing_pods, observe
+from penstock.operator.seen import End, Hindrance, SeenJobSet, SeenNode, SeenPod
+from tests.support.manifests import example
+
+NODES = {name: SeenNode(name=name, uid=name, boot_id="b") for name in ("east", "west")}
+JOBSET = SeenJobSet(
+    namespace="team", name="a-a1", uid="j", job_uid="u", attempt=1, suspended=False, being_deleted=False
+)
+TAKEN = End(succeeded=False, message="preempted", at=2.0, disrupted=True)
+BROKE = End(succeeded=False, message="broke", at=3.0)
+DONE = End(succeeded=True, message="", at=4.0, report=AttemptReport(state=AttemptState.SUCCEEDED))
+STOPPED = End(succeeded=True, message="", at=4.0, report=AttemptReport(state=AttemptState.STOPPED))
+
+
+def binding(epoch: int) -> PodBinding:
+    return PodBinding(
+        pod_uid="p", attempt=1, epoch=epoch, node_rank=0, num_nodes=2, ranks_per_pod=1, master="m", port=1
+    )
+
+
+def pod(index: int, **changes: Any) -> SeenPod:
+    whole: dict[str, Any] = {"address": f"10.0.0.{index}", "running": True, "being_deleted": False, **changes}
+    whole.setdefault("node", ("east", "west")[index])
+    name = f"a-a1-ranks-0-{index}"
+    return SeenPod(namespace="team", name=name, uid=name, job_uid="u", attempt=1, index=index, **whole)
+
+
+def facts(phase: Phase = Phase.RUNNING, *pods: SeenPod, **changes: Any) -> Facts:
+    job = PipelineJob.from_manifest(example())
+    status = JobStatus(phase=phase, attempt=1, launched=1, ranks=2, phase_entered_at=100.0)
+    found = Facts(job=job, status=status, jobset=JOBSET, pods=pods or (pod(0), pod(1)), nodes=NODES, service_since=0.0)
+    return replace(found, **changes)
+
+
+BOUND = (pod(0, binding=binding(1)), pod(1, binding=binding(1)))
+LOST = {**NODES, "west": SeenNode(name="west", uid="west", boot_id="b", not_ready_since=50.0)}
+
+SITUATIONS = {
+    "nothing was launched": (facts(status=JobStatus()), AttemptState.NONE, ""),
+    "nothing is left, and it waits": (facts(Phase.QUEUED, jobset=None, pods=()), AttemptState.NONE, ""),
+    "its JobSet goes, and it waits": (
+        facts(Phase.QUEUED, jobset=replace(JOBSET, being_deleted=True)),
+        AttemptState.NONE,
+        "",
+    ),
+    "its JobSet went under way": (facts(jobset=None), AttemptState.DISRUPTED, "the JobSet was deleted"),
+    "no pods yet": (facts(Phase.QUEUED, pods=()), AttemptState.STARTING, ""),
+    "one starts": (facts(Phase.QUEUED, pod(0), pod(1, running=False)), AttemptState.STARTING, ""),
+    "one has no address": (facts(Phase.QUEUED, pod(0), pod(1, address="")), AttemptState.STARTING, ""),
+    "one finds no node": (
+        facts(Phase.QUEUED, pod(0), pod(1, node="", address="", hindrance=Hindrance(reason="Unschedulable", message="0/2"))),
+        AttemptState.STARTING,
+        "Unschedulable: 0/2",
+    ),
+    "a queue holds it": (
+        facts(Phase.QUEUED, jobset=replace(JOBSET, suspended=True), pods=()),
+        AttemptState.STARTING,
+        "has not admitted it yet",
+    ),
+    "a queue took it back": (facts(jobset=replace(JOBSET, suspended=True)), AttemptState.DISRUPTED, "preempted"),
+    "all are there": (facts(Phase.QUEUED), AttemptState.READY, ""),
+    "all measure": (
+        facts(Phase.PROFILING, pod(0, binding=binding(0)), pod(1, binding=binding(0))),
+        AttemptState.READY,
+        "",
+    ),
+    "one was told to train": (facts(Phase.BINDING, BOUND[0], pod(1)), AttemptState.READY, ""),
+    "all were told to train": (facts(Phase.BINDING, *BOUND), AttemptState.RUNNING, ""),
+    "one has done its part": (facts(Phase.RUNNING, BOUND[0], replace(BOUND[1], end=DONE)), AttemptState.RUNNING, ""),
+    "all are done": (facts(Phase.RUNNING, pod(0, end=DONE), pod(1, end=DONE)), AttemptState.SUCCEEDED, ""),
+    "done, and its JobSet removed": (
+        facts(Phase.RUNNING, pod(0, end=DONE), pod(1, end=DONE), jobset=None),
+        AttemptState.SUCCEEDED,
+        "",
+    ),
+    "all stopped": (facts(Phase.RUNNING, pod(0, end=STOPPED), pod(1, end=DONE)), AttemptState.STOPPED, "checkpoint"),
+    "one broke": (facts(Phase.RUNNING, pod(0, end=BROKE), pod(1)), AttemptState.FAILED, "ranks-0-0: broke"),
+    "the first to end speaks": (
+        facts(Phase.RUNNING, pod(0, end=BROKE), pod(1, end=TAKEN)),
+        AttemptState.DISRUPTED,
+        "preempted",
+    ),
+    "one that was deleted failed for it": (
+        facts(Phase.RUNNING, pod(0, end=BROKE, being_deleted=True), pod(1)),
+        AttemptState.DISRUPTED,
+        "broke",
+    ),
+    "one is being deleted": (facts(Phase.RUNNING, pod(0, being_deleted=True), pod(1)), AttemptState.DISRUPTED, "deleted"),
+    "one is gone": (facts(Phase.RUNNING, pod(0)), AttemptState.DISRUPTED, "1 of 2 pods are gone"),
+    "one is gone, and so its JobSet failed": (
+        facts(Phase.RUNNING, pod(0), jobset=replace(JOBSET, failure="FailedJobs")),
+        AttemptState.DISRUPTED,
+        "1 of 2 pods are gone",
+    ),
+    "its JobSet failed, and its pods say nothing": (
+        facts(jobset=replace(JOBSET, failure="FailedJobs", message="why")),
+        AttemptState.FAILED,
+        "JobSet a-a1: why",
+    ),
+    "a node is not ready": (facts(nodes=LOST), AttemptState.DISRUPTED, "node west"),
+    "a node is not ready, and its pod has ended": (
+        facts(Phase.RUNNING, BOUND[0], pod(1, end=DONE), nodes=LOST),
+        AttemptState.RUNNING,
+        "",
+    ),
+    "a node was deleted": (facts(nodes={"east": NODES["east"]}), AttemptState.DISRUPTED, "node west"),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_situations(situation: str) -> None:
+    told, state, message = SITUATIONS[situation]
+    seen = observe(told)
+    assert seen.attempt_state is state
+    assert message in seen.message
+    assert bool(message) == bool(seen.message)
+
+
+GONE = {
+    "nothing was made": (facts(Phase.RECOVERING, jobset=None, pods=()), True),
+    "its JobSet is there": (facts(Phase.RECOVERING, pods=()), False),
+    "a pod runs": (facts(Phase.RECOVERING, pod(0, being_deleted=True), jobset=None), False),
+    "its pods have ended": (facts(Phase.RECOVERING, pod(0, end=BROKE), jobset=None), True),
+    "its pod was never placed": (facts(Phase.RECOVERING, pod(0, node=""), jobset=None), True),
+    "its pod is on a lost node": (facts(Phase.RECOVERING, pod(1), jobset=None, nodes=LOST), True),
+    "its pod's node is gone": (facts(Phase.RECOVERING, pod(1), jobset=None, nodes={}), True),
+    "it has succeeded": (facts(Phase.SUCCEEDED, pod(0, end=DONE), pod(1, end=DONE)), True),
+    "it has failed, and may make pods": (facts(Phase.FAILED, pod(0, end=BROKE)), False),
+    "it has failed for good": (facts(Phase.FAILED, pod(0, end=BROKE), jobset=replace(JOBSET, failure="x")), True),
+}
+
+
+@pytest.mark.parametrize("situation", GONE)
+def test_whether_anything_is_left_to_write(situation: str) -> None:
+    told, expected = GONE[situation]
+    assert is_gone(told) is expected
+
+
+def test_measuring_means_all() -> None:
+    one = pod(0, binding=binding(0))
+    assert not measuring(facts(Phase.PROFILING, one, pod(1)))
+    assert not measuring(facts(Phase.PROFILING, one))
+    assert measuring(facts(Phase.PROFILING, one, pod(1, binding=binding(0))))
+
+
+@pytest.mark.parametrize(
+    ("stepped_at", "entered_at", "service_since", "expected"),
+    [(500.0, 100.0, 0.0, 500.0), (0.0, 100.0, 0.0, 100.0), (500.0, 100.0, 600.0, 600.0), (500.0, 100.0, None, None)],
+)
+def test_when_a_step_could_have_been_heard_of(
+    stepped_at: float, entered_at: float, service_since: float | None, expected: float | None
+) -> None:
+    told = facts(*(Phase.RUNNING, *BOUND), stepped_at=stepped_at, service_since=service_since)
+    assert entered_at == told.status.phase_entered_at
+    assert observe(told).last_step_at == expected
+
+
+def test_a_checkpoint_of_an_earlier_attempt_is_not_this_one_s() -> None:
+    status = JobStatus(phase=Phase.RUNNING, attempt=2, ranks=2, progress=JobProgress(attempt=1, last_checkpoint=40))
+    assert observe(facts(status=status)).last_checkpoint is None
+
+
+def test_a_mistake_is_told_apart() -> None:
+    end = replace(BROKE, report=AttemptReport(state=AttemptState.FAILED, refused=True))
+    assert observe(facts(Phase.RUNNING, pod(0, end=end), pod(1))).refused
+
+
+@pytest.mark.parametrize(("step_seconds", "expected"), [(None, 60.0), (1.0, 60.0), (40.0, 110.0)])
+def test_grace(step_seconds: float | None, expected: float) -> None:
+    plan = PlanStatus(digest="d", summary="s", step_seconds=step_seconds)
+    assert grace_seconds(JobStatus(plan=plan)) == expected
+
+
+def test_pods_that_are_not_made_are_told_of_after_a_while() -> None:
+    told = facts(Phase.QUEUED, pod(0))
+    assert missing_pods(told, 110.0) == ""
+    assert missing_pods(told, 120.0).startswith("1 of 2 pods were made")
+    assert missing_pods(facts(Phase.QUEUED), 120.0) == ""
+
+
+def test_why_there_is_no_plan() -> None:
+    told = facts(Phase.PLANNING, plan=Step.FAILED, plan_message="nothing fits")
+    assert observe(told).message == "nothing fits"
+    assert "ranks-0-0: broke" in observe(replace(told, pods=(pod(0, end=BROKE), pod(1)))).message
+
+
+def test_how_many_ranks_have_a_place() -> None:
+    job = PipelineJob.from_manifest(example(resources={"ranks": 2, "minRanks": 1}))
+    short = pod(1, node="", hindrance=Hindrance(reason="Unschedulable", message="", since=7.0))
+    seen = observe(facts(Phase.QUEUED, pod(0), short, job=job))
+    assert (seen.feasible_ranks, seen.short_since) == (1, 7.0)
+    assert observe(facts(Phase.QUEUED, pod(0), short)).feasible_ranks is None
