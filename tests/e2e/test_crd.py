@@ -320,6 +320,20 @@ def test_columns(kubectl: Kubectl, job: dict[str, Any]) -> None:
     assert row.split()[-1] == "Bound"
 
 
+def test_columns_of_a_cluster_profile(kubectl: Kubectl) -> None:
+    kubectl.apply(loaded(CLUSTER_PROFILE))
+    link = {"source": 0, "target": 1, "latencySeconds": 1e-4, "bytesPerSecond": 1.25e8}
+    status = {
+        "conditions": [{"type": "Profiled", "status": "True", "reason": "Measured"}],
+        "links": {"numLinks": 12, "slowest": link, "fastest": link, "medianBytesPerSecond": 1.25e8},
+    }
+    kubectl.ask("patch", "cprof", "pool", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    head, row = kubectl.ask("get", "cprof").splitlines()
+    kubectl.ask("delete", "cprof", "pool", "--wait=false")
+    assert head.split() == ["NAME", "PROFILED", "RANKS", "SLOWEST", "MEASURED", "AGE"]
+    assert row.split()[:4] == ["pool", "True", "4", "125000000"]
+
+
 def test_a_status_goes_to_its_own_subresource(kubectl: Kubectl, job: dict[str, Any]) -> None:
     kubectl.ask("apply", "-f", "-", text=dump({**job, "status": {"phase": "Succeeded"}}))
     assert kubectl.get("pj", job["metadata"]["name"])["status"]["phase"] == "Pending"
