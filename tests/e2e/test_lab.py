@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.lab import build, control_plane, images, lab, processes, rooms, state
+from deploy.lab import build, control_plane, images, lab, network, processes, rooms, state
+from deploy.lab.addresses import free_slot
 from deploy.lab.console import LabError, run
-from tests.support.cluster import COLD_SECONDS, Cluster, of
+from tests.support.cluster import COLD_SECONDS, Cluster, end_orphans, of
 from tests.support.repository import ROOT
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
@@ -313,6 +314,24 @@ def test_a_lab_that_cannot_start_leaves_nothing(cluster: Cluster, monkeypatch: p
         lab.up(lab.Wanted(name=name, num_nodes=1))
     assert name not in state.names()
     assert not state.folder_of(name).exists()
+
+
+def test_what_a_killed_session_left_is_ended_by_the_next(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its users are processes that are no more; here its rooms are as well."""
+    cluster.of_lab()
+    gone = processes.Process(pid=2**30, start_ticks=1)
+    slot = free_slot("orphan", network.routed())
+    assert slot is not None
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name, user in (("test-1", gone.pid), ("test-2", os.getpid())):
+        state.folder_of(name).mkdir(parents=True)
+        state.State(name=name, slot=slot, num_nodes=1, kubernetes="", rooms={"node1": gone}).write()
+        (state.labs() / f"{name}.users").write_text(f"[{user}]")
+    end_orphans()
+    assert state.names() == ["test-2"]
+    assert sorted(path.name for path in state.labs().glob("test-*")) == ["test-2", "test-2.users"]
 
 
 def test_a_room_that_ended_says_so(cluster: Cluster, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def shared() -> Iterator[Cluster]:
     """The session's cluster, which its last user ends; skips, loudly, where none can be had."""
     name = f"test-{_session()}"
     with _locked():
-        _end_orphans()
+        end_orphans()
         users = _users(name)
         try:
             cluster = _opened(name) if users else _started(name)
@@ -171,7 +171,7 @@ def _write_users(name: str, users: list[int]) -> None:
         path.unlink()
 
 
-def _end_orphans() -> None:
+def end_orphans() -> None:
     """End the clusters of sessions that were killed."""
     for path in state.labs().glob("test-*.users"):
         if not _users(path.stem):
