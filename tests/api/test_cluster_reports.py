@@ -14,7 +14,7 @@ import pytest
 from penstock.core.profile import Profile
 from penstock.core.records import Record, RecordKind
 from tests.support.fake_apiserver import Call, FakeApiserver, Found, RefusedError
-from tests.support.on_cluster import OnCluster, on_cluster
+from tests.support.on_cluster import OnCluster, instant, on_cluster
 from tests.support.sample_run import sample_profile
 from tests.support.service import NOW, Clock, job_manifest, step_records
 
@@ -36,16 +36,10 @@ def here(tmp_path: Path, database: str, fake: FakeApiserver, clock: Clock) -> It
 def running(here: OnCluster, attempt: int = 1, token: str = POD) -> Found:
     """A job whose attempt runs, with a pod that bears the token."""
     fake = here.fake
-    job = fake.add_job(job_manifest(), phase="Running", reason="Bound", attempt=attempt, phaseEnteredAt=at(NOW))
+    job = fake.add_job(job_manifest(), phase="Running", reason="Bound", attempt=attempt, phaseEnteredAt=instant(NOW))
     fake.add_rank(job, attempt, token)
     here.mirror()
     return job
-
-
-def at(seconds: float) -> str:
-    from penstock.core.instants import format_instant
-
-    return str(format_instant(seconds))
 
 
 def uid_of(job: Found) -> str:
@@ -76,7 +70,7 @@ class TestProgress:
             "step": 3,
             "loss": "4.998",
             "stepSeconds": 0.5,
-            "reportedAt": at(NOW),
+            "reportedAt": instant(NOW),
         }
 
     def test_then_at_most_once_in_five_seconds(self, here: OnCluster) -> None:

@@ -16,12 +16,20 @@ from penstock.api.cluster.kube import HttpCluster
 from penstock.api.cluster.membership import Membership, Place, join
 from penstock.api.cluster.reporter import Reporter
 from penstock.api.service import Service
+from penstock.api.store import jobs
+from penstock.api.store.jobs import StoredJob
+from penstock.core.instants import format_instant
 from penstock.core.records import Record
 from penstock.kube.resources import JOBS
 from tests.support.fake_apiserver import FakeApiserver, served
 from tests.support.service import HOST, Clock, new_service
 
 OWN_NAMESPACE = "penstock-system"
+
+
+def instant(seconds: float) -> str:
+    """As the cluster writes it."""
+    return str(format_instant(seconds))
 
 
 @dataclass
@@ -43,6 +51,22 @@ class OnCluster:
         self.clock.now += seconds
         self.reporter.turn()
         self.mirror()
+
+    def stored(self, name: str = "tiny") -> StoredJob:
+        """The job as the store has it."""
+        return self.service.read(lambda connection: jobs.find(connection, "default", name))
+
+    def events(self, uid: str) -> list[tuple[str, dict[str, Any]]]:
+        """What happened to a job, as kind and body."""
+        rows = self.service.read(lambda connection: jobs.history(connection, uid))
+        return [(row.kind, row.body) for row in rows]
+
+    def person(self, name: str, *rights: tuple[str, str], token: str = "") -> TestClient:
+        """A client of somebody whom the cluster knows, with rights as verb and namespace; in all if that is empty."""
+        secret = token or f"a.token.{name}"
+        self.fake.tokens[secret] = {"audiences": ["penstock"], "user": {"username": name, "groups": ["people"]}}
+        self.fake.rights |= {(name, verb, namespace) for verb, namespace in rights}
+        return self.client(secret)
 
     def client(self, token: str) -> TestClient:
         """A client that bears the token."""

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from sqlalchemy import Connection
 
-from penstock.api.acceptance import require_acceptable
+from penstock.api.acceptance import require_acceptable, require_editor
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.bodies import CLUSTER, EXAMPLE_CLUSTER, EXAMPLE_JOB, JOB, body
 from penstock.api.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
@@ -67,8 +67,11 @@ def ask(service: ServiceIn, identity: Editor, document: Document, asked: Once) -
     machine is used that serves the job. Look at Location until the state is Succeeded, Failed or Canceled.
     """
     wanted = Wanted.from_manifest(document)
-    locations = service.settings.locations
-    service.read(lambda connection: require_acceptable(connection, locations, identity, wanted.job))
+    if service.cluster is not None:
+        require_editor(identity, wanted.job)
+    else:
+        locations = service.settings.locations
+        service.read(lambda connection: require_acceptable(connection, locations, identity, wanted.job))
     wanted = _for_hardware(service, wanted)
     request, now = str(uuid.uuid4()), service.clock()
 

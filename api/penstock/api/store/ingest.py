@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, select
 
-from penstock.api.store import measurements
+from penstock.api.store import attempts, measurements
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
@@ -183,6 +183,7 @@ def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
     for batch in fresh:
         points.setdefault((batch.uid, batch.attempt), []).extend(_points(batch))
     add_points(connection, points, max(batch.received_at for batch in fresh))
+    attempts.note_checkpoints(connection, _checkpoints(fresh))
     report(connection, [(batch.uid, told) for batch in fresh if (told := _reported(batch)) is not None])
     put(connection, _keep_timelines, [row for batch in fresh for row in _timeline_rows(batch)])
     add_lines(connection, [line for batch in fresh for line in _lines(batch)])
@@ -241,6 +242,15 @@ def _reported(batch: Batch) -> Reported | None:
         last_checkpoint=progress.last_checkpoint if progress else None,
         reported_at=batch.received_at,
     )
+
+
+def _checkpoints(fresh: Sequence[Batch]) -> Iterator[tuple[str, int, int]]:
+    """The newest of each batch that tells of one."""
+    for batch in fresh:
+        told = [each.progress.last_checkpoint for each in batch.records if each.progress is not None]
+        saved = [step for step in told if step is not None]
+        if saved:
+            yield batch.uid, batch.attempt, saved[-1]
 
 
 def _timeline_rows(batch: Batch) -> Iterator[tuple[str, int, int, bytes]]:

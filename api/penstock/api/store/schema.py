@@ -135,6 +135,7 @@ attempts = Table(
     Column("resume_from", Integer),
     Column("launched_at", Double, nullable=False),
     Column("devices", JSON, nullable=False),  # names of CUDA devices that nobody else has while it lives
+    Column("last_checkpoint", Integer),  # the step of the newest that it reported
     PrimaryKeyConstraint("uid", "attempt"),
 )
 

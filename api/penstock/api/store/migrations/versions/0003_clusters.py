@@ -1,4 +1,4 @@
-"""Jobs of clusters: which cluster, what was seen of each last, and what its attempts measured."""
+"""Jobs of clusters: which cluster, what was seen of each last, what its attempts measured, and where they saved."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def upgrade() -> None:
     """Jobs of before are of no cluster."""
     op.add_column("jobs", sa.Column("cluster", sa.String(63), nullable=False, server_default=""))
     _make_names_unique(["cluster", "namespace", "name"])
+    op.add_column("attempts", sa.Column("last_checkpoint", sa.Integer()))
     op.create_table(
         "sightings",
         sa.Column("uid", sa.String(36), nullable=False),
@@ -40,6 +41,7 @@ def downgrade() -> None:
     """Forget what is of clusters."""
     op.drop_table("measurements")
     op.drop_table("sightings")
+    op.drop_column("attempts", "last_checkpoint")
     op.execute("DELETE FROM jobs WHERE cluster <> ''")
     _make_names_unique(["namespace", "name"])
     op.drop_column("jobs", "cluster")
