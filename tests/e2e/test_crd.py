@@ -78,6 +78,11 @@ def test_explain_tells_what_a_field_means(kubectl: Kubectl) -> None:
     assert "sequences per step" in kubectl.ask("explain", "pj.spec.training")
 
 
+@pytest.mark.parametrize("stages", [[4, 4], [4.5, 3.5], [0, 8]])
+def test_blocks_may_be_whole_or_half(kubectl: Kubectl, stages: list[float]) -> None:
+    kubectl.apply(example(parallelism={"pp": 2, "stages": stages}), *DRY[1:2])
+
+
 # What is refused: by the apiserver and by core, each naming the field
 
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -121,7 +126,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "dp": ({"parallelism": {"dp": 3}}, "spec.parallelism", "dp x tp x pp = 3 does not divide ranks 2"),
     "microBatch": ({"parallelism": {"microBatch": 3}}, "spec.parallelism", "does not divide globalBatch 4"),
     "stages": ({"parallelism": {"stages": [4, 3]}}, "spec.parallelism.stages", "hold 7 blocks, the model has 8"),
-    "thirds": ({"parallelism": {"stages": [4.3, 3.7]}}, "spec.parallelism.stages[0]", "multiple of 0.5"),
+    "thirds": ({"parallelism": {"stages": [4.3, 3.7]}}, "spec.parallelism.stages", "not a number of half blocks"),
     "slices 0": ({"parallelism": {"slices": 0}}, "spec.parallelism.slices", "greater than or equal to 1"),
     "no slices": ({"parallelism": {"slices": []}}, "spec.parallelism.slices", "at least 1 items"),
     "slices text": ({"parallelism": {"slices": "many"}}, "spec.parallelism.slices", "neither a number of slices"),

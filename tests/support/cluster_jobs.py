@@ -220,9 +220,14 @@ def submitted(on: Installed, name: str, **changes: Any) -> ClusterJob:
         "metadata": {"name": name},
         "spec": small_spec(on.cluster.image, **changes),
     }
+    return made(on, manifest)
+
+
+def made(on: Installed, manifest: dict[str, Any]) -> ClusterJob:
+    """The job of a manifest."""
+    name = manifest["metadata"]["name"]
     on.cluster.create(on.namespace, manifest)
-    found = on.cluster.get("pj", name, "--namespace", on.namespace)
-    return ClusterJob(on, name, found["metadata"]["uid"])
+    return ClusterJob(on, name, on.cluster.get("pj", name, "--namespace", on.namespace)["metadata"]["uid"])
 
 
 def local_losses(on: Installed, folder: Path, spec: dict[str, Any], plan: RunDir) -> list[float]:
