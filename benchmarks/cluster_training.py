@@ -107,8 +107,8 @@ def table(found: dict[str, Any]) -> str:
 
 Its loss went from {found["losses"][0]:.2f} to {found["losses"][1]:.2f}.
 
-Another job was suspended {len(stops)} times, at steps {", ".join(map(str, stops))}. All losses are {same} those of one that
-was not suspended.
+Another job was suspended {len(stops)} times, at steps {", ".join(map(str, stops))}. All losses are {same} those of one
+that was not suspended.
 """
 
 
