@@ -45,9 +45,7 @@ def kubeconfig(tmp_path: Path, fake: FakeApiserver) -> Iterator[Path]:
         yield path
 
 
-def test_it_mirrors_reports_and_hands_over_at_its_end(
-    tmp_path: Path, fake: FakeApiserver, kubeconfig: Path
-) -> None:
+def test_it_mirrors_reports_and_hands_over_at_its_end(tmp_path: Path, fake: FakeApiserver, kubeconfig: Path) -> None:
     """Without a machine's executor, a token file, or anything else that a machine needs."""
     (port,) = free_ports(1)
     environment = {"KUBECONFIG": str(kubeconfig), "PENSTOCK_OWN_NAMESPACE": "own", "HOME": str(tmp_path)}
