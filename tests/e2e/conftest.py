@@ -57,9 +57,7 @@ def on(penstock_there: Installed, first: Story) -> Installed:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(
-    penstock_there: Installed, first: Story, tmp_path_factory: pytest.TempPathFactory
-) -> list[float]:
+def undisturbed(penstock_there: Installed, first: Story, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a pinned job that nothing happens to, as this machine has them without a cluster."""
     job = submitted(penstock_there, "pinned", parallelism=PINNED, training=small_training(2))
     job.wait_for(Phase.SUCCEEDED)
@@ -76,5 +74,3 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         for program in (found.operator, found.service):
             report.sections.append((f"{program.name}'s log", program.log.read_text()[-LAST_CHARACTERS:]))
     return report
-
-

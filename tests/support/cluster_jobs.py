@@ -6,24 +6,27 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from deploy.lab import lab, processes
 from penstock.core.lifecycle import Phase
 from penstock.core.records import StepMetrics
 from penstock.core.status import ConditionType, JobStatus
 from penstock.kube.names import ATTEMPT_LABEL, UID_LABEL, attempt_name
 from penstock.planner import yamltext
-from penstock.trainer.checkpoint import find_checkpoints
+from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
 from penstock.trainer.rundir import RunDir
 from tests.support.command import Command
-from tests.support.installed import OUT, PAIR, TEXT, Installed, components
+from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, Installed, components
 
 PATIENCE_SECONDS = 240.0
 SEQUENCE = 128
+PACE = "20mbit"
 PINNED = {"pp": 2, "microBatch": 1, "slices": [72, 56], "schedule": "1f1b", "stages": [1, 1]}
 """So that every attempt goes by the same plan, whatever was measured, and adds numbers in the same order."""
 
@@ -115,7 +118,7 @@ class ClusterJob:
         self.on.kubectl("patch", "pj", self.name, "--type=merge", "--patch", patch)
 
     def delete(self) -> None:
-        """Remove it, with all that is its own, and wait until that is gone."""
+        """Remove it, with all that is its own, and wait until its pods are gone."""
         self.on.kubectl("delete", "pj", self.name, "--wait=false")
         self.on.cluster.wait(lambda: not self.pods(), f"pods of {self.name} stay")
 
@@ -187,19 +190,22 @@ class ClusterJob:
         """Attempt and step of those that are whole, newest first."""
         return [(each.attempt, each.step) for each in find_checkpoints(self.root / "checkpoints")]
 
+    def verify_checkpoints(self) -> None:
+        """Fails unless each holds what was written; one that a running job removes meanwhile is passed over."""
+        for each in find_checkpoints(self.root / "checkpoints"):
+            try:
+                verify(each.folder)
+            except CorruptError:
+                if each.folder.exists():
+                    raise
+
     def ranks(self, attempt: int) -> list[int]:
         """The processes of this machine that are the attempt's training ranks."""
-        wanted = f"{self.uid}/a{attempt}".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().split(b"\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if b"train" in words and b"penstock.trainer" in words and any(word.endswith(wanted) for word in words):
-                if b"torch.distributed.run" not in words:
-                    found.append(int(path.parent.name))
-        return found
+        return [each for each in processes.pids() if self._is_rank(command_line(each), attempt)]
+
+    def _is_rank(self, words: list[str], attempt: int) -> bool:
+        trains = {"penstock.trainer", "train"} <= set(words) and "torch.distributed.run" not in words
+        return trains and any(word.endswith(f"{self.uid}/a{attempt}") for word in words)
 
     def stop_rank(self, attempt: int) -> None:
         """Let one of the attempt's ranks hang."""
@@ -237,6 +243,26 @@ def local_losses(on: Installed, folder: Path, spec: dict[str, Any], plan: RunDir
     found = run.read_metrics()
     assert [each.step for each in found] == list(range(len(found)))
     return [each.loss for each in found]
+
+
+@contextmanager
+def paced(on: Installed) -> Iterator[None]:
+    """Cards so slow that a step takes about as long on every machine, and little of this one: ranks wait for them."""
+    for node in (*PAIR_NODES, SPARE_NODE):
+        lab.shape(on.lab, node, PACE)
+    try:
+        yield
+    finally:
+        for node in (*PAIR_NODES, SPARE_NODE):
+            lab.shape(on.lab, node, "none")
+
+
+def command_line(pid: int) -> list[str]:
+    """What a process was started with; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
 
 
 def instant(text: str) -> float:

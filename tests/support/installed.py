@@ -1,4 +1,4 @@
-"""penstock on a test's cluster: the service and the operator as processes of this machine, which pods of a lab reach."""
+"""penstock on a test's cluster: service and operator as processes of this machine, which pods of a lab reach."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ class Program:
 class Installed:
     """What is installed sees to the jobs in ``namespace`` alone, and lives itself in ``system``.
 
-    Jobs share the claims `OUT` and `TEXT` there, whose folders on this machine are ``out`` and ``text``. What the planner
-    has compiled once stays in this user's cache.
+    Jobs share the claims `OUT` and `TEXT` there, whose folders on this machine are ``out`` and ``text``.
     """
 
     cluster: Cluster
