@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.lab import build, lab, state
@@ -41,11 +41,11 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments say; the exit code is 2 where the user has to do something first."""
+def carried_out(arguments: Sequence[str], do: Callable[[argparse.Namespace], None]) -> int:
+    """Have done what the arguments say; the exit code is 2 where the user has to do something first."""
     said = parser().parse_args(arguments)
     try:
-        _do(said)
+        do(said)
     except LabError as error:
         print(error, file=sys.stderr)
         return 2
@@ -54,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _do(said: argparse.Namespace) -> None:
+def do(said: argparse.Namespace) -> None:
+    """Do it with the lab."""
     if said.verb == "build":
         lab.fill_cache(list(build.PARTS))
     elif said.verb == "up":
@@ -84,4 +85,4 @@ def _do_with(found: state.State, said: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(carried_out(sys.argv[1:], do))

@@ -23,7 +23,7 @@ class Part:
     """A module of `go/`, the programs that are built from it, and what is made of them.
 
     ``programs`` are packages by program. The one program of a part whose ``image`` is not empty goes into that image
-    at the path that its chart expects. ``chart`` lies in the module of that name, at that path.
+    at the path that its chart expects. ``copies`` are folders of the module, by the name of the copy.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Part:
     module: str
     image: str = ""
     entrypoint: str = ""
-    chart: str = ""
+    copies: Mapping[str, str] = field(default_factory=dict)
     links: tuple[str, ...] = field(default=())
 
     @property
@@ -48,7 +48,8 @@ class Part:
     def key(self) -> str:
         files = sorted(path for path in self.folder.rglob("*") if path.is_file())
         named = [str(path.relative_to(self.folder)) for path in files]
-        return cache.key_of(architecture(), repr(self), *named, *(path.read_bytes() for path in files))
+        made = repr((self.programs, self.image, self.entrypoint, self.copies, self.links))
+        return cache.key_of(architecture(), made, *named, *(path.read_bytes() for path in files))
 
 
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
@@ -69,7 +70,7 @@ JOBSET = Part(
     module="sigs.k8s.io/jobset",
     image=f"{DOMAIN}/jobset",
     entrypoint="/manager",
-    chart="charts/jobset",
+    copies={"chart": "charts/jobset"},
 )
 KUEUE = Part(
     name="kueue",
@@ -78,9 +79,15 @@ KUEUE = Part(
     module="sigs.k8s.io/kueue",
     image=f"{DOMAIN}/kueue",
     entrypoint="/manager",
-    chart="charts/kueue",
+    copies={"chart": "charts/kueue"},
 )
-KWOK = Part(name="kwok", programs={"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, minutes=1, module="sigs.k8s.io/kwok")
+KWOK = Part(
+    name="kwok",
+    programs={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+    minutes=1,
+    module="sigs.k8s.io/kwok",
+    copies={"stages": "kustomize/stage"},
+)
 PARTS = (KUBERNETES, HELM, JOBSET, KUEUE, KWOK)
 
 
@@ -93,7 +100,7 @@ def pinned(go_mod: str, module: str) -> str:
 
 
 def version_flags(version: str) -> str:
-    """Linker flags that tell Kubernetes' programs their version; without, they compare as newer than nothing."""
+    """Linker flags that tell Kubernetes' programs their version, which others compare with theirs."""
     major, minor = version.removeprefix("v").split(".")[:2]
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -131,9 +138,9 @@ def _build(part: Part, target: Path) -> None:
         run(compiler, "build", "-ldflags", flags, "-o", target / program, package, cwd=part.folder, environ=environ)
     for link in part.links:
         (target / link).symlink_to(next(iter(part.programs)))
-    if part.chart:
-        source = run(compiler, "list", "-m", "-f", "{{.Dir}}", part.module, cwd=part.folder, environ=environ).strip()
-        shutil.copytree(Path(source) / part.chart, target / "chart")
+    for name, source in part.copies.items():
+        module = run(compiler, "list", "-m", "-f", "{{.Dir}}", part.module, cwd=part.folder, environ=environ).strip()
+        shutil.copytree(Path(module) / source, target / name)
     if part.image:
         _image(part, target)
 
@@ -153,5 +160,5 @@ def _image(part: Part, target: Path) -> None:
 
 def forget_go() -> None:
     """Remove Go's own caches: several gigabytes that serve nothing once all is built."""
-    for name in ("gocache", "gomodcache"):
-        shutil.rmtree(cache.folder() / name, ignore_errors=True)
+    for path in (cache.folder() / "gocache", cache.folder() / "gomodcache", *cache.folder().glob("go-*")):
+        shutil.rmtree(path, ignore_errors=True)

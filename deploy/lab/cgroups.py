@@ -15,13 +15,12 @@ PATIENCE_SECONDS = 10.0
 
 
 def hierarchies(mounts: str) -> list[Path]:
-    """Where control groups are mounted, by the text of /proc/mounts: one place with version 2, several with 1.
+    """Where control groups are mounted, by the text of /proc/mounts.
 
-    The unified hierarchy that some systems mount beside those of version 1 holds no controllers and is left out.
+    With version 2 that is one place; with version 1 several, and one of version 2 without controllers may be beside.
     """
     fields = [line.split() for line in mounts.splitlines()]
-    first = [Path(field[1]) for field in fields if field[2] == "cgroup"]
-    return first or [Path(field[1]) for field in fields if field[2] == "cgroup2"]
+    return [Path(field[1]) for field in fields if field[2] in ("cgroup", "cgroup2")]
 
 
 def _here() -> list[Path]:
@@ -31,8 +30,7 @@ def _here() -> list[Path]:
 def make(group: str) -> None:
     """Make a group in every hierarchy."""
     for hierarchy in _here():
-        if (hierarchy / "cgroup.controllers").exists():
-            _delegate(hierarchy)
+        _delegate(hierarchy)
         folder = hierarchy / group
         folder.mkdir(exist_ok=True)
         _inherit(hierarchy, folder)
@@ -40,7 +38,9 @@ def make(group: str) -> None:
 
 def _delegate(hierarchy: Path) -> None:
     """Version 2: let groups below the root be limited."""
-    (hierarchy / "cgroup.subtree_control").write_text(" ".join(f"+{each}" for each in CONTROLLERS))
+    controllers = hierarchy / "cgroup.controllers"
+    if controllers.exists() and set(CONTROLLERS) <= set(controllers.read_text().split()):
+        (hierarchy / "cgroup.subtree_control").write_text(" ".join(f"+{each}" for each in CONTROLLERS))
 
 
 def _inherit(hierarchy: Path, folder: Path) -> None:

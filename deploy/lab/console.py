@@ -33,7 +33,9 @@ def run(
     """What a program prints; raises `LabError` with its last words when it fails."""
     words = [str(word) for word in command]
     try:
-        done = subprocess.run(words, input=stdin, env=environ, cwd=cwd, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, input=stdin or "", env=environ, cwd=cwd, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError as error:
         raise LabError(f"{words[0]} is missing: {error}") from error
     if done.returncode != 0:

@@ -17,7 +17,7 @@ from typing import Any
 
 from deploy.lab import addons, base_image, build, cache, cgroups, network, node, packages, rooms, state, volumes
 from deploy.lab import control_plane as plane
-from deploy.lab.addresses import MOST_NODES, Addresses, free_slot
+from deploy.lab.addresses import MOST_NODES, RANGE, Addresses, free_slot
 from deploy.lab.certificates import make_all, write_kubeconfig
 from deploy.lab.console import LabError, plain_environ, run, say, wait_until
 from deploy.lab.state import State
@@ -63,8 +63,8 @@ def fill_cache(parts: list[build.Part]) -> None:
 def up(wanted: Wanted) -> State:
     """Start a lab and return when its nodes are ready; whatever fails, nothing of it is left."""
     _require_root()
-    if wanted.name in state.names():
-        raise LabError(f"the lab {wanted.name} is up already: ./dev cluster status")
+    rooms.require()
+    _require_new(wanted.name)
     fill_cache(wanted.parts)
     started = time.monotonic()
     lab = _begin(wanted)
@@ -76,6 +76,11 @@ def up(wanted: Wanted) -> State:
         raise
     say(f"{wanted.name} is up after {time.monotonic() - started:.0f} s: export KUBECONFIG={lab.kubeconfig}")
     return lab
+
+
+def _require_new(name: str) -> None:
+    if name in state.names():
+        raise LabError(f"the lab {name} is up already: ./dev cluster status, or down")
 
 
 def _require_root() -> None:
@@ -92,33 +97,33 @@ def _lock() -> Iterator[None]:
         yield
 
 
+def _note() -> Path:
+    """Where the folders are noted that were made for the rooms of all labs."""
+    return state.labs() / "mountpoints"
+
+
 def _begin(wanted: Wanted) -> State:
-    """The lab's folder, slot, bridge and mount points; from here on `down` knows it."""
+    """The lab's folder, slot and mount points; from here on `down` knows it."""
     with _lock():
-        slot = free_slot(wanted.name, network.routed())
+        _require_new(wanted.name)
+        others = [str(state.read(name).addresses.network) for name in state.names()]
+        slot = free_slot(wanted.name, [*network.routed(), *others])
         if slot is None:
-            raise LabError(
-                "every slot for a lab is taken: ./dev cluster down --name NAME, one of " + str(state.names())
-            )
+            raise LabError(f"there is no room for a lab in {RANGE}: ./dev cluster down --name {state.names()}")
         folder = state.folder_of(wanted.name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        lab = State(
-            name=wanted.name,
-            slot=slot,
-            num_nodes=wanted.num_nodes,
-            kubernetes=str(build.built(build.KUBERNETES)),
-            rooms={},
-            made_folders=tuple(rooms.make_mountpoints()),
-        )
+        kubernetes = str(build.built(build.KUBERNETES))
+        lab = State(name=wanted.name, slot=slot, num_nodes=wanted.num_nodes, kubernetes=kubernetes, rooms={})
         lab.write()
-        network.lay_bridge(lab.addresses)
+        rooms.make_mountpoints(_note())
     return lab
 
 
 def _populate(lab: State) -> State:
-    """Open every room, with its cable."""
+    """Lay the bridge, and open every room with its cable."""
     addresses = lab.addresses
+    network.lay_bridge(addresses)
     make_all(lab.certificates, addresses, lab.num_nodes)
     write_kubeconfig(lab.kubeconfig, lab.certificates, "admin", addresses.apiserver)
     machines = {plane.NAME: addresses.control_plane}
@@ -166,8 +171,7 @@ def _prepare_node(lab: State, number: int, images: list[Path]) -> None:
 
 
 def _start_runtime(room: rooms.Room) -> None:
-    found = shutil.which("containerd", path=plain_environ()["PATH"])
-    node.start_runtime(room, Path(str(found)), base_image.shared())
+    node.start_runtime(room, packages.program("containerd"), base_image.shared())
 
 
 def _join(lab: State, number: int) -> None:
@@ -181,8 +185,8 @@ def _wait_for_nodes(lab: State) -> None:
     try:
         wait_until(lambda: wanted <= ready_nodes(lab), "ready nodes", READY_SECONDS, 0.3)
     except LabError as error:
-        silent = sorted(wanted - ready_nodes(lab))
-        raise LabError(f"{error}: {', '.join(silent)}\n{lab.room(silent[0]).told('kubelet')}") from error
+        told = [lab.room(silent).told("kubelet") for silent in sorted(wanted - ready_nodes(lab))]
+        raise LabError("\n".join([str(error), *told])) from error
 
 
 def _add(lab: State, wanted: Wanted) -> None:
@@ -233,7 +237,7 @@ def down(name: str) -> None:
     with _lock():
         shutil.rmtree(lab.folder)
         if not state.names():
-            rooms.remove_mountpoints(lab.made_folders)
+            rooms.remove_mountpoints(_note())
 
 
 def kill(lab: State, machine: str) -> None:

@@ -81,7 +81,10 @@ def network_config(pods: IPv4Network) -> str:
 
 
 def kubelet_config(folder: Path, authority: Path, group: str) -> str:
-    """Its JSON. Silence is noticed soon, and nothing is evicted because this machine's disk is full."""
+    """Its JSON. Silence is noticed soon, and nothing is evicted because this machine's disk is full.
+
+    Nothing answers at the address for names, which programs learn at once; without one every pod gets a warning.
+    """
     config: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -89,6 +92,8 @@ def kubelet_config(folder: Path, authority: Path, group: str) -> str:
         "authorization": {"mode": "Webhook"},
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{group}",
+        "clusterDNS": ["127.0.0.1"],
+        "clusterDomain": "cluster.local",
         "containerRuntimeEndpoint": f"unix://{SOCKET}",
         "enforceNodeAllocatable": [],
         "evictionHard": EVICT_NEVER,
@@ -102,7 +107,6 @@ def kubelet_config(folder: Path, authority: Path, group: str) -> str:
         "podLogsDir": "/var/log/pods",
         "resolvConf": str(folder / "resolv.conf"),
         "serializeImagePulls": False,
-        "syncFrequency": "10s",
         "volumePluginDir": str(folder / "volume-plugins"),
     }
     return json.dumps(config, indent=1)

@@ -26,6 +26,14 @@ NEEDED = {
 """By a program of each: a name on the PATH, or a path."""
 
 
+def program(name: str) -> Path:
+    """Where a program of them is; raises `LabError` if it is not there."""
+    found = shutil.which(name, path=plain_environ()["PATH"])
+    if found is None:
+        raise LabError(f"{name} is missing: sudo apt-get install {NEEDED[name]}")
+    return Path(found)
+
+
 def missing() -> list[str]:
     """The packages whose programs are not there."""
     path = plain_environ()["PATH"]

@@ -48,14 +48,14 @@ def process(pid: int) -> Process | None:
 
 def children(pid: int) -> list[int]:
     """The processes that it started and that are left."""
-    return [each for each in _pids() if (found := _stat(each)) is not None and int(found[1]) == pid]
+    return [each for each in pids() if (found := _stat(each)) is not None and int(found[1]) == pid]
 
 
 def named(inside: Process, names: Collection[str]) -> list[Process]:
     """The processes of those names in the process namespace of another, none of those in namespaces below it."""
     space = _namespace(inside.pid)
     wanted = {name[:COMMAND_LENGTH] for name in names}
-    found = [process(pid) for pid in _pids() if command(pid) in wanted and _namespace(pid) == space]
+    found = [process(pid) for pid in pids() if command(pid) in wanted and _namespace(pid) == space]
     return [each for each in found if each is not None and each.alive]
 
 
@@ -74,5 +74,5 @@ def _namespace(pid: int) -> str | None:
         return None
 
 
-def _pids() -> list[int]:
+def pids() -> list[int]:
     return [int(path.name) for path in PROC.iterdir() if path.name.isdecimal()]

@@ -18,6 +18,7 @@ from deploy.lab.processes import Process, children, command, named, process
 
 OWN_FOLDERS = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
 FIRST = "pause"
+NEW = ("--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc")
 SETUP = """set -e
 echo "$1" > /proc/sys/kernel/hostname
 mount --make-rshared /
@@ -90,13 +91,20 @@ class Room:
         wait_until(lambda: not self.alive, f"the end of {self.name}", START_SECONDS)
 
 
+def require() -> None:
+    """Refuse a machine on which there can be no rooms; raises `LabError`."""
+    try:
+        run("unshare", *NEW, "true")
+    except LabError as error:
+        raise LabError(f"root may not make namespaces here, as in a container without privileges\n{error}") from error
+
+
 def open_room(name: str, folder: Path, first: Path) -> Room:
     """A new room whose first process is the program ``first``, which waits; raises `LabError` if it does not start."""
     own = folder / "own"
     for path in OWN_FOLDERS:
         (own / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    flags = ["--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc"]
-    command_line = ["unshare", *flags, "sh", "-c", SETUP, "sh", name, str(own), str(first), *OWN_FOLDERS]
+    command_line = ["unshare", *NEW, "sh", "-c", SETUP, "sh", name, str(own), str(first), *OWN_FOLDERS]
     outer = process(int(run("sh", "-c", BACKGROUND, folder / "room.log", *command_line, environ=plain_environ())))
     wait_until(lambda: outer is None or not outer.alive or bool(_first(outer)), f"the start of {name}", START_SECONDS)
     found = None if outer is None else _first(outer)
@@ -110,19 +118,19 @@ def _first(outer: Process) -> Process | None:
     return next((process(pid) for pid in children(outer.pid) if command(pid) == FIRST), None)
 
 
-def make_mountpoints() -> list[str]:
-    """Make the folders that a room covers and that this machine lacks; which those were, the parents first."""
-    missing = []
+def make_mountpoints(note: Path) -> None:
+    """Make the folders that a room covers and that this machine lacks, and note which those were, parents first."""
     for folder in OWN_FOLDERS:
         for path in (*reversed(Path(folder).parents), Path(folder)):
             if not path.exists():
+                with note.open("a") as file:
+                    file.write(f"{path}\n")
                 path.mkdir()
-                missing.append(str(path))
-    return missing
 
 
-def remove_mountpoints(made: Sequence[str]) -> None:
-    """Remove them again, where they are still empty."""
-    for path in reversed(made):
+def remove_mountpoints(note: Path) -> None:
+    """Remove what is noted, where it is still empty, and the note; no room may be left that covers them."""
+    for path in reversed(note.read_text().splitlines() if note.exists() else []):
         with contextlib.suppress(OSError):
             Path(path).rmdir()
+    note.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ FILE = "lab.json"
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A lab: its name, slot and number of nodes, the first process of each room, and the folders that were made for it.
+    """A lab: its name, slot and number of nodes, and the first process of each of its rooms.
 
     ``kubernetes`` is the folder of the programs that it runs.
     """
@@ -30,7 +30,6 @@ class State:
     num_nodes: int
     kubernetes: str
     rooms: Mapping[str, Process]
-    made_folders: tuple[str, ...]
 
     @property
     def addresses(self) -> Addresses:
@@ -90,5 +89,10 @@ def read(name: str) -> State:
         found = json.loads((folder_of(name) / FILE).read_text())
     except FileNotFoundError:
         raise LabError(f"there is no lab {name}: ./dev cluster up") from None
-    rooms = {machine: Process(**process) for machine, process in found.pop("rooms").items()}
-    return State(**{**found, "rooms": rooms, "made_folders": tuple(found["made_folders"])})
+    return State(
+        name=found["name"],
+        slot=found["slot"],
+        num_nodes=found["num_nodes"],
+        kubernetes=found["kubernetes"],
+        rooms={machine: Process(**process) for machine, process in found["rooms"].items()},
+    )

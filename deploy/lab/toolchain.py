@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -20,6 +21,7 @@ SUMS = {
     "arm64": "02b36b6787b3ac767668f630e2998df45a3b1f9ffee08d1bf3ef6487cd658d99",
 }
 """SHA-256 of the archives of that version, by architecture."""
+PROXY = "https://proxy.golang.org"
 PLACES = ("/usr/local/go/bin/go",)
 FETCH_SECONDS = 300
 
@@ -41,10 +43,16 @@ def version(text: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def proxy() -> str:
+    """Where modules come from: the first address that GOPROXY names, as Go has it, else Go's own."""
+    said = re.split("[,|]", os.environ.get("GOPROXY", ""))[0]
+    return said.rstrip("/") if said.startswith("http") else PROXY
+
+
 def _fetch(target: Path) -> None:
     """The archive holds no file modes; as Go itself does, programs are made executable."""
     name = f"v0.0.1-go{VERSION}.linux-{architecture()}"
-    url = f"https://proxy.golang.org/golang.org/toolchain/@v/{name}.zip"
+    url = f"{proxy()}/golang.org/toolchain/@v/{name}.zip"
     say(f"no Go {OLDEST[0]}.{OLDEST[1]} or newer here: fetching {url}")
     archive = target / "go.zip"
     try:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
 from penstock.api.store.schema import jobs, log_lines, points, rollups
 from penstock.api.store.series import ALL_RANKS, ChartPoint, Point
 from penstock.core.errors import UserError
+from penstock.core.profile import Profile
 from penstock.core.records import LogLine, Record, RecordKind
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from tests.support.sample_run import sample_profile
@@ -58,24 +60,38 @@ def test_what_is_sent_is_kept_and_acknowledged(service: Service) -> None:
     assert (progress.step, progress.loss, progress.step_seconds) == (4, 4.997, 0.5)
 
 
+def profile_record(uid: str, measured: Profile) -> Record:
+    return Record(
+        uid=uid, attempt=1, source="profile", sequence=0, recorded_at=NOW, kind=RecordKind.PROFILE, profile=measured
+    )
+
+
 def test_a_profile_is_kept_once_and_whole(service: Service) -> None:
     """Whoever plans for an attempt on other machines finds it here."""
     job = begun(service)
     measured = replace(sample_profile(), num_ranks=3, hosts=(0, 1, 0))
-    record = Record(
-        uid=job.uid,
-        attempt=1,
-        source="profile",
-        sequence=0,
-        recorded_at=NOW,
-        kind=RecordKind.PROFILE,
-        profile=measured,
-    )
-    sent = Record.from_manifest(json.loads(json.dumps(record.to_manifest())))
+    sent = Record.from_manifest(json.loads(json.dumps(profile_record(job.uid, measured).to_manifest())))
     for _ in range(2):
         assert take(service, [sent]) == 0
     assert service.read(lambda connection: profiles.find(connection, measured.digest)) == measured
     assert [stored.digest for stored in service.read(profiles.every)] == [measured.digest]
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"key": replace(sample_profile().key, host="h" * 256)}, "key.host"),
+        ({"model_digest": "d" * 65}, "modelDigest"),
+        ({"num_ranks": 2**31}, "numRanks"),
+        ({"num_ranks": 0}, "numRanks"),
+    ],
+)
+def test_a_profile_that_there_is_no_room_for_is_refused_before_others_are_kept_with_it(
+    change: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        Batch.of([profile_record("u-1", replace(sample_profile(), **change))], NOW)
+    assert caught.value.where == f"records[0].profile.{where}"
 
 
 def test_steps_tell_where_the_job_stands_without_a_checkpoint(service: Service) -> None:

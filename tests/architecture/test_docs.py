@@ -17,6 +17,7 @@ import typer.main
 
 from penstock.cli.main import app, main
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from penstock.core.cluster_profile import ClusterProfile, ClusterProfileSpec
 from penstock.core.invariants import prove
 from penstock.core.job import JobSpec, Metadata, PipelineJob
 from penstock.core.layout import SlotKind
@@ -81,7 +82,7 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert list(broken_links(tmp_path / "page.md")) == ["gone.md", "#no"]
 
 
-PATHS = re.compile(r"`((?:planner|view|trainer|cli|tests|core|docs|benchmarks)/[\w./-]+\.(?:py|md|toml))`")
+PATHS = re.compile(r"`((?:planner|view|trainer|cli|tests|core|docs|benchmarks|deploy)/[\w./-]+\.(?:py|md|toml))`")
 
 
 @by_page
@@ -278,6 +279,7 @@ CLUSTER_TYPES = [
 TABLES = [
     *((GUIDES / "running-a-job.md", heading, cls) for heading, cls in JOB_TYPES),
     *((GUIDES / "described-hardware.md", heading, cls) for heading, cls in CLUSTER_TYPES),
+    (GUIDES / "kubernetes.md", "Fields of a ClusterProfile", ClusterProfileSpec),
 ]
 
 
@@ -309,7 +311,9 @@ def test_every_manifest_can_be_read(page: Path) -> None:
     """Whole jobs and clusters; a block that is a part of one is only parsed."""
     for block in yaml_blocks(page):
         manifest = yamltext.load(block, page.name)
-        if "apiVersion" in manifest:
+        if manifest.get("kind") == "ClusterProfile":
+            ClusterProfile.from_manifest(manifest)
+        elif "apiVersion" in manifest:
             PipelineJob.from_manifest(manifest)
         elif "device" in manifest:
             ClusterSpec.from_manifest(manifest)

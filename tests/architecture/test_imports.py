@@ -164,3 +164,9 @@ def test_the_command_starts_without_the_heavy_parts() -> None:
     module, _, function = pyproject()["project"]["scripts"]["penstock"].partition(":")
     loaded = modules_loaded_by(f"from {module} import {function}")
     assert loaded & {"numba", "numpy", "plotly", "scipy", "tokenizers", "torch"} == set()
+
+
+def test_what_supervises_an_attempt_leaves_its_memory_to_the_ranks() -> None:
+    """In a pod there is one beside the ranks, and nowhere that compiled functions could be kept."""
+    loaded = modules_loaded_by("import penstock.cli.supervisor, penstock.cli.pod")
+    assert loaded & {"fastapi", "numba", "plotly", "scipy", "sqlalchemy", "tokenizers", "torch"} == set()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.executor import Executor, newest_checkpoint_step
+from penstock.cli.executor import Executor
+from penstock.cli.progress_files import newest_checkpoint_step
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange, RunState, read_state
 from penstock.cli.stopping import StopRequests

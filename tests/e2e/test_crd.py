@@ -14,18 +14,21 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.operator.crd import cluster_profile_crd, pipeline_job_crd
 from penstock.planner import yamltext
+from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.defaulting import defaulted
-from tests.support.kubectl import Kubectl, with_crds
+from tests.support.kubectl import Kubectl, kubectl_of, with_crds
 from tests.support.manifests import CLUSTER_PROFILE, EXAMPLE, FULL, example, loaded
 from tests.support.repository import ROOT
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 JOBS = sorted(path for path in (ROOT / "deploy" / "examples").glob("*.yaml") if "kind: PipelineJob" in path.read_text())
 DRY = ("apply", "--dry-run=server", "-f", "-")
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Any) -> Kubectl:
-    return with_crds(Kubectl(program=cluster.kubectl, kubeconfig=cluster.kubeconfig))
+def kubectl(cluster: Cluster) -> Kubectl:
+    return with_crds(kubectl_of(cluster))
 
 
 def dump(manifest: dict[str, Any]) -> str:
@@ -121,6 +124,18 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "thirds": ({"parallelism": {"stages": [4.3, 3.7]}}, "spec.parallelism.stages[0]", "multiple of 0.5"),
     "slices 0": ({"parallelism": {"slices": 0}}, "spec.parallelism.slices", "greater than or equal to 1"),
     "no slices": ({"parallelism": {"slices": []}}, "spec.parallelism.slices", "at least 1 items"),
+    "slices text": ({"parallelism": {"slices": "many"}}, "spec.parallelism.slices", "neither a number of slices"),
+    "slices flag": ({"parallelism": {"slices": True}}, "spec.parallelism.slices", "neither a number of slices"),
+    "many slices": ({"parallelism": {"slices": 2000}}, "spec.parallelism.slices", "2000 slices of 1024 tokens"),
+    "slices sum": (
+        {"parallelism": {"slices": [512, 500]}},
+        "spec.parallelism.slices",
+        "slices sum to 1012, the sequence length is 1024",
+    ),
+    "empty slice": ({"parallelism": {"slices": [1024, 0]}}, "spec.parallelism.slices", "at least one token"),
+    "slices mixed": ({"parallelism": {"slices": [512, "512"]}}, "spec.parallelism.slices", "at least one token"),
+    "schedule 3": ({"parallelism": {"schedule": 3}}, "spec.parallelism.schedule", "neither a schedule's name"),
+    "no generator": ({"parallelism": {"schedule": {"text": ""}}}, "spec.parallelism.schedule", "its generator"),
     "price": ({"objective": "cost"}, "spec.pricePerDeviceHour", "cost needs a price"),
     "keep": ({"checkpoint__keep": 0}, "spec.checkpoint.keep", "greater than or equal to 1"),
     "backoff": ({"runPolicy__backoffLimit": -1}, "spec.runPolicy.backoffLimit", "greater than or equal to 0"),
@@ -182,6 +197,7 @@ def test_what_is_wrong_is_refused_by_both_with_the_field(kubectl: Kubectl, name:
 ONLY_ON_A_CLUSTER: dict[str, tuple[dict[str, Any], str, str]] = {
     "path": ({"data__source": "/srv/corpus"}, "spec.data.source", "no place on a cluster"),
     "tokenizer": ({"data__tokenizer": {"file": "t.json"}, "model__vocab": 9}, "spec.data.tokenizer.file", "no place"),
+    "file": ({"parallelism": {"schedule": "mine.csv"}}, "spec.parallelism.schedule", "no file is sent along"),
     "resumeFrom": ({"checkpoint__resumeFrom": "runs/a"}, "spec.checkpoint.resumeFrom", "out://UID/ATTEMPT/STEP"),
     "no claim": (
         {"data__source": "data://corpus/train"},
@@ -245,6 +261,8 @@ def changed(manifest: dict[str, Any], **changes: Any) -> str:
         ("training__steps", 300),
         ("training__optimizer__learningRate", 0.1),
         ("parallelism__pp", 1),
+        ("parallelism__slices", [256, 768]),
+        ("parallelism__schedule", "zb"),
         ("objective", "cost"),
         ("checkpoint__keep", 9),
         ("kubernetes__image", "other"),
@@ -300,6 +318,20 @@ def test_columns(kubectl: Kubectl, job: dict[str, Any]) -> None:
     _, row = kubectl.ask("get", "penstock", "-o", "wide").splitlines()
     assert row.split()[:8] == [f"pipelinejob.penstock.dev/{name}", "Running", "pp4,zb", "7", "200", "nan", "2", "4"]
     assert row.split()[-1] == "Bound"
+
+
+def test_columns_of_a_cluster_profile(kubectl: Kubectl) -> None:
+    kubectl.apply(loaded(CLUSTER_PROFILE))
+    link = {"source": 0, "target": 1, "latencySeconds": 1e-4, "bytesPerSecond": 1.25e8}
+    status = {
+        "conditions": [{"type": "Profiled", "status": "True", "reason": "Measured"}],
+        "links": {"numLinks": 12, "slowest": link, "fastest": link, "medianBytesPerSecond": 1.25e8},
+    }
+    kubectl.ask("patch", "cprof", "pool", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    head, row = kubectl.ask("get", "cprof").splitlines()
+    kubectl.ask("delete", "cprof", "pool", "--wait=false")
+    assert head.split() == ["NAME", "PROFILED", "RANKS", "SLOWEST", "MEASURED", "AGE"]
+    assert row.split()[:4] == ["pool", "True", "4", "125000000"]
 
 
 def test_a_status_goes_to_its_own_subresource(kubectl: Kubectl, job: dict[str, Any]) -> None:

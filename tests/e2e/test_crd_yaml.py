@@ -22,9 +22,12 @@ from penstock.cli.manifests import read_job
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.planner import yamltext
-from tests.support.kubectl import Kubectl, with_crds
+from tests.support.cluster import COLD_SECONDS, Cluster
+from tests.support.kubectl import Kubectl, kubectl_of, with_crds
 from tests.support.manifests import EXAMPLE
 from tests.support.service import Clock, client_of, new_service
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 HEAD = "apiVersion: penstock.dev/v1alpha1\nkind: PipelineJob\nmetadata: {name: a}\n"
 REFUSED = object()
@@ -52,8 +55,8 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Any) -> Kubectl:
-    return with_crds(Kubectl(program=cluster.kubectl, kubeconfig=cluster.kubeconfig))
+def kubectl(cluster: Cluster) -> Kubectl:
+    return with_crds(kubectl_of(cluster))
 
 
 def by_kubectl(kubectl: Kubectl, text: str) -> Any:

@@ -8,12 +8,17 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from penstock.cli import pod as pod_module
+from penstock.cli.pod import Pod, run_pod
+from penstock.cli.pod_mailbox import PodFiles
+from penstock.cli.stalling import StallWatch
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.plan import Plan
@@ -177,6 +182,39 @@ def test_a_killed_rank_ends_both_pods_soon_and_is_named(root: Path) -> None:
     assert killed.message.startswith(f"rank 1 (process {victim.pid}) was killed")
     assert re.search(r"rank 0, step \d+: \S+( on channel \S+)? failed: ", peer.message)
     assert not any(report.refused for report in reports)
+
+
+def test_a_hung_rank_is_noticed_without_anybody_s_help(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pod is in this process, where twenty seconds of silence pass in one."""
+    job = job_of(5000, every_steps=5000)
+    attempt = Attempt(root, job)
+    begin = time.monotonic()
+    monkeypatch.setattr(pod_module, "StallWatch", lambda: StallWatch(lambda: 20 * (time.monotonic() - begin)))
+    stopped: list[tuple[int, float]] = []
+
+    def hang() -> None:
+        while not (steps_taken(attempt, 3) and (victim := status_of(attempt.pods[1], 1))):
+            time.sleep(0.05)
+        os.kill(victim.pid, signal.SIGSTOP)
+        stopped.append((victim.pid, time.monotonic()))
+
+    first = attempt.pods[0]
+    files = PodFiles(attempt=first.attempt_files, pod=first.pod_files, token=first.token, termination=first.termination)
+    pod = Pod(uid=first.uid, attempt=1, files=files, out=attempt.out, data=attempt.data, local=first.local)
+    with attempt.started(first=1):
+        attempt.train(tiny_plan(job, 2))
+        hanging = threading.Thread(target=hang, daemon=True)
+        hanging.start()
+        code = run_pod(pod, lambda line: None)
+        hanging.join(NOTICED_SECONDS)
+        assert stopped, attempt.said()
+        ((victim, stopped_at),) = stopped
+        noticed_after = time.monotonic() - stopped_at
+        os.kill(victim, signal.SIGKILL)
+    report = first.report()
+    assert (code, report.state, report.message) == (1, AttemptState.FAILED, "no step within 60 s"), attempt.said()
+    assert 60 / 20 <= noticed_after < 60 / 20 + 2
+    assert status_of(first, 0) is not None
 
 
 INTERFACE = "veth-pod"

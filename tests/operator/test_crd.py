@@ -18,16 +18,19 @@ from penstock.core.job import PipelineJob
 from penstock.core.manifest import Manifest
 from penstock.core.status import JobStatus
 from penstock.operator.crd import cluster_profile_crd, pipeline_job_crd
+from penstock.operator.policy import binding, policy
 from penstock.planner import yamltext
 from tests.support.defaulting import defaulted
 from tests.support.manifest_strategies import valid
 from tests.support.manifests import CLUSTER_PROFILE, EXAMPLE, FULL, loaded
 from tests.support.repository import ROOT
 
-FOLDER = ROOT / "deploy" / "crds"
+FOLDERS = (ROOT / "deploy" / "crds", ROOT / "helm" / "penstock" / "crd-files")
+"""For kubectl, and for the chart, which may hold no links."""
 RENEW = "PENSTOCK_RENEW"
 
 CRDS = {"pipelinejobs": pipeline_job_crd(), "clusterprofiles": cluster_profile_crd()}
+FILES = {**CRDS, "policy": policy(), "policy-binding": binding()}
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -65,14 +68,19 @@ def schemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
             yield from schemas(schema.get(name), f"{path}.{name}")
 
 
-@pytest.mark.parametrize("name", CRDS)
+@pytest.mark.parametrize("name", FILES)
 def test_the_committed_file_is_made_from_the_types(name: str) -> None:
     """``PENSTOCK_RENEW=1`` writes it anew."""
-    path = FOLDER / f"{name}.yaml"
-    text = yamltext.dump(CRDS[name])
-    if os.environ.get(RENEW):
-        path.write_text(text)
-    assert path.read_text() == text
+    text = yamltext.dump(FILES[name])
+    for path in (folder / f"{name}.yaml" for folder in FOLDERS):
+        if os.environ.get(RENEW):
+            path.write_text(text)
+        assert path.read_text() == text
+
+
+def test_nothing_else_is_committed() -> None:
+    for folder in FOLDERS:
+        assert {path.stem for path in folder.iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize("name", CRDS)

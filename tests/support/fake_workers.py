@@ -14,7 +14,7 @@ from penstock.core.records import StepMetrics
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.launch import Failure, Outcome
 from penstock.trainer.rundir import RunDir, metrics_line, write_json
-from penstock.trainer.status import StatusFile, status_path
+from penstock.trainer.status import State, StatusFile, read_status, status_path
 from tests.support.sample_run import sample_profile
 
 FINE = Outcome(exit_code=0, failure=None)
@@ -49,8 +49,14 @@ class Script:
 class FakeRanks:
     """Follows a script; never two processes, so that every test sees the same."""
 
-    def __init__(self, script: Script, step: Callable[[], bool], finish: Callable[[str], None]) -> None:
-        self._script, self._step, self._finish = script, step, finish
+    def __init__(
+        self,
+        script: Script,
+        step: Callable[[], bool],
+        finish: Callable[[str], None],
+        started: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._script, self._step, self._finish, self._started = script, step, finish, started
         self._ended: Outcome | None = None
         self.asked_to_stop = False
         self.killed = False
@@ -78,7 +84,7 @@ class FakeRanks:
         self._ended = self._ended or killed()
 
     def all_started(self) -> bool:
-        return True
+        return self._started()
 
     def log_path(self, rank: int) -> Path | None:
         return None
@@ -114,15 +120,26 @@ class FakeWorkers:
         self.started.append(f"train {attempt} on {num_ranks}")
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         script.before()
-        return self._add(script, *_training(script, job, run, attempt, num_ranks))
+        return self._add(script, *_training(script, job, run, attempt, num_ranks), lambda: _all_started(run, num_ranks))
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
         self.started.append("rehearse")
         return self._add(Script(), lambda: False, lambda _: None)
 
-    def _add(self, script: Script, step: Callable[[], bool], finish: Callable[[str], None]) -> FakeRanks:
-        self.ranks.append(FakeRanks(script, step, finish))
+    def _add(
+        self,
+        script: Script,
+        step: Callable[[], bool],
+        finish: Callable[[str], None],
+        started: Callable[[], bool] = lambda: True,
+    ) -> FakeRanks:
+        self.ranks.append(FakeRanks(script, step, finish, started))
         return self.ranks[-1]
+
+
+def _all_started(run: RunDir, num_ranks: int) -> bool:
+    found = (read_status(status_path(run.status, rank)) for rank in range(num_ranks))
+    return all(status is not None and status.state is not State.STARTING for status in found)
 
 
 def _training(

@@ -1,63 +1,60 @@
-"""The chart, rendered by helm: the one on the PATH, or the one that the lab cluster built."""
+"""The chart, rendered by the real helm."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import os
-import shutil
+import secrets
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.planner import yamltext
-from tests.support import not_run
+from ruamel.yaml import YAML
+
+from deploy.lab import build
+from deploy.lab.console import plain_environ
+from tests.support.cluster import Cluster
 from tests.support.repository import ROOT
 
 CHART = ROOT / "helm" / "penstock"
-KUBE_VERSION = "1.36.3"
-NAMESPACE = "penstock-system"
+RELEASE = "penstock"
+NAMESPACE = f"chart-{secrets.token_hex(4)}"
+"""Another in each run: one that was deleted is not gone at once."""
+KUBERNETES = "1.36.0"
+"""The version that is rendered for; without a cluster helm would take the one that it was built with."""
 
 
-def helm() -> Path:
-    """The program; the test is not run where there is none."""
-    found = shutil.which("helm")
-    if found is not None:
-        return Path(found)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "lab"
-    built = sorted(cache.glob("helm-*/helm"), key=lambda path: path.stat().st_mtime)
-    if not built:
-        not_run.missing("cluster", "helm is neither on the PATH nor built by the lab; the chart is not rendered")
-    return built[-1]
+@dataclass(frozen=True, kw_only=True)
+class Helm:
+    """A helm."""
+
+    program: str
+
+    def run(self, *values: str) -> subprocess.CompletedProcess[str]:
+        """Render with these values (``name=value``), whatever comes of it."""
+        options = [word for value in values for word in ("--set-json", value)]
+        command = [self.program, "template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", KUBERNETES]
+        return subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+
+    def rendered(self, *values: str) -> str:
+        """The manifests; fails if helm does."""
+        done = self.run(*values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def objects(self, *values: str) -> dict[tuple[str, str], dict[str, Any]]:
+        """The same by kind and name."""
+        documents = YAML(typ="safe", pure=True).load_all(self.rendered(*values))
+        return {(each["kind"], each["metadata"]["name"]): each for each in documents if each}
+
+    def act(self, kubeconfig: Path, *words: str) -> str:
+        """What it says when it does something to a cluster; fails if it does."""
+        environ = plain_environ() | {"HOME": str(kubeconfig.parent), "KUBECONFIG": str(kubeconfig)}
+        command = [self.program, *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What helm says to these."""
-    command = [helm(), *arguments, CHART, "--kube-version", KUBE_VERSION]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def render(*values: str, name: str = "penstock") -> list[dict[str, Any]]:
-    """The objects of a release with ``--set`` values (``--set-json`` for those whose value is JSON)."""
-    return copy.deepcopy(_rendered(name, values))
-
-
-@functools.cache
-def _rendered(name: str, values: tuple[str, ...]) -> list[dict[str, Any]]:
-    flags = [flag for each in values for flag in (_flag(each), each)]
-    done = run("template", name, "--namespace", NAMESPACE, *flags)
-    assert done.returncode == 0, done.stderr
-    parts = done.stdout.split("\n---\n")
-    documents = (yamltext.load(part.removeprefix("---\n")) for part in parts)
-    return [document for document in documents if document]
-
-
-def refusal(*values: str) -> str:
-    """Why these values are refused."""
-    done = run("template", "penstock", *(flag for each in values for flag in (_flag(each), each)))
-    assert done.returncode != 0, "helm takes them"
-    return done.stderr
-
-
-def _flag(value: str) -> str:
-    return "--set-json" if value.partition("=")[2][:1] in ("[", "{") else "--set"
+def helm_of(cluster: Cluster) -> Helm:
+    """The lab's; by kind the one on the PATH, which it was set up with."""
+    return Helm(program="helm" if cluster.lab is None else str(build.built(build.HELM) / "helm"))

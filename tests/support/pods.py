@@ -151,12 +151,14 @@ class Attempt:
         (self.pods[0].attempt_files / ADDRESS_FILE).write_text(json.dumps(Address(server=url).to_manifest()))
 
     @contextmanager
-    def started(self, prefixes: Sequence[Sequence[str]] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """All pods' processes, of which none is left; each behind the words of its prefix."""
+    def started(
+        self, prefixes: Sequence[Sequence[str]] = (), *, first: int = 0
+    ) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """The pods' processes from the ``first`` on, of which none is left; each behind the words of its prefix."""
         command = [sys.executable, "-m", "penstock.cli", "pod"]
         processes = []
         try:
-            for k, pod in enumerate(self.pods):
+            for k, pod in enumerate(self.pods[first:], start=first):
                 environment = {**os.environ, "PYTHONPATH": _python_path(), POD_UID_VARIABLE: pod.uid}
                 environment |= {NODE_NAME_VARIABLE: f"node-{k}"}
                 options = pod.options(self.number, self.out, self.data)

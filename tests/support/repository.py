@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def components() -> list[Path]:
-    """The component folders: those at the top that hold a part of the `penstock` namespace."""
-    return sorted(path.parent for path in ROOT.glob("*/penstock"))
+    """The component folders: those at the top that hold a part of the `penstock` namespace, as the chart's does not."""
+    return sorted({path.parents[2] for path in ROOT.glob("*/penstock/*/__init__.py")})
 
 
 def packages() -> dict[str, Path]:
@@ -29,8 +29,8 @@ def source_files() -> list[Path]:
 
 
 def python_files() -> list[Path]:
-    """Every Python file of the repository, `dev`, benchmarks and tests among them."""
-    others = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    """Every Python file of the repository, `dev`, benchmarks, what deploys and tests among them."""
+    others = [path for folder in ("tests", "benchmarks", "deploy") for path in (ROOT / folder).rglob("*.py")]
     return sorted([*source_files(), *others, ROOT / "dev"])
 
 

@@ -11,6 +11,13 @@ from penstock.api.store import jobs
 from penstock.core.job import PipelineJob
 
 
+def require_editor(identity: Identity, job: PipelineJob) -> None:
+    """Raise `Problem` unless ``identity`` may make jobs where the job belongs."""
+    namespace = job.metadata.namespace
+    if not identity.may(Role.EDITOR, namespace, "create"):
+        raise forbidden(Role.EDITOR, namespace)
+
+
 def require_acceptable(connection: Connection, locations: Locations, identity: Identity, job: PipelineJob) -> None:
     """Do nothing for a job that ``identity`` may submit as it is.
 
@@ -18,9 +25,7 @@ def require_acceptable(connection: Connection, locations: Locations, identity: I
         Problem: its namespace is none where they may.
         UserError: it names what it may not, or what is not there, or a checkpoint that is not theirs to see.
     """
-    namespace = job.metadata.namespace
-    if not identity.may(Role.EDITOR, namespace):
-        raise forbidden(Role.EDITOR, namespace)
+    require_editor(identity, job)
 
     def readable(uid: str) -> bool:
         return identity.may(Role.VIEWER, jobs.namespace_of(connection, uid))

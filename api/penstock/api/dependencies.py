@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from penstock.api.auth.identity import Caller, Identity, Role
 from penstock.api.auth.origin import SAFE_METHODS, same_origin
+from penstock.api.cluster.people import Person
 from penstock.api.credentials import Credential
 from penstock.api.problems import Problem
 from penstock.api.service import Service
@@ -92,6 +93,8 @@ def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Ident
     """
 
     async def required(request: Request, identity: IdentityIn) -> Identity:
+        if isinstance(identity, Person):
+            return await run_in_threadpool(let_pass, request, identity, role, everywhere=everywhere)
         return let_pass(request, identity, role, everywhere=everywhere)
 
     return required
@@ -99,10 +102,32 @@ def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Ident
 
 def let_pass(request: Request, identity: Identity, role: Role, *, everywhere: bool = False) -> Identity:
     """The identity, if it has the role where the request needs it; raises `Problem` otherwise."""
-    namespace = request.path_params.get("namespace")
-    if not identity.may(role, namespace if namespace or everywhere else identity.namespace):
+    namespace, verb = request.path_params.get("namespace"), verb_of(request)
+    named = namespace or everywhere
+    allowed = identity.may(role, namespace, verb) if named else identity.may_anywhere(role, verb)
+    if not allowed:
         raise forbidden(role, namespace)
     return identity
+
+
+WRITES = {
+    "createJob": "create",
+    "requestPlan": "create",
+    "cancelPlanRequest": "create",
+    "retryJob": "create",
+    "suspendJob": "update",
+    "resumeJob": "update",
+    "exportCheckpoint": "update",
+    "deleteJob": "delete",
+}
+"""What operations do to jobs, in the words of Kubernetes' roles."""
+
+
+def verb_of(request: Request) -> str:
+    """What the request does to jobs; nothing if that is more than one thing, or none."""
+    if request.method not in SAFE_METHODS:
+        return WRITES.get(getattr(request.scope.get("route"), "operation_id", None) or "", "")
+    return "get" if request.path_params else "list"
 
 
 def forbidden(role: Role, namespace: str | None) -> Problem:
@@ -140,7 +165,7 @@ def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
     if "uid" not in path:
         return service.read(lambda connection: jobs.find(connection, path["namespace"], path["name"]))
     found = service.read(lambda connection: jobs.get(connection, path["uid"]))
-    if not identity.may(Role.VIEWER, found.namespace):
+    if not identity.may(Role.VIEWER, found.namespace, "get"):
         raise forbidden(Role.VIEWER, found.namespace)
     return found
 

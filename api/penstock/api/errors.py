@@ -28,6 +28,7 @@ from penstock.api.store.tokens import NoSuchTokenError
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import IllegalTransitionError
+from penstock.kube.transport import KubeError
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,27 @@ def _foreign(error: ForeignJobError) -> Problem:
     detail = f"the records are of a job in namespace {error}"
     remedy = "report with a token of that namespace, or of all"
     return Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
+
+
+def _cluster(error: KubeError) -> Problem:
+    """What the cluster refuses is told with the field that it names; what it cannot answer now is worth a new try."""
+    if error.status in (400, 422):
+        where, what = error.causes[0] if error.causes else ("", error.message)
+        return Problem(kind="invalid", detail=what, where=where, remedy=DESCRIBED)
+    if error.is_missing:
+        return Problem(kind="not-found", detail=error.message, remedy="list the jobs: GET /v1/jobs")
+    if error.is_taken:
+        remedy = "choose another name, or delete that job"
+        return Problem(kind="name-taken", detail=error.message, where="metadata.name", remedy=remedy)
+    if error.status == 403:
+        remedy = "ask an administrator of the cluster"
+        return Problem(kind="forbidden", detail=f"the cluster refuses: {error.message}", remedy=remedy)
+    if error.status == 409:
+        remedy = "read the job again, and decide anew"
+        return Problem(kind="conflict", detail=error.message, remedy=remedy)
+    log.warning("the cluster: %s", error)
+    retry = {"Retry-After": "2"}
+    return Problem(kind="unavailable", detail="the cluster does not answer", remedy="try again", headers=retry)
 
 
 def _reused(error: KeyReusedError) -> Problem:
@@ -152,6 +174,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     ChangedMeanwhileError: _changed,
     StaleAttemptError: _stale,
     ForeignJobError: _foreign,
+    KubeError: _cluster,
     KeyReusedError: _reused,
     IllegalTransitionError: _illegal,
     WriterClosedError: _ending,

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.api.auth.identity import Caller, Role
+from penstock.api.auth.identity import PREFIX, Caller, Role
 from penstock.api.auth.origin import SAFE_METHODS
 from penstock.api.auth.throttle import Throttle, site
 from penstock.api.credentials import Credential, recognize, shown
@@ -28,6 +28,7 @@ from penstock.api.service import Service
 from penstock.api.store import audit
 from penstock.api.store.audit import Entry
 from penstock.api.store.writer import WriterClosedError
+from penstock.kube.transport import KubeError
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,10 @@ class Gate:
         try:
             if credential.session:
                 return await run_in_threadpool(look_up)
+            if service.cluster is not None and not credential.secret.startswith(PREFIX):
+                return await service.cluster.reviews.find(credential.secret, now)
             return await service.known_tokens.find(credential.secret, now, look_up)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, KubeError) as error:
             raise translated(error) from error
 
     def _count(self, caller: Caller | None, address: str) -> None:

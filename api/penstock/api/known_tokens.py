@@ -14,21 +14,27 @@ MOST_KNOWN = 1024
 
 
 class KnownTokens:
-    """Remembers who bears a token by its digest, never the unknown; to be asked from one event loop."""
+    """Remembers who bears a token by its digest, never the unknown; to be asked from one event loop.
 
-    def __init__(self) -> None:
+    ``seconds`` says how long it remembers one, and ``most`` how many.
+    """
+
+    def __init__(
+        self, seconds: Callable[[Caller], float] = lambda caller: KNOWN_SECONDS, most: int = MOST_KNOWN
+    ) -> None:
+        self._seconds, self._most = seconds, most
         self._known: dict[str, tuple[float, Caller]] = {}
 
     async def find(self, secret: str, now: float, look_up: Callable[[], Caller | None]) -> Caller | None:
         """Who bears the token with this secret, as it was a moment ago or as it is looked up in a thread."""
         known, key = self._known, digest(secret)
         at, caller = known.get(key, (0.0, None))
-        if caller is not None and 0 <= now - at < KNOWN_SECONDS:
+        if caller is not None and 0 <= now - at < self._seconds(caller):
             return caller if caller.until is None or now < caller.until else None
         caller = await run_in_threadpool(look_up)
         if caller is not None:
             known.pop(key, None)  # the newest come last, and the oldest go first
-            if len(known) >= MOST_KNOWN:
+            if len(known) >= self._most:
                 del known[next(iter(known))]
             known[key] = (now, caller)  # lost if all were forgotten meanwhile
         return caller

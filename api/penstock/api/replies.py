@@ -43,7 +43,11 @@ Once = Annotated[Asked | None, Depends(asked)]
 def write_once(service: Service, key: str, asked: Asked | None, change: Callable[[Connection], Answer]) -> Response:
     """Do ``change`` unless the same request did it before."""
     now = service.clock()
-    found = service.write(key, lambda connection: once(connection, asked, now, change))
+    return response_of(service.write(key, lambda connection: once(connection, asked, now, change)))
+
+
+def response_of(found: Answer) -> Response:
+    """The answer as it is sent."""
     return Response(found.body, status_code=found.status, media_type="application/json", headers=dict(found.headers))
 
 

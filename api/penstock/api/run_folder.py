@@ -14,7 +14,9 @@ from penstock.api.store.jobs import StoredJob
 
 
 def elsewhere(settings: Settings, job: StoredJob) -> str | None:
-    """The executor that has the job's files, if they are not here."""
+    """Who has the job's files, if they are not here."""
+    if job.cluster:
+        return f"cluster {job.cluster}"
     others = job.executor not in (None, settings.executor)
     return job.executor if others and not (settings.runs / job.uid).is_dir() else None
 
@@ -24,6 +26,9 @@ def run_folder(settings: Settings, job: StoredJob) -> Path:
     executor = elsewhere(settings, job)
     if executor is None:
         return settings.runs / job.uid
+    if job.cluster:
+        remedy = "read them from the claim of its out root"
+        raise Problem(kind="elsewhere", detail="the files of this job are on its cluster's storage", remedy=remedy)
     raise Problem(
         kind="elsewhere",
         detail=f"the files of this job are with the executor {executor}",

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from penstock.api.cluster.membership import Membership
 from penstock.api.exporting import Exports
 from penstock.api.known_tokens import KnownTokens
 from penstock.api.live.feed import Feed
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """What every route is given. ``clock`` gives seconds since the epoch."""
+    """What every route is given. ``clock`` gives seconds since the epoch; ``cluster`` is none on a machine."""
 
     settings: Settings
     engine: Engine
@@ -40,6 +41,7 @@ class Service:
     known_tokens: KnownTokens = field(default_factory=KnownTokens)
     exports: Exports = field(default_factory=Exports)
     notices: Notices | None = None
+    cluster: Membership | None = None
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """What ``question`` finds, of one state of the database."""

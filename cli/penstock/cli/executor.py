@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from penstock.cli.attempt import Attempt
 from penstock.cli.metrics import LineFollower, MetricsFollower
+from penstock.cli.progress_files import newest_checkpoint_step, profile_progress
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange, RunState, write_state
 from penstock.cli.stopping import StopRequestedError, StopRequests
@@ -249,18 +249,3 @@ class Executor:
     def _kill(self) -> None:
         if self._attempt is not None:
             self._attempt.kill()
-
-
-def profile_progress(run: RunDir) -> tuple[int, int]:
-    """How many points are measured, and of how many; zeros before the first."""
-    try:
-        progress = json.loads(run.profile_progress.read_text())
-        return int(progress["done"]), int(progress["total"])
-    except (OSError, ValueError, KeyError):
-        return 0, 0
-
-
-def newest_checkpoint_step(run: RunDir) -> int | None:
-    """The step of the newest complete checkpoint, without loading what reads it."""
-    steps = (path.parent.name.removeprefix("step-") for path in run.checkpoints.glob("a*/step-*/manifest.json"))
-    return max(map(int, filter(str.isdecimal, steps)), default=None)

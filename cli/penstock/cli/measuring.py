@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.executor import profile_progress
 from penstock.cli.lines import Line, line
 from penstock.cli.output import say
 from penstock.cli.probe import identify
 from penstock.cli.profiles import Profiles, profiles_folder
+from penstock.cli.progress_files import profile_progress
 from penstock.cli.runs import require_unused
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, finish

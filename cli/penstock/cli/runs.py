@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.cli.executor import Executor, newest_checkpoint_step
+from penstock.cli.executor import Executor
 from penstock.cli.lines import line
 from penstock.cli.output import say
 from penstock.cli.plans import LocalDecider
@@ -15,6 +15,7 @@ from penstock.cli.ports import check_port
 from penstock.cli.probe import Identity, identify
 from penstock.cli.profiles import Profiles, profiles_folder
 from penstock.cli.progress import People
+from penstock.cli.progress_files import newest_checkpoint_step
 from penstock.cli.state import RunState, locked, read_state
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, Workers

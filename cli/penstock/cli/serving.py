@@ -38,23 +38,43 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
     Raises:
         UserError: another service has the folder, or something of the settings cannot be used.
     """
+    with service_folder(settings), _machine(settings) as machine:
+        settings = replace(settings, executor=executor_name(settings))
+
+        def begun(service: Service) -> Service:
+            introduce(service, configuration_file(os.environ, Path.home()))
+            return service
+
+        answering(settings, begun, lambda service: _workers(service, webhook, machine.take))
+
+
+@contextmanager
+def service_folder(settings: Settings) -> Iterator[None]:
+    """The service's folder, made if it is not there, and held; raises `UserError` while another service has it."""
     check_tls(settings)
     settings.folder.mkdir(parents=True, exist_ok=True)
     remedy = "end that service, or name another folder with --folder"
-    with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy), _machine(settings) as machine:
-        settings = replace(settings, executor=executor_name(settings))
-        make_schema(settings)
-        service = open_service(settings)
-        introduce(service, configuration_file(os.environ, Path.home()))
+    with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy):
+        yield
+
+
+def answering(
+    settings: Settings,
+    begun: Callable[[Service], Service],
+    workers: Callable[[Service], Iterator[AbstractContextManager[None]]],
+) -> None:
+    """Answer on the store of ``settings`` until a signal, as the service that ``begun`` gives, beside its workers."""
+    make_schema(settings)
+    with closing(open_service(settings)) as opened:
+        service = begun(opened)
         # Inside `listening`, because uvicorn ends by a signal and then sends it once more.
         with listening(), ExitStack() as stack:
-            for worker in _workers(service, webhook, machine.take):
+            for worker in workers(service):
                 stack.enter_context(worker)
             server = Server(service)
             collect_garbage_seldom()
             say(f"penstock at {settings.url}")
             server.run()
-        service.close()
 
 
 @contextmanager
@@ -92,8 +112,13 @@ def _workers(
     yield background.looking("executor", executor.turn)
     yield background.looking("desk", desk.turn, desk.close)
     yield background.forgetting(service)
+    yield from delivering(service, webhook)
+
+
+def delivering(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:
+    """What tells the webhook, if there is one."""
     if webhook is not None:
-        yield background.looking("webhook", Deliverer(service, webhook, settings.url).turn)
+        yield background.looking("webhook", Deliverer(service, webhook, service.settings.url).turn)
 
 
 def make_schema(settings: Settings) -> None:

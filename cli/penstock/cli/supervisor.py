@@ -19,10 +19,10 @@ from typing import Protocol
 from penstock.api.executor.claims import take, this_process
 from penstock.api.executor.folder import AttemptFolder
 from penstock.cli.attempt import Attempt
-from penstock.cli.executor import newest_checkpoint_step, profile_progress
 from penstock.cli.mailbox import FolderMailbox, Mailbox
 from penstock.cli.metrics import Growth
 from penstock.cli.offspring import offspring_ended
+from penstock.cli.progress_files import newest_checkpoint_step, profile_progress
 from penstock.cli.shipper import shipping
 from penstock.cli.stalling import StallWatch, Steps
 from penstock.cli.state import locked

@@ -1,13 +1,26 @@
 {{- define "penstock.name" -}}
-{{- if contains "penstock" .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-penstock" .Release.Name }}{{ end }}
+{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{/* The operator's name, of its account, role and Deployment. */}}
+{{- define "penstock.operator" -}}
+{{ include "penstock.name" . }}-operator
+{{- end }}
+
+{{/* The name of what is not in a namespace: two releases may share a cluster. (list . "operator") */}}
+{{- define "penstock.cluster" -}}
+{{ printf "%s-%s-%s" (index . 0).Release.Namespace (include "penstock.name" (index . 0)) (index . 1) }}
+{{- end }}
+
+{{- define "penstock.cluster.operator" -}}
+{{ include "penstock.cluster" (list . "operator") }}
 {{- end }}
 
 {{- define "penstock.labels" -}}
 app.kubernetes.io/name: penstock
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end }}
 
 {{/* Of one part: (list . "operator") */}}
@@ -15,11 +28,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 app.kubernetes.io/name: penstock
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
-{{- end }}
-
-{{- define "penstock.image" -}}
-{{- $root := index . 0 -}}
-{{ printf "%s/%s:%s" $root.Values.image.registry (index . 1) ($root.Values.image.tag | default $root.Chart.AppVersion) }}
 {{- end }}
 
 {{- define "penstock.service.host" -}}
@@ -47,6 +55,9 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "penstock.placement" -}}
+{{- with .imagePullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
@@ -61,14 +72,6 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{- define "penstock.pullSecrets" -}}
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-{{- range . }}
-  - name: {{ . }}
-{{- end }}
-{{- end }}
-{{- end }}
 
 {{- define "penstock.dns" }}
     - ports:
@@ -89,38 +92,38 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* What binds one part's rights: (list . "NAME-operator") */}}
+{{/* What binds one part's rights: (list . "operator") */}}
 {{- define "penstock.bound" }}
-{{- $root := index . 0 }}{{ $part := index . 1 }}
+{{- $root := index . 0 }}
+{{- $account := printf "%s-%s" (include "penstock.name" $root) (index . 1) }}
+{{- $wide := include "penstock.cluster" . }}
+{{- $kind := ternary "ClusterRole" "Role" (eq $root.Values.namespace "") }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
-kind: {{ ternary "ClusterRole" "Role" (eq $root.Values.namespace "") }}Binding
+kind: {{ $kind }}Binding
 metadata:
-  name: {{ $part }}-jobs
+  name: {{ $wide }}-jobs
   {{- with $root.Values.namespace }}
   namespace: {{ . }}
   {{- end }}
   labels: {{ include "penstock.labels" $root | nindent 4 }}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: {{ ternary "ClusterRole" "Role" (eq $root.Values.namespace "") }}
-  name: {{ $part }}-jobs
-subjects: [{kind: ServiceAccount, name: {{ $part }}, namespace: {{ $root.Release.Namespace }}}]
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $kind }}, name: {{ $wide }}-jobs}
+subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: {{ $part }}-cluster
+  name: {{ $wide }}-cluster
   labels: {{ include "penstock.labels" $root | nindent 4 }}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $part }}-cluster}
-subjects: [{kind: ServiceAccount, name: {{ $part }}, namespace: {{ $root.Release.Namespace }}}]
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $wide }}-cluster}
+subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: {{ $part }}
+  name: {{ $account }}
   namespace: {{ $root.Release.Namespace }}
   labels: {{ include "penstock.labels" $root | nindent 4 }}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $part }}}
-subjects: [{kind: ServiceAccount, name: {{ $part }}, namespace: {{ $root.Release.Namespace }}}]
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $account }}}
+subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
 {{- end }}

@@ -5,6 +5,8 @@ Names of children follow from the job's and the attempt's number, so that making
 
 from __future__ import annotations
 
+from penstock.core.job import PipelineJob
+
 GROUP = "penstock.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -54,3 +56,9 @@ def attempt_name(job: str, attempt: int) -> str:
 def profile_name(job: str, attempt: int) -> str:
     """The name of the ConfigMap that holds what an attempt measured."""
     return f"{job}-profile-a{attempt}"
+
+
+def claim_name(job: PipelineJob, root: str) -> str:
+    """The claim behind a root: the one that the job names, or the one made for it from its template."""
+    named = job.spec.kubernetes.volumes[root].claim
+    return named or f"{job.metadata.name}-{root.replace('/', '-').lower()}"

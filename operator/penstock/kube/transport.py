@@ -22,8 +22,8 @@ REQUEST = Timeout(connect=5.0, read=20.0)
 WATCH_SECONDS = 290
 """How long one watch is asked for; it is asked for again then."""
 
-WATCHED = Timeout(connect=5.0, read=90.0)
-"""A bookmark comes each minute at least; a watch that is silent for longer is broken."""
+WATCHED = Timeout(connect=5.0, read=150.0)
+"""A bookmark comes every minute or so; a watch that is silent for much longer is broken."""
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"

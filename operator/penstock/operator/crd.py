@@ -17,8 +17,6 @@ from penstock.operator.structural import structural
 
 GROUP, VERSION = API_VERSION.split("/")
 
-_SPEC, _STATUS = ".spec", ".status"
-
 JOB_COLUMNS = (
     ("Phase", "string", ".status.phase"),
     ("Plan", "string", ".status.plan.summary"),

@@ -22,9 +22,10 @@ from penstock.kube.names import (
     RANKS_JOB,
     UID_LABEL,
     attempt_name,
+    claim_name,
 )
 from penstock.kube.packing import packed
-from penstock.operator.podspec import claim_name, pod_spec
+from penstock.operator.podspec import pod_spec
 from penstock.operator.settings import Settings
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"

@@ -27,6 +27,7 @@ from penstock.kube.names import (
     TRAINER_CONTAINER,
     UID_LABEL,
     attempt_name,
+    claim_name,
 )
 from penstock.operator.settings import Settings
 
@@ -172,9 +173,3 @@ def _storage_mounts(job: PipelineJob) -> list[dict[str, Any]]:
 
 def _volume(root: str) -> str:
     return f"root-{root.replace('/', '-').lower()}"
-
-
-def claim_name(job: PipelineJob, root: str) -> str:
-    """The claim behind a root: the one that the job names, or the one made for it from its template."""
-    named = job.spec.kubernetes.volumes[root].claim
-    return named or f"{job.metadata.name}-{root.replace('/', '-').lower()}"

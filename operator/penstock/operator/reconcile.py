@@ -6,11 +6,10 @@ the cluster itself, not in what watches told: whether an attempt may be made, an
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from penstock.core.errors import UserError
+from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.lifecycle import (
@@ -19,7 +18,6 @@ from penstock.core.lifecycle import (
     Delete,
     Expire,
     Launch,
-    Observed,
     Phase,
     SetPhase,
     StartPlan,
@@ -38,9 +36,7 @@ from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.observe import Facts, measuring, observe
 from penstock.operator.planning import Planning
 from penstock.operator.statuses import begun, entered, in_short, not_launched, refused, told
-from penstock.planning.questions import Answer, Question
-
-log = logging.getLogger(__name__)
+from penstock.planning.questions import Question
 
 PLANNING_SECONDS = 5.0
 """How often to look whether a plan is there, if nobody tells."""
@@ -50,6 +46,20 @@ MOST_ROUNDS = 12
 """Decisions that one look may lead to, one after the other; a job's whole life needs fewer."""
 
 Announce = Callable[[SeenJob, SetPhase], None]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A job during one look: ``status`` is ahead of what the cluster holds until it is written."""
+
+    seen: SeenJob
+    job: PipelineJob
+    status: JobStatus
+    untold: list[SetPhase] = field(default_factory=list)
+
+
+class GoneError(PenstockError):
+    """The job was deleted while it was looked at."""
 
 
 class Reconciler:
@@ -71,16 +81,13 @@ class Reconciler:
                 self._questions.pop(uid, None)
                 return None
             try:
-                wait = self._look(seen, seen.job) if seen.job is not None else self._refuse(seen)
+                return self._look(_Draft(seen, seen.job, seen.status)) if seen.job is not None else self._refuse(seen)
+            except GoneError:
+                return None
             except KubeError as error:
                 if not error.is_conflict:
                     raise
-                self._actions.refresh(
-                    seen
-                )  # somebody else wrote meanwhile, and what follows from that may be different
-                continue
-            if wait is None or wait > 0:
-                return wait
+                self._actions.refresh(seen)  # somebody else wrote meanwhile, and what follows from it may be different
         return AGAIN_SECONDS
 
     def asking(self, key: str) -> list[str]:
@@ -96,37 +103,61 @@ class Reconciler:
         self._announce(seen, SetPhase(Phase.FAILED, "InvalidSpec", seen.mistake))
         return None
 
-    def _look(self, seen: SeenJob, job: PipelineJob) -> float | None:
-        """One decision; zero if it changed something, so that there may be another."""
-        if self._is_half_launched(seen, job):
-            self._finish_launch(seen, job)
-            return 0.0
+    def _look(self, draft: _Draft) -> float | None:
+        for _ in range(MOST_ROUNDS):
+            if not self._advance(draft):
+                break
+        return self._finish(draft)
+
+    def _advance(self, draft: _Draft) -> bool:
+        """One decision; whether it changed something, so that there may be another."""
+        if self._is_half_launched(draft):
+            self._launch(draft)
+            return True
         now = self._clock()
-        facts = self._facts(seen, job, seen.status)
+        facts = self._facts(draft)
+        decisions = decide(draft.job.spec, observe(facts), now)
+        if self._should_confirm(decisions) and not self._confirmed(draft, decisions):
+            return True
+        changed = [self._act(draft, facts, decision, now) for decision in sorted(decisions, key=_is_effect)]
+        return any(changed)
+
+    def _finish(self, draft: _Draft) -> float | None:
+        """Write down what was decided and seen; when to look again."""
+        now = self._clock()
+        facts = self._facts(draft)
         looked = observe(facts)
-        decisions = decide(job.spec, looked, now)
-        if self._should_confirm(decisions) and not self._confirmed(seen, decisions):
-            return 0.0
-        if self._act(seen, job, facts, decisions, now):
-            return 0.0
-        self._tell(seen, facts, looked, now)
-        return self._wait(seen.status, facts, decisions, now)
+        self._write(draft, told(draft.status, facts, looked, draft.seen.generation, now))
+        waits = [each.until - now for each in decide(draft.job.spec, looked, now) if isinstance(each, Wait)]
+        if facts.plan is Step.WORKING:
+            waits.append(PLANNING_SECONDS)
+        return max(min(waits), 0.001) if waits else None
+
+    def _write(self, draft: _Draft, status: JobStatus) -> None:
+        """Have the cluster hold the status, if it does not yet, and tell people what is new."""
+        if status != draft.seen.status:
+            draft.seen = self._actions.write_status(draft.seen, status)
+        draft.status = draft.seen.status
+        for decision in draft.untold:
+            self._announce(draft.seen, decision)
+        draft.untold.clear()
 
     # Looking
 
-    def _facts(self, seen: SeenJob, job: PipelineJob, status: JobStatus) -> Facts:
-        jobsets = (each for each in self._cache.jobsets(seen.uid) if each.attempt == status.attempt)
+    def _facts(self, draft: _Draft) -> Facts:
+        uid, status = draft.seen.uid, draft.status
+        jobsets = (each for each in self._cache.jobsets(uid) if each.attempt == status.attempt)
         bare = Facts(
-            job=job,
+            job=draft.job,
             status=status,
             jobset=next(jobsets, None),
-            pods=tuple(pod for pod in self._cache.pods(seen.uid) if pod.attempt == status.attempt),
+            pods=tuple(pod for pod in self._cache.pods(uid) if pod.attempt == status.attempt),
             nodes=self._cache.nodes(),
             service_since=self._cache.service_since,
-            stepped_at=seen.stepped_at,
-            profile_message=self._lost.get(_place(job, status.profile), ""),
+            stepped_at=draft.seen.stepped_at,
+            profile_message=self._lost.get(_place(draft.job, status.profile), ""),
         )
-        plan, plan_message = self._plan_step(seen)
+        plan, plan_message = self._plan_step(draft)
         return replace(bare, profile=self._profile_step(bare), plan=plan, plan_message=plan_message)
 
     def _profile_step(self, facts: Facts) -> Step:
@@ -148,72 +179,73 @@ class Reconciler:
     def _profile_key(self, facts: Facts) -> str:
         return binding.profile_key(facts.job, binding.in_order(facts.pods, facts.nodes), facts.nodes)
 
-    def _plan_step(self, seen: SeenJob) -> tuple[Step, str]:
-        key = self._questions.get(seen.uid)
-        if seen.status.phase not in (Phase.PLANNING, Phase.BINDING) or key is None:
+    def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
+        key = self._questions.get(draft.seen.uid)
+        if draft.status.phase not in (Phase.PLANNING, Phase.BINDING) or key is None:
             return Step.MISSING, ""
         step, answer = self._planning.look(key)
         return step, answer.error if answer is not None else ""
-
-    # Acting
 
     @staticmethod
     def _should_confirm(decisions: list[Decision]) -> bool:
         """What makes an attempt, or gives one up."""
         return any(isinstance(each, Launch) or _gives_up(each) for each in decisions)
 
-    def _confirmed(self, seen: SeenJob, decisions: list[Decision]) -> bool:
-        """Whether the cluster itself leads to the same decisions."""
-        fresh = self._actions.refresh(seen)
-        if fresh is not None:
-            self._actions.refresh_children(seen, with_pods=any(_gives_up(each) for each in decisions))
-        if fresh is None or fresh.job is None or fresh.status.phase is not seen.status.phase:
+    def _confirmed(self, draft: _Draft, decisions: list[Decision]) -> bool:
+        """Whether the cluster itself leads to the same decisions. If not, it is gone on from what the cluster says."""
+        fresh = self._actions.refresh(draft.seen)
+        if fresh is None or fresh.job is None or fresh.being_deleted:
+            raise GoneError(f"job {draft.seen.name} is gone")
+        self._actions.refresh_children(draft.seen, with_pods=any(_gives_up(each) for each in decisions))
+        if fresh.status != draft.seen.status or fresh.job != draft.job:
+            draft.seen, draft.job, draft.status = fresh, fresh.job, fresh.status
+            draft.untold.clear()
             return False
-        facts = self._facts(fresh, fresh.job, fresh.status)
-        return decide(fresh.job.spec, observe(facts), self._clock()) == decisions
+        draft.seen = fresh
+        return decide(draft.job.spec, observe(self._facts(draft)), self._clock()) == decisions
 
-    def _act(self, seen: SeenJob, job: PipelineJob, facts: Facts, decisions: list[Decision], now: float) -> bool:
-        """Whether something about the job changed that may lead to another decision at once."""
-        changed = False
-        for decision in decisions:
-            match decision:
-                case SetPhase():
-                    self._enter(seen, facts, decision, now)
-                    changed = True
-                case Launch():
-                    self._begin(seen, job, facts, decision, now)
-                    changed = True
-                case StartProfile():
-                    pods = binding.in_order(facts.pods, facts.nodes)
-                    self._actions.bind(pods, binding.measuring_bindings(job, decision.attempt, pods))
-                case StartPlan():
-                    changed |= not self._ask(seen, job)
-                case Bind():
-                    changed |= self._bind(seen, job, facts)
-                case Stop():
-                    self._actions.ask_to_stop(facts.pods, now)
-                case Delete():
-                    self._actions.end_attempt(seen)
-                case Expire():
-                    self._actions.remove_job(seen)
-                case Wait():
-                    pass
-        return changed
+    # Acting
 
-    def _enter(self, seen: SeenJob, facts: Facts, decision: SetPhase, now: float) -> None:
-        status = entered(seen.status, decision, now)
+    def _act(self, draft: _Draft, facts: Facts, decision: Decision, now: float) -> bool:
+        """Whether the status changed. Before anything else in the cluster does, the status is written."""
+        if isinstance(decision, SetPhase):
+            self._enter(draft, facts, decision, now)
+            return True
+        if isinstance(decision, Launch):
+            return self._begin(draft, facts, decision, now)
+        if isinstance(decision, StartPlan):
+            return not self._ask(draft)
+        if isinstance(decision, Wait):
+            return False
+        self._write(draft, draft.status)
+        match decision:
+            case StartProfile():
+                pods = binding.in_order(facts.pods, facts.nodes)
+                self._actions.bind(pods, binding.measuring_bindings(draft.job, decision.attempt, pods))
+            case Bind():
+                self._bind(draft, facts)
+            case Stop():
+                self._actions.ask_to_stop(facts.pods, now)
+            case Delete():
+                self._actions.end_attempt(draft.seen)
+            case Expire():
+                self._actions.remove_job(draft.seen)
+        return isinstance(decision, Bind)
+
+    def _enter(self, draft: _Draft, facts: Facts, decision: SetPhase, now: float) -> None:
+        status = entered(draft.status, decision, now)
         if decision.phase is Phase.PLANNING:
             status = replace(status, profile=self._profile_status(facts))
         if decision.phase is Phase.BINDING:
-            plan = self._plan(seen)
+            plan = self._plan(draft)
             status = replace(status, plan=in_short(plan) if plan else None)
         if decision.reason == "Shrink":
             status = replace(status, feasible_ranks=observe(facts).feasible_ranks)
         if decision.phase in (Phase.RECOVERING, Phase.SUSPENDED) or decision.phase.terminal:
-            self._questions.pop(seen.uid, None)
-        looked = observe(replace(facts, status=status))
-        self._actions.write_status(seen, told(status, facts, looked, seen.generation, now))
-        self._announce(seen, decision)
+            self._questions.pop(draft.seen.uid, None)
+        looked = replace(facts, status=status)
+        draft.status = told(status, looked, observe(looked), draft.seen.generation, now)
+        draft.untold.append(decision)
 
     def _profile_status(self, facts: Facts) -> ProfileStatus | None:
         """The measurement that is at hand: the one that was just made, or an older one of the same hosts."""
@@ -222,81 +254,66 @@ class Reconciler:
             return known
         return ProfileStatus(ref=progress.profile_ref, key=self._profile_key(facts))
 
-    def _begin(self, seen: SeenJob, job: PipelineJob, facts: Facts, launch: Launch, now: float) -> None:
+    def _begin(self, draft: _Draft, facts: Facts, launch: Launch, now: float) -> bool:
         """The attempt's number is written down before anything bears it, so that no other attempt ever does."""
         try:
-            self._actions.require_storage(job, launch.ranks)
+            self._actions.require_storage(draft.job, launch.ranks)
         except UserError as mistake:
-            self._enter(seen, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
-            return
-        written = self._actions.write_status(seen, begun(seen.status, launch, now))
-        self._finish_launch(written, job)
+            self._enter(draft, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
+            return True
+        self._write(draft, begun(draft.status, launch, now))
+        self._launch(draft)
+        return True
 
     @staticmethod
-    def _is_half_launched(seen: SeenJob, job: PipelineJob) -> bool:
-        waits = seen.status.phase is Phase.QUEUED and not job.spec.run_policy.suspend
-        return waits and seen.status.attempt > seen.status.launched
+    def _is_half_launched(draft: _Draft) -> bool:
+        waits = draft.status.phase is Phase.QUEUED and not draft.job.spec.run_policy.suspend
+        return waits and draft.status.attempt > draft.status.launched
 
-    def _finish_launch(self, seen: SeenJob, job: PipelineJob) -> None:
+    def _launch(self, draft: _Draft) -> None:
         try:
-            self._actions.launch(job, seen.status)
+            self._actions.launch(draft.job, draft.status)
         except KubeError as error:
-            self._tell_refusal(seen, error)
+            if error.is_refusal:
+                self._write(draft, not_launched(draft.status, error, draft.seen.generation, self._clock()))
             raise
-        self._actions.write_status(seen, replace(seen.status, launched=seen.status.attempt, message=""))
+        draft.status = replace(draft.status, launched=draft.status.attempt, message="")
 
-    def _tell_refusal(self, seen: SeenJob, error: KubeError) -> None:
-        if not error.is_refusal:
-            return
-        status = not_launched(seen.status, error, seen.generation, self._clock())
-        if status != seen.status:
-            self._actions.write_status(seen, status)
-
-    def _ask(self, seen: SeenJob, job: PipelineJob) -> bool:
+    def _ask(self, draft: _Draft) -> bool:
         """Whether it could be asked; if not, the measurement is lost, and with it the attempt.
 
         Equal questions of many jobs have equal keys, so the question holds nothing of the job's name.
         """
-        known = seen.status.profile
+        known, spec = draft.status.profile, draft.job.spec
         if known is None:
             raise UserError(what="there is no measurement to plan by", where="status.profile", remedy="submit it anew")
         try:
-            profile = self._actions.profile(seen.namespace, known.ref)
+            profile = self._actions.profile(draft.seen.namespace, known.ref)
         except UserError as lost:
-            self._lost[_place(job, known)] = str(lost)
+            self._lost[_place(draft.job, known)] = str(lost)
             return False
-        resources = replace(job.spec.resources, ranks=seen.status.ranks)
-        spec = replace(job.spec, resources=resources, kubernetes=KubernetesSpec())
-        self._questions[seen.uid] = self._planning.ask(Question(spec=spec, profile=profile))
+        resources = replace(spec.resources, ranks=draft.status.ranks)
+        question = Question(spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile)
+        self._questions[draft.seen.uid] = self._planning.ask(question)
         return True
 
-    def _plan(self, seen: SeenJob) -> Plan | None:
-        answer = self._answer(seen)
+    def _plan(self, draft: _Draft) -> Plan | None:
+        key = self._questions.get(draft.seen.uid)
+        answer = self._planning.look(key)[1] if key is not None else None
         return answer.plan if answer is not None else None
 
-    def _answer(self, seen: SeenJob) -> Answer | None:
-        key = self._questions.get(seen.uid)
-        return self._planning.look(key)[1] if key is not None else None
-
-    def _bind(self, seen: SeenJob, job: PipelineJob, facts: Facts) -> bool:
+    def _bind(self, draft: _Draft, facts: Facts) -> None:
         """Lay the plan out first, then tell the pods: being told makes them look for it."""
-        plan = self._plan(seen)
+        plan = self._plan(draft)
         assert plan is not None, "the life cycle binds once there is a plan"
-        self._actions.publish_plan(job, seen.status.attempt, plan)
+        self._actions.publish_plan(draft.job, draft.status.attempt, plan)
         pods = binding.in_order(facts.pods, facts.nodes)
-        self._actions.bind(pods, binding.training_bindings(job, seen.status.attempt, pods, plan.digest))
-        return True
+        self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, plan.digest))
 
-    def _tell(self, seen: SeenJob, facts: Facts, looked: Observed, now: float) -> None:
-        status = told(seen.status, facts, looked, seen.generation, now)
-        if status != seen.status:
-            self._actions.write_status(seen, status)
 
-    def _wait(self, status: JobStatus, facts: Facts, decisions: list[Decision], now: float) -> float | None:
-        waits = [max(each.until - now, 0.001) for each in decisions if isinstance(each, Wait)]
-        if facts.plan is Step.WORKING or any(isinstance(each, StartPlan) for each in decisions):
-            waits.append(PLANNING_SECONDS)
-        return min(waits, default=None)
+def _is_effect(decision: Decision) -> bool:
+    """Phases come first: an operator that ends in between has said why before it did anything about it."""
+    return not isinstance(decision, SetPhase)
 
 
 def _gives_up(decision: Decision) -> bool:

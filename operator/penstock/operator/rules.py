@@ -1,7 +1,7 @@
 """What the apiserver checks of several fields at once, and of changes, in CEL: core's own checks, said again.
 
 The types refuse the same when the operator reads a job; here the person who applies it is told at once. `slices` and
-`schedule` have no type for the apiserver, and so CEL cannot see them; they are the operator's to check. See
+`schedule` have no type for the apiserver, and so CEL cannot see them here: `policy.py` looks at them. See
 https://kubernetes.io/docs/reference/using-api/cel
 """
 
@@ -14,6 +14,7 @@ from penstock.core import names
 from penstock.core.kubernetes_spec import MOST_NAME_CHARACTERS
 
 FORBIDDEN = "FieldValueForbidden"
+CANNOT_CHANGE = "cannot be changed: make a new job, with checkpoint.resumeFrom to go on from this one's checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,7 @@ def _one(name: str) -> str:
 def _same(path: str) -> Rule:
     return Rule(
         holds=f"self.{path} == oldSelf.{path}",
-        message="cannot be changed: make a new job, with checkpoint.resumeFrom to go on from this one's checkpoint",
+        message=CANNOT_CHANGE,
         path=f".{path}",
         reason=FORBIDDEN,
     )
@@ -53,7 +54,7 @@ def _same(path: str) -> Rule:
 def _same_if_any(path: str) -> Rule:
     both = f"has(self.{path}) == has(oldSelf.{path})"
     equal = f"(!has(self.{path}) || self.{path} == oldSelf.{path})"
-    return Rule(holds=f"{both} && {equal}", message=_same(path).message, path=_same(path).path, reason=FORBIDDEN)
+    return Rule(holds=f"{both} && {equal}", message=CANNOT_CHANGE, path=f".{path}", reason=FORBIDDEN)
 
 
 def _keys(field: str, pattern: str) -> Rule:

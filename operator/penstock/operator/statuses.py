@@ -11,6 +11,9 @@ from penstock.core.status import Condition, ConditionStatus, ConditionType, JobS
 from penstock.kube.transport import KubeError
 from penstock.operator.observe import Facts, hindrance, missing_pods
 
+_NO_STEP = "no step within"
+"""How the life cycle, and a pod that goes by the same rule, say that a run stands still."""
+
 _PLANNED = frozenset({Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED})
 _PROFILED = _PLANNED | {Phase.PLANNING}
 
@@ -101,8 +104,8 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str)
     if live:
         is_bound = seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
         yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
-    if status.condition(ConditionType.STALLED) or status.message.startswith("no step within"):
-        stalled = status.message.startswith("no step within") and status.phase in (Phase.RECOVERING, Phase.FAILED)
+    if status.condition(ConditionType.STALLED) or _NO_STEP in status.message:
+        stalled = _NO_STEP in status.message and status.phase in (Phase.RECOVERING, Phase.FAILED)
         yield _condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
     if facts.job.spec.run_policy.suspend or status.condition(ConditionType.SUSPENDED):
         yield _condition(ConditionType.SUSPENDED, status.phase is Phase.SUSPENDED, "Suspended", "Active", "")

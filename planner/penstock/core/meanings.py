@@ -26,7 +26,7 @@ from penstock.core.model import ModelSpec
 MEANINGS: Mapping[type, Mapping[str, str]] = {
     **CLUSTER_MEANINGS,
     Metadata: {
-        "name": "at most 63 lower-case letters, digits and dashes",
+        "name": "at most 63 lower-case letters, digits and dashes; on a cluster at most 40, a letter first",
         "namespace": (
             "whose job it is on a service, which keeps names and tokens apart by it; of no meaning to `penstock run`"
         ),

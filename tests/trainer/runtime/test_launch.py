@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import pytest
 from penstock.core.errors import UserError
 from penstock.core.schedule import parse_action
 from penstock.planner.realise import program_of
-from penstock.trainer.launch import MALLOC, Failure, LaunchSpec, Outcome, Ranks, launch
+from penstock.trainer.launch import MALLOC, RANKS_FILE, Failure, LaunchSpec, Nodes, Outcome, Ranks, launch
 from penstock.trainer.status import State, StatusFile, status_path
 from tests.support.launched_rank import FATAL_STEP, plan_for
 from tests.support.repository import ROOT
@@ -109,6 +110,53 @@ def test_a_failing_rank_says_why_and_its_peers_name_the_channel(tmp_path: Path) 
     assert peer is not None
     assert peer.state is State.FAILED
     assert re.search(r"rank 0, step \d+: 0(WAIT|SEND|POST)_\S+ on channel (0->1F|1->0B) failed: ", peer.error)
+
+
+def test_ranks_that_are_not_numbered_from_0_are_known_by_their_names(tmp_path: Path) -> None:
+    """As on the second of two hosts. They are processes 0 and 1 of their launch, and so are their logs."""
+    done = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    done.wait()
+    ranks = Ranks(dataclasses.replace(spec_for(tmp_path, "train"), names=(5, 3)), done)
+    assert not ranks.all_started()
+    for rank, process in ((5, 0), (3, 1)):
+        StatusFile(status_path(tmp_path, rank), done.pid).start(["1F0.0"])
+        (tmp_path / "logs" / "none" / "attempt_0" / str(process)).mkdir(parents=True)
+        (tmp_path / "logs" / "none" / "attempt_0" / str(process) / "stderr.log").write_text(f"rank {rank}")
+    assert ranks.all_started()
+    logs = [ranks.log_path(rank) for rank in (5, 3)]
+    assert [log.read_text() for log in logs if log] == ["rank 5", "rank 3"]
+    StatusFile(status_path(tmp_path, 5), done.pid).finish(1)
+    outcome = ranks.poll()
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.failure.message) == (
+        3,
+        f"rank 3 (process {done.pid}) was killed outside of a step",
+    )
+
+
+def test_the_place_of_a_host_is_told_to_torchrun_and_the_names_to_whoever_reads_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    environments: list[dict[str, str]] = []
+
+    def start(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        environments.append(env)
+        return really_start(["true"])
+
+    really_start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    nodes = Nodes(node_rank=1, num_nodes=3, master="127.0.0.1", port=29401)
+    ranks = launch(dataclasses.replace(spec_for(tmp_path, "train"), nodes=nodes, names=(2, 3)))
+    assert ranks.wait(PATIENCE_SECONDS) is not None
+    assert {
+        *("--nnodes=3", "--node-rank=1", "--nproc-per-node=2"),
+        *("--master-addr=127.0.0.1", "--master-port=29401", "--max-restarts=0"),
+    } <= set(commands[0])
+    assert environments[0]["GLOO_SOCKET_IFNAME"] == environments[0]["NCCL_SOCKET_IFNAME"] == "lo"
+    assert json.loads((tmp_path / "logs" / RANKS_FILE).read_text()) == [2, 3]
 
 
 def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:

@@ -26,19 +26,43 @@ _RANKS = {Role.VIEWER: 1, Role.EDITOR: 2, Role.ADMIN: 3}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reporting:
+    """The one attempt of the one job that somebody may report for."""
+
+    name: str
+    uid: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Somebody who was recognised; ``namespace`` is where the role holds, everywhere if none."""
+    """Somebody who was recognised; ``namespace`` is where the role holds, everywhere if none.
+
+    One that reports for a single attempt has it in ``only``.
+    """
 
     name: str
     role: Role
     namespace: str | None = None
+    only: Reporting | None = None
 
-    def may(self, role: Role, namespace: str | None = None) -> bool:
-        """Whether what needs ``role`` is allowed in ``namespace``; in none, it must be allowed everywhere."""
+    def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
+        """Whether what needs ``role`` is allowed in ``namespace``; in none, it must be allowed everywhere.
+
+        ``verb`` is what it is among Kubernetes' verbs, for those whose rights are kept by verbs.
+        """
         reaches = self.namespace is None or self.namespace == namespace
         if Role.INGEST in (role, self.role):
             return reaches and role is self.role
         return reaches and _RANKS[self.role] >= _RANKS[role]
+
+    def may_anywhere(self, role: Role, verb: str = "") -> bool:
+        """Whether there is a namespace in which it is allowed."""
+        return self.may(role, self.namespace, verb)
+
+    def namespaces(self, role: Role, verb: str = "") -> tuple[str, ...] | None:
+        """Where it is allowed; none for everywhere, also where there is nothing yet."""
+        return None if self.namespace is None else (self.namespace,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

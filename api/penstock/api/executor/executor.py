@@ -348,7 +348,7 @@ class Executor:
                 "resumeFrom": decision.resume_from,
                 "penstock": VERSION,
             }
-            changes = {"attempt": decision.attempt, "started_at": started, "executor": self._name}
+            changes: dict[str, Any] = {"attempt": decision.attempt, "started_at": started, "executor": self._name}
             jobs.add_event(connection, stored.uid, "launched", body, now, **changes)
             return _enter_phase(connection, stored, entered, now)
 

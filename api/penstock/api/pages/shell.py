@@ -71,7 +71,7 @@ def _script(name: str) -> str:
 def _bar(here: str, identity: Identity | None) -> Markup:
     links = [element("a", "penstock", href="/", class_="brand")]
     if identity is not None:
-        open_to = (place for place in PLACES if identity.may(place[2], identity.namespace))
+        open_to = (place for place in PLACES if identity.may_anywhere(place[2]))
         for href, name, _ in open_to:
             current = {"aria_current": "page"} if href == here else {}
             links.append(element("a", name, href=href, **current))

@@ -8,20 +8,25 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Request, Response
 from sqlalchemy import Connection
 
-from penstock.api.acceptance import require_acceptable
+from penstock.api.acceptance import require_acceptable, require_editor
 from penstock.api.again import commands, name_stem, next_name, pinned, retried
+from penstock.api.auth.identity import Identity
+from penstock.api.cluster import submitting
+from penstock.api.cluster.membership import Membership
 from penstock.api.dependencies import Editor, JobIn, ServiceIn
 from penstock.api.locations import OUT
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
+from penstock.api.routes import on_cluster
 from penstock.api.routes.jobs import WRITES, etag
 from penstock.api.run_folder import run_folder
 from penstock.api.run_schemas import ReproductionView, RetryRequest
 from penstock.api.runfiles import newest_checkpoint
 from penstock.api.schemas import JobView, job_view
+from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import jobs, lineage
-from penstock.api.store.idempotency import Answer
+from penstock.api.store.idempotency import Answer, Asked
 from penstock.api.store.jobs import StoredJob
 
 router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
@@ -48,6 +53,8 @@ def retry(
 
     It goes on from the newest complete checkpoint; without one it begins where the old one began.
     """
+    if service.cluster is not None:
+        return _retry_there(service, service.cluster, identity, (namespace, name), asked, wanted)
     uid, now, settings = str(uuid.uuid4()), service.clock(), service.settings
 
     def change(connection: Connection) -> Answer:
@@ -66,6 +73,29 @@ def retry(
     return write_once(service, uid, asked, change)
 
 
+def _retry_there(
+    service: Service,
+    member: Membership,
+    identity: Identity,
+    place: tuple[str, str],
+    asked: Asked | None,
+    wanted: RetryRequest | None,
+) -> Response:
+    """The same, on the job's cluster."""
+
+    def question(connection: Connection) -> tuple[StoredJob, tuple[int, str] | None, frozenset[str]]:
+        old = jobs.find(connection, *place)
+        return old, submitting.begin(connection, old), lineage.names(connection, place[0], name_stem(place[1]))
+
+    old, saved, taken = service.read(question)
+    _require_ended(old)
+    if saved is not None:
+        _require_steps_left(old, *saved)
+    job = retried(old.job, (wanted and wanted.name) or next_name(place[1], taken), saved and saved[1])
+    require_editor(identity, job)
+    return on_cluster.retry(service, member, identity, asked, job, old)
+
+
 def _require_ended(old: StoredJob) -> None:
     if old.phase.terminal or old.deleted_at is not None:
         return
@@ -75,14 +105,20 @@ def _require_ended(old: StoredJob) -> None:
 
 def _begin(settings: Settings, old: StoredJob) -> str | None:
     """The newest complete checkpoint; raises `Problem` if there is nothing left to do after it."""
-    newest, steps = newest_checkpoint(run_folder(settings, old)), old.job.spec.training.steps
+    newest = newest_checkpoint(run_folder(settings, old))
     if newest is None:
         return None
     uri = f"{OUT}{old.uid}/{newest.attempt}/{newest.step}"
-    if newest.step >= steps:
+    _require_steps_left(old, newest.step, uri)
+    return uri
+
+
+def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
+    """Raise `Problem` if the checkpoint of that step is of the last."""
+    steps = old.job.spec.training.steps
+    if step >= steps:
         detail, remedy = f"all {steps} steps are done", f"submit a job with more steps and resumeFrom: {uri}"
         raise Problem(kind="conflict", detail=detail, remedy=remedy)
-    return uri
 
 
 @of_job.get("/reproduce", responses=READS, name="reproduceJob")

@@ -10,8 +10,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 
-from penstock.api.auth.identity import Role
+from penstock.api.auth.identity import Reporting, Role
 from penstock.api.dependencies import authenticated, decompress, let_pass, load_json, service_of
 from penstock.api.documented import ONLY_BY_TOKEN
 from penstock.api.examples import EXAMPLE_RECORD
@@ -19,7 +20,8 @@ from penstock.api.problems import Problem, answers
 from penstock.api.schemas import Acknowledged
 from penstock.api.service import Service
 from penstock.api.storable import ESCAPED, cleaned
-from penstock.api.store.ingest import Batch, take
+from penstock.api.store.ingest import Batch, EarlyAttemptError, StaleAttemptError, take
+from penstock.api.store.jobs import NoSuchJobError
 from penstock.core.errors import UserError
 from penstock.core.manifest import read_value
 from penstock.core.records import Record
@@ -96,9 +98,37 @@ async def ingest(request: Request) -> Response:
     service = await service_of(request)
     identity = let_pass(request, authenticated(request).identity, Role.INGEST)
     batch = await read_batch(request, service, identity.namespace)
-    sequence = await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))
+    if identity.only is not None:
+        _require_own(identity.only, batch)
+    sequence = await _kept(service, identity.only, batch)
     service.instruments.records.inc(len(batch.records))
     return Response(Acknowledged(sequence=sequence).model_dump_json(by_alias=True), media_type="application/json")
+
+
+def _require_own(only: Reporting, batch: Batch) -> None:
+    """Raise unless the batch is of the job that its sender may report for, and of its attempt."""
+    if batch.uid == only.uid and batch.attempt < only.attempt:
+        raise StaleAttemptError(f"attempt {batch.attempt}, not {only.attempt}")
+    if (batch.uid, batch.attempt) != (only.uid, only.attempt):
+        raise Problem(
+            kind="forbidden",
+            detail=f"the records are of attempt {batch.attempt} of {batch.uid}, which is not the sender's",
+            where="records",
+            remedy=f"send those of attempt {only.attempt} of {only.uid} alone",
+        )
+
+
+async def _kept(service: Service, only: Reporting | None, batch: Batch) -> int:
+    """The highest sequence that is kept. A pod may know of its attempt before the mirror does; then the job is looked
+    at, once.
+    """
+    try:
+        return await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))
+    except (NoSuchJobError, EarlyAttemptError):
+        if only is None or service.cluster is None or batch.namespace is None:
+            raise
+    await run_in_threadpool(service.cluster.mirror.look, batch.namespace, only.name)
+    return await asyncio.wrap_future(service.submit_joint(batch.uid, take, batch))
 
 
 ROUTE = next(route for route in router.routes if isinstance(route, APIRoute))

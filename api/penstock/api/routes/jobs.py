@@ -9,12 +9,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from sqlalchemy import Connection
 
-from penstock.api.acceptance import require_acceptable
+from penstock.api.acceptance import require_acceptable, require_editor
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.bodies import EXAMPLE_JOB, JOB, body
 from penstock.api.dependencies import Document, Editor, JobIn, ServiceIn, Viewer, forbidden
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
+from penstock.api.routes import on_cluster
 from penstock.api.schemas import JobPage, JobView, job_view
 from penstock.api.store import jobs
 from penstock.api.store.idempotency import Answer
@@ -68,8 +69,21 @@ class _Edit:
         self._namespace, self._name = namespace, name
         self._version = read_etag(if_match)
 
-    def answer(self, status: int, change: Change) -> Response:
-        """Change the job; raises `NoSuchJobError` once it is deleted."""
+    def suspend(self, wanted: bool) -> Response:
+        """Ask for a suspension, or take it back; raises `NoSuchJobError` once the job is deleted."""
+        member, place = self._service.cluster, (self._namespace, self._name)
+        if member is not None:
+            return on_cluster.suspend(self._service, member, self._identity, self._asked, place, self._version, wanted)
+        return self._answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, wanted, by, now))
+
+    def delete(self) -> Response:
+        """Ask for the job's end; raises `NoSuchJobError` once it is deleted."""
+        member, place = self._service.cluster, (self._namespace, self._name)
+        if member is not None:
+            return on_cluster.delete(self._service, member, self._identity, self._asked, place, self._version)
+        return self._answer(202, jobs.request_delete)
+
+    def _answer(self, status: int, change: Change) -> Response:
         place = (self._namespace, self._name)
         uid = self._service.read(lambda connection: jobs.find(connection, *place)).uid
         now = self._service.clock()
@@ -100,6 +114,11 @@ def create(
 ) -> Response:
     """Submit a job: a PipelineJob as JSON or YAML. A dry run says whether it would be taken, and as what."""
     job, settings = PipelineJob.from_manifest(document), service.settings
+    if service.cluster is not None:
+        require_editor(identity, job)
+        if dry_run:
+            return on_cluster.propose(request, service, service.cluster, identity, job)
+        return on_cluster.create(service, service.cluster, identity, asked, job)
     service.read(lambda connection: require_acceptable(connection, settings.locations, identity, job))
     uid, now, executor = str(uuid.uuid4()), service.clock(), settings.executor_for(job)
 
@@ -158,19 +177,19 @@ def get(job: JobIn, response: Response) -> JobView:
 @router.delete("/v1/jobs/{namespace}/{name}", status_code=202, **WRITTEN, operation_id="deleteJob")
 def delete(editing: Editing) -> Response:
     """End the job and free its name. What it did stays readable below /v1/history."""
-    return editing.answer(202, jobs.request_delete)
+    return editing.delete()
 
 
 @router.post("/v1/jobs/{namespace}/{name}/suspend", **WRITTEN, operation_id="suspendJob")
 def suspend(editing: Editing) -> Response:
     """Checkpoint after the step at hand, and free the devices."""
-    return editing.answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, True, by, now))
+    return editing.suspend(True)
 
 
 @router.post("/v1/jobs/{namespace}/{name}/resume", **WRITTEN, operation_id="resumeJob")
 def resume(editing: Editing) -> Response:
     """Go on with a suspended job."""
-    return editing.answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, False, by, now))
+    return editing.suspend(False)
 
 
 def etag(stored: StoredJob) -> str:
@@ -187,11 +206,11 @@ def read_etag(header: str | None) -> int | None:
 
 def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None:
     """Which namespaces a list shows; none for all."""
-    if identity.namespace is None:
-        return None if namespace is None else (namespace,)
-    if namespace not in (None, identity.namespace):
+    if namespace is None:
+        return identity.namespaces(Role.VIEWER, "list")
+    if not identity.may(Role.VIEWER, namespace, "list"):
         raise forbidden(Role.VIEWER, namespace)
-    return (identity.namespace,)
+    return (namespace,)
 
 
 def read_labels(texts: list[str]) -> dict[str, str]:

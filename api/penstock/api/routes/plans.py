@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from sqlalchemy import Connection
 
-from penstock.api.acceptance import require_acceptable
+from penstock.api.acceptance import require_acceptable, require_editor
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.bodies import CLUSTER, EXAMPLE_CLUSTER, EXAMPLE_JOB, JOB, body
 from penstock.api.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
@@ -67,8 +67,11 @@ def ask(service: ServiceIn, identity: Editor, document: Document, asked: Once) -
     machine is used that serves the job. Look at Location until the state is Succeeded, Failed or Canceled.
     """
     wanted = Wanted.from_manifest(document)
-    locations = service.settings.locations
-    service.read(lambda connection: require_acceptable(connection, locations, identity, wanted.job))
+    if service.cluster is not None:
+        require_editor(identity, wanted.job)
+    else:
+        locations = service.settings.locations
+        service.read(lambda connection: require_acceptable(connection, locations, identity, wanted.job))
     wanted = _for_hardware(service, wanted)
     request, now = str(uuid.uuid4()), service.clock()
 
@@ -149,6 +152,7 @@ def get(service: ServiceIn, identity: Viewer, request: str) -> PlanRequestView:
 def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestView:
     """Cancel a request that waits or is worked on; forget one that has ended, and answer how it was."""
     now = service.clock()
+    service.read(lambda connection: _permitted(connection, identity, Role.EDITOR, request))  # asking may take a while
 
     def change(connection: Connection) -> PlanRequestView:
         before = _view(connection, _permitted(connection, identity, Role.EDITOR, request))
@@ -161,7 +165,7 @@ def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestVie
 def _permitted(connection: Connection, identity: Identity, role: Role, request: str) -> StoredRequest:
     """The request, if it is in a namespace where ``identity`` may do what needs ``role``."""
     found = plan_requests.get(connection, request)
-    if not identity.may(role, found.namespace):
+    if not identity.may(role, found.namespace, "get" if role is Role.VIEWER else "create"):
         raise forbidden(role, found.namespace)
     return found
 

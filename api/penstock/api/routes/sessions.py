@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from penstock.api.access_schemas import MeView, NewLoginLink, SessionPage, SessionView, session_view
 from penstock.api.auth.identity import Caller, Role
+from penstock.api.cluster.people import Person
 from penstock.api.credentials import COOKIE
 from penstock.api.dependencies import CallerIn, CredentialIn, ServiceIn, Viewer
 from penstock.api.documented import ONLY_BY_SESSION, ONLY_BY_TOKEN
@@ -53,6 +54,9 @@ def create_link(
     if caller.session is not None:
         remedy = "send the token: Authorization: Bearer TOKEN"
         raise Problem(kind="forbidden", detail="a session makes no links", where="Authorization", remedy=remedy)
+    if isinstance(identity, Person):
+        detail, remedy = "a token of the cluster makes no links", "sign in with a token of penstock's own"
+        raise Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
     now = service.clock()
 
     def change(connection: Connection, new: NewSecret) -> Answer:

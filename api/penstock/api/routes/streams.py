@@ -78,7 +78,7 @@ async def list_events(
     """Every job that changes, as a stream of `job` messages, once a second. After `hello` nothing is missed: list the
     jobs then.
     """
-    wanted = Filter.of(visible(identity, namespace), read_labels(label), name)
+    wanted = Filter.of(await run_in_threadpool(visible, identity, namespace), read_labels(label), name)
     return opened(service, ListListener(filter=wanted))
 
 

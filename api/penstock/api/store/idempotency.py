@@ -37,17 +37,27 @@ def once(connection: Connection, asked: Asked | None, now: float, change: Callab
     """What ``change`` answers, or answered before; raises `KeyReusedError` if the key was another request's."""
     if asked is None:
         return change(connection)
-    same = (idempotency.c.identity == asked.identity, idempotency.c.key == asked.key)
-    known = connection.execute(select(idempotency).where(*same)).one_or_none()
+    known = remembered(connection, asked)
     if known is not None:
-        if known.request != asked.request:
-            raise KeyReusedError(asked.key)
-        return Answer(status=known.status, body=known.body, headers=known.headers)
+        return known
     answer = change(connection)
     row = {"identity": asked.identity, "key": asked.key, "request": asked.request, "created_at": now}
     kept = {"status": answer.status, "body": answer.body, "headers": dict(answer.headers)}
     connection.execute(insert(idempotency).values(**row, **kept))
     return answer
+
+
+def remembered(connection: Connection, asked: Asked | None) -> Answer | None:
+    """What was answered before, if anything was; raises `KeyReusedError` if the key was another request's."""
+    if asked is None:
+        return None
+    same = (idempotency.c.identity == asked.identity, idempotency.c.key == asked.key)
+    known = connection.execute(select(idempotency).where(*same)).one_or_none()
+    if known is None:
+        return None
+    if known.request != asked.request:
+        raise KeyReusedError(asked.key)
+    return Answer(status=known.status, body=known.body, headers=known.headers)
 
 
 def old_keys(connection: Connection, before: float, most: int) -> list[tuple[str, str]]:

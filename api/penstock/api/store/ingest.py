@@ -16,21 +16,23 @@ from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, select
 
+from penstock.api.store import attempts, measurements
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
 from penstock.api.store.lines import Line, add_lines
-from penstock.api.store.profiles import keep as keep_profile
 from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import jobs, sources, timelines
 from penstock.api.store.series import ALL_RANKS, Point, add_points
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.profile import Profile
 from penstock.core.records import NO_RANK, Record, StepMetrics
 from penstock.core.timeline import Activity, Timeline
 from penstock.core.units import to_seconds
 
 SERIES = tuple(field.name for field in fields(StepMetrics) if field.name not in ("step", "attempt"))
 LARGEST_RANK = 2**31 - 1
+LONGEST_HOST, LONGEST_DIGEST = 255, 64
 BUSY, PEAK = "busy_seconds", "peak_bytes"
 """The series of single ranks."""
 MOST_RANKS = 64
@@ -39,6 +41,10 @@ MOST_RANKS = 64
 
 class StaleAttemptError(PenstockError):
     """The records are of an attempt that another one has followed."""
+
+
+class EarlyAttemptError(StaleAttemptError):
+    """The records are of an attempt that is not known yet: what was kept of the job may be older than its pods."""
 
 
 class ForeignJobError(PenstockError):
@@ -81,6 +87,8 @@ class Batch:
             if record.log is not None and not NO_RANK <= record.log.rank <= LARGEST_RANK:
                 what, remedy = f"{record.log.rank} is no rank", f"number ranks from 0; {NO_RANK} stands for none"
                 raise UserError(what=what, where=f"records[{i}].log.rank", remedy=remedy)
+            if record.profile is not None:
+                _check_profile(record.profile, f"records[{i}].profile")
             last = record.sequence
         uid, attempt, source = identity
         return cls(
@@ -91,6 +99,19 @@ class Batch:
             records=tuple(records),
             namespace=namespace,
         )
+
+
+def _check_profile(profile: Profile, where: str) -> None:
+    """What a column has no room for would fail the batches that are kept with this one."""
+    for name, text, most in (
+        ("key.host", profile.key.host, LONGEST_HOST),
+        ("modelDigest", profile.model_digest, LONGEST_DIGEST),
+    ):
+        if len(text) > most:
+            raise UserError(what=f"has {len(text)} characters", where=f"{where}.{name}", remedy=f"send up to {most}")
+    if not 1 <= profile.num_ranks <= LARGEST_RANK:
+        what = f"{profile.num_ranks} is no number of ranks"
+        raise UserError(what=what, where=f"{where}.numRanks", remedy="measure with at least 1")
 
 
 def take(connection: Connection, batches: Sequence[Batch]) -> list[int | PenstockError]:
@@ -127,7 +148,10 @@ def _refusal(batch: Batch, current: tuple[str, int] | None) -> PenstockError | N
     namespace, attempt = current
     if batch.namespace not in (None, namespace):
         return ForeignJobError(namespace)
-    return None if batch.attempt == attempt else StaleAttemptError(f"attempt {batch.attempt}, not {attempt}")
+    if batch.attempt == attempt:
+        return None
+    kind = EarlyAttemptError if batch.attempt > attempt else StaleAttemptError
+    return kind(f"attempt {batch.attempt}, not {attempt}")
 
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -159,12 +183,13 @@ def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
     for batch in fresh:
         points.setdefault((batch.uid, batch.attempt), []).extend(_points(batch))
     add_points(connection, points, max(batch.received_at for batch in fresh))
+    attempts.note_checkpoints(connection, _checkpoints(fresh))
     report(connection, [(batch.uid, told) for batch in fresh if (told := _reported(batch)) is not None])
     put(connection, _keep_timelines, [row for batch in fresh for row in _timeline_rows(batch)])
     add_lines(connection, [line for batch in fresh for line in _lines(batch)])
-    for record in (record for batch in fresh for record in batch.records):
-        if record.profile is not None:
-            keep_profile(connection, record.profile)
+    for batch in fresh:
+        found = [(batch.uid, batch.attempt, each.profile) for each in batch.records if each.profile is not None]
+        measurements.keep(connection, found, batch.received_at)
 
 
 @functools.cache
@@ -217,6 +242,15 @@ def _reported(batch: Batch) -> Reported | None:
         last_checkpoint=progress.last_checkpoint if progress else None,
         reported_at=batch.received_at,
     )
+
+
+def _checkpoints(fresh: Sequence[Batch]) -> Iterator[tuple[str, int, int]]:
+    """The newest of each batch that tells of one."""
+    for batch in fresh:
+        told = [each.progress.last_checkpoint for each in batch.records if each.progress is not None]
+        saved = [step for step in told if step is not None]
+        if saved:
+            yield batch.uid, batch.attempt, saved[-1]
 
 
 def _timeline_rows(batch: Batch) -> Iterator[tuple[str, int, int, bytes]]:

@@ -57,13 +57,17 @@ class ChangedMeanwhileError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredJob:
-    """A job's row and its progress. ``version`` changes with everything but progress, ``generation`` with the spec."""
+    """A job's row and its progress. ``version`` changes with everything but progress, ``generation`` with the spec.
+
+    ``cluster`` is where the job runs; it is empty for one of a machine.
+    """
 
     number: int
     uid: str
     namespace: str
     name: str
     manifest: Mapping[str, Any]
+    cluster: str
     version: int
     generation: int
     created_by: str
@@ -138,13 +142,27 @@ def create(
     """A new job in phase Pending, for this ``executor`` or any; raises `NameTakenError` while another of that name
     lives.
     """
-    meta, policy = job.metadata, job.spec.run_policy
     manifest = job.to_manifest()
     manifest["metadata"] = {**manifest["metadata"], "uid": uid}
-    row = {
+    meta = job.metadata
+    row = first_row(meta.namespace, meta.name, manifest, uid, by, now)
+    row |= {"priority": job.spec.run_policy.priority, "executor": executor}
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(jobs).values(row))
+    except IntegrityError:
+        raise NameTakenError(f"{meta.namespace}/{meta.name}") from None
+    write_labels(connection, uid, meta.labels)
+    add_event(connection, uid, "created", {"by": by}, now)
+    return get(connection, uid)
+
+
+def first_row(namespace: str, name: str, manifest: Mapping[str, Any], uid: str, by: str, now: float) -> dict[str, Any]:
+    """The row of a job of which nothing is known but its manifest."""
+    return {
         "uid": uid,
-        "namespace": meta.namespace,
-        "name": meta.name,
+        "namespace": namespace,
+        "name": name,
         "manifest": manifest,
         "version": 1,
         "generation": 1,
@@ -155,22 +173,18 @@ def create(
         "phase_reason": "Submitted",
         "phase_message": "",
         "phase_entered_at": now,
-        "priority": policy.priority,
+        "priority": 0,
         "attempt": 0,
         "failures": 0,
-        "executor": executor,
         "last_event": 0,
     }
-    try:
-        with connection.begin_nested():
-            connection.execute(insert(jobs).values(row))
-    except IntegrityError:
-        raise NameTakenError(f"{meta.namespace}/{meta.name}") from None
-    if meta.labels:
-        labels = [{"uid": uid, "key": key, "value": value} for key, value in meta.labels.items()]
-        connection.execute(insert(job_labels), labels)
-    add_event(connection, uid, "created", {"by": by}, now)
-    return get(connection, uid)
+
+
+def write_labels(connection: Connection, uid: str, labels: Mapping[str, str]) -> None:
+    """What lists find the job by, of one that has none yet."""
+    if labels:
+        rows = [{"uid": uid, "key": key, "value": value} for key, value in labels.items()]
+        connection.execute(insert(job_labels), rows)
 
 
 def proposed(
@@ -200,7 +214,8 @@ def namespace_of(connection: Connection, uid: str) -> str | None:
 def find(connection: Connection, namespace: str, name: str) -> StoredJob:
     """The job that lives under this name, else the latest that did; raises `NoSuchJobError`."""
     named = _JOINED.where(jobs.c.namespace == namespace, jobs.c.name == name)
-    row = connection.execute(named.order_by(jobs.c.number.desc()).limit(1)).one_or_none()
+    newest = named.order_by(jobs.c.deleted_at.is_not(None), jobs.c.number.desc())
+    row = connection.execute(newest.limit(1)).one_or_none()
     if row is None:
         raise NoSuchJobError(f"{namespace}/{name}")
     return _stored(row)
@@ -245,7 +260,7 @@ def unfinished(connection: Connection, executor: str, *, ended: bool = True) -> 
     Without ``ended`` those are left out that have ended and that nobody wants deleted.
     """
     free = or_(jobs.c.executor.is_(None), jobs.c.executor == executor)
-    conditions: list[ColumnElement[bool]] = [jobs.c.deleted_at.is_(None), free]
+    conditions: list[ColumnElement[bool]] = [jobs.c.deleted_at.is_(None), jobs.c.cluster == "", free]
     if not ended:
         terminal = [phase.value for phase in Phase if phase.terminal]
         conditions.append(or_(jobs.c.phase.not_in(terminal), jobs.c.delete_requested_at.is_not(None)))
@@ -295,14 +310,27 @@ def _stored(row: Row[Any]) -> StoredJob:
 # Changes
 
 
-def add_event(connection: Connection, uid: str, kind: str, body: Mapping[str, Any], now: float, **changes: Any) -> int:
-    """Number one more event of the job and keep it, together with changes of the row; raises `NoSuchJobError`."""
+def add_event(
+    connection: Connection,
+    uid: str,
+    kind: str,
+    body: Mapping[str, Any],
+    now: float,
+    *,
+    at: float | None = None,
+    **changes: Any,
+) -> int:
+    """Number one more event of the job and keep it, together with changes of the row; raises `NoSuchJobError`.
+
+    What happened elsewhere may have happened ``at`` another time than it became known here.
+    """
     raised = {"last_event": jobs.c.last_event + 1, "version": jobs.c.version + 1, "changed_at": now}
     changing = update(jobs).where(jobs.c.uid == uid).values(**raised, **changes)
     number = connection.execute(changing.returning(jobs.c.last_event)).scalar_one_or_none()
     if number is None:
         raise NoSuchJobError(uid)
-    connection.execute(insert(events).values(uid=uid, number=number, at=now, kind=kind, body=dict(body)))
+    row = {"uid": uid, "number": number, "at": now if at is None else at, "kind": kind, "body": dict(body)}
+    connection.execute(insert(events).values(row))
     return int(number)
 
 

@@ -73,7 +73,8 @@ jobs = Table(
     Column("executor", Text),  # the one that it is bound to
     Column("plan_digest", String(64)),
     Column("last_event", Integer, nullable=False),  # the number of the newest of its events
-    Column("manifest", JSON, nullable=False),  # last: SQLite reads a row up to what it looks for
+    Column("manifest", JSON, nullable=False),  # late: SQLite reads a row up to what it looks for
+    Column("cluster", String(63), nullable=False, server_default=""),  # where it runs; empty: on a machine
     Index("ix_jobs_namespace_name", "namespace", "name", "number"),
     Index("ix_jobs_name", "name", "number"),
     Index("ix_jobs_priority", "priority", "number"),
@@ -82,6 +83,7 @@ jobs = Table(
     Index("ix_jobs_finished_at", "finished_at"),
     Index(
         "uq_jobs_live",
+        "cluster",
         "namespace",
         "name",
         unique=True,
@@ -133,6 +135,7 @@ attempts = Table(
     Column("resume_from", Integer),
     Column("launched_at", Double, nullable=False),
     Column("devices", JSON, nullable=False),  # names of CUDA devices that nobody else has while it lives
+    Column("last_checkpoint", Integer),  # the step of the newest that it reported
     PrimaryKeyConstraint("uid", "attempt"),
 )
 
@@ -170,6 +173,26 @@ profiles = Table(
     Column("body", LargeBinary, nullable=False),
     Column("measured_at", Double, nullable=False),
     Index("ix_profiles_key_measured_at", "key", "measured_at"),
+)
+
+sightings = Table(
+    "sightings",
+    metadata,
+    Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
+    Column("version", BigInteger, nullable=False),  # of the cluster's object, as it was seen last
+    Column("status", JSON, nullable=False),  # all of it but progress
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    _uid(),
+    Column("attempt", Integer, nullable=False),
+    Column("digest", String(64), nullable=False),  # of the profile that the attempt reported
+    Column("reported_at", Double, nullable=False),
+    Column("ref", String(253), nullable=False),  # the ConfigMap that holds it on the job's cluster, once there is one
+    PrimaryKeyConstraint("uid", "attempt"),
+    Index("ix_measurements_ref", "ref"),
 )
 
 plan_requests = Table(

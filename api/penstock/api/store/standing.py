@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 from penstock.api.store.documents import unpack
 from penstock.api.store.schema import jobs, plans, progress, rollups, series
 from penstock.api.store.series import ALL_RANKS, ROLLUP_STEPS
+from penstock.core.errors import UserError
 from penstock.core.job import ResourcesSpec
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
@@ -93,8 +94,16 @@ def _standing(found: dict[str, Any]) -> Standing:
     """Of the spec only two parts are read: all of it takes twenty times as long."""
     spec = found.pop("manifest")["spec"]
     found["phase"] = Phase(found["phase"])
-    resources: ResourcesSpec = ResourcesSpec.from_manifest(spec.get("resources", {}))
-    return Standing(**found, num_steps=spec["training"]["steps"], memory_limit_bytes=resources.memory_per_rank)
+    return Standing(**found, num_steps=spec["training"]["steps"], memory_limit_bytes=_memory_limit(spec))
+
+
+def _memory_limit(spec: Mapping[str, Any]) -> int:
+    """Zero of a job that its cluster took and core refuses."""
+    try:
+        resources: ResourcesSpec = ResourcesSpec.from_manifest(spec.get("resources", {}))
+    except UserError:
+        return 0
+    return resources.memory_per_rank
 
 
 def promises(connection: Connection, digests: Collection[str]) -> Mapping[str, Promise | None]:

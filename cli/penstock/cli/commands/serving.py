@@ -42,13 +42,19 @@ def serve(
     webhook_secret: Annotated[
         Path | None, typer.Option(help="The file of the secret that signs what it is told.")
     ] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Run no jobs here: serve those of a cluster.")] = False,
+    namespace: Annotated[str, typer.Option(help="Of a cluster's namespaces serve this one alone.")] = "",
 ) -> None:
-    """Run jobs on this machine for everybody who has a token; they go on when the service ends."""
+    """Run jobs for everybody who has a token, on this machine or a cluster; they go on when the service ends."""
     from penstock.api.server import tls_of
     from penstock.api.settings import Settings
     from penstock.cli.ports import check_port
     from penstock.cli.serving import read_webhook
     from penstock.cli.serving import serve as answer
+    from penstock.core.errors import UserError
+
+    if namespace and not cluster:
+        raise UserError(what="has a meaning only on a cluster", where="--namespace", remedy="add --cluster")
 
     settings = Settings(
         folder=(folder or default_folder()).absolute(),
@@ -58,10 +64,16 @@ def serve(
         tls=tls_of(tls_certificate, tls_key),
         data_roots=dict(map(_root, data or ())),
         schedules=frozenset(schedule or ()),
-        machine=socket.gethostname(),
+        machine="" if cluster else socket.gethostname(),
     )
     check_port(port, "--port")
-    answer(settings.answering_to(host, *(allow_host or ())), read_webhook(webhook, webhook_secret))
+    settings, told = settings.answering_to(host, *(allow_host or ())), read_webhook(webhook, webhook_secret)
+    if cluster:
+        from penstock.cli.cluster_serving import serve_cluster
+
+        serve_cluster(settings, namespace, told)
+    else:
+        answer(settings, told)
 
 
 def _root(text: str) -> tuple[str, Path]:

@@ -1,0 +1,59 @@
+"""What a service does on a cluster beside answering: hold the Lease, and while it does, mirror and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.api.cluster.kube import Cluster
+from penstock.api.cluster.lease import Lease
+from penstock.api.cluster.mirror import Mirror
+from penstock.api.cluster.reporter import Reporter
+from penstock.kube.resources import JOBS
+from penstock.kube.watching import Watched, Watcher
+
+
+class Following:
+    """Follows the jobs in ``namespace``, or in all, while it holds the ``lease``."""
+
+    def __init__(
+        self,
+        kube: Cluster,
+        mirror: Mirror,
+        reporter: Reporter,
+        lease: Lease,
+        namespace: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._kube, self._mirror, self._reporter, self._lease = kube, mirror, reporter, lease
+        self._namespace, self._clock = namespace, clock
+        self._watcher: Watcher | None = None
+
+    def turn(self) -> None:
+        """Renew the Lease, and begin or end to mirror as it says."""
+        self._lease.turn()
+        if self._lease.held and self._watcher is None:
+            self._watcher = self._new_watcher()
+            self._watcher.start()
+        elif not self._lease.held:
+            self._stop()
+
+    def report(self) -> None:
+        """Tell the cluster what was reported, once everything there is was seen."""
+        watcher = self._watcher
+        if self._lease.held and watcher is not None and watcher.synced.is_set():
+            self._reporter.turn()
+
+    def close(self) -> None:
+        """End, and let another service go on at once."""
+        self._stop()
+        self._lease.release()
+
+    def _stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+        self._watcher = None
+
+    def _new_watcher(self) -> Watcher:
+        mirror = self._mirror
+        watched = Watched(resource=JOBS, replace=mirror.replace, put=mirror.put, remove=mirror.remove)
+        return Watcher(self._kube, watched, self._namespace, self._clock)

@@ -1,0 +1,137 @@
+"""The only file of the service that calls Kubernetes: what it asks, and how that is asked.
+
+Every write names the uid that it means, so that it never strikes a namesake. Of a job's status nothing is written but
+``progress``, by server-side apply (https://kubernetes.io/docs/reference/using-api/server-side-apply).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.core.status import JobProgress
+from penstock.kube.names import API_VERSION, JOB_KIND, SERVICE_MANAGER
+from penstock.kube.resources import (
+    ACCESS_REVIEWS,
+    CONFIG_MAPS,
+    JOBS,
+    LEASES,
+    NAMESPACES,
+    TOKEN_REVIEWS,
+    Resource,
+)
+from penstock.kube.transport import APPLY, MERGE, Change, Listing, Object, Transport
+
+OWNED = {"fieldManager": SERVICE_MANAGER}
+Place = tuple[str, str, str]
+"""Namespace, name and uid of an object."""
+
+
+class Cluster(Protocol):
+    """What the service asks of a cluster. All calls raise `penstock.kube.transport.KubeError`."""
+
+    def identity(self) -> str:
+        """What tells this cluster from all others, for as long as it is there."""
+        ...
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """The object as it is now."""
+        ...
+
+    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        """All objects with the labels that ``selector`` names."""
+        ...
+
+    def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
+        """What changes after ``version``, for some minutes."""
+        ...
+
+    def submit(self, job: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """Make the PipelineJob, or have the cluster say what it would make of it."""
+        ...
+
+    def set_suspend(self, job: Place, suspend: bool, version: str | None = None) -> Object:
+        """Ask for a suspension, or take it back; of the object at that ``version`` only, if one is named."""
+        ...
+
+    def delete(self, job: Place, version: str | None = None) -> None:
+        """Remove the PipelineJob, and in the background all that it owns."""
+        ...
+
+    def report(self, job: Place, progress: JobProgress) -> None:
+        """Have this be all that the service says in the job's status."""
+        ...
+
+    def lay(self, config_map: Mapping[str, Any]) -> Object:
+        """Make the ConfigMap."""
+        ...
+
+    def hold(self, lease: Mapping[str, Any]) -> Object:
+        """Make the Lease, or replace the one of that version."""
+        ...
+
+    def review_token(self, token: str, audiences: Sequence[str]) -> Object:
+        """The status of a TokenReview: who bears the token, and for which of ``audiences`` it is meant."""
+        ...
+
+    def review_access(self, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
+        """Whether the user may do that to PipelineJobs there; in all namespaces if none is named."""
+        ...
+
+
+class HttpCluster(Transport):
+    """A real cluster. Threads may share it."""
+
+    def identity(self) -> str:
+        """See `Cluster`, as for all that follow. By convention it is this namespace's uid, which nobody can change."""
+        return str(self.get(NAMESPACES, "", "kube-system")["metadata"]["uid"])
+
+    def submit(self, job: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        query = {**OWNED, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        return self.call("POST", JOBS.path(job["metadata"]["namespace"]), body=job, query=query)
+
+    def set_suspend(self, job: Place, suspend: bool, version: str | None = None) -> Object:
+        namespace, name, uid = job
+        metadata = {"uid": uid, **({"resourceVersion": version} if version else {})}
+        body = {"metadata": metadata, "spec": {"runPolicy": {"suspend": suspend}}}
+        return self.call("PATCH", JOBS.path(namespace, name), body=body, query=OWNED, content_type=MERGE)
+
+    def delete(self, job: Place, version: str | None = None) -> None:
+        namespace, name, uid = job
+        conditions = {"uid": uid, **({"resourceVersion": version} if version else {})}
+        body = {"propagationPolicy": "Background", "preconditions": conditions}
+        self.call("DELETE", JOBS.path(namespace, name), body=body)
+
+    def report(self, job: Place, progress: JobProgress) -> None:
+        namespace, name, uid = job
+        metadata = {"name": name, "namespace": namespace, "uid": uid}
+        body = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata}
+        body["status"] = {"progress": progress.to_manifest()}
+        query = {**OWNED, "force": "true"}
+        self.call("PATCH", JOBS.path(namespace, name, "status"), body=body, query=query, content_type=APPLY)
+
+    def lay(self, config_map: Mapping[str, Any]) -> Object:
+        namespace = config_map["metadata"]["namespace"]
+        return self.call("POST", CONFIG_MAPS.path(namespace), body=config_map, query=OWNED)
+
+    def hold(self, lease: Mapping[str, Any]) -> Object:
+        metadata = lease["metadata"]
+        if "resourceVersion" in metadata:
+            return self.call("PUT", LEASES.path(metadata["namespace"], metadata["name"]), body=lease, query=OWNED)
+        return self.call("POST", LEASES.path(metadata["namespace"]), body=lease, query=OWNED)
+
+    def review_token(self, token: str, audiences: Sequence[str]) -> Object:
+        body = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": "TokenReview"}
+        asked = {"token": token, "audiences": list(audiences)}
+        found: Object = self.call("POST", TOKEN_REVIEWS.path(), body={**body, "spec": asked}).get("status", {})
+        return found
+
+    def review_access(self, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
+        group = API_VERSION.partition("/")[0]
+        attributes = {"group": group, "resource": JOBS.plural, "verb": verb}
+        if namespace:
+            attributes["namespace"] = namespace
+        body = {"apiVersion": ACCESS_REVIEWS.api_version, "kind": "SubjectAccessReview"}
+        asked = {**user, "resourceAttributes": attributes}
+        status = self.call("POST", ACCESS_REVIEWS.path(), body={**body, "spec": asked}).get("status", {})
+        return bool(status.get("allowed"))

@@ -1,0 +1,123 @@
+"""The service's Lease: renewed while a service is there, and held by the one of several that mirrors.
+
+Others' clocks are not believed: a holder is gone once its Lease has not changed for as long as it promised to renew it,
+by one's own clock (as client-go's leader election does). One that cannot renew stops before others may begin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.api.cluster.kube import Cluster
+from penstock.kube.names import SERVICE_LEASE
+from penstock.kube.resources import LEASES
+from penstock.kube.transport import KubeError, Object
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS = 10.0
+LEASE_SECONDS = 25
+"""Longer than two renewals, and shorter than the operator waits for one."""
+
+GIVE_UP_SECONDS = 20.0
+"""After so long without a renewal the holder is none; shorter than the Lease, or two would mirror."""
+
+LOOK_SECONDS = 5.0
+"""How often a Lease of somebody else is looked at."""
+
+
+class Lease:
+    """The Lease in ``namespace``, for the service that bears ``name``. ``clock`` gives seconds since the epoch,
+    ``seconds`` counts them from anywhere, but steadily.
+    """
+
+    def __init__(
+        self, kube: Cluster, namespace: str, name: str, clock: Callable[[], float], seconds: Callable[[], float]
+    ) -> None:
+        self._kube, self._namespace, self._name = kube, namespace, name
+        self._clock, self._seconds = clock, seconds
+        self._renewed_at: float | None = None
+        self._looked_at: float | None = None
+        self._seen: tuple[str, float] = ("", 0.0)
+
+    @property
+    def held(self) -> bool:
+        """Whether this service is the one that mirrors."""
+        return self._renewed_at is not None and self._seconds() - self._renewed_at < GIVE_UP_SECONDS
+
+    def turn(self) -> None:
+        """Renew it or try to take it, if it is time."""
+        now = self._seconds()
+        pause = RENEW_SECONDS if self.held else LOOK_SECONDS
+        if self._looked_at is not None and now - self._looked_at < pause:
+            return
+        try:
+            self._renewed_at = now if self._try(now) else None
+            self._looked_at = now
+        except KubeError as error:
+            log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
+            self._looked_at = now - pause + 1.0
+
+    def release(self) -> None:
+        """Let another have it at once."""
+        if not self.held:
+            return
+        self._renewed_at = None
+        try:
+            found = self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
+            if found["spec"].get("holderIdentity") == self._name:
+                self._kube.hold(self._written(found, holder=""))
+        except KubeError as error:
+            log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
+
+    def _try(self, now: float) -> bool:
+        found = self._found()
+        if found is not None and not self._is_free(found, now):
+            return False
+        try:
+            self._kube.hold(self._written(found, holder=self._name))
+        except KubeError as error:
+            if error.status != 409:  # somebody else was quicker
+                raise
+            return False
+        return True
+
+    def _found(self) -> Object | None:
+        try:
+            return self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+            return None
+
+    def _is_free(self, found: Object, now: float) -> bool:
+        version = str(found["metadata"]["resourceVersion"])
+        if version != self._seen[0]:
+            self._seen = (version, now)
+        spec = found.get("spec") or {}
+        promised = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        return spec.get("holderIdentity") in (None, "", self._name) or now - self._seen[1] >= promised
+
+    def _written(self, found: Object | None, holder: str) -> dict[str, Any]:
+        """The Lease as it is to be, in place of the one that was found."""
+        now = micro_time(self._clock())
+        before = dict((found or {}).get("spec") or {})
+        taken = before.get("holderIdentity") != holder
+        spec = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": LEASE_SECONDS,
+            "acquireTime": now if taken else before.get("acquireTime", now),
+            "renewTime": now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + int(taken and bool(holder)),
+        }
+        metadata = dict(found["metadata"]) if found else {"name": SERVICE_LEASE, "namespace": self._namespace}
+        metadata.pop("managedFields", None)
+        return {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
+
+
+def micro_time(seconds: float) -> str:
+    """An instant as Leases write it, to the microsecond."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

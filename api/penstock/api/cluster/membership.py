@@ -1,0 +1,58 @@
+"""A service's part in a cluster, wired: what routes and the gate ask, and what goes on beside answering."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from penstock.api.cluster.following import Following
+from penstock.api.cluster.keeper import Keeper
+from penstock.api.cluster.kube import Cluster
+from penstock.api.cluster.lease import Lease
+from penstock.api.cluster.mirror import Mirror
+from penstock.api.cluster.people import People, Rights
+from penstock.api.cluster.pods import Pods
+from penstock.api.cluster.reporter import Reporter
+from penstock.api.cluster.reviews import Reviews
+from penstock.api.store import sightings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where the service lives in the cluster, under which name among its replicas, and whose jobs it serves.
+
+    ``namespace`` is the only one that it looks at; all if empty.
+    """
+
+    own_namespace: str
+    name: str
+    namespace: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Membership:
+    """What routes and the gate are given of the cluster."""
+
+    kube: Cluster
+    mirror: Mirror
+    reviews: Reviews
+    place: Place
+
+
+def join(keeper: Keeper, kube: Cluster, place: Place) -> Membership:
+    """Take part in the cluster; raises `KubeError` if it cannot be asked which one it is."""
+    rights = Rights(kube, keeper.clock)
+    people = People(rights, lambda: keeper.read(sightings.namespaces))
+    return Membership(
+        kube=kube,
+        mirror=Mirror(keeper, kube, kube.identity(), place.namespace),
+        reviews=Reviews(kube, Pods(kube), people),
+        place=place,
+    )
+
+
+def following(keeper: Keeper, member: Membership) -> Following:
+    """What mirrors and reports, once its turns are called."""
+    kube, mirror, place = member.kube, member.mirror, member.place
+    lease = Lease(kube, place.own_namespace, place.name, keeper.clock, time.monotonic)
+    return Following(kube, mirror, Reporter(keeper, kube, mirror), lease, place.namespace, keeper.clock)

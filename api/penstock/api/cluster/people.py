@@ -1,0 +1,100 @@
+"""People whom the cluster knows: they may do to a job here what they may do to the PipelineJob there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.api.auth.identity import Caller, Identity, Role
+from penstock.api.cluster.kube import Cluster
+
+RIGHT_SECONDS = 15.0
+"""How long a right that was taken away may still be used."""
+
+MOST_RIGHTS = 10_000
+MOST_NAMESPACES = 200
+
+VERBS: Mapping[Role, tuple[str, ...]] = {
+    Role.VIEWER: ("get", "list"),
+    Role.EDITOR: ("create", "update", "delete"),
+    Role.ADMIN: ("*",),
+}
+"""What somebody has to be allowed who is to have a role, where no single verb is asked for."""
+
+
+class Rights:
+    """Who may do what, as the cluster said it within `RIGHT_SECONDS`. Threads may share it."""
+
+    def __init__(self, kube: Cluster, clock: Callable[[], float]) -> None:
+        self._kube, self._clock = kube, clock
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
+
+    def may(self, key: str, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
+        """Whether the user, known by ``key``, may do that there; in all namespaces if none is named."""
+        asked, now = (key, verb, namespace), self._clock()
+        at, allowed = self._known.get(asked, (0.0, False))
+        if at and 0 <= now - at < RIGHT_SECONDS:
+            return allowed
+        allowed = self._kube.review_access(user, verb, namespace)
+        with self._lock:
+            self._known.pop(asked, None)
+            if len(self._known) >= MOST_RIGHTS:
+                del self._known[next(iter(self._known))]
+            self._known[asked] = (now, allowed)
+        return allowed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Person(Identity):
+    """Somebody whose ``role`` says nothing: the ``rights`` are asked. ``known`` gives the namespaces that have jobs."""
+
+    key: str
+    user: Mapping[str, Any] = field(hash=False)
+    rights: Rights = field(hash=False)
+    known: Callable[[], Sequence[str]] = field(hash=False)
+
+    def may(self, role: Role, namespace: str | None = None, verb: str = "") -> bool:
+        """See `Identity.may`. It may ask the cluster, and so take a while."""
+        if role is Role.INGEST:
+            return False
+        verbs = (verb,) if verb and role is not Role.ADMIN else VERBS[role]
+        return all(self._may(each, namespace or "") for each in verbs)
+
+    def may_anywhere(self, role: Role, verb: str = "") -> bool:
+        """See `Identity.may_anywhere`: everywhere, or in a namespace that has jobs. To make some it need have none."""
+        if role is Role.INGEST:
+            return False
+        if verb == "create":
+            return True  # where is said in the body, and asked about by whoever reads that
+        return self.may(role, None, verb) or bool(self._places(role, verb))
+
+    def namespaces(self, role: Role, verb: str = "") -> tuple[str, ...] | None:
+        """See `Identity.namespaces`."""
+        return None if self.may(role, None, verb) else self._places(role, verb)
+
+    def _places(self, role: Role, verb: str) -> tuple[str, ...]:
+        return tuple(each for each in self.known()[:MOST_NAMESPACES] if self.may(role, each, verb))
+
+    def _may(self, verb: str, namespace: str) -> bool:
+        everywhere = bool(namespace) and self.rights.may(self.key, self.user, verb, "")
+        return everywhere or self.rights.may(self.key, self.user, verb, namespace)
+
+
+class People:
+    """Recognises people by the reviews of their tokens."""
+
+    def __init__(self, rights: Rights, known: Callable[[], Sequence[str]]) -> None:
+        self._rights, self._known = rights, known
+
+    def caller(self, user: Mapping[str, Any], key: str) -> Caller | None:
+        """The user as a SubjectAccessReview takes them; ``key`` stands for the token."""
+        name = str(user.get("username", ""))
+        if not name:
+            return None
+        told = {"user": name, "groups": user.get("groups") or [], "uid": user.get("uid", "")}
+        told["extra"] = user.get("extra") or {}
+        person = Person(name=name[:63], role=Role.VIEWER, key=key, user=told, rights=self._rights, known=self._known)
+        return Caller(identity=person, token=f"kube:{key}"[:63])

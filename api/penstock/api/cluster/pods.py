@@ -1,0 +1,81 @@
+"""Whose pod it is: from a token's review along owner references to the one job that it may report for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.api.auth.identity import Caller, Identity, Reporting, Role
+from penstock.api.cluster.kube import Cluster
+from penstock.kube.names import ATTEMPT_LABEL, GROUP, JOB_KIND
+from penstock.kube.resources import BATCH_JOBS, JOBSETS, PODS
+from penstock.kube.transport import KubeError, Object
+
+POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
+SERVICE_ACCOUNT = "system:serviceaccount:"
+MOST_KNOWN = 10_000
+ABOVE = (("Job", "batch", BATCH_JOBS), ("JobSet", "jobset.x-k8s.io", JOBSETS))
+"""What a rank's pod belongs to, up to its PipelineJob."""
+
+
+class Pods:
+    """Knows pods by their uids. Whose one is never changes, so it is asked once."""
+
+    def __init__(self, kube: Cluster) -> None:
+        self._kube = kube
+        self._lock = threading.Lock()
+        self._known: dict[str, Identity] = {}
+
+    def caller(self, user: Mapping[str, Any]) -> Caller | None:
+        """The pod that a token is bound to, as a reporter for its job alone; none if it is no rank's, or is gone."""
+        extra = user.get("extra") or {}
+        name, uid = _only(extra.get(POD_NAME)), _only(extra.get(POD_UID))
+        namespace = str(user.get("username", "")).removeprefix(SERVICE_ACCOUNT).partition(":")[0]
+        if not (name and uid and str(user.get("username", "")).startswith(SERVICE_ACCOUNT)):
+            return None
+        identity = self._known.get(uid) or self._identified(namespace, name, uid)
+        return None if identity is None else Caller(identity=identity, token=f"pod:{uid}"[:63])
+
+    def _identified(self, namespace: str, name: str, uid: str) -> Identity | None:
+        try:
+            pod = self._kube.get(PODS, namespace, name)
+            job = self._job_of(pod, namespace) if pod["metadata"]["uid"] == uid else None
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+            return None
+        attempt = (pod["metadata"].get("labels") or {}).get(ATTEMPT_LABEL, "")
+        if job is None or not attempt.isdecimal():
+            return None
+        only = Reporting(name=job[0], uid=job[1], attempt=int(attempt))
+        identity = Identity(name=f"pod {name}"[:63], role=Role.INGEST, namespace=namespace, only=only)
+        with self._lock:
+            if len(self._known) >= MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[uid] = identity
+        return identity
+
+    def _job_of(self, pod: Object, namespace: str) -> tuple[str, str] | None:
+        """Name and uid of the PipelineJob, if every owner on the way is the very one that is named."""
+        found = pod
+        for kind, group, resource in ABOVE:
+            owner = _owner(found, kind, group)
+            if owner is None:
+                return None
+            found = self._kube.get(resource, namespace, owner["name"])
+            if found["metadata"]["uid"] != owner["uid"]:
+                return None
+        job = _owner(found, JOB_KIND, GROUP)
+        return None if job is None else (job["name"], job["uid"])
+
+
+def _owner(found: Object, kind: str, group: str) -> Object | None:
+    owners = found["metadata"].get("ownerReferences") or ()
+    return next(
+        (each for each in owners if each["kind"] == kind and each["apiVersion"].partition("/")[0] == group), None
+    )
+
+
+def _only(values: Any) -> str:
+    return str(values[0]) if isinstance(values, list) and len(values) == 1 else ""

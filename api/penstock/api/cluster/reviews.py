@@ -1,0 +1,53 @@
+"""Who bears a token that is none of the service's own: the cluster is asked."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.api.auth.identity import Caller, Role, digest
+from penstock.api.cluster.kube import Cluster
+from penstock.api.cluster.people import RIGHT_SECONDS, People
+from penstock.api.cluster.pods import Pods
+from penstock.api.known_tokens import KnownTokens
+from penstock.kube.names import INGEST_AUDIENCE, PEOPLE_AUDIENCE
+
+log = logging.getLogger(__name__)
+
+POD_SECONDS = 60.0
+"""How long a pod that is gone may still report."""
+
+MOST_TOKEN_CHARACTERS = 16_384
+MOST_KNOWN = 8192
+
+
+class Reviews:
+    """Recognises pods and people. A token that is meant for something else proves nobody here."""
+
+    def __init__(self, kube: Cluster, pods: Pods, people: People) -> None:
+        self._kube, self._pods, self._people = kube, pods, people
+        self._known = KnownTokens(_known_seconds, MOST_KNOWN)
+
+    async def find(self, secret: str, now: float) -> Caller | None:
+        """Who bears the token; raises `KubeError` if the cluster does not say."""
+        if not is_candidate(secret):
+            return None
+        return await self._known.find(secret, now, lambda: self.recognize(secret))
+
+    def recognize(self, secret: str) -> Caller | None:
+        """The same, asked anew."""
+        status = self._kube.review_token(secret, [INGEST_AUDIENCE, PEOPLE_AUDIENCE])
+        if not status.get("authenticated"):
+            return None
+        audiences, user = status.get("audiences") or (), status.get("user") or {}
+        if INGEST_AUDIENCE in audiences:
+            return self._pods.caller(user)
+        return self._people.caller(user, digest(secret)) if PEOPLE_AUDIENCE in audiences else None
+
+
+def is_candidate(secret: str) -> bool:
+    """Whether it could be a token of the cluster: three parts with dots between (RFC 7519), of a sensible length."""
+    return secret.count(".") == 2 and len(secret) <= MOST_TOKEN_CHARACTERS and all(secret.split("."))
+
+
+def _known_seconds(caller: Caller) -> float:
+    return POD_SECONDS if caller.identity.role is Role.INGEST else RIGHT_SECONDS

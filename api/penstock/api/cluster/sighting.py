@@ -1,0 +1,65 @@
+"""A PipelineJob as the cluster writes it, read as the store keeps it. Nothing is asked or kept here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from penstock.api.store.sightings import Sighting
+from penstock.core.errors import UserError
+from penstock.core.instants import parse_instant
+from penstock.core.job import PipelineJob
+from penstock.core.status import JobStatus
+from penstock.kube.names import API_VERSION, JOB_KIND, SUBMITTER_ANNOTATION
+from penstock.kube.transport import Object
+
+KEPT = ("name", "namespace", "labels", "annotations", "uid")
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+"""All of the manifest once more, which kubectl leaves to itself."""
+
+
+def sighting(found: Object, cluster: str) -> Sighting:
+    """What the store is to know of the job; raises `UserError` if its status is none that an operator wrote."""
+    metadata = found["metadata"]
+    return Sighting(
+        cluster=cluster,
+        uid=metadata["uid"],
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        version=int(metadata.get("resourceVersion") or 0),  # of a dry run there is none
+        generation=int(metadata.get("generation", 1)),
+        created_at=parse_instant(metadata.get("creationTimestamp"), "metadata.creationTimestamp") or 0.0,
+        manifest=_manifest(found),
+        status=JobStatus.from_manifest(found.get("status") or {}, "status"),
+        delete_requested_at=parse_instant(metadata.get("deletionTimestamp"), "metadata.deletionTimestamp"),
+    )
+
+
+def submitter(found: Object) -> str:
+    """For whom the service made it; nobody if it was made otherwise."""
+    return str((found["metadata"].get("annotations") or {}).get(SUBMITTER_ANNOTATION, ""))
+
+
+def gist(found: Object) -> bytes:
+    """The same as long as nothing changed but progress, and what the cluster notes for itself."""
+    metadata = {name: value for name, value in found["metadata"].items() if name not in VOLATILE}
+    status = {name: value for name, value in (found.get("status") or {}).items() if name != "progress"}
+    text = json.dumps([metadata, found.get("spec"), status], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).digest()
+
+
+VOLATILE = ("resourceVersion", "managedFields")
+
+
+def _manifest(found: Object) -> dict[str, Any]:
+    """With what core leaves out left out. What core refuses is kept as it is: the operator says what is wrong."""
+    metadata = {name: found["metadata"][name] for name in KEPT if name in found["metadata"]}
+    notes = {name: text for name, text in metadata.pop("annotations", {}).items() if name != LAST_APPLIED}
+    if notes:
+        metadata["annotations"] = notes
+    manifest = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata, "spec": found.get("spec", {})}
+    try:
+        return {**PipelineJob.from_manifest(manifest).to_manifest(), "metadata": metadata}
+    except UserError:
+        return manifest

@@ -1,0 +1,139 @@
+"""What people ask for, asked of the cluster: jobs are made, changed and removed there, and seen at once here.
+
+The cluster decides. The store follows before the answer, so that whoever asks next finds what was answered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection
+
+from penstock.api.cluster.kube import Cluster, Place
+from penstock.api.cluster.sighting import sighting
+from penstock.api.locations import OUT
+from penstock.api.store import attempts, sightings
+from penstock.api.store.idempotency import Asked
+from penstock.api.store.jobs import ChangedMeanwhileError, NoSuchJobError, StoredJob
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.kubernetes_spec import Reclaim, VolumeSpec
+from penstock.kube.names import REQUEST_ANNOTATION, SUBMITTER_ANNOTATION, claim_name
+from penstock.kube.resources import JOBS
+from penstock.kube.transport import KubeError, Object
+
+TRIES = 8
+"""How often a job is changed anew that somebody else changed in between, though not in what was asked about."""
+
+
+def submitted(kube: Cluster, job: PipelineJob, by: str, asked: Asked | None, *, dry_run: bool = False) -> Object:
+    """The PipelineJob, made for ``by``. The same request made it only once, also if its answer was lost."""
+    manifest = _noted(job, by, asked)
+    try:
+        return kube.submit(manifest, dry_run=dry_run)
+    except KubeError as error:
+        if error.is_missing and error.message.startswith("namespaces "):
+            remedy = "have an administrator make it, or name another"
+            raise UserError(what="is no namespace of the cluster", where="metadata.namespace", remedy=remedy) from None
+        if not error.is_taken or asked is None:
+            raise
+        found = kube.get(JOBS, job.metadata.namespace, job.metadata.name)
+        if (found["metadata"].get("annotations") or {}).get(REQUEST_ANNOTATION) != _mark(asked):
+            raise
+        return found
+
+
+def proposed(connection: Connection, found: Object, cluster: str, by: str, now: float) -> StoredJob:
+    """The job as the store would have it; nothing of it stays."""
+    trial = connection.begin_nested()
+    try:
+        return kept(connection, found, cluster, by, now)
+    finally:
+        trial.rollback()
+
+
+def kept(connection: Connection, found: Object, cluster: str, by: str, now: float) -> StoredJob:
+    """The job as the store has it from now on."""
+    return sightings.see(connection, sighting(found, cluster), now, by)
+
+
+def changed(
+    kube: Cluster,
+    see: Callable[[Object], StoredJob | None],
+    namespace: str,
+    name: str,
+    version: int | None,
+    change: Callable[[Place, str | None, StoredJob], Object],
+) -> Object:
+    """What ``change`` makes of the job, as long as it is of that ``version`` of the store, if one is named.
+
+    Raises:
+        NoSuchJobError: there is none of that name.
+        ChangedMeanwhileError: it is of another version.
+    """
+    for _ in range(TRIES):
+        found, stored = _found(kube, see, namespace, name)
+        if version is not None and stored.version != version:
+            raise ChangedMeanwhileError(f"version {stored.version}, not {version}")
+        guard = str(found["metadata"]["resourceVersion"]) if version is not None else None
+        try:
+            return change((namespace, name, stored.uid), guard, stored) or found
+        except KubeError as error:
+            if error.is_missing:
+                raise NoSuchJobError(f"{namespace}/{name}") from None
+            if error.status != 409 or error.is_taken:
+                raise
+    raise ChangedMeanwhileError("a version that changes all the time")
+
+
+def _found(
+    kube: Cluster, see: Callable[[Object], StoredJob | None], namespace: str, name: str
+) -> tuple[Object, StoredJob]:
+    """The job as it is on the cluster, and as the store has it then."""
+    try:
+        found = kube.get(JOBS, namespace, name)
+    except KubeError as error:
+        if not error.is_missing:
+            raise
+        raise NoSuchJobError(f"{namespace}/{name}") from None
+    stored = see(found)
+    if stored is None:
+        raise KubeError(422, "Invalid", "the status of the job cannot be read; see the service's log")
+    return found, stored
+
+
+def begin(connection: Connection, old: StoredJob) -> tuple[int, str] | None:
+    """Step and URI of what the job saved last; none if it saved nothing."""
+    newest = attempts.newest_checkpoint(connection, old.uid)
+    return None if newest is None else (newest[1], f"{OUT}{old.uid}/{newest[0]}/{newest[1]}")
+
+
+def on_the_same_storage(again: PipelineJob, old: PipelineJob) -> PipelineJob:
+    """A retry, with the claims that were made for the job and stay: what it saved is there."""
+    volumes = {
+        root: VolumeSpec(claim=claim_name(old, root)) if _stays(volume) else volume
+        for root, volume in again.spec.kubernetes.volumes.items()
+    }
+    return again.with_spec(kubernetes=dataclasses.replace(again.spec.kubernetes, volumes=volumes))
+
+
+def _stays(volume: VolumeSpec) -> bool:
+    return volume.template is not None and volume.reclaim is Reclaim.RETAIN
+
+
+def _noted(job: PipelineJob, by: str, asked: Asked | None) -> dict[str, Any]:
+    """The manifest as it is handed over; what it says of itself is the cluster's to say."""
+    manifest = job.to_manifest()
+    notes = {SUBMITTER_ANNOTATION: by, **({REQUEST_ANNOTATION: _mark(asked)} if asked else {})}
+    others = {key: text for key, text in job.metadata.annotations.items() if key != REQUEST_ANNOTATION}
+    metadata = {**manifest["metadata"], "namespace": job.metadata.namespace, "annotations": {**others, **notes}}
+    metadata.pop("uid", None)
+    return {**manifest, "metadata": metadata}
+
+
+def _mark(asked: Asked) -> str:
+    """Stands for a request and its key; whoever reads it learns neither."""
+    return hashlib.sha256(f"{asked.identity}\n{asked.key}\n{asked.request}".encode()).hexdigest()

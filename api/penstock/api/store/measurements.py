@@ -1,0 +1,48 @@
+"""What attempts measured: which profile, and where its cluster holds it for whoever plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select, update
+
+from penstock.api.store import profiles
+from penstock.api.store.engine import upsert
+from penstock.api.store.schema import jobs, measurements
+from penstock.core.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """An attempt's, whose ConfigMap is yet to be made."""
+
+    uid: str
+    namespace: str
+    name: str
+    attempt: int
+    digest: str
+
+
+def keep(connection: Connection, told: Iterable[tuple[str, int, Profile]], now: float) -> None:
+    """Keep what attempts measured, each by uid and number; of an attempt the first stays, because it is planned by."""
+    for uid, attempt, profile in told:
+        profiles.keep(connection, profile)
+        row = {"uid": uid, "attempt": attempt, "digest": profile.digest, "reported_at": now, "ref": ""}
+        connection.execute(upsert(connection.dialect.name, measurements).values(row).on_conflict_do_nothing())
+
+
+def unpublished(connection: Connection, cluster: str, most: int = 100) -> list[Measurement]:
+    """Those of the cluster's jobs in their newest attempts that nobody can read there yet, oldest first."""
+    mine = (jobs.c.uid == measurements.c.uid) & (jobs.c.attempt == measurements.c.attempt)
+    columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, measurements.c.attempt, measurements.c.digest)
+    chosen = select(*columns).select_from(measurements.join(jobs, mine))
+    chosen = chosen.where(measurements.c.ref == "", jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None))
+    rows = connection.execute(chosen.order_by(measurements.c.reported_at).limit(most))
+    return [Measurement(**row._mapping) for row in rows]
+
+
+def mark_published(connection: Connection, uid: str, attempt: int, ref: str) -> None:
+    """The ConfigMap ``ref`` holds it."""
+    mine = (measurements.c.uid == uid, measurements.c.attempt == attempt)
+    connection.execute(update(measurements).where(*mine).values(ref=ref))

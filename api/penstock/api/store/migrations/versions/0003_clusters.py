@@ -1,0 +1,52 @@
+"""Jobs of clusters: which cluster, what was seen of each last, what its attempts measured, and where they saved."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+LIVE = sa.text("deleted_at IS NULL")
+
+
+def upgrade() -> None:
+    """Jobs of before are of no cluster."""
+    op.add_column("jobs", sa.Column("cluster", sa.String(63), nullable=False, server_default=""))
+    _make_names_unique(["cluster", "namespace", "name"])
+    op.add_column("attempts", sa.Column("last_checkpoint", sa.Integer()))
+    op.create_table(
+        "sightings",
+        sa.Column("uid", sa.String(36), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("status", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_sightings_uid", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("uid", name="pk_sightings"),
+    )
+    op.create_table(
+        "measurements",
+        sa.Column("uid", sa.String(36), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("reported_at", sa.Double(), nullable=False),
+        sa.Column("ref", sa.String(253), nullable=False),
+        sa.ForeignKeyConstraint(["uid"], ["jobs.uid"], name="fk_measurements_uid", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("uid", "attempt", name="pk_measurements"),
+    )
+    op.create_index("ix_measurements_ref", "measurements", ["ref"])
+
+
+def downgrade() -> None:
+    """Forget what is of clusters."""
+    op.drop_table("measurements")
+    op.drop_table("sightings")
+    op.drop_column("attempts", "last_checkpoint")
+    op.execute("DELETE FROM jobs WHERE cluster <> ''")
+    _make_names_unique(["namespace", "name"])
+    op.drop_column("jobs", "cluster")
+
+
+def _make_names_unique(columns: list[str]) -> None:
+    op.drop_index("uq_jobs_live", "jobs")
+    op.create_index("uq_jobs_live", "jobs", columns, unique=True, sqlite_where=LIVE, postgresql_where=LIVE)

@@ -1,0 +1,53 @@
+"""How far the jobs of a cluster are, in the form in which its status tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, or_, select
+
+from penstock.api.store.schema import jobs, measurements, progress
+from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
+from penstock.core.status import JobProgress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """A job, and where its newest attempt stands."""
+
+    uid: str
+    namespace: str
+    name: str
+    progress: JobProgress
+
+
+def reports(connection: Connection, cluster: str, since: float, others: Collection[str] = ()) -> list[Report]:
+    """Of the cluster's jobs that reported at ``since`` or later, and of ``others`` by uid."""
+    reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
+    measured = and_(measurements.c.uid == jobs.c.uid, measurements.c.attempt == jobs.c.attempt)
+    told = (progress.c.step, progress.c.loss, progress.c.step_seconds, progress.c.last_checkpoint)
+    columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, jobs.c.attempt, measurements.c.ref)
+    times = (progress.c.reported_at, measurements.c.reported_at.label("measured_at"))
+    joined = jobs.outerjoin(progress, reported).outerjoin(measurements, measured)
+    chosen = select(*columns, *told, *times).select_from(joined)
+    wanted = or_(progress.c.reported_at >= since, measurements.c.reported_at >= since, jobs.c.uid.in_(sorted(others)))
+    rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), wanted))
+    return [_report(row) for row in rows]
+
+
+def _report(row: Any) -> Report:
+    """``step`` of the table is how many are done, and none before the first."""
+    trains = row.step is not None
+    told = JobProgress(
+        attempt=row.attempt,
+        epoch=TRAIN_EPOCH if trains else MEASURE_EPOCH,
+        step=row.step or 0,
+        loss=row.loss,
+        step_seconds=row.step_seconds,
+        last_checkpoint=row.last_checkpoint,
+        profile_ref=row.ref or "",
+        reported_at=row.reported_at if trains else row.measured_at,
+    )
+    return Report(uid=row.uid, namespace=row.namespace, name=row.name, progress=told)

@@ -1,0 +1,243 @@
+"""A lab with kwok's nodes as `benchmarks.operator_scale` uses it: many jobs, and the part of the service."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+
+from deploy.lab import lab, state
+from penstock.core.instants import format_instant
+from penstock.kube.names import API_VERSION, JOB_KIND, PROFILE_FILE, UID_LABEL
+from penstock.kube.packing import packed
+from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, LEASES, NODES, PODS, Resource
+from penstock.kube.transport import APPLY, KubeError, Object, Transport
+from tests.support.planning import profile
+
+LAB, NAMESPACE, SERVICE_NAMESPACE = "scale", "default", "default"
+CRDS = Path(__file__).parents[1] / "deploy" / "crds"
+THREADS = 16
+PROFILE_NAME = "measured"
+RESOURCES = {"jobsets": JOBSETS, "pipelinejobs": JOBS, "pods": PODS}
+SPEC = {
+    "model": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kvHeads": 1, "vocab": 512},
+    "data": {"source": "python-stdlib", "sequenceLength": 128},
+    "training": {"globalBatch": 2, "steps": 1_000_000},
+    "resources": {"ranks": 1, "memoryPerRank": "1Gi"},
+    "kubernetes": {
+        "image": "stub",
+        "nodeSelector": {"type": "kwok"},
+        "tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}],
+    },
+}
+
+
+@dataclass
+class Watching:
+    """When names of a kind were first seen, by this machine's clock."""
+
+    first_seen: dict[str, float] = field(default_factory=dict)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def saw(self, name: str) -> None:
+        """A name, perhaps for the first time."""
+        with self._changed:
+            self.first_seen.setdefault(name, time.monotonic())
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, seconds: float) -> None:
+        """Until so many names were seen; raises TimeoutError after so long."""
+        self.wait_until(lambda names: len(names) >= count, seconds)
+
+    def wait_until(self, enough: Callable[[set[str]], bool], seconds: float) -> None:
+        """Until the names are ``enough``; raises TimeoutError after so long."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: enough(set(self.first_seen)), seconds):
+                raise TimeoutError(f"{len(self.first_seen)} after {seconds:.0f} s")
+
+
+@dataclass
+class Reports:
+    """How many reports the service's part has written."""
+
+    count: int = 0
+
+
+class Cluster:
+    """The cluster and the hands that use it."""
+
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        self.kubeconfig, self.folder = kubeconfig, folder
+        client = Configuration()
+        client.connection_pool_maxsize = 2 * THREADS
+        config.load_kube_config(str(kubeconfig), client_configuration=client)  # type: ignore[no-untyped-call]
+        self._kube = Transport(ApiClient(client))
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, num_nodes: int) -> Iterator[Cluster]:
+        """A lab of its own, which is ended after the block."""
+        with contextlib.suppress(Exception):
+            lab.down(LAB)
+        made = lab.up(lab.Wanted(name=LAB, num_nodes=1, kwok=True))
+        try:
+            cluster = cls(made.kubeconfig, state.folder_of(LAB))
+            cluster._prepare(num_nodes)
+            yield cluster
+        finally:
+            lab.down(LAB)
+
+    def _prepare(self, num_nodes: int) -> None:
+        subprocess.run(["kubectl", "--kubeconfig", self.kubeconfig, "apply", "--filename", CRDS], check=True)
+        for number in range(num_nodes):
+            self._create(NODES, _fake_node(f"kwok-{number}"))
+        time.sleep(2.0)
+
+    # Jobs
+
+    def create_jobs(self, names: Sequence[str]) -> dict[str, float]:
+        """Make jobs, many at a time; when each was there."""
+
+        def create(name: str) -> float:
+            manifest = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": name}, "spec": SPEC}
+            self._create(JOBS, manifest)
+            return time.monotonic()
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            return dict(zip(names, threads.map(create, names), strict=True))
+
+    def remove_jobs(self) -> None:
+        """All of them, and wait until nothing of theirs is left."""
+        self._kube.call("DELETE", JOBS.path(NAMESPACE))
+        while self.jobs() or self._kube.list(PODS, NAMESPACE).objects:
+            time.sleep(0.5)
+
+    def jobs(self) -> list[Object]:
+        """Those there are."""
+        return list(self._kube.list(JOBS, NAMESPACE).objects)
+
+    def names(self, plural: str) -> list[str]:
+        """Of everything of a kind."""
+        return [each["metadata"]["name"] for each in self._kube.list(RESOURCES[plural], NAMESPACE).objects]
+
+    def delete_pods(self, count: int) -> list[str]:
+        """Remove pods of so many jobs; the jobs' names."""
+        pods = self._kube.list(PODS, NAMESPACE, UID_LABEL).objects[:count]
+        for pod in pods:
+            self._kube.call("DELETE", PODS.path(NAMESPACE, pod["metadata"]["name"]), query={"gracePeriodSeconds": "0"})
+        return [pod["metadata"]["labels"]["penstock.dev/job"] for pod in pods]
+
+    @contextlib.contextmanager
+    def watching(self, plural: str) -> Iterator[Watching]:
+        """Watch a kind during the block."""
+        resource, found, ended = RESOURCES[plural], Watching(), threading.Event()
+        listing = self._kube.list(resource, NAMESPACE)
+        for each in listing.objects:
+            found.saw(each["metadata"]["name"])
+
+        def follow() -> None:
+            version = listing.version
+            while not ended.is_set():
+                with contextlib.suppress(KubeError):
+                    for change in self._kube.watch(resource, version, NAMESPACE):
+                        version = change.version
+                        if change.found is not None and not change.removed:
+                            found.saw(change.found["metadata"]["name"])
+                        if ended.is_set():
+                            return
+
+        threading.Thread(target=follow, daemon=True).start()
+        yield found
+        ended.set()
+
+    # The service's part
+
+    def lay_out_profile(self) -> None:
+        """A measurement, which every job may go by."""
+        data = {PROFILE_FILE: packed(profile(num_ranks=1).to_manifest())}
+        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROFILE_NAME}, "binaryData": data}
+        self._create(CONFIG_MAPS, manifest)
+
+    def bring_to_running(self, seconds: float) -> None:
+        """Report the measurement of each job that asks for one, until all run."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._renew_lease()
+            phases = {each["metadata"]["name"]: each.get("status", {}).get("phase") for each in self.jobs()}
+            if set(phases.values()) == {"Running"}:
+                return
+            self._report_all([name for name, phase in phases.items() if phase == "Profiling"], profileRef=PROFILE_NAME)
+            time.sleep(1.0)
+        raise TimeoutError(f"not all jobs ran after {seconds:.0f} s")
+
+    @contextlib.contextmanager
+    def progressing(self, period_seconds: float) -> Iterator[Reports]:
+        """Report a step of every job once a period, during the block."""
+        names, reports, ended = self.names("pipelinejobs"), Reports(), threading.Event()
+
+        def report() -> None:
+            for step in itertools.count(1):
+                began = time.monotonic()
+                self._renew_lease()
+                self._report_all(names, profileRef=PROFILE_NAME, step=step, epoch=1, loss="2.5", stepSeconds=0.5)
+                reports.count += len(names)
+                if ended.wait(max(period_seconds - (time.monotonic() - began), 0.0)):
+                    return
+
+        thread = threading.Thread(target=report)
+        thread.start()
+        yield reports
+        ended.set()
+        thread.join()
+
+    def _report_all(self, names: Sequence[str], **progress: Any) -> None:
+        told = {"attempt": 1, "reportedAt": format_instant(time.time()), **progress}
+
+        def report(name: str) -> None:
+            body = {
+                "apiVersion": API_VERSION,
+                "kind": JOB_KIND,
+                "metadata": {"name": name},
+                "status": {"progress": told},
+            }
+            query = {"fieldManager": "penstock-service", "force": "true"}
+            self._kube.call("PATCH", JOBS.path(NAMESPACE, name, "status"), body=body, query=query, content_type=APPLY)
+
+        with ThreadPoolExecutor(THREADS // 4) as threads:
+            list(threads.map(report, names))
+
+    def _renew_lease(self) -> None:
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": "penstock-service"},
+            "spec": {"renewTime": str(format_instant(time.time())).replace("Z", "000Z")},
+        }
+        query = {"fieldManager": "penstock-service", "force": "true"}
+        path = LEASES.path(SERVICE_NAMESPACE, "penstock-service")
+        self._kube.call("PATCH", path, body=body, query=query, content_type=APPLY)
+
+    def _create(self, resource: Resource, manifest: dict[str, Any]) -> None:
+        self._kube.call("POST", resource.path(NAMESPACE), body=manifest)
+
+
+def _fake_node(name: str) -> dict[str, Any]:
+    amounts = {"cpu": "1000", "memory": "4Ti", "pods": "1000"}
+    metadata = {
+        "name": name,
+        "annotations": {"kwok.x-k8s.io/node": "fake"},
+        "labels": {"type": "kwok", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"},
+    }
+    taint = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+    status = {"allocatable": amounts, "capacity": amounts}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}, "status": status}

@@ -1,0 +1,181 @@
+"""How many jobs the operator sees to, on a real control plane with kwok's nodes, all on this machine.
+
+    ./dev bench operator_scale
+
+It starts a lab (root on Linux), applies jobs, and watches the cluster itself: what is measured is what it holds, not
+what the operator says of itself. Jobs have one pod each. Their measurement is one that was made before, their steps are
+reported by this script, which plays the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster
+from benchmarks.support import write_results
+
+NODES = 10
+FEW, MANY, LATE = 100, 1_000, 50
+PATIENCE_SECONDS = 600.0
+PROGRESS_SECONDS = 5.0
+STEADY_SECONDS = 60.0
+
+
+def main() -> int:
+    """Run all of it and write the tables."""
+    with Cluster.started(NODES) as cluster:
+        results = measure(cluster)
+    write_results("operator_scale", json.dumps(results), table)
+    return 0
+
+
+def measure(cluster: Cluster) -> dict[str, Any]:
+    """The figures, one after the other on one cluster."""
+    with Operator.started(cluster) as operator:
+        few = burst(cluster, "few", FEW)
+        cluster.remove_jobs()
+        many = burst(cluster, "many", MANY)
+        running = run_all(cluster, operator)
+    return {"few": few, "many": many, "running": running, "restart": restart(cluster)}
+
+
+@dataclass
+class Operator:
+    """The operator's process on this machine."""
+
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, cluster: Cluster) -> Iterator[Operator]:
+        """Start it, and end it after the block."""
+        environ = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PENSTOCK_OWN_NAMESPACE": SERVICE_NAMESPACE}
+        command = [sys.executable, "-m", "kopf", "run", "-A", "-m", "penstock.operator.handlers"]
+        log = (cluster.folder / "operator.log").open("ab")
+        with log, subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True) as process:
+            try:
+                yield cls(process)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+
+    def kill(self) -> None:
+        """As a node that vanishes would."""
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory of the process, and of what plans for it now."""
+        return sum(_status_bytes(pid, "VmHWM") for pid in (self.process.pid, *_children(self.process.pid)))
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the process and of what planned for it."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def burst(cluster: Cluster, name: str, count: int) -> dict[str, Any]:
+    """Many jobs at once: seconds from each job's creation to its JobSet, and how many a second."""
+    with cluster.watching("jobsets") as jobsets:
+        began = time.monotonic()
+        created = cluster.create_jobs([f"{name}-{number}" for number in range(count)])
+        applied = time.monotonic() - began
+        jobsets.wait_for(count, PATIENCE_SECONDS)
+    delays = sorted(jobsets.first_seen[f"{job}-a1"] - at for job, at in created.items())
+    last = max(jobsets.first_seen.values()) - began
+    return {
+        "jobs": count,
+        "applied_seconds": applied,
+        "p50_seconds": statistics.median(delays),
+        "p99_seconds": delays[int(0.99 * (len(delays) - 1))],
+        "seconds": last,
+        "jobs_per_second": count / last,
+        "jobsets": len(jobsets.first_seen),
+    }
+
+
+def run_all(cluster: Cluster, operator: Operator) -> dict[str, Any]:
+    """All jobs run and report: memory and processor time of the operator."""
+    cluster.lay_out_profile()
+    began = time.monotonic()
+    cluster.bring_to_running(PATIENCE_SECONDS)
+    until_running = time.monotonic() - began
+    with cluster.progressing(PROGRESS_SECONDS) as reports:
+        time.sleep(10.0)
+        cpu, told, at = operator.cpu_seconds, reports.count, time.monotonic()
+        time.sleep(STEADY_SECONDS)
+        seconds = time.monotonic() - at
+        return {
+            "jobs": len(cluster.jobs()),
+            "seconds_until_all_ran": until_running,
+            "peak_mib": operator.peak_bytes / 2**20,
+            "cores": (operator.cpu_seconds - cpu) / seconds,
+            "reports_per_second": (reports.count - told) / seconds,
+        }
+
+
+def restart(cluster: Cluster) -> dict[str, Any]:
+    """While nobody operates, jobs are submitted and others lose a pod; then somebody does."""
+    lost = cluster.delete_pods(LATE)
+    late = cluster.create_jobs([f"late-{number}" for number in range(LATE)])
+    wanted = {f"{job}-a1" for job in late} | {f"{job}-a2" for job in lost}
+    with cluster.watching("jobsets") as jobsets:
+        began = time.monotonic()
+        with Operator.started(cluster):
+            jobsets.wait_until(lambda names: wanted <= names, PATIENCE_SECONDS)
+            seconds = time.monotonic() - began
+            time.sleep(5.0)
+    held = [each.rpartition("-a")[0] for each in cluster.names("jobsets")]
+    return {"seconds": seconds, "jobs": len(cluster.jobs()), "duplicates": len(held) - len(set(held))}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results as Markdown."""
+    few, many, running, again = (results[name] for name in ("few", "many", "running", "restart"))
+    rows = [
+        (f"{few['jobs']} jobs applied at once, each until its JobSet is there, p99", few["p99_seconds"], "s", "5 s"),
+        ("the same, median", few["p50_seconds"], "s", ""),
+        (f"{many['jobs']} jobs, from the first to the last JobSet", many["jobs_per_second"], "jobs/s", "25 jobs/s"),
+        (f"{running['jobs']} jobs run, {running['reports_per_second']:.0f} reports a second: memory, planning included",
+         running["peak_mib"], "MiB", "400 MB"),
+        ("the same: processor", running["cores"], "cores", "0.5 cores"),
+        (f"operator killed; {LATE} jobs new and {LATE} pods gone meanwhile: until all have their JobSet",
+         again["seconds"], "s", "20 s"),
+        ("JobSets that are there twice for one job after that", again["duplicates"], "", "0"),
+    ]  # fmt: skip
+    lines = [
+        "# The operator and many jobs",
+        "",
+        f"Control plane, kwok, JobSet's controller, the operator and this script on one machine: {results['machine']}.",
+        "",
+        "| what | figure | wanted |",
+        "|---|---:|---:|",
+        *(f"| {what} | {figure:.3g} {unit} | {wanted} |" for what, figure, unit, wanted in rows),
+        "",
+    ]
+    return "\n".join(lines)

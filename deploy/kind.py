@@ -1,0 +1,91 @@
+"""A cluster by kind, where Docker runs: the same command as the lab's, as far as kind goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from deploy.lab import build, state
+from deploy.lab.console import LabError, run, say
+
+DOCKER_SECONDS = 20
+CHARTS = {"jobset": "oci://registry.k8s.io/jobset/charts/jobset", "kueue": "oci://registry.k8s.io/kueue/charts/kueue"}
+
+
+def fits() -> bool:
+    """Whether kind can be used here: its program is on the PATH and Docker answers."""
+    if shutil.which("kind") is None or shutil.which("docker") is None:
+        return False
+    try:
+        asked = subprocess.run(["docker", "info"], capture_output=True, timeout=DOCKER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == 0
+
+
+def kubeconfig(name: str) -> Path:
+    """Where the cluster's kubeconfig is."""
+    return state.labs().with_name("kind") / f"{name}.kubeconfig"
+
+
+def configuration(num_nodes: int) -> str:
+    """A cluster of a control plane and that many workers, as kind reads it."""
+    nodes = [{"role": "control-plane"}, *({"role": "worker"} for _ in range(num_nodes))]
+    return json.dumps({"apiVersion": "kind.x-k8s.io/v1alpha4", "kind": "Cluster", "nodes": nodes})
+
+
+def up(said: argparse.Namespace) -> None:
+    if said.kwok:
+        raise LabError("kwok needs the lab, which is used where Docker does not run")
+    path = kubeconfig(said.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["kind", "create", "cluster", "--name", said.name, "--config", "-", "--wait", "120s"]
+    run(*command, "--kubeconfig", path, stdin=configuration(said.nodes))
+    install(build.JOBSET, path)
+    if said.kueue:
+        install(build.KUEUE, path)
+    say(f"{said.name} is up: export KUBECONFIG={path}")
+
+
+def install(part: build.Part, path: Path) -> None:
+    """Install a part by the chart that its project publishes, in the lab's version."""
+    version = part.version.removeprefix("v")
+    place = ["--namespace", f"{part.name}-system", "--create-namespace", "--wait", "--kubeconfig", str(path)]
+    run("helm", "install", part.name, CHARTS[part.name], "--version", version, *place)
+
+
+def down(said: argparse.Namespace) -> None:
+    run("kind", "delete", "cluster", "--name", said.name, "--kubeconfig", kubeconfig(said.name))
+    kubeconfig(said.name).unlink(missing_ok=True)
+
+
+def status(said: argparse.Namespace) -> None:
+    print(run("kubectl", "--kubeconfig", kubeconfig(said.name), "get", "nodes"), end="")
+
+
+def say_kubeconfig(said: argparse.Namespace) -> None:
+    print(kubeconfig(said.name))
+
+
+def load(said: argparse.Namespace) -> None:
+    run("kind", "load", "image-archive", said.archive, "--name", said.name)
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "up": up,
+    "down": down,
+    "status": status,
+    "kubeconfig": say_kubeconfig,
+    "load": load,
+}
+
+
+def do(said: argparse.Namespace) -> None:
+    """Do what the lab's arguments say; raises `LabError` for what only the lab can."""
+    if said.verb not in VERBS:
+        raise LabError(f"{said.verb} needs the lab, which is used where Docker does not run")
+    VERBS[said.verb](said)

@@ -1,0 +1,104 @@
+"""The admission policy for what a definition cannot say: fields that may be a number or a list, a text or a mapping.
+
+To the rules of a definition such a field is not there; a policy sees the object as it is. It is applied beside the
+definitions. See https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.manifest_schema import JsonSchema
+from penstock.operator.crd import GROUP
+from penstock.operator.rules import CANNOT_CHANGE
+
+NAME = f"pipelinejobs.{GROUP}"
+_API = "admissionregistration.k8s.io/v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """``holds``, in CEL over the variables below, or else ``message`` about the field at ``path``.
+
+    ``told`` makes a message with values in it.
+    """
+
+    path: str
+    holds: str
+    message: str
+    told: str = ""
+
+    def to_manifest(self) -> dict[str, str]:
+        """As a policy holds it."""
+        found = {"expression": self.holds, "message": f"{self.path}: {self.message}", "reason": "Invalid"}
+        return {**found, "messageExpression": f"'{self.path}: ' + {self.told}"} if self.told else found
+
+
+_VARIABLES = {
+    "length": "object.spec.data.sequenceLength",
+    "pinned": "has(object.spec.parallelism) ? object.spec.parallelism : {}",
+    "slices": "has(variables.pinned.slices) ? variables.pinned.slices : 1",
+    "lengths": "type(variables.slices) == list ? variables.slices : [variables.length]",
+    "schedule": "has(variables.pinned.schedule) ? variables.pinned.schedule : '1f1b'",
+}
+_SLICES, _SCHEDULE = "spec.parallelism.slices", "spec.parallelism.schedule"
+
+CHECKS = (
+    Check(
+        path=_SLICES,
+        holds="type(variables.slices) == int || type(variables.slices) == list",
+        message="is neither a number of slices nor a list of their lengths: write 8, or [512, 512]",
+    ),
+    Check(
+        path=_SLICES,
+        holds="type(variables.slices) != int || variables.slices <= variables.length",
+        message="more slices than tokens: use fewer",
+        told="'%d slices of %d tokens: use fewer slices'.format([variables.slices, variables.length])",
+    ),
+    Check(
+        path=_SLICES,
+        holds="variables.lengths.all(each, type(each) == int && each >= 1)",
+        message="every slice needs at least one token: write positive lengths",
+    ),
+    Check(
+        path=_SLICES,
+        holds="!variables.lengths.all(each, type(each) == int) || variables.lengths.sum() == variables.length",
+        message="does not sum to data.sequenceLength: change a length so that the sum agrees",
+        told="'slices sum to %d, the sequence length is %d: change a length so that the sum agrees'"
+        ".format([variables.lengths.sum(), variables.length])",
+    ),
+    Check(
+        path=_SCHEDULE,
+        holds="type(variables.schedule) == string || "
+        "(type(variables.schedule) == map && has(variables.schedule.generator))",
+        message="is neither a schedule's name nor a mapping with its generator: write zb, or {generator: csv, ...}",
+    ),
+    Check(
+        path=_SCHEDULE,
+        holds="type(variables.schedule) != string || !variables.schedule.endsWith('.csv')",
+        message="no file is sent along: write {generator: csv, text: ...}, as `penstock submit` does by itself",
+    ),
+    Check(
+        path="spec.parallelism",
+        holds="request.operation != 'UPDATE' || object.spec.parallelism == oldObject.spec.parallelism",
+        message=CANNOT_CHANGE,
+    ),
+)
+
+
+def policy() -> JsonSchema:
+    """The policy."""
+    rules = {"apiGroups": [GROUP], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"]}
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [{**rules, "resources": ["pipelinejobs"]}]},
+        "variables": [{"name": name, "expression": expression} for name, expression in _VARIABLES.items()],
+        "validations": [check.to_manifest() for check in CHECKS],
+    }
+    return {"apiVersion": _API, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": NAME}, "spec": spec}
+
+
+def binding() -> JsonSchema:
+    """What makes the policy count, everywhere."""
+    spec = {"policyName": NAME, "validationActions": ["Deny"]}
+    return {"apiVersion": _API, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": NAME}, "spec": spec}

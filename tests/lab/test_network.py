@@ -1,0 +1,62 @@
+"""Rates, routes and hierarchies: what network and control groups are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.lab import cgroups, network
+from deploy.lab.addresses import Addresses
+from deploy.lab.console import LabError
+
+UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "M": 10**6, "Gbit/s": 10**9}
+
+
+@given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)))
+def test_rates_are_read_in_every_spelling(number: int, unit: str) -> None:
+    assert network.bits_per_second(f"{number}{unit}") == number * UNITS[unit]
+
+
+def test_a_rate_may_have_a_fraction() -> None:
+    assert network.bits_per_second("2.5gbit") == 2_500_000_000
+
+
+@pytest.mark.parametrize("text", ["", "fast", "100", "0mbit", "-1mbit", "100mbyte", "1e3mbit"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(LabError, match=r"is no rate: write one as 100mbit or 1gbit, or none"):
+        network.bits_per_second(text)
+
+
+@given(st.integers(1000, 10**11))
+def test_a_bucket_holds_a_segment_and_what_a_millisecond_lets_through(rate: int) -> None:
+    words = network.shaping(rate)
+    told = dict(zip(words[1::2], words[2::2], strict=True))
+    assert told["rate"] == f"{rate}bit"
+    assert int(told["burst"]) >= max(64_000, int(rate / 8000))
+
+
+def test_every_machine_is_led_to_the_pods_of_the_others() -> None:
+    addresses = Addresses(0)
+    everywhere = network.pod_routes(addresses, 3)
+    assert everywhere == [[str(addresses.pods(node)), "via", str(addresses.node(node))] for node in (1, 2, 3)]
+    assert network.pod_routes(addresses, 3, besides=2) == [everywhere[0], everywhere[2]]
+
+
+FIRST = """\
+tmpfs /sys/fs/cgroup tmpfs rw 0 0
+cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0
+cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
+"""
+UNIFIED = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+SECOND = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "found"),
+    [(FIRST, ["cpu", "memory"]), (FIRST + UNIFIED, ["cpu", "memory", "unified"]), (SECOND, [""]), ("", [])],
+)
+def test_hierarchies_of_every_version_are_seen(mounts: str, found: list[str]) -> None:
+    assert cgroups.hierarchies(mounts) == [Path("/sys/fs/cgroup") / name for name in found]

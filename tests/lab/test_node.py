@@ -1,0 +1,74 @@
+"""What the programs of a node are configured with."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from deploy.lab import node
+from deploy.lab.images import PAUSE
+
+FOLDER = Path("/state/node1")
+CRI = "io.containerd.grpc.v1.cri"
+
+
+def test_containerd_reads_its_configuration_and_writes_below_its_folder() -> None:
+    config = tomllib.loads(node.containerd_config(FOLDER))
+    assert config["version"] == 2
+    assert Path(config["root"]).is_relative_to(FOLDER)
+    assert Path(config["plugins"]["io.containerd.internal.v1.opt"]["path"]).is_relative_to(FOLDER)
+    cri = config["plugins"][CRI]
+    assert cri["sandbox_image"] == PAUSE
+    assert cri["restrict_oom_score_adj"] is True
+    assert Path(cri["cni"]["conf_dir"]) == FOLDER / "cni"
+    assert cri["containerd"]["runtimes"]["runc"]["options"]["SystemdCgroup"] is False
+
+
+def test_containers_read_folders_of_the_host_and_keep_what_they_had() -> None:
+    default = {"root": {"path": "rootfs"}, "mounts": [{"destination": "/proc"}]}
+    spec = node.container_spec(default, [Path("/work/.venv"), Path("/work")])
+    assert spec["root"] == default["root"]
+    assert [mount["destination"] for mount in spec["mounts"]] == ["/proc", "/work/.venv", "/work"]
+    assert all("ro" in mount["options"] for mount in spec["mounts"][1:])
+    assert default["mounts"] == [{"destination": "/proc"}]
+
+
+def test_pods_get_addresses_of_their_node() -> None:
+    config = json.loads(node.network_config(IPv4Network("198.18.2.0/24")))
+    (plugin,) = config["plugins"]
+    assert plugin["ipam"]["ranges"] == [[{"subnet": "198.18.2.0/24"}]]
+    assert plugin["bridge"] == node.BRIDGE
+
+
+def test_kubelets_share_nothing() -> None:
+    one, other = (json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), group)) for group in ("lab-1", "lab-2"))
+    assert one["cgroupRoot"] == "/lab-1"
+    assert other["cgroupRoot"] == "/lab-2"
+    assert Path(one["resolvConf"]).is_relative_to(FOLDER)
+    assert Path(one["volumePluginDir"]).is_relative_to(FOLDER)
+
+
+def test_a_kubelet_trusts_those_whom_the_cluster_knows() -> None:
+    config = json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))
+    assert config["authentication"] == {"anonymous": {"enabled": False}, "x509": {"clientCAFile": "/ca.crt"}}
+    assert config["authorization"] == {"mode": "Webhook"}
+
+
+def test_names_are_unknown_at_once() -> None:
+    """Nothing of a pod listens at this address of its own, and no other address is asked."""
+    assert json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))["clusterDNS"] == ["127.0.0.1"]
+
+
+def test_a_full_disk_of_this_machine_evicts_nothing() -> None:
+    config = json.loads(node.kubelet_config(FOLDER, Path("/ca.crt"), "lab"))
+    assert set(config["evictionHard"].values()) == {"0%"}
+    assert config["imageGCHighThresholdPercent"] == 100
+
+
+def test_what_does_not_come_from_pods_is_answered_through_the_node() -> None:
+    config = json.loads(node.proxy_config(Path("/config"), "node1"))
+    assert config["detectLocalMode"] == "BridgeInterface"
+    assert config["detectLocal"] == {"bridgeInterface": node.BRIDGE}
+    assert config["mode"] == "nftables"
