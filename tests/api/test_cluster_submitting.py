@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, delete
 from starlette.testclient import TestClient
 
+from penstock.api.store.schema import idempotency, jobs
 from penstock.core.records import Progress, Record, RecordKind
 from tests.support.fake_apiserver import Call, FakeApiserver, Found, RefusedError
 from tests.support.on_cluster import OnCluster, instant, on_cluster
@@ -291,11 +293,7 @@ def on_jobs(refusal: RefusedError) -> Any:
     return hook
 
 
-def forget_everything(connection: Any) -> None:
+def forget_everything(connection: Connection) -> None:
     """The service died after the cluster had answered, and before anything was written down."""
-    from sqlalchemy import delete
-
-    from penstock.api.store.schema import idempotency, jobs
-
     for table in (idempotency, jobs):
         connection.execute(delete(table))

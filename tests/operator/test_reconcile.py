@@ -190,6 +190,30 @@ class TestLoss:
         operating.turn()
         assert operating.phase(uid) is Phase.RUNNING
 
+    @pytest.mark.parametrize(
+        ("measured", "told"),
+        [
+            ([1.0], ["False"]),
+            ([1.5], ["True"]),
+            ([0.6], ["True"]),
+            ([1.25], ["False"]),
+            ([1.5, 1.25, 1.1], ["True", "True", "False"]),
+        ],
+    )
+    def test_steps_that_take_another_time_than_predicted(
+        self, operating: Operating, measured: list[float], told: list[str]
+    ) -> None:
+        uid = running(operating)
+        plan = operating.status(uid).plan
+        assert plan is not None
+        assert plan.step_seconds is not None
+        found = []
+        for ratio in measured:
+            operating.kube.report(uid, attempt=1, epoch=1, step=9, stepSeconds=ratio * plan.step_seconds)
+            operating.turn()
+            found.append(condition(operating, uid, ConditionType.DRIFTED)[0].value)
+        assert found == told
+
     def test_what_has_ended_stays_ended(self, operating: Operating) -> None:
         uid = running(operating)
         end_all(operating, AttemptState.SUCCEEDED)

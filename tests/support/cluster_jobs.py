@@ -1,0 +1,270 @@
+"""Small real jobs on an installed cluster, and all that can be seen of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from deploy.lab import lab, processes
+from penstock.core.lifecycle import Phase
+from penstock.core.records import StepMetrics
+from penstock.core.status import ConditionType, JobStatus
+from penstock.kube.names import ATTEMPT_LABEL, UID_LABEL, attempt_name
+from penstock.planner import yamltext
+from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
+from penstock.trainer.rundir import RunDir
+from tests.support.command import Command
+from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, Installed, components
+
+PATIENCE_SECONDS = 240.0
+SEQUENCE = 128
+PACE = "20mbit"
+PINNED = {"pp": 2, "microBatch": 1, "slices": [72, 56], "schedule": "1f1b", "stages": [1, 1]}
+"""So that every attempt goes by the same plan, whatever was measured, and adds numbers in the same order."""
+
+
+def small_spec(image: str, **changes: Any) -> dict[str, Any]:
+    """Two blocks of width 64, whose steps take milliseconds; ``changes`` replace whole fields.
+
+    The rate of learning depends on no number of steps, so a shorter job is the beginning of a longer one.
+    """
+    kubernetes = {
+        "image": image,
+        "nodeSelector": PAIR,
+        "volumes": {OUT: {"claim": OUT}, f"data/{TEXT}": {"claim": TEXT}},
+        "env": [{"name": "PYTHONPATH", "value": os.pathsep.join(components())}],
+    }
+    return {
+        "model": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kvHeads": 1},
+        "data": {"source": f"data://{TEXT}", "tokenizer": {"train": "bytes"}, "sequenceLength": SEQUENCE},
+        "training": small_training(60),
+        "resources": {"ranks": 2, "memoryPerRank": "2Gi"},
+        "checkpoint": {"everySteps": 20, "keep": 3},
+        **changes,
+        "kubernetes": {**kubernetes, **changes.get("kubernetes", {})},
+    }
+
+
+def small_training(steps: int) -> dict[str, Any]:
+    """That many steps."""
+    return {"globalBatch": 4, "steps": steps, "schedule": "constant", "optimizer": {"learningRate": 1e-3}}
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """A job that was submitted."""
+
+    on: Installed
+    name: str
+    uid: str
+
+    def get(self) -> dict[str, Any]:
+        """The object as the apiserver has it."""
+        found: dict[str, Any] = self.on.cluster.get("pj", self.name, "--namespace", self.on.namespace)
+        return found
+
+    def status(self) -> JobStatus:
+        """Its status."""
+        return JobStatus.from_manifest(self.get().get("status") or {})
+
+    def wait(self, happened: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+        """What is not nothing, as soon as there is something; the status is told where it takes too long."""
+        end = time.monotonic() + seconds
+        while not (found := happened()):
+            assert time.monotonic() < end, f"{what}: {self.get()['status']}"
+            time.sleep(0.2)
+        return found
+
+    def wait_for(self, *phases: Phase, attempt: int = 0, seconds: float = PATIENCE_SECONDS) -> JobStatus:
+        """The status once it is in one of these phases, at that attempt or a later one; fails if it ends otherwise."""
+
+        def found() -> JobStatus | None:
+            status = self.status()
+            if status.phase in phases and status.attempt >= attempt:
+                return status
+            assert not status.phase.terminal, status
+            return None
+
+        said = f"{self.name} is not {' or '.join(phases)} at attempt {attempt}"
+        status: JobStatus = self.wait(found, said, seconds)
+        return status
+
+    def wait_for_step(self, step: int, attempt: int = 1) -> None:
+        """Until that attempt has taken the step."""
+        self.wait(lambda: step in self.losses_of(attempt), f"attempt {attempt} does not come to step {step}")
+
+    def wait_for_condition(self, wanted: ConditionType, says: str, seconds: float = PATIENCE_SECONDS) -> str:
+        """The message of a condition, or of the status itself, once it holds these words."""
+
+        def found() -> str:
+            status = self.status()
+            condition = status.condition(wanted)
+            return condition.message if condition and says in condition.message else ""
+
+        message: str = self.wait(found, f"{wanted} never says {says!r}", seconds)
+        return message
+
+    def suspend(self, wanted: bool) -> None:
+        """Ask for it, or for going on."""
+        patch = json.dumps({"spec": {"runPolicy": {"suspend": wanted}}})
+        self.on.kubectl("patch", "pj", self.name, "--type=merge", "--patch", patch)
+
+    def delete(self) -> None:
+        """Remove it, with all that is its own, and wait until its pods are gone."""
+        self.on.kubectl("delete", "pj", self.name, "--wait=false")
+        self.on.cluster.wait(lambda: not self.pods(), f"pods of {self.name} stay")
+
+    # Its objects
+
+    def pods(self, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Those there are, of one attempt or of all."""
+        return self._children("pods", attempt)
+
+    def jobsets(self) -> list[dict[str, Any]]:
+        """Those there are, oldest attempt first."""
+        return sorted(self._children("jobsets"), key=lambda each: int(each["metadata"]["labels"][ATTEMPT_LABEL]))
+
+    def config_maps(self) -> list[str]:
+        """The names of those that attempts have."""
+        return sorted(each["metadata"]["name"] for each in self._children("configmaps"))
+
+    def _children(self, kind: str, attempt: int | None = None) -> list[dict[str, Any]]:
+        selector = f"{UID_LABEL}={self.uid}" + (f",{ATTEMPT_LABEL}={attempt}" if attempt is not None else "")
+        found = self.on.cluster.get(kind, "--namespace", self.on.namespace, "--selector", selector)
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+    def jobset_made_at(self, attempt: int) -> float:
+        """When that attempt was asked for, in whole seconds as the apiserver keeps them."""
+        name = attempt_name(self.name, attempt)
+        found = self.wait(
+            lambda: [each for each in self.jobsets() if each["metadata"]["name"] == name], f"{name} is not made"
+        )
+        return instant(found[0]["metadata"]["creationTimestamp"])
+
+    def events(self) -> list[tuple[str, str]]:
+        """Reasons and messages that people were told, in order."""
+        found = self.on.cluster.get(
+            "events", "--namespace", self.on.namespace, "--field-selector", f"involvedObject.uid={self.uid}"
+        )
+        items = sorted(found["items"], key=lambda each: int(each["metadata"]["resourceVersion"]))
+        return [(each["reason"], each["message"]) for each in items]
+
+    # What it leaves
+
+    @property
+    def root(self) -> Path:
+        """Where all that it leaves lies."""
+        return self.on.out / self.uid
+
+    def run(self, attempt: int) -> RunDir:
+        """The run directory of an attempt."""
+        return RunDir(self.root / f"a{attempt}")
+
+    def metrics(self, attempt: int) -> list[StepMetrics]:
+        """What an attempt has told so far."""
+        path = self.run(attempt).metrics
+        return self.run(attempt).read_metrics() if path.exists() else []
+
+    def losses_of(self, attempt: int) -> dict[int, float]:
+        """By step, what an attempt has told so far."""
+        return {each.step: each.loss for each in self.metrics(attempt)}
+
+    def losses(self) -> list[float]:
+        """Of every step so far, by the newest attempt that took it."""
+        newest: dict[int, float] = {}
+        for path in sorted(self.root.glob("a*"), key=lambda path: int(path.name[1:])):
+            newest |= self.losses_of(int(path.name[1:]))
+        assert sorted(newest) == list(range(len(newest))), "steps are missing"
+        return [newest[step] for step in range(len(newest))]
+
+    def checkpoints(self) -> list[tuple[int, int]]:
+        """Attempt and step of those that are whole, newest first."""
+        return [(each.attempt, each.step) for each in find_checkpoints(self.root / "checkpoints")]
+
+    def verify_checkpoints(self) -> None:
+        """Fails unless each holds what was written; one that a running job removes meanwhile is passed over."""
+        for each in find_checkpoints(self.root / "checkpoints"):
+            try:
+                verify(each.folder)
+            except CorruptError:
+                if each.folder.exists():
+                    raise
+
+    def ranks(self, attempt: int) -> list[int]:
+        """The processes of this machine that are the attempt's training ranks."""
+        return [each for each in processes.pids() if self._is_rank(command_line(each), attempt)]
+
+    def _is_rank(self, words: list[str], attempt: int) -> bool:
+        trains = {"penstock.trainer", "train"} <= set(words) and "torch.distributed.run" not in words
+        return trains and any(word.endswith(f"{self.uid}/a{attempt}") for word in words)
+
+    def stop_rank(self, attempt: int) -> None:
+        """Let one of the attempt's ranks hang."""
+        os.kill(self.ranks(attempt)[0], signal.SIGSTOP)
+
+
+def submitted(on: Installed, name: str, **changes: Any) -> ClusterJob:
+    """A job of that name; ``changes`` replace whole fields of its spec, but add to ``kubernetes``."""
+    manifest = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "PipelineJob",
+        "metadata": {"name": name},
+        "spec": small_spec(on.cluster.image, **changes),
+    }
+    on.cluster.create(on.namespace, manifest)
+    found = on.cluster.get("pj", name, "--namespace", on.namespace)
+    return ClusterJob(on, name, found["metadata"]["uid"])
+
+
+def local_losses(on: Installed, folder: Path, spec: dict[str, Any], plan: RunDir) -> list[float]:
+    """What `penstock run` has on this machine for every step of such a job, by the plan of another run."""
+    run = RunDir(folder / "run")
+    run.create()
+    run.plan.write_text(plan.plan.read_text())
+    data = {**spec["data"], "source": str(on.text)}
+    manifest = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "PipelineJob",
+        "metadata": {"name": "local"},
+        "spec": {**{key: value for key, value in spec.items() if key != "kubernetes"}, "data": data},
+    }
+    path = folder / "job.yaml"
+    path.write_text(yamltext.dump(manifest))
+    Command(folder)("run", path, "--run-dir", run.root)
+    found = run.read_metrics()
+    assert [each.step for each in found] == list(range(len(found)))
+    return [each.loss for each in found]
+
+
+@contextmanager
+def paced(on: Installed) -> Iterator[None]:
+    """Cards so slow that a step takes about as long on every machine, and little of this one: ranks wait for them."""
+    for node in (*PAIR_NODES, SPARE_NODE):
+        lab.shape(on.lab, node, PACE)
+    try:
+        yield
+    finally:
+        for node in (*PAIR_NODES, SPARE_NODE):
+            lab.shape(on.lab, node, "none")
+
+
+def command_line(pid: int) -> list[str]:
+    """What a process was started with; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def instant(text: str) -> float:
+    """Seconds since the epoch of a time as the apiserver writes it."""
+    return datetime.fromisoformat(text).timestamp()

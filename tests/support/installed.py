@@ -1,0 +1,218 @@
+"""penstock on a test's cluster: service and operator as processes of this machine, which pods of a lab reach."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+import penstock
+from deploy.lab.state import State
+from penstock.api.client import Client
+from penstock.api.client.config import Target
+from penstock.kube.names import PEOPLE_AUDIENCE
+from tests.support.cluster import Cluster
+from tests.support.kubectl import kubectl_of, with_crds
+
+START_SECONDS = 90.0
+END_SECONDS = 30.0
+PAIR = {"penstock-test": "pair"}
+"""A label of the two nodes that jobs train on, so that the second has the hosts of the first."""
+
+PAIR_NODES = ("node1", "node2")
+SPARE_NODE = "node3"
+READER = "reader"
+READY = "/readyz"
+OUT, TEXT = "out", "text"
+CORPUS = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(900))
+
+
+@dataclass
+class Program:
+    """A Python module that runs in the background and answers 200 at ``health`` once it is ready."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    health: str
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """All that it said, at every start."""
+        return self.folder / f"{self.name}.log"
+
+    def begin(self) -> None:
+        """Start it."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *self.arguments],
+                cwd=self.folder,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self.begin()
+        end = time.monotonic() + START_SECONDS
+        while not self._answers():
+            assert self.process is not None
+            assert self.process.poll() is None, f"the {self.name} ended:\n{self.log.read_text()}"
+            assert time.monotonic() < end, f"the {self.name} is not ready:\n{self.log.read_text()}"
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(self.health, trust_env=False, timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def end(self, number: signal.Signals) -> None:
+        """Send it a signal and wait; one that does not end is killed."""
+        if self.process is None:
+            return
+        self.process.send_signal(number)
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+    def kill(self) -> None:
+        """End it as if its machine had failed."""
+        self.end(signal.SIGKILL)
+
+
+@dataclass
+class Installed:
+    """What is installed sees to the jobs in ``namespace`` alone, and lives itself in ``system``.
+
+    Jobs share the claims `OUT` and `TEXT` there, whose folders on this machine are ``out`` and ``text``.
+    """
+
+    cluster: Cluster
+    lab: State
+    folder: Path
+    namespace: str
+    system: str
+    service: Program
+    operator: Program
+    out: Path = field(default_factory=Path)
+    text: Path = field(default_factory=Path)
+
+    @property
+    def client(self) -> Client:
+        """A client of the service, for somebody who may look at jobs in the namespace and no more; a context."""
+        token = self.kubectl("create", "token", READER, "--audience", PEOPLE_AUDIENCE)
+        return Client(Target(server=self.service.health.removesuffix(READY), token=token.strip()))
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """What kubectl prints, in the namespace of jobs."""
+        return self.cluster.kubectl("--namespace", self.namespace, *words, stdin=stdin)
+
+
+@contextmanager
+def installed(cluster: Cluster, folder: Path) -> Iterator[Installed]:
+    """Both, with what they need, for as long as the block; skips, loudly, by kind, whose pods see no other machine."""
+    lab = cluster.of_lab()
+    with_crds(kubectl_of(cluster))
+    with cluster.namespace("baseline") as namespace, cluster.namespace() as system:
+        found = _prepared(cluster, lab, folder, namespace, system)
+        try:
+            found.service.start()
+            found.operator.start()
+            yield found
+        finally:
+            found.kubectl("delete", "pj", "--all", "--wait=false")
+            found.operator.end(signal.SIGTERM)
+            found.service.end(signal.SIGTERM)
+
+
+def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system: str) -> Installed:
+    service_port, health_port = free_ports(str(lab.addresses.host), 2)
+    url = f"http://{lab.addresses.host}:{service_port}"
+    both = {
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "PENSTOCK_OWN_NAMESPACE": system,
+        "PYTHONPATH": os.pathsep.join(components()),
+        **{f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "STATE", "DATA")},
+    }
+    serve = ["serve", "--cluster", "--namespace", namespace, "--folder", str(folder / "service")]
+    service = Program(
+        name="service",
+        arguments=["penstock.cli", *serve, "--host", str(lab.addresses.host), "--port", str(service_port)],
+        environment=both,
+        folder=folder,
+        health=url + READY,
+    )
+    health = f"http://127.0.0.1:{health_port}/healthz"
+    run = ["run", "--standalone", "--namespace", namespace, f"--liveness={health}"]
+    told = {"PENSTOCK_NAMESPACE": namespace, "PENSTOCK_SERVICE_URL": url, "PENSTOCK_METRICS_PORT": "0"}
+    operator = Program(
+        name="operator",
+        arguments=["kopf", *run, "--module=penstock.operator.handlers"],
+        environment={**both, **told, "PENSTOCK_TRAINER_IMAGE": cluster.image},
+        folder=folder,
+        health=health,
+    )
+    found = Installed(cluster, lab, folder, namespace, system, service, operator)
+    found.out, found.text = (_claimed(found, name) for name in (OUT, TEXT))
+    (found.text / "a.py").write_text(CORPUS)
+    found.kubectl("create", "serviceaccount", READER)
+    found.kubectl("create", "role", READER, "--verb=get,list", "--resource=pipelinejobs.penstock.dev")
+    found.kubectl("create", "rolebinding", READER, f"--role={READER}", f"--serviceaccount={namespace}:{READER}")
+    for node in PAIR_NODES:
+        label_node(cluster, node, True)
+    return found
+
+
+def label_node(cluster: Cluster, node: str, wanted: bool) -> None:
+    """Let jobs train on the node, or no longer be put there."""
+    words = [f"{key}={value}" if wanted else f"{key}-" for key, value in PAIR.items()]
+    cluster.kubectl("label", "node", node, "--overwrite", *words)
+
+
+def _claimed(found: Installed, name: str) -> Path:
+    """The folder on this machine behind a new claim of that name, which many nodes may write."""
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
+    found.cluster.create(found.namespace, {**claim, "spec": {**spec, "storageClassName": "lab-shared"}})
+    return folder_of_claim(found, name)
+
+
+def folder_of_claim(found: Installed, name: str) -> Path:
+    """The folder on this machine behind a claim."""
+
+    def volume() -> str:
+        claim = found.cluster.get("pvc", name, "--namespace", found.namespace)
+        return str(claim["spec"].get("volumeName", "")) if claim["status"]["phase"] == "Bound" else ""
+
+    return found.lab.folder / "volumes" / str(found.cluster.wait(volume, f"nothing is behind the claim {name}"))
+
+
+def components() -> list[str]:
+    """The folders that this process has penstock from."""
+    return [str(Path(path).parent) for path in penstock.__path__]
+
+
+def free_ports(address: str, number: int) -> list[int]:
+    """Ports of an address that nobody uses now."""
+    probes = [socket.create_server((address, 0)) for _ in range(number)]
+    found = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return found
