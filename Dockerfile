@@ -35,9 +35,10 @@ RUN grep '^torch==' /src/constraints.txt | xargs /opt/penstock/bin/pip install -
  && /opt/penstock/bin/pip install --constraint /src/constraints.txt "$(echo /wheels/*.whl)[trainer,cli,client]" \
  && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
 
-# Nobody's user, and nothing to write but what is mounted. Compiled functions are kept below /tmp.
+# A user without an entry anywhere (USER is asked for instead), and nothing to write but what is mounted. Compiled
+# functions are kept below /tmp.
 FROM ${BASE} AS base
-ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp
+ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp USER=penstock
 WORKDIR /
 USER 65532:65532
 
@@ -51,7 +52,7 @@ ENTRYPOINT ["penstock"]
 CMD ["serve", "--cluster"]
 
 FROM ${TRAINER_BASE} AS trainer
-ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp
+ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp USER=penstock
 WORKDIR /
 USER 65532:65532
 COPY --from=build-trainer /opt/penstock /opt/penstock
