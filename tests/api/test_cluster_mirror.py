@@ -89,6 +89,10 @@ class TestJobs:
         client = here.person("eve", *((verb, "") for verb in ("get", "list")))
         assert client.get("/v1/jobs").json()["items"][0]["status"]["reason"] == "UserError"
         assert client.get("/metrics").status_code == 200
+        page = client.get("/", headers={"Accept": "text/html"})
+        assert (page.status_code, "tiny" in page.text) == (200, True)
+        refused = client.get("/jobs/default/tiny", headers={"Accept": "text/html"})
+        assert (refused.status_code, "heads" in refused.text) == (422, True)
 
     def test_a_status_that_nobody_understands_takes_no_other_along(self, here: OnCluster) -> None:
         here.fake.add_job(job_manifest("odd"), phase="Dancing")

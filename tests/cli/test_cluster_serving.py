@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +17,28 @@ import pytest
 from penstock.api.settings import Settings
 from penstock.cli.cluster_serving import place_of
 from penstock.cli.main import main
+from penstock.cli.posting import http_post
+from penstock.cli.shipping import Shipper
+from penstock.core.records import RecordKind
+from penstock.trainer.outbox import Outbox
 from tests.support.command import Command
-from tests.support.fake_apiserver import FakeApiserver, served
+from tests.support.fake_apiserver import FakeApiserver, Found, served
 from tests.support.load_service import free_ports
 from tests.support.on_cluster import instant
+from tests.support.outboxes import address_file
+from tests.support.sample_run import sample_profile
 from tests.support.service import NOW, job_manifest, step_records
 from tests.support.serving import wait_until
 
 LEASE = ("leases", "own", "penstock-service")
-JOB = "default/tiny"
+JOB, POD = "default/tiny", "a.pod.token"
 
 
 @pytest.fixture
 def fake() -> FakeApiserver:
     made = FakeApiserver()
     made.tokens["a.token.eve"] = {"audiences": ["penstock"], "user": {"username": "eve"}}
-    made.rights |= {("eve", "get", "default")}
+    made.rights |= {("eve", "get", "default"), ("eve", "list", "default")}
     return made
 
 
@@ -48,25 +57,81 @@ def kubeconfig(tmp_path: Path, fake: FakeApiserver) -> Iterator[Path]:
 def test_it_mirrors_reports_and_hands_over_at_its_end(tmp_path: Path, fake: FakeApiserver, kubeconfig: Path) -> None:
     """Without a machine's executor, a token file, or anything else that a machine needs."""
     (port,) = free_ports(1)
-    environment = {"KUBECONFIG": str(kubeconfig), "PENSTOCK_OWN_NAMESPACE": "own", "HOME": str(tmp_path)}
-    command = Command(tmp_path, environment)
-    process = command.start("serve", "--cluster", "--folder", tmp_path / "data", "--port", str(port))
-    try:
-        job = fake.add_job(job_manifest())
-        fake.add_rank(job, 1, "a.pod.token")
+    job = running_job(fake)
+    with serving(tmp_path, kubeconfig, port) as process:
         wait_until(lambda: fake.objects.get(LEASE) is not None and answers(port), 60)
-        fake.touch(job, phase="Running", reason="Bound", phaseEnteredAt=instant(NOW), attempt=1)
-        wait_until(lambda: asked(port, "GET", f"/v1/jobs/{JOB}").json()["status"]["phase"] == "Running", 20)
+        fake.touch(job, reason="Resumed", phaseEnteredAt=instant(NOW + 1))
+        wait_until(lambda: asked(port, "GET", f"/v1/jobs/{JOB}").json()["status"]["reason"] == "Resumed", 20)
         records = {"records": [each.to_manifest() for each in step_records(job["metadata"]["uid"], range(3))]}
-        assert asked(port, "POST", "/v1/ingest", token="a.pod.token", json=records).status_code == 200
-        wait_until(lambda: job["status"].get("progress", {}).get("step") == 3, 20)
-    finally:
+        assert asked(port, "POST", "/v1/ingest", token=POD, json=records).status_code == 200
+        wait_until(lambda: step_of(job) == 3, 20)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM), (out, err)
+        process.communicate(timeout=60)
     assert fake.objects[LEASE]["spec"]["holderIdentity"] == ""
     assert not (tmp_path / "config" / "penstock" / "service.json").exists()
     assert not (tmp_path / "data" / "executor").exists()
+
+
+def test_what_ranks_report_while_it_is_away_is_caught_up(tmp_path: Path, fake: FakeApiserver, kubeconfig: Path) -> None:
+    """It is killed; meanwhile an attempt measures and takes steps, and deletes are missed."""
+    (port,) = free_ports(1)
+    job, gone = running_job(fake), fake.add_job(job_manifest("gone"))
+    (tmp_path / "token").write_text(POD)
+    (tmp_path / "outbox").mkdir()
+    address = address_file(tmp_path / "address.json", f"http://127.0.0.1:{port}")
+    box = Outbox(tmp_path / "outbox", uid=job["metadata"]["uid"], attempt=1, source="rank-0", clock=time.time)
+    with http_post(address, tmp_path / "token") as post:
+        shipper = Shipper(tmp_path / "outbox", post, print)
+        with serving(tmp_path, kubeconfig, port) as process:
+            wait_until(lambda: answers(port) and answers(port, "default/gone"), 60)
+            put_steps(box, job, range(3))
+            assert shipper.ship()
+            wait_until(lambda: step_of(job) == 3, 20)
+            process.kill()
+            process.communicate(timeout=60)
+        fake.remove(gone)
+        box.put(RecordKind.PROFILE, profile=sample_profile())
+        put_steps(box, job, range(3, 6))
+        assert not shipper.ship()
+        with serving(tmp_path, kubeconfig, port):
+            wait_until(shipper.ship, 60)
+            wait_until(lambda: step_of(job) == 6, 30)
+            wait_until(lambda: not asked(port, "GET", "/v1/jobs?namespace=default&name=gone").json()["items"], 20)
+    box.close()
+    assert job["status"]["progress"]["profileRef"] == "tiny-profile-a1"
+    assert ("configmaps", "default", "tiny-profile-a1") in fake.objects
+
+
+@contextmanager
+def serving(folder: Path, kubeconfig: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """A service, which is ended with the block."""
+    environment = {"KUBECONFIG": str(kubeconfig), "PENSTOCK_OWN_NAMESPACE": "own", "HOME": str(folder)}
+    command = Command(folder, environment)
+    process = command.start("serve", "--cluster", "--folder", folder / "data", "--port", str(port))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def running_job(fake: FakeApiserver) -> Found:
+    """A job whose first attempt runs, and its pod."""
+    job = fake.add_job(job_manifest(), phase="Running", reason="Bound", phaseEnteredAt=instant(NOW), attempt=1)
+    fake.add_rank(job, 1, POD)
+    return job
+
+
+def step_of(job: Found) -> int:
+    """As the cluster was told."""
+    return int(job["status"].get("progress", {}).get("step", 0))
+
+
+def put_steps(box: Outbox, job: Found, steps: range) -> None:
+    """Metrics of these steps, as a rank writes them."""
+    for record in step_records(job["metadata"]["uid"], steps):
+        if record.metrics is not None:
+            box.put(RecordKind.METRICS, metrics=record.metrics)
 
 
 def asked(port: int, method: str, path: str, token: str = "a.token.eve", **more: Any) -> httpx.Response:
@@ -75,10 +140,10 @@ def asked(port: int, method: str, path: str, token: str = "a.token.eve", **more:
     return httpx.request(method, f"http://127.0.0.1:{port}{path}", headers=bearer, trust_env=False, **more)
 
 
-def answers(port: int) -> bool:
+def answers(port: int, job: str = JOB) -> bool:
     """Whether the job can be read."""
     try:
-        return asked(port, "GET", f"/v1/jobs/{JOB}").status_code == 200
+        return asked(port, "GET", f"/v1/jobs/{job}").status_code == 200
     except httpx.TransportError:
         return False
 
