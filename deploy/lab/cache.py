@@ -37,7 +37,7 @@ def digest(path: Path) -> str:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the cache's one lock; whoever else builds is waited for."""
+    """Hold the cache's one lock, under which all is built, and remove what others left half built."""
     folder().mkdir(parents=True, exist_ok=True)
     with (folder() / "lock").open("w") as lock:
         try:
@@ -45,6 +45,8 @@ def locked() -> Iterator[None]:
         except BlockingIOError:
             say("another lab is building; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        for partial in folder().glob("partial-*"):
+            shutil.rmtree(partial)
         yield
 
 

@@ -89,6 +89,10 @@ class TestJobs:
         client = here.person("eve", *((verb, "") for verb in ("get", "list")))
         assert client.get("/v1/jobs").json()["items"][0]["status"]["reason"] == "UserError"
         assert client.get("/metrics").status_code == 200
+        page = client.get("/", headers={"Accept": "text/html"})
+        assert (page.status_code, "tiny" in page.text) == (200, True)
+        refused = client.get("/jobs/default/tiny", headers={"Accept": "text/html"})
+        assert (refused.status_code, "heads" in refused.text) == (422, True)
 
     def test_a_status_that_nobody_understands_takes_no_other_along(self, here: OnCluster) -> None:
         here.fake.add_job(job_manifest("odd"), phase="Dancing")
@@ -206,8 +210,8 @@ class TestDeletions:
         here.service.write("elsewhere", lambda connection: sightings.see(connection, elsewhere, NOW))
         here.fake.remove(here.fake.job("elsewhere"))
         here.mirror()
-        for uid in (local.uid, elsewhere.uid):
-            assert here.service.read(lambda connection, each=uid: jobs.get(connection, each)).deleted_at is None
+        kept = here.service.read(lambda connection: [jobs.get(connection, each.uid) for each in (local, elsewhere)])
+        assert [each.deleted_at for each in kept] == [None, None]
 
     def test_jobs_of_a_cluster_are_nobody_s_to_run(self, here: OnCluster) -> None:
         here.fake.add_job(job_manifest())
@@ -297,9 +301,8 @@ def test_in_whatever_order_and_with_whatever_loss_the_newest_holds(
     with on_cluster(tmp_path_factory.mktemp("store"), "", fake, Clock()) as here:
         for found in told:
             here.member.mirror.see(found)
-        here.member.mirror.replace(
-            Listing(objects=(versions[-1],), version=versions[-1]["metadata"]["resourceVersion"])
-        )
+        newest = versions[-1]
+        here.member.mirror.replace(Listing(objects=(newest,), version=newest["metadata"]["resourceVersion"]))
         stored = here.stored()
         numbers = [row.number for row in here.service.read(lambda c: jobs.history(c, stored.uid))]
     name, attempt, reason = states[-1]

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, update
+from starlette.testclient import TestClient
 
+from penstock.api.app import create_app
+from penstock.api.settings import REVIEWS
+from penstock.api.store.schema import measurements
 from penstock.core.profile import Profile
 from penstock.core.records import Record, RecordKind
 from tests.support.fake_apiserver import Call, FakeApiserver, Found, RefusedError
 from tests.support.on_cluster import OnCluster, instant, on_cluster
 from tests.support.sample_run import sample_profile
-from tests.support.service import NOW, Clock, job_manifest, step_records
+from tests.support.service import HOST, NOW, Clock, job_manifest, step_records
 
 POD = "a.pod.token"
 PROFILE = sample_profile()
@@ -304,6 +309,17 @@ class TestWhoMayReport:
         answer = here.send(POD, step_records(uid_of(job), range(1)))
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
 
+    def test_an_address_has_only_so_many_tokens_looked_up(self, here: OnCluster) -> None:
+        """Or whoever makes up tokens would keep the cluster busy."""
+        app = create_app(here.service, seconds=lambda: 0.0)
+        client = TestClient(app, base_url=HOST, raise_server_exceptions=False)
+        statuses = [
+            client.get("/v1/jobs", headers={"Authorization": f"Bearer a.{number}.b"}).status_code
+            for number in range(REVIEWS.burst + 5)
+        ]
+        assert statuses == [401] * REVIEWS.burst + [429] * 5
+        assert len(here.fake.words("POST")) == REVIEWS.burst
+
     def test_what_cannot_be_a_token_is_not_asked_about(self, here: OnCluster) -> None:
         for secret in ("pst_unknown", "nonsense", "a..b", "x." + 20_000 * "y" + ".z"):
             assert here.client(secret).get("/v1/jobs").status_code == 401
@@ -318,10 +334,6 @@ def refusing(method: str) -> Any:
     return hook
 
 
-def forget_refs(connection: Any) -> None:
+def forget_refs(connection: Connection) -> None:
     """The ConfigMap was made, and whoever made it died before it was written down."""
-    from sqlalchemy import update
-
-    from penstock.api.store.schema import measurements
-
     connection.execute(update(measurements).values(ref=""))

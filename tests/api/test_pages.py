@@ -391,6 +391,9 @@ def test_events_are_sentences() -> None:
     assert event_text("phase", {"phase": "Failed", "reason": "Lost", "message": "a\nb"}) == "Failed (Lost: a)"
     assert event_text("phase", {"phase": "Queued", "reason": "", "message": ""}) == "Queued"
     assert event_text("launched", {"attempt": 2, "ranks": 4, "resumeFrom": 3}) == "Attempt 2 launched on 4 ranks"
+    told = {"type": "Admitted", "status": "False", "reason": "Waiting", "message": "for 2 nodes\nmore"}
+    assert event_text("condition", told) == "Admitted is false (Waiting: for 2 nodes)"
+    assert event_text("changed", {"by": "eve", "generation": 3}) == "Changed by eve, generation 3"
     assert event_text("something", {"of": "later"}) == "something: later"
 
 

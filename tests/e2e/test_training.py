@@ -99,7 +99,9 @@ def test_events_tell_the_story(first: Story) -> None:
 def test_conditions_tell_the_story(first: Story) -> None:
     status = first.job.status()
     true = ("Admitted", "Profiled", "Planned", "Bound", "Complete")
-    assert {each.type: each.status for each in status.conditions} == {
+    found = {each.type: each.status for each in status.conditions}
+    found.pop(ConditionType.DRIFTED, None)  # what a step takes here is other processes' doing, too
+    assert found == {
         **dict.fromkeys(map(ConditionType, true), ConditionStatus.TRUE),
         ConditionType.FAILED: ConditionStatus.FALSE,
     }

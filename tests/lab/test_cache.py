@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import http.server
 import os
 import re
@@ -58,6 +59,14 @@ def test_a_part_that_fails_leaves_nothing(folder: Path) -> None:
     with pytest.raises(LabError, match="no"):
         cache.kept("part", "key", make)
     assert list(folder.iterdir()) == []
+
+
+def test_who_builds_is_alone_and_finds_nothing_half_built(folder: Path) -> None:
+    (folder / "partial-1").mkdir()
+    with cache.locked():
+        assert not (folder / "partial-1").exists()
+        with (folder / "lock").open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # Modules

@@ -182,9 +182,9 @@ class TestWatches:
 
     def test_one_that_begins_too_late(self) -> None:
         error = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
-        with loopback(Answer(pieces=(json.dumps(error).encode() + b"\n",))) as server:
-            with pytest.raises(KubeError) as raised:
-                self.changes(server)
+        answer = Answer(pieces=(json.dumps(error).encode() + b"\n",))
+        with loopback(answer) as server, pytest.raises(KubeError) as raised:
+            self.changes(server)
         assert raised.value.is_expired
 
     @pytest.mark.parametrize("piece", [b"<html>\n", event("ADDED", "6") + b"{"])

@@ -62,7 +62,11 @@ SITUATIONS = {
     "one starts": (facts(Phase.QUEUED, pod(0), pod(1, running=False)), AttemptState.STARTING, ""),
     "one has no address": (facts(Phase.QUEUED, pod(0), pod(1, address="")), AttemptState.STARTING, ""),
     "one finds no node": (
-        facts(Phase.QUEUED, pod(0), pod(1, node="", address="", hindrance=Hindrance(reason="Unschedulable", message="0/2"))),
+        facts(
+            Phase.QUEUED,
+            pod(0),
+            pod(1, node="", address="", hindrance=Hindrance(reason="Unschedulable", message="0/2")),
+        ),
         AttemptState.STARTING,
         "Unschedulable: 0/2",
     ),
@@ -99,7 +103,11 @@ SITUATIONS = {
         AttemptState.DISRUPTED,
         "broke",
     ),
-    "one is being deleted": (facts(Phase.RUNNING, pod(0, being_deleted=True), pod(1)), AttemptState.DISRUPTED, "deleted"),
+    "one is being deleted": (
+        facts(Phase.RUNNING, pod(0, being_deleted=True), pod(1)),
+        AttemptState.DISRUPTED,
+        "deleted",
+    ),
     "one is gone": (facts(Phase.RUNNING, pod(0)), AttemptState.DISRUPTED, "1 of 2 pods are gone"),
     "one is gone, and so its JobSet failed": (
         facts(Phase.RUNNING, pod(0), jobset=replace(JOBSET, failure="FailedJobs")),

@@ -190,6 +190,30 @@ class TestLoss:
         operating.turn()
         assert operating.phase(uid) is Phase.RUNNING
 
+    @pytest.mark.parametrize(
+        ("measured", "told"),
+        [
+            ([1.0], ["False"]),
+            ([1.5], ["True"]),
+            ([0.6], ["True"]),
+            ([1.25], ["False"]),
+            ([1.5, 1.25, 1.1], ["True", "True", "False"]),
+        ],
+    )
+    def test_steps_that_take_another_time_than_predicted(
+        self, operating: Operating, measured: list[float], told: list[str]
+    ) -> None:
+        uid = running(operating)
+        plan = operating.status(uid).plan
+        assert plan is not None
+        assert plan.step_seconds is not None
+        found = []
+        for ratio in measured:
+            operating.kube.report(uid, attempt=1, epoch=1, step=9, stepSeconds=ratio * plan.step_seconds)
+            operating.turn()
+            found.append(condition(operating, uid, ConditionType.DRIFTED)[0].value)
+        assert found == told
+
     def test_what_has_ended_stays_ended(self, operating: Operating) -> None:
         uid = running(operating)
         end_all(operating, AttemptState.SUCCEEDED)
@@ -311,6 +335,56 @@ class TestWaiting:
         operating.turn(8)
         status = operating.status(uid)
         assert (status.attempt, status.ranks, status.failures) == (2, 1, 0)
+
+    def shrunken(self, operating: Operating, steps: int) -> str:
+        """An elastic job that runs on one rank of two."""
+        for node in NODES:
+            operating.kube.add_node(node)
+        manifest = example(resources={"ranks": 2, "minRanks": 1})
+        manifest["spec"]["training"]["steps"] = steps
+        uid = operating.kube.submit(manifest)
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.now)
+        operating.turn()
+        operating.now += 120.0
+        operating.turn(8)
+        operating.kube.start_pods(NODES[0])
+        operating.turn()
+        operating.measured(uid, sample_profile(), attempt=2)
+        operating.turn(12)
+        assert (operating.phase(uid), operating.status(uid).ranks) == (Phase.RUNNING, 1)
+        return uid
+
+    def test_it_grows_once_there_was_room_for_long(self, operating: Operating) -> None:
+        uid = self.shrunken(operating, steps=1_000_000)
+        operating.cache.see_rooms({uid: 1}, operating.now)
+        operating.now += 299.0
+        operating.kube.report(uid, attempt=2, epoch=1, step=9)
+        operating.turn()
+        assert operating.status(uid).feasible_ranks == 1
+        operating.cache.see_rooms({uid: 1}, operating.now)
+        operating.now += 1.0
+        operating.turn()
+        end_all(operating, AttemptState.STOPPED)
+        operating.turn(8)
+        status = operating.status(uid)
+        assert (status.attempt, status.ranks, status.failures) == (3, 2, 0)
+
+    @pytest.mark.parametrize(
+        ("steps", "pods", "changes"), [(20, 1, False), (1_000_000, 0, False), (1_000_000, 1, True)]
+    )
+    def test_it_stays_where_growing_does_not_pay(
+        self, operating: Operating, steps: int, pods: int, changes: bool
+    ) -> None:
+        uid = self.shrunken(operating, steps)
+        operating.cache.see_rooms({uid: pods + changes}, operating.now)
+        operating.now += 299.0
+        operating.cache.see_rooms({uid: pods}, operating.now)
+        operating.kube.report(uid, attempt=2, epoch=1, step=9)
+        operating.now += 1.0
+        operating.turn()
+        assert not any(STOP_ANNOTATION in pod["metadata"]["annotations"] for pod in operating.kube.all(PODS))
 
     def test_nothing_fits(self, operating: Operating) -> None:
         operating = Operating(FakePlanner(Answer(what="no plan fits", remedy="raise memoryPerRank")))

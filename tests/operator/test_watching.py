@@ -91,7 +91,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def watch(kube: Scripted, until: Callable[[Told, Scripted], bool]) -> Told:
     """Watch until something is so; fails if it does not come to be."""
     told = Told()
-    watched = Watched(resource=PODS, replace=told.replace, put=told.put, remove=told.remove, selector="penstock.dev/job")
+    watched = Watched(
+        resource=PODS, replace=told.replace, put=told.put, remove=told.remove, selector="penstock.dev/job"
+    )
     watcher = Watcher(kube, watched, "team", time.time)
     watcher.start()
     began = time.monotonic()

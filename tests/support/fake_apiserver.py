@@ -70,6 +70,7 @@ class FakeApiserver:
         self.ended = False
         self._history: list[tuple[int, str, Found]] = []
         self._numbers = itertools.count(1)
+        self._oldest = 0
         self._applied: dict[tuple[Key, str], Found] = {}
         self.add("namespaces", {"metadata": {"name": "kube-system", "uid": CLUSTER}})
 
@@ -111,7 +112,9 @@ class FakeApiserver:
     def forget_history(self) -> None:
         """Watches from before are told that they expired."""
         with self.news:
+            self._oldest = next(self._numbers)
             self._history.clear()
+            self.news.notify_all()
 
     def job(self, name: str, namespace: str = "default") -> Found:
         """A PipelineJob as it is."""
@@ -156,7 +159,7 @@ class FakeApiserver:
                 return self._create(call)
             if not name:
                 return self._list(plural, namespace, call.query.get("labelSelector", ""))
-            found = self.objects.get((plural, namespace, name))
+            found: Found | None = self.objects.get((plural, namespace, name))
             if found is None:
                 raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
             if call.method == "GET":
@@ -175,12 +178,11 @@ class FakeApiserver:
 
     def changes(self, plural: str, namespace: str, after: int) -> Iterator[Found]:
         """A watch: what happened after that version, as it happens, until the server ends."""
-        with self.news:
-            if (self._history and after < self._history[0][0] - 1) or not self._history:
-                yield {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
-                return
         while not self.ended:
             with self.news:
+                if after < self._oldest:
+                    yield {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
+                    return
                 fresh = [each for each in self._history if each[0] > after]
                 if not fresh:
                     self.news.wait(0.2)
@@ -203,7 +205,7 @@ class FakeApiserver:
 
     def _create(self, call: Call) -> Found:
         plural, namespace, _, _ = call.place
-        made = copy.deepcopy(call.body)
+        made: Found = copy.deepcopy(call.body)
         made.pop("status", None)
         made["metadata"]["namespace"] = namespace
         if (plural, namespace, made["metadata"]["name"]) in self.objects:

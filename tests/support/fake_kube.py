@@ -49,12 +49,15 @@ class FakeKube:
         self.after: Callable[[str], None] = lambda write: None
         self.refusals: dict[str, KubeError] = {}
         self.hidden: set[str] = set()
+        self.failure: KubeError | None = None
         self._numbers = itertools.count(1)
 
     # What the operator calls
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """See `penstock.operator.kube.Kube`, as for all that follow."""
+        if self.failure is not None:
+            raise self.failure
         found = self.objects.get((resource.plural, namespace, name))
         if found is None:
             raise KubeError(404, "NotFound", f"{resource.plural} {name}")

@@ -73,7 +73,7 @@ def _handler(loopback: Loopback) -> type[BaseHTTPRequestHandler]:
             loopback.asked.append(asked)
             self.answer(loopback.answers.pop(0))
 
-        do_GET = do_POST = do_PATCH = do_DELETE = handle_any
+        do_GET = do_POST = do_PATCH = do_DELETE = handle_any  # noqa: N815, http.server's names
 
         def answer(self, answer: Answer) -> None:
             self.send_response(answer.status)

@@ -46,6 +46,8 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Alternative, Plan, Prediction
+from penstock.core.pod import PodBinding
+from penstock.core.profile import Profile
 from penstock.core.program import Instruction, RankProgram, Slot
 from penstock.core.schedule import Action, Group, Kind, ScheduleSpec
 from penstock.core.timeline import Activity, Event
@@ -96,6 +98,8 @@ BY_FIELD: dict[type, dict[str, Values]] = {
         "storage_class": NAMES,
         "access_modes": st.lists(st.sampled_from(AccessMode), min_size=1, max_size=3).map(tuple),
     },
+    PodBinding: {"node_rank": st.integers(0, 3), "num_nodes": st.integers(4, 9)},
+    Profile: {"num_ranks": st.just(3), "hosts": st.sampled_from([(), (0, 0, 0), (0, 1, 0)])},
     DeviceSpec: {
         "efficiency": st.dictionaries(st.integers(1, 4096), st.floats(0.01, 1), min_size=1, max_size=4).map(
             lambda points: tuple(sorted(points.items()))

@@ -76,10 +76,7 @@ class Operating:
 
     def measured(self, uid: str, profile: Profile, attempt: int = 1) -> None:
         """The service lays out what a job's ranks measured."""
-        name = "measured"
-        found = {"metadata": {"name": name, "namespace": "default"}}
-        self.kube.add(CONFIG_MAPS, {**found, "binaryData": {PROFILE_FILE: packed(profile.to_manifest())}})
-        self.kube.report(uid, attempt=attempt, profileRef=name)
+        measured(self.kube, uid, profile, attempt)
 
     def running(self, manifest: Mapping[str, Any], profile: Profile, *nodes: str) -> str:
         """A job that has come to Running on these nodes; its uid."""
@@ -102,3 +99,11 @@ class Operating:
         """What people were told, in order: reason and message."""
         found = sorted(self.kube.all(EVENTS), key=lambda each: int(each["metadata"]["resourceVersion"]))
         return [(each["reason"], each["message"]) for each in found]
+
+
+def measured(kube: FakeKube, uid: str, profile: Profile, attempt: int = 1) -> None:
+    """The service lays out what a job's ranks measured."""
+    name = "measured"
+    found = {"metadata": {"name": name, "namespace": "default"}}
+    kube.add(CONFIG_MAPS, {**found, "binaryData": {PROFILE_FILE: packed(profile.to_manifest())}})
+    kube.report(uid, attempt=attempt, profileRef=name)

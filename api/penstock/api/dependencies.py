@@ -125,10 +125,9 @@ WRITES = {
 
 def verb_of(request: Request) -> str:
     """What the request does to jobs; nothing if that is more than one thing, or none."""
-    route = request.scope.get("route")
     if request.method not in SAFE_METHODS:
-        return WRITES.get(getattr(route, "operation_id", None) or "", "")
-    return "get" if "{" in getattr(route, "path", "") else "list"
+        return WRITES.get(getattr(request.scope.get("route"), "operation_id", None) or "", "")
+    return "get" if request.path_params else "list"
 
 
 def forbidden(role: Role, namespace: str | None) -> Problem:
@@ -166,7 +165,7 @@ def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
     if "uid" not in path:
         return service.read(lambda connection: jobs.find(connection, path["namespace"], path["name"]))
     found = service.read(lambda connection: jobs.get(connection, path["uid"]))
-    if not identity.may(Role.VIEWER, found.namespace):
+    if not identity.may(Role.VIEWER, found.namespace, "get"):
         raise forbidden(Role.VIEWER, found.namespace)
     return found
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api.auth.identity import PREFIX, Caller, Role
 from penstock.api.auth.origin import SAFE_METHODS
-from penstock.api.auth.throttle import Throttle, site
+from penstock.api.auth.throttle import Rate, Throttle, site
 from penstock.api.credentials import Credential, recognize, shown
 from penstock.api.errors import translated
 from penstock.api.problems import Problem
@@ -50,7 +50,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         credential = shown(HTTPConnection(scope))
-        caller = await self._recognized(credential)
+        caller = await self._recognized(credential, address_of(scope))
         self._count(caller, address_of(scope))
         scope.setdefault("state", {}).update(credential=credential, caller=caller)
         answered = _Answered(send)
@@ -58,7 +58,7 @@ class Gate:
         if is_audited(scope, answered.status):
             self._write_down(entry(scope, answered, self._service.clock()))
 
-    async def _recognized(self, credential: Credential | None) -> Caller | None:
+    async def _recognized(self, credential: Credential | None, address: str) -> Caller | None:
         if credential is None:
             return None
         now, service = self._service.clock(), self._service
@@ -70,6 +70,8 @@ class Gate:
             if credential.session:
                 return await run_in_threadpool(look_up)
             if service.cluster is not None and not credential.secret.startswith(PREFIX):
+                if service.cluster.reviews.asks(credential.secret, now):
+                    self._take(f"reviews {site(address)}", service.settings.limits.reviews)
                 return await service.cluster.reviews.find(credential.secret, now)
             return await service.known_tokens.find(credential.secret, now, look_up)
         except (SQLAlchemyError, KubeError) as error:
@@ -81,7 +83,9 @@ class Gate:
         """
         limits = self._service.settings.limits
         rate = limits.ingest_requests if caller and caller.identity.role is Role.INGEST else limits.requests
-        key = f"token {caller.token}" if caller else f"address {site(address)}"
+        self._take(f"token {caller.token}" if caller else f"address {site(address)}", rate)
+
+    def _take(self, key: str, rate: Rate) -> None:
         if seconds := self._throttle.take(key, rate):
             raise Problem(
                 kind="too-many-requests",

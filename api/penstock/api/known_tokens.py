@@ -25,6 +25,11 @@ class KnownTokens:
         self._seconds, self._most = seconds, most
         self._known: dict[str, tuple[float, Caller]] = {}
 
+    def knows(self, secret: str, now: float) -> bool:
+        """Whether it need not be looked up."""
+        at, caller = self._known.get(digest(secret), (0.0, None))
+        return caller is not None and 0 <= now - at < self._seconds(caller)
+
     async def find(self, secret: str, now: float, look_up: Callable[[], Caller | None]) -> Caller | None:
         """Who bears the token with this secret, as it was a moment ago or as it is looked up in a thread."""
         known, key = self._known, digest(secret)

@@ -1,4 +1,4 @@
-"""Where the files of a job lie: in the folder of the executor that launched it.
+"""Where the files of a job lie: in the folder of the executor that launched it, or on its cluster's storage.
 
 Several services may share a database, each with a folder of its own. One that answers for a job of another must not say
 that there are no files.
@@ -14,23 +14,19 @@ from penstock.api.store.jobs import StoredJob
 
 
 def elsewhere(settings: Settings, job: StoredJob) -> str | None:
-    """Who has the job's files, if they are not here."""
+    """Where the job's files are, if they are not here."""
     if job.cluster:
-        return f"cluster {job.cluster}"
+        return "on its cluster's storage"
     others = job.executor not in (None, settings.executor)
-    return job.executor if others and not (settings.runs / job.uid).is_dir() else None
+    return f"with the executor {job.executor}" if others and not (settings.runs / job.uid).is_dir() else None
 
 
 def run_folder(settings: Settings, job: StoredJob) -> Path:
-    """The job's run directory, whether it is there yet or not; raises `Problem` if it is at another service."""
-    executor = elsewhere(settings, job)
-    if executor is None:
+    """The job's run directory, whether it is there yet or not; raises `Problem` if it is elsewhere."""
+    place = elsewhere(settings, job)
+    if place is None:
         return settings.runs / job.uid
+    remedy = "ask the service with that name in FOLDER/executor; if its folder is lost, submit the job anew"
     if job.cluster:
         remedy = "read them from the claim of its out root"
-        raise Problem(kind="elsewhere", detail="the files of this job are on its cluster's storage", remedy=remedy)
-    raise Problem(
-        kind="elsewhere",
-        detail=f"the files of this job are with the executor {executor}",
-        remedy="ask the service with that name in FOLDER/executor; if its folder is lost, submit the job anew",
-    )
+    raise Problem(kind="elsewhere", detail=f"the files of this job are {place}", remedy=remedy)

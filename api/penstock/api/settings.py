@@ -12,6 +12,7 @@ from penstock.core.job import PipelineJob
 
 MEBIBYTE = 2**20
 REQUESTS = Rate(per_second=100.0, burst=1000)
+REVIEWS = Rate(per_second=50.0, burst=500)
 INGEST_REQUESTS = Rate(per_second=2000.0, burst=4000)
 
 
@@ -26,6 +27,7 @@ class Limits:
     streams: int = 2000
     requests: Rate = REQUESTS  # of a token with its sessions, or an address without one
     ingest_requests: Rate = INGEST_REQUESTS  # one token reports for all jobs of a machine
+    reviews: Rate = REVIEWS  # of tokens that the cluster is asked about, from an address
     counted: int = 10_000  # tokens and addresses whose requests are counted
     stream_seconds: float = 300.0  # then a client comes again, and shows a token that still holds
 

@@ -56,7 +56,8 @@ def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractCont
     """What goes on beside answering."""
     member = service.cluster
     assert member is not None, "the service has joined the cluster"
-    desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(service.settings))
+    named = replace(service.settings, machine=socket.gethostname())  # replicas have folders of the same name
+    desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(named))
     yield background.looking("desk", desk.turn, desk.close)
     yield background.forgetting(service)
     yield from delivering(service, webhook)

@@ -1,23 +1,129 @@
-{{/* The operator's name, of its account, role and Deployment. */}}
-{{- define "penstock.operator" -}}
-{{ printf "%s-operator" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- define "penstock.name" -}}
+{{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The name of what is not in a namespace: two releases may share a cluster. */}}
+{{/* The operator's name, of its account, role and Deployment. */}}
+{{- define "penstock.operator" -}}
+{{ include "penstock.name" . }}-operator
+{{- end }}
+
+{{/* The name of what is not in a namespace: two releases may share a cluster. (list . "operator") */}}
+{{- define "penstock.cluster" -}}
+{{ printf "%s-%s-%s" (index . 0).Release.Namespace (include "penstock.name" (index . 0)) (index . 1) }}
+{{- end }}
+
 {{- define "penstock.cluster.operator" -}}
-{{ printf "%s-%s" .Release.Namespace (include "penstock.operator" .) }}
+{{ include "penstock.cluster" (list . "operator") }}
 {{- end }}
 
 {{- define "penstock.labels" -}}
 app.kubernetes.io/name: penstock
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end }}
 
-{{/* What selects the operator's pods, and never changes. */}}
-{{- define "penstock.operator.selector" -}}
+{{/* Of one part: (list . "operator") */}}
+{{- define "penstock.selector" -}}
 app.kubernetes.io/name: penstock
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
-app.kubernetes.io/component: operator
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "penstock.service.host" -}}
+{{ printf "%s-service.%s.svc" (include "penstock.name" .) .Release.Namespace }}
+{{- end }}
+
+{{- define "penstock.service.scheme" -}}
+{{ ternary "https" "http" (ne .Values.service.tlsSecret "") }}
+{{- end }}
+
+{{/* Restricted Pod Security, and a root file system that nobody writes. */}}
+{{- define "penstock.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "penstock.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "penstock.placement" -}}
+{{- with .imagePullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+
+{{- define "penstock.dns" }}
+    - ports:
+        - {protocol: UDP, port: 53}
+        - {protocol: TCP, port: 53}
+{{- end }}
+{{- define "penstock.apiServer" }}
+    {{- with .Values.networkPolicies.apiServer }}
+    - ports: [{protocol: TCP, port: {{ .port }}}]
+      {{- if .cidr }}
+      to: [{ipBlock: {cidr: {{ .cidr }}}}]
+      {{- end }}
+    {{- end }}
+{{- end }}
+{{- define "penstock.callers" }}
+{{- with .Values.networkPolicies.callers }}
+      from: {{ toYaml . | nindent 8 }}
+{{- end }}
+{{- end }}
+
+{{/* What binds one part's rights: (list . "operator") */}}
+{{- define "penstock.bound" }}
+{{- $root := index . 0 }}
+{{- $account := printf "%s-%s" (include "penstock.name" $root) (index . 1) }}
+{{- $wide := include "penstock.cluster" . }}
+{{- $kind := ternary "ClusterRole" "Role" (eq $root.Values.namespace "") }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+metadata:
+  name: {{ $wide }}-jobs
+  {{- with $root.Values.namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{ include "penstock.labels" $root | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $kind }}, name: {{ $wide }}-jobs}
+subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $wide }}-cluster
+  labels: {{ include "penstock.labels" $root | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $wide }}-cluster}
+subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $account }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{ include "penstock.labels" $root | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $account }}}
+subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
 {{- end }}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
@@ -21,7 +23,8 @@ def connect(num_connections: int) -> ApiClient:
 
 def _outside(client: Configuration) -> None:
     try:
-        config.load_kube_config(client_configuration=client)  # type: ignore[no-untyped-call]
+        named = os.environ.get("KUBECONFIG") or None  # as it is now; the client looks when it is imported
+        config.load_kube_config(config_file=named, client_configuration=client)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         remedy = "run it in a pod, or name a file that kubectl can use in KUBECONFIG"
         raise UserError(what=f"no cluster is meant: {error}", where="KUBECONFIG", remedy=remedy) from None

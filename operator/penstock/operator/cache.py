@@ -16,6 +16,7 @@ from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
 from penstock.operator.children import Child, Children, Gone
+from penstock.operator.room import Room
 from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Cache:
         self._pods: Children[SeenPod] = Children()
         self._nodes: dict[str, SeenNode] = {}
         self._service_since: float | None = None
+        self._rooms: Mapping[str, Room] = {}
 
     # Jobs
 
@@ -198,6 +200,20 @@ class Cache:
         with self._lock:
             if there != (self._service_since is not None):
                 self._service_since = now if there else None
+
+    def room(self, uid: str) -> Room | None:
+        """What was found for more of a job's ranks, if that was looked for."""
+        with self._lock:
+            return self._rooms.get(uid)
+
+    def see_rooms(self, found: Mapping[str, int], now: float) -> None:
+        """There is room for so many more pods of these jobs; of others nothing is known any more."""
+        with self._lock:
+            before = self._rooms
+            self._rooms = {
+                uid: before[uid] if uid in before and before[uid].num_pods == count else Room(num_pods=count, since=now)
+                for uid, count in found.items()
+            }
 
     def _news_of_node(self, name: str) -> None:
         with self._lock:

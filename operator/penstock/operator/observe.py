@@ -11,6 +11,7 @@ from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
 from penstock.kube.names import RANKS_JOB
 from penstock.operator.manifests import num_pods
+from penstock.operator.room import Room
 from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
 _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
@@ -18,6 +19,9 @@ _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STO
 LEAST_GRACE_SECONDS = 60.0
 GRACE_STEPS = 2.0
 GRACE_MARGIN_SECONDS = 30.0
+RESTART_SECONDS = 120.0
+"""What another attempt costs, with a measurement on hosts that are new to it."""
+
 POD_SECONDS = 15.0
 """A cluster that would make pods has made them by then."""
 
@@ -28,7 +32,7 @@ class Facts:
 
     ``profile`` and ``plan`` are where measuring and planning for that attempt are, with a message for one that failed.
     ``service_since`` is since when the service has been there without a break; none while it is away. ``stepped_at`` is
-    when the newest step was heard of.
+    when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for.
     """
 
     job: PipelineJob
@@ -42,6 +46,7 @@ class Facts:
     service_since: float | None = None
     stepped_at: float = 0.0
     profile_message: str = ""
+    room: Room | None = None
 
     @property
     def wanted_pods(self) -> int:
@@ -79,6 +84,9 @@ def observe(facts: Facts) -> Observed:
         predicted_step_seconds=status.plan.step_seconds if status.plan else None,
         last_checkpoint=progress.last_checkpoint if progress else None,
         feasible_ranks=_feasible_ranks(facts) if spec.resources.min_ranks is not None else None,
+        capacity_stable_since=facts.room.since if facts.room else None,
+        checkpoint_is_current=True,  # what is asked to stop makes one first
+        growth_pays=_growth_pays(facts),
     )
 
 
@@ -225,10 +233,23 @@ def _node_lost_since(facts: Facts) -> float | None:
 
 def _feasible_ranks(facts: Facts) -> int | None:
     """Ranks that the scheduler has found a place for; all of them as long as it has not said otherwise."""
+    if facts.status.phase is Phase.RUNNING and facts.room is not None:
+        return facts.status.ranks + facts.room.num_pods * facts.job.spec.kubernetes.ranks_per_pod
     if short_since(facts) is None:
         return facts.status.feasible_ranks
     placed = sum(1 for pod in facts.pods if pod.node)
     return min(placed * facts.job.spec.kubernetes.ranks_per_pod, facts.status.ranks)
+
+
+def _growth_pays(facts: Facts) -> bool:
+    """Whether the steps that are left would be done sooner, if they took less time in proportion to the ranks."""
+    status, plan = facts.status, facts.status.plan
+    grown = _feasible_ranks(facts)
+    if plan is None or plan.step_seconds is None or not grown:
+        return False
+    done = status.progress.step if status.progress and status.progress.attempt == status.attempt else 0
+    left_seconds = (facts.job.spec.training.steps - done) * plan.step_seconds
+    return left_seconds * (1 - status.ranks / grown) > RESTART_SECONDS
 
 
 def _last_step_at(facts: Facts) -> float | None:

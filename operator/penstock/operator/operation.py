@@ -12,9 +12,10 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from penstock.core.errors import PenstockError
-from penstock.core.lifecycle import SetPhase
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Phase, SetPhase
 from penstock.kube.connecting import connect
-from penstock.kube.resources import JOBS
+from penstock.kube.resources import JOBS, NODES, PODS
 from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer, about
@@ -24,6 +25,7 @@ from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
 from penstock.operator.presence import ServicePresence
 from penstock.operator.reconcile import Reconciler
+from penstock.operator.room import num_pods, offers
 from penstock.operator.settings import Settings
 from penstock.operator.watches import watched
 from penstock.operator.workqueue import WorkQueue
@@ -149,8 +151,19 @@ class Operation:
         """Every job, and those that vanished unseen."""
         listing = await self._in_thread(partial(self._kube.list, JOBS, self._settings.namespace))
         self.cache.replace_jobs(listing.objects, int(listing.version))
+        await self._in_thread(self._look_for_room)
         for job in self.cache.jobs():
             self._queue.add(job.uid)
+
+    def _look_for_room(self) -> None:
+        """Of the cluster's whole nodes and pods, and so only while some job has fewer ranks than it would have."""
+        small = [job for job in map(_shrunken, self.cache.jobs()) if job is not None]
+        found: dict[str, int] = {}
+        if small:
+            nodes, pods = self._kube.list(NODES).objects, self._kube.list(PODS).objects
+            left = offers(nodes, pods)
+            found = {job.metadata.uid: num_pods(job, left) for job in small}
+        self.cache.see_rooms(found, self._clock())
 
     async def _look_for_service(self) -> None:
         self.cache.see_service(await self._in_thread(self._presence.look), self._clock())
@@ -162,6 +175,14 @@ class Operation:
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, act)
+
+
+def _shrunken(seen: SeenJob) -> PipelineJob | None:
+    """The job, if it runs on fewer ranks than it asks for."""
+    job, status = seen.job, seen.status
+    if job is None or job.spec.resources.min_ranks is None or status.phase is not Phase.RUNNING:
+        return None
+    return job if status.ranks < job.spec.resources.ranks else None
 
 
 async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:

@@ -78,7 +78,7 @@ def _container(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, 
         "command": ["penstock"],
         "args": _arguments(attempt),
         "env": _env(job),
-        "resources": _resources(job),
+        "resources": {"requests": resources(job), "limits": resources(job)},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -104,16 +104,13 @@ def _env(job: PipelineJob) -> list[dict[str, Any]]:
     ]
 
 
-def _resources(job: PipelineJob) -> dict[str, Any]:
-    """Asked for and limited alike: what a plan counts on is there, and no neighbour takes it."""
-    resources, ranks = job.spec.resources, job.spec.kubernetes.ranks_per_pod
-    amounts = {
-        "cpu": str(resources.threads_per_rank * ranks),
-        "memory": str(resources.memory_per_rank * ranks + AGENT_BYTES),
-    }
-    if resources.device is Device.CUDA:
-        amounts = {job.spec.kubernetes.accelerator_resource: str(ranks)}
-    return {"requests": amounts, "limits": amounts}
+def resources(job: PipelineJob) -> dict[str, str]:
+    """What a pod asks for, and is limited to: what a plan counts on is there, and no neighbour takes it."""
+    wanted, ranks = job.spec.resources, job.spec.kubernetes.ranks_per_pod
+    if wanted.device is Device.CUDA:
+        return {job.spec.kubernetes.accelerator_resource: str(ranks)}
+    memory_bytes = wanted.memory_per_rank * ranks + AGENT_BYTES
+    return {"cpu": str(wanted.threads_per_rank * ranks), "memory": str(memory_bytes)}
 
 
 def _spread(job: PipelineJob, attempt: int) -> dict[str, Any]:

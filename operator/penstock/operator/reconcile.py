@@ -155,6 +155,7 @@ class Reconciler:
             nodes=self._cache.nodes(),
             service_since=self._cache.service_since,
             stepped_at=draft.seen.stepped_at,
+            room=self._cache.room(uid),
             profile_message=self._lost.get(_place(draft.job, status.profile), ""),
         )
         plan, plan_message = self._plan_step(draft)
@@ -217,6 +218,8 @@ class Reconciler:
             return not self._ask(draft)
         if isinstance(decision, Wait):
             return False
+        if isinstance(decision, Stop) and decision.reason == "Grow":
+            draft.status = replace(draft.status, feasible_ranks=observe(facts).feasible_ranks)
         self._write(draft, draft.status)
         match decision:
             case StartProfile():

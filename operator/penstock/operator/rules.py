@@ -146,6 +146,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             ".format([self.parallelism.stages.sum(), self.model.layers])",
             path=".parallelism.stages",
         ),
+        Rule(  # the apiserver takes a factor below one for nothing where it divides a whole number by it
+            holds="!has(self.parallelism.stages) || self.parallelism.stages.all(s, double(int(s * 2.0)) == s * 2.0)",
+            message="has a part that is no half of a block: write numbers such as 4 or 4.5",
+            path=".parallelism.stages",
+        ),
         Rule(
             holds="self.resources.ranks % self.kubernetes.ranksPerPod == 0",
             message=_RANKS_PER_POD,

@@ -7,9 +7,14 @@ from collections.abc import Iterable
 
 from penstock.core.lifecycle import LIVE, LOSSES, AttemptState, Launch, Observed, Phase, SetPhase, Step, enter
 from penstock.core.plan import Plan
+from penstock.core.records import WARM_UP_STEPS
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
+from penstock.core.units import format_seconds
 from penstock.kube.transport import KubeError
 from penstock.operator.observe import Facts, hindrance, missing_pods
+
+_DRIFTED_RATIO, _SETTLED_RATIO = 1.3, 1.15
+"""Of measured and predicted length of a step, whichever way: from where on it is told, and until where."""
 
 _NO_STEP = "no step within"
 """How the life cycle, and a pod that goes by the same rule, say that a run stands still."""
@@ -107,6 +112,9 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str)
     if status.condition(ConditionType.STALLED) or _NO_STEP in status.message:
         stalled = _NO_STEP in status.message and status.phase in (Phase.RECOVERING, Phase.FAILED)
         yield _condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
+    drifted = _drifted(status)
+    if drifted is not None:
+        yield drifted
     if facts.job.spec.run_policy.suspend or status.condition(ConditionType.SUSPENDED):
         yield _condition(ConditionType.SUSPENDED, status.phase is Phase.SUSPENDED, "Suspended", "Active", "")
     if status.phase.terminal:
@@ -130,6 +138,22 @@ def _planned(status: JobStatus) -> Condition:
     if status.reason == "NoPlan":
         return _condition(ConditionType.PLANNED, False, "", "NoPlan", status.message)
     return _condition(ConditionType.PLANNED, False, "", "Planning", "")
+
+
+def _drifted(status: JobStatus) -> Condition | None:
+    """Whether steps take another time than was predicted. What has drifted has to come well back, or it would waver."""
+    plan, progress, before = status.plan, status.progress, status.condition(ConditionType.DRIFTED)
+    if status.phase is not Phase.RUNNING or plan is None or progress is None or progress.attempt != status.attempt:
+        return None
+    predicted, measured = plan.step_seconds, progress.step_seconds
+    if not predicted or not measured or progress.step < WARM_UP_STEPS:
+        return None
+    was_drifted = before is not None and before.status is ConditionStatus.TRUE
+    ratio = max(measured / predicted, predicted / measured)
+    if ratio > (_SETTLED_RATIO if was_drifted else _DRIFTED_RATIO):
+        message = f"a step takes {format_seconds(measured)}, and {format_seconds(predicted)} were predicted"
+        return _condition(ConditionType.DRIFTED, True, "Slower" if measured > predicted else "Faster", "", message)
+    return _condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
 
 
 def _condition(kind: ConditionType, holds: bool, when_true: str, when_false: str, message: str) -> Condition:

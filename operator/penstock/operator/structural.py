@@ -20,7 +20,7 @@ MORE = {"source": 4096, "file": 4096, "value": 32_768, "stages": 1024, "slices":
 """Characters or items of the fields that need more."""
 LIST_KEYS = {"env": "name", "conditions": "type"}
 """Lists whose items are known by a field, so that several clients may write their own."""
-_KEPT = ("pattern", "minimum", "maximum", "multipleOf", "minItems", "maxItems", "format", "default", "required")
+_KEPT = ("pattern", "minimum", "maximum", "minItems", "maxItems", "format", "default", "required")
 
 
 def structural(schema: Mapping[str, Any], *, bounded: bool, name: str = "") -> JsonSchema:

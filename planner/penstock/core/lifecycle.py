@@ -406,6 +406,8 @@ def _plan(spec: JobSpec, seen: Observed) -> list[Decision]:
 def _running(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.attempt_state is AttemptState.SUCCEEDED:
         return [SetPhase(Phase.SUCCEEDED, "Completed")]
+    if seen.stop_requested:
+        return _stop(seen, now)
     if _should_grow(spec, seen, now):
         return [Stop(seen.attempt, "Grow")]
     if seen.last_step_at is None:
@@ -422,7 +424,6 @@ def _should_grow(spec: JobSpec, seen: Observed, now: float) -> bool:
         and now >= stable + GROW_AFTER_STABLE_SECONDS
         and seen.checkpoint_is_current
         and seen.growth_pays
-        and not seen.stop_requested
     )
 
 

@@ -46,6 +46,7 @@ class Following:
     def close(self) -> None:
         """End, and let another service go on at once."""
         self._stop()
+        self._reporter.close()
         self._lease.release()
 
     def _stop(self) -> None:

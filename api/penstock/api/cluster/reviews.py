@@ -27,6 +27,10 @@ class Reviews:
         self._kube, self._pods, self._people = kube, pods, people
         self._known = KnownTokens(_known_seconds, MOST_KNOWN)
 
+    def asks(self, secret: str, now: float) -> bool:
+        """Whether the cluster has to be asked to find out who bears it."""
+        return is_candidate(secret) and not self._known.knows(secret, now)
+
     async def find(self, secret: str, now: float) -> Caller | None:
         """Who bears the token; raises `KubeError` if the cluster does not say."""
         if not is_candidate(secret):

@@ -27,7 +27,7 @@ def sighting(found: Object, cluster: str) -> Sighting:
         uid=metadata["uid"],
         namespace=metadata["namespace"],
         name=metadata["name"],
-        version=int(metadata["resourceVersion"]),
+        version=int(metadata.get("resourceVersion") or 0),  # of a dry run there is none
         generation=int(metadata.get("generation", 1)),
         created_at=parse_instant(metadata.get("creationTimestamp"), "metadata.creationTimestamp") or 0.0,
         manifest=_manifest(found),

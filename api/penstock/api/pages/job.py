@@ -190,6 +190,11 @@ def event_text(kind: str, body: Mapping[str, Any]) -> str:
             return f"Plan {body['digest'][:12]} for attempt {body['attempt']}"
         case "launched":
             return f"Attempt {body['attempt']} launched on {body['ranks']} ranks"
+        case "condition":
+            why = ": ".join(text for text in (body["reason"], body["message"].partition("\n")[0]) if text)
+            return f"{body['type']} is {body['status'].lower()} ({why})"
+        case "changed":
+            return f"Changed by {body['by']}, generation {body['generation']}"
     return f"{kind}: {', '.join(str(value) for value in body.values())}"
 
 

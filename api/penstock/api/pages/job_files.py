@@ -18,7 +18,7 @@ MOST_FILES = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFiles:
-    """Checkpoints newest first, files by name; none of them where another executor has them ``elsewhere``."""
+    """Checkpoints newest first, files by name; none of them where they are ``elsewhere``."""
 
     checkpoints: Sequence[Checkpoint]
     artifacts: Sequence[Artifact]
@@ -26,7 +26,7 @@ class JobFiles:
 
     def missing(self, none_yet: str) -> str:
         """Why there is nothing to show."""
-        return f"they are with the executor {self.elsewhere}." if self.elsewhere else none_yet
+        return f"they are {self.elsewhere}." if self.elsewhere else none_yet
 
 
 def checkpoints_section(files: JobFiles, uid: str) -> Section:

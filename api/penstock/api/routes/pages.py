@@ -83,7 +83,7 @@ def show_comparison(
         remedy = "mark two to four jobs in the list, then Compare"
         raise Problem(kind="bad-request", detail=f"{len(places)} jobs are named", where="job", remedy=remedy)
     for namespace, _ in places:
-        if not identity.may(Role.VIEWER, namespace):
+        if not identity.may(Role.VIEWER, namespace, "get"):
             raise forbidden(Role.VIEWER, namespace)
     found = service.read(lambda connection: [read_job(connection, *place) for place in places])
     return shown(comparison(found), identity)
@@ -111,7 +111,7 @@ def show_whatif(
     if job is None:
         return shown(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
     namespace, name = read_place(job)
-    if not identity.may(Role.EDITOR, namespace):
+    if not identity.may(Role.EDITOR, namespace, "create"):
         raise forbidden(Role.EDITOR, namespace)
     found = service.read(lambda connection: jobs.find(connection, namespace, name))
     return shown(whatif_page(namespace, found.job), identity)
@@ -126,7 +126,7 @@ def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLRespons
         return plan_requests.get(*of_request), plan_requests.plan(*of_request), plan_requests.wanted(*of_request)
 
     stored, plan, wanted = service.read(question)
-    if not identity.may(Role.VIEWER, stored.namespace):
+    if not identity.may(Role.VIEWER, stored.namespace, "get"):
         raise forbidden(Role.VIEWER, stored.namespace)
     cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
     return shown(answer_page(stored, plan, cost), identity)

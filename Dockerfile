@@ -1,0 +1,59 @@
+# Images of penstock: `docker build --target operator|api|trainer .`
+#
+# BASE needs Python 3.11 or newer and venv; both stages use the same one. TRAINER_BASE may be another, such as one with
+# CUDA's tools, if its Python is of the same minor version. torch brings CUDA's libraries itself from PyPI; TORCH_INDEX
+# https://download.pytorch.org/whl/cpu gives the smaller one without.
+ARG BASE=docker.io/library/python:3.12-slim-bookworm
+ARG TRAINER_BASE=${BASE}
+
+FROM ${BASE} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 SOURCE_DATE_EPOCH=315532800
+RUN python3 -m venv /opt/penstock
+COPY constraints.txt /src/
+# The tools that build the package are pinned like all else.
+RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt hatchling
+COPY pyproject.toml README.md LICENSE /src/
+COPY planner /src/planner
+COPY view /src/view
+COPY trainer /src/trainer
+COPY operator /src/operator
+COPY api /src/api
+COPY cli /src/cli
+RUN cd /src && /opt/penstock/bin/python -m hatchling build -t wheel -d /wheels
+
+FROM build AS build-operator
+RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt "$(echo /wheels/*.whl)[operator]" \
+ && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
+
+FROM build AS build-api
+RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt "$(echo /wheels/*.whl)[api,cli]" \
+ && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
+
+FROM build AS build-trainer
+ARG TORCH_INDEX=https://pypi.org/simple
+RUN grep '^torch==' /src/constraints.txt | xargs /opt/penstock/bin/pip install --index-url ${TORCH_INDEX} --no-deps \
+ && /opt/penstock/bin/pip install --constraint /src/constraints.txt "$(echo /wheels/*.whl)[trainer,cli,client]" \
+ && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
+
+# A user without an entry anywhere (USER is asked for instead), and nothing to write but what is mounted. Compiled
+# functions are kept below /tmp.
+FROM ${BASE} AS base
+ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp USER=penstock
+WORKDIR /
+USER 65532:65532
+
+FROM base AS operator
+COPY --from=build-operator /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock-operator"]
+
+FROM base AS api
+COPY --from=build-api /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock"]
+CMD ["serve", "--cluster"]
+
+FROM ${TRAINER_BASE} AS trainer
+ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp USER=penstock
+WORKDIR /
+USER 65532:65532
+COPY --from=build-trainer /opt/penstock /opt/penstock
+ENTRYPOINT ["penstock"]

@@ -1,0 +1,119 @@
+"""How many more pods of a job the nodes have room for: what they offer, less what runs on them.
+
+It is the arithmetic of the scheduler's NodeResourcesFit, NodeAffinity (by nodeSelector) and TaintToleration, no more:
+what decides in the end is the scheduler, and a job that grew in vain shrinks again. See
+https://kubernetes.io/docs/reference/scheduling/config
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from kubernetes.utils import parse_quantity
+
+from penstock.core.job import PipelineJob
+from penstock.core.kubernetes_spec import Operator, Toleration
+from penstock.kube.transport import Object
+from penstock.operator.podspec import resources
+
+Amounts = Mapping[str, Decimal]
+"""By resource: cores, bytes, devices, pods."""
+
+KEEPS_OUT = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """How many more pods of a job there is room for, and ``since`` when there was always as much."""
+
+    num_pods: int
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """What a node has for pods that its ``taints`` (key, value, effect) and labels let on."""
+
+    node: str
+    amounts: Amounts
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[tuple[str, str, str], ...] = ()
+
+
+def offers(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Offer]:
+    """What ready nodes have left beside ``pods``, of whomever. Those that have ended hold nothing."""
+    held: dict[str, dict[str, Decimal]] = {}
+    for pod in pods:
+        node = pod["spec"].get("nodeName", "")
+        if node and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+            _add(held.setdefault(node, {}), {**_requested(pod), "pods": Decimal(1)})
+    return [_offer(node, held.get(node["metadata"]["name"], {})) for node in nodes if _takes_pods(node)]
+
+
+def num_pods(job: PipelineJob, found: Iterable[Offer]) -> int:
+    """How many pods of the job there is room for."""
+    needs = {**{name: parse_quantity(text) for name, text in resources(job).items()}, "pods": Decimal(1)}
+    return sum(_fitting(offer, needs) for offer in found if _lets_on(offer, job))
+
+
+def _fitting(offer: Offer, needs: Amounts) -> int:
+    return max(0, min(int(offer.amounts.get(name, Decimal(0)) // amount) for name, amount in needs.items() if amount))
+
+
+def _lets_on(offer: Offer, job: PipelineJob) -> bool:
+    wanted = job.spec.kubernetes.node_selector
+    if any(offer.labels.get(name) != value for name, value in wanted.items()):
+        return False
+    tolerations = job.spec.kubernetes.tolerations
+    return all(any(_tolerates(each, taint) for each in tolerations) for taint in offer.taints if taint[2] in KEEPS_OUT)
+
+
+def _tolerates(toleration: Toleration, taint: tuple[str, str, str]) -> bool:
+    key, value, effect = taint
+    if toleration.effect is not None and toleration.effect.value != effect:
+        return False
+    if not toleration.key:
+        return True
+    return toleration.key == key and (toleration.operator is Operator.EXISTS or toleration.value == value)
+
+
+def _takes_pods(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions") or ()
+    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return is_ready and not node.get("spec", {}).get("unschedulable")
+
+
+def _offer(node: Object, held: Amounts) -> Offer:
+    allocatable = node.get("status", {}).get("allocatable", {})
+    return Offer(
+        node=node["metadata"]["name"],
+        amounts={name: parse_quantity(text) - held.get(name, Decimal(0)) for name, text in allocatable.items()},
+        labels=node["metadata"].get("labels", {}),
+        taints=tuple((each["key"], each.get("value", ""), each["effect"]) for each in node["spec"].get("taints", ())),
+    )
+
+
+def _requested(pod: Object) -> dict[str, Decimal]:
+    """What its containers ask for together, or its largest initial one alone, whichever is more; sidecars count on."""
+    spec = pod["spec"]
+    lasting = [each for each in spec.get("initContainers", ()) if each.get("restartPolicy") == "Always"]
+    total: dict[str, Decimal] = {}
+    for container in (*spec["containers"], *lasting):
+        _add(total, _of(container))
+    for container in spec.get("initContainers", ()):
+        for name, amount in _of(container).items():
+            total[name] = max(total.get(name, Decimal(0)), amount)
+    return total
+
+
+def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
+    requests = container.get("resources", {}).get("requests", {})
+    return {name: parse_quantity(text) for name, text in requests.items()}
+
+
+def _add(total: dict[str, Decimal], more: Amounts) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, Decimal(0)) + amount

@@ -1,0 +1,283 @@
+"""The chart, rendered: rights that are listed, pods within the restricted standard, definitions that stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from penstock.planner import yamltext
+from tests.support.charting import CHART, NAMESPACE, refusal, render, run
+from tests.support.repository import ROOT
+
+KEEP = {"helm.sh/resource-policy": "keep"}
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "as it comes": (),
+    "one namespace": ("namespace=team",),
+    "no service": ("service.enabled=false",),
+    "encrypted": ("service.tlsSecret=certificate",),
+    "with a database": ("service.databaseSecret=postgres", "service.storage.claim=own"),
+    "watched": (
+        "monitoring.serviceMonitor=true",
+        "monitoring.dashboards=true",
+        "monitoring.serviceTokenSecret=viewer",
+        "monitoring.labels.release=prometheus",
+        "service.tlsSecret=certificate",
+    ),
+    "open": ("networkPolicies.enabled=false", "admissionPolicies.enabled=false", "crds.install=false"),
+    "closed": (
+        'networkPolicies.callers=[{"namespaceSelector":{"matchLabels":{"a":"b"}}}]',
+        'networkPolicies.jobNamespaces=["team","other"]',
+        'networkPolicies.trainerEgress=[{"ports":[{"port":2049}]}]',
+        'networkPolicies.apiServer={"cidr":"10.0.0.1/32","port":443}',
+    ),
+    "placed": (
+        'operator.imagePullSecrets=[{"name":"registry"}]',
+        'operator.env=[{"name":"A","value":"b"}]',
+        'operator.nodeSelector={"a":"b"}',
+        'operator.tolerations=[{"operator":"Exists"}]',
+        "service.priorityClassName=high",
+    ),
+}
+everywhere = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def of_kind(found: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [each for each in found if each["kind"] in kinds]
+
+
+def rules(found: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for role in of_kind(found, "Role", "ClusterRole"):
+        for rule in role["rules"]:
+            yield f"{role['kind']} {role['metadata']['name']}", rule
+
+
+class TestRights:
+    @everywhere
+    def test_no_secrets_no_wildcards_and_nothing_that_gives_more(self, variant: str) -> None:
+        for role, rule in rules(render(*VARIANTS[variant])):
+            words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert not any("*" in word for word in words), role
+            assert not words & {"secrets", "escalate", "bind", "impersonate", "pods/exec", "serviceaccounts/token"}, (
+                role
+            )
+
+    def test_in_one_namespace_jobs_elsewhere_are_out_of_reach(self) -> None:
+        found = render(*VARIANTS["one namespace"])
+        wide = {
+            resource
+            for role in of_kind(found, "ClusterRole")
+            for rule in role["rules"]
+            for resource in rule["resources"]
+            if not role["metadata"]["name"].endswith(("-edit", "-view"))
+        }
+        assert wide == {"nodes", "customresourcedefinitions", "namespaces", "tokenreviews", "subjectaccessreviews"}
+        narrow = {each["metadata"]["namespace"] for each in of_kind(found, "Role", "RoleBinding")}
+        assert narrow == {"team", NAMESPACE}
+
+    @everywhere
+    def test_every_binding_is_of_a_role_and_an_account_that_are_there(self, variant: str) -> None:
+        found = render(*VARIANTS[variant])
+        roles = {(each["kind"], each["metadata"]["name"]) for each in of_kind(found, "Role", "ClusterRole")}
+        accounts = {each["metadata"]["name"] for each in of_kind(found, "ServiceAccount")}
+        for binding in of_kind(found, "RoleBinding", "ClusterRoleBinding"):
+            assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in roles
+            assert {subject["name"] for subject in binding["subjects"]} <= accounts
+            assert {subject["namespace"] for subject in binding["subjects"]} == {NAMESPACE}
+
+    def test_people_get_theirs_with_kubernetes_own_roles(self) -> None:
+        found = {each["metadata"]["name"]: each for each in of_kind(render(), "ClusterRole")}
+        assert (
+            found[f"{NAMESPACE}-penstock-view"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"]
+            == "true"
+        )
+        assert found[f"{NAMESPACE}-penstock-view"]["rules"][0]["verbs"] == ["get", "list", "watch"]
+
+
+@everywhere
+class TestPods:
+    def specs(self, variant: str) -> list[dict[str, Any]]:
+        return [each["spec"]["template"]["spec"] for each in of_kind(render(*VARIANTS[variant]), "Deployment")]
+
+    def test_restricted_and_more(self, variant: str) -> None:
+        for spec in self.specs(variant):
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
+            for container in spec["containers"]:
+                assert container["securityContext"] == {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                }
+                assert {"requests", "limits"} == container["resources"].keys()
+
+    def test_every_mount_has_its_volume(self, variant: str) -> None:
+        for spec in self.specs(variant):
+            volumes = {volume["name"] for volume in spec["volumes"]}
+            assert {mount["name"] for each in spec["containers"] for mount in each["volumeMounts"]} == volumes
+
+    def test_every_probe_and_service_finds_its_port(self, variant: str) -> None:
+        found = render(*VARIANTS[variant])
+        ports = {}
+        for each in of_kind(found, "Deployment"):
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            names = {port["name"] for port in container["ports"]}
+            for probe in ("startupProbe", "livenessProbe"):
+                assert container[probe]["httpGet"]["port"] in names
+            ports[json.dumps(each["spec"]["selector"]["matchLabels"], sort_keys=True)] = names
+        for each in of_kind(found, "Service"):
+            names = ports[json.dumps(each["spec"]["selector"], sort_keys=True)]
+            assert {port["targetPort"] for port in each["spec"]["ports"]} <= names
+
+    def test_one_at_a_time(self, variant: str) -> None:
+        for each in of_kind(render(*VARIANTS[variant]), "Deployment"):
+            assert (each["spec"]["replicas"], each["spec"]["strategy"]) == (1, {"type": "Recreate"})
+
+    def test_no_two_objects_bear_one_name(self, variant: str) -> None:
+        names = [
+            (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
+            for each in render(*VARIANTS[variant])
+        ]
+        assert len(names) == len(set(names))
+
+
+class TestDefinitions:
+    def test_they_are_the_repository_s_and_stay(self) -> None:
+        found = {each["metadata"]["name"]: each for each in of_kind(render(), "CustomResourceDefinition")}
+        assert set(found) == {"pipelinejobs.penstock.dev", "clusterprofiles.penstock.dev"}
+        for path in (ROOT / "deploy" / "crds").glob("*s.yaml"):
+            told = yamltext.load(path.read_text())
+            rendered = found[told["metadata"]["name"]]
+            assert rendered["metadata"].pop("annotations") == KEEP
+            assert rendered == told
+
+    def test_they_need_not_be_made(self) -> None:
+        assert of_kind(render("crds.install=false"), "CustomResourceDefinition") == []
+
+    def test_the_service_s_volume_stays(self) -> None:
+        (claim,) = of_kind(render(), "PersistentVolumeClaim")
+        assert claim["metadata"]["annotations"] == KEEP
+
+
+class TestNetwork:
+    def policies(self, *values: str) -> dict[tuple[str, str], dict[str, Any]]:
+        return {
+            (each["metadata"]["namespace"], each["metadata"]["name"]): each["spec"]
+            for each in of_kind(render(*values), "NetworkPolicy")
+        }
+
+    def test_what_is_not_named_is_denied(self) -> None:
+        for spec in self.policies().values():
+            assert spec["policyTypes"] == ["Ingress", "Egress"]
+            assert [] not in (spec["ingress"], spec["egress"])
+            assert {} not in [*spec["ingress"], *spec["egress"]]
+
+    def test_ranks_are_reached_by_ranks_alone(self) -> None:
+        spec = self.policies()["default", "penstock-ranks"]
+        of_jobs = {"matchExpressions": [{"key": "penstock.dev/job-uid", "operator": "Exists"}]}
+        assert spec["podSelector"] == of_jobs
+        assert spec["ingress"] == [{"from": [{"podSelector": of_jobs}]}]
+
+    def test_ranks_reach_the_service_and_not_the_apiserver(self) -> None:
+        spec = self.policies()["default", "penstock-ranks"]
+        ports = {port["port"] for rule in spec["egress"] for port in rule.get("ports", ())}
+        assert ports == {53, 8470}
+
+    def test_one_in_each_namespace_of_jobs(self) -> None:
+        found = self.policies(*VARIANTS["closed"])
+        assert {namespace for namespace, name in found if name == "penstock-ranks"} == {"team", "other"}
+        assert {"ports": [{"port": 2049}]} in found["team", "penstock-ranks"]["egress"]
+        assert {namespace for namespace, name in self.policies("namespace=mine") if name == "penstock-ranks"} == {
+            "mine"
+        }
+
+
+class TestValues:
+    def test_every_value_is_known_to_the_schema(self) -> None:
+        values = yamltext.load((CHART / "values.yaml").read_text())
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        assert jsonschema_rs.is_valid(schema, values)
+        assert set(values) == set(schema["properties"]) - {"global"}
+        for name, part in values.items():
+            if isinstance(part, dict):
+                assert set(part) == set(schema["properties"][name]["properties"]), name
+
+    def test_every_group_of_values_says_what_it_is_for(self) -> None:
+        lines = (CHART / "values.yaml").read_text().splitlines()
+        silent = [
+            line
+            for before, line in zip(["", *lines], lines, strict=False)
+            if line.startswith("  ")
+            and line.strip()[:1] != "#"
+            and line.startswith("  ")
+            and not line.startswith("   ")
+            if not before.strip().startswith("#") and line.split(":")[0].strip() not in WELL_KNOWN
+        ]
+        assert silent == []
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "operator.planners=0",
+            "operator.planers=2",
+            "service.port=70000",
+            "service.imagePullPolicy=Sometimes",
+            "service.storage.size=much",
+            "operator.log=xml",
+            "namespace=Team",
+        ],
+    )
+    def test_what_cannot_be_used_is_refused(self, value: str) -> None:
+        place = value.partition("=")[0].split(".")
+        assert place[0] in refusal(value)
+
+    def test_the_linter_finds_nothing(self) -> None:
+        done = run("lint", "--strict")
+        assert done.returncode == 0, done.stdout
+
+
+WELL_KNOWN = {
+    "imagePullPolicy", "imagePullSecrets", "install", "resources", "nodeSelector", "tolerations", "affinity",
+    "priorityClassName", "port", "labels", "storage",
+}  # fmt: skip
+
+
+class TestAddresses:
+    def environment(self, *values: str) -> dict[str, str]:
+        (operator, *_) = of_kind(render(*values), "Deployment")
+        (container,) = operator["spec"]["template"]["spec"]["containers"]
+        return {each["name"]: each.get("value", "") for each in container["env"]}
+
+    def test_ranks_are_told_where_the_service_is(self) -> None:
+        host = f"penstock-service.{NAMESPACE}.svc"
+        assert self.environment()["PENSTOCK_SERVICE_URL"] == f"http://{host}:8470"
+        assert self.environment("service.tlsSecret=x")["PENSTOCK_SERVICE_URL"] == f"https://{host}:8470"
+        assert "PENSTOCK_SERVICE_URL" not in self.environment("service.enabled=false")
+
+    def test_images(self) -> None:
+        assert self.environment()["PENSTOCK_TRAINER_IMAGE"] == "ghcr.io/penstock/trainer:0.1.0"
+        assert self.environment("trainer.image=own:1")["PENSTOCK_TRAINER_IMAGE"] == "own:1"
+
+
+def test_dashboards_and_monitors_are_there_when_wanted() -> None:
+    found = render(*VARIANTS["watched"])
+    assert [each["metadata"]["name"] for each in of_kind(found, "ServiceMonitor")] == [
+        "penstock-operator",
+        "penstock-service",
+    ]
+    dashboards = [each for each in of_kind(found, "ConfigMap") if each["metadata"]["labels"].get("grafana_dashboard")]
+    for each in dashboards:
+        ((name, text),) = each["data"].items()
+        assert json.loads(text) == json.loads((ROOT / "deploy" / "dashboards" / name).read_text())
+    assert len(dashboards) == 3
+    assert of_kind(render(), "ServiceMonitor", "ConfigMap") == []
+
+
+def test_the_versions_are_the_package_s() -> None:
+    chart = yamltext.load((CHART / "Chart.yaml").read_text())
+    assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()

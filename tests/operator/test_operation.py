@@ -1,0 +1,252 @@
+"""The operator as a whole, on a cluster in memory: what watches tell becomes calls, and what is counted and probed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import kopf
+import pytest
+from kopf._cogs.structs import ephemera
+from kopf._core.engines import probing
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.core.lifecycle import Phase
+from penstock.kube.resources import JOBS, JOBSETS, PODS, Resource
+from penstock.kube.transport import Change, KubeError, Listing
+from penstock.operator import handlers, operation
+from penstock.operator.metrics import serve
+from penstock.operator.operation import Operation, StuckError
+from penstock.operator.settings import Settings
+from tests.support.fake_kube import FakeKube
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.manifests import example
+from tests.support.operating import Operating, measured
+from tests.support.sample_run import sample_profile
+
+SECONDS = 10.0
+
+
+class Watchable(FakeKube):
+    """A watch here ends soon, and is followed by a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unlistable: set[str] = set()
+
+    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        if resource.plural in self.unlistable:
+            raise KubeError(500, "Internal", "etcd")
+        return super().list(resource, namespace, selector)
+
+    def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
+        time.sleep(0.02)
+        yield Change(version=version)
+        raise KubeError(410, "Expired", "")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.kube.watching.FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr("penstock.kube.watching.LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(operation, "SYNC_SECONDS", 0.2)
+    monkeypatch.setattr(operation, "UNSYNCED_SECONDS", 0.05)
+    monkeypatch.setattr(operation, "SERVICE_LOOK_SECONDS", 0.05)
+
+
+@asynccontextmanager
+async def operating(kube: Watchable) -> AsyncIterator[Operation]:
+    """An operator that runs."""
+    found = Operation(kube, FakePlanner(), Settings(image="trainer:1", resync_seconds=0.05), time.time)
+    await found.start(asyncio.get_running_loop())
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+async def until(so: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not so():
+        assert time.monotonic() < end, "it does not come to be"
+        await asyncio.sleep(0.01)
+
+
+def phase(kube: FakeKube, uid: str) -> str:
+    job = next(each for each in kube.all(JOBS) if each["metadata"]["uid"] == uid)
+    return str((job.get("status") or {}).get("phase"))
+
+
+def figures(found: Operation) -> dict[str, float]:
+    """What Prometheus reads, by name and labels."""
+    text = generate_latest(found.registry).decode()
+    return {
+        ",".join([sample.name, *(f"{name}={value}" for name, value in sorted(sample.labels.items()))]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_a_job_s_whole_life() -> None:
+    async def test() -> None:
+        kube = Watchable()
+        for node in ("east", "west"):
+            kube.add_node(node)
+        uid = kube.submit(example(kubernetes={"volumes": {"out": {"claim": "shared"}}}))
+        async with operating(kube) as found:
+            await until(lambda: bool(kube.all(JOBSETS)))
+            kube.start_pods("east", "west")
+            await until(lambda: phase(kube, uid) == Phase.PROFILING)
+            measured(kube, uid, sample_profile())
+            await until(lambda: phase(kube, uid) == Phase.RUNNING)
+            for index in (0, 1):
+                kube.end_pod(index, code=0)
+            await until(lambda: phase(kube, uid) == Phase.SUCCEEDED)
+            told = figures(found)
+            assert told["penstock_operator_jobs,phase=Succeeded"] == 1
+            assert told["penstock_operator_attempts_ended_total,phase=Succeeded,reason=Completed"] == 1
+            assert told["penstock_operator_planning_seconds_count"] == 1
+            assert told["penstock_operator_reconcile_seconds_count,result=done"] >= 6
+            assert told["penstock_operator_api_seconds_count,code=200,resource=jobsets,verb=create"] == 1
+
+    run(test)
+
+
+def test_nothing_follows_from_the_half_of_the_truth() -> None:
+    """Pods cannot be listed when the operator starts: a job that runs is not taken for one that lost its pods."""
+
+    async def test() -> None:
+        kube, before = Watchable(), Operating(FakePlanner())
+        before.kube = kube
+        before.restart()
+        shared = {"volumes": {"out": {"claim": "shared"}}}
+        uid = before.running(example(kubernetes=shared), sample_profile(), "east", "west")
+        kube.unlistable = {PODS.plural}
+        writes = len(kube.writes)
+        async with operating(kube):
+            await asyncio.sleep(0.5)
+            assert len(kube.writes) == writes
+            kube.unlistable.clear()
+            await asyncio.sleep(0.5)
+            assert phase(kube, uid) == Phase.RUNNING
+            assert [each["metadata"]["name"] for each in kube.all(JOBSETS)] == ["stdlib-llama-a1"]
+
+    run(test)
+
+
+def test_a_cluster_that_fails_now_and_then_costs_retries_and_is_counted() -> None:
+    async def test() -> None:
+        kube = Watchable()
+        failures = iter([True, False] * 3)
+
+        def hook(write: str) -> None:
+            if next(failures, False):
+                raise KubeError(500, "Internal", "etcd")
+
+        kube.hook = hook
+        uid = kube.submit(example(kubernetes={"volumes": {"out": {"claim": "shared"}}}))
+        async with operating(kube) as found:
+            await until(lambda: bool(kube.all(JOBSETS)))
+            told = figures(found)
+        assert phase(kube, uid) == Phase.QUEUED
+        assert told["penstock_operator_retries_total"] >= 1
+        assert told["penstock_operator_api_seconds_count,code=500,resource=pipelinejobs/status,verb=apply"] >= 1
+
+    run(test)
+
+
+def test_labels_take_few_values_whatever_jobs_there_are() -> None:
+    async def test() -> None:
+        kube = Watchable()
+        for number in range(30):
+            manifest = example()
+            manifest["metadata"] = {"name": f"job-{number}"}
+            kube.submit(manifest)
+        async with operating(kube) as found:
+            failed = "penstock_operator_attempts_ended_total,phase=Failed,reason=UserError"
+            await until(lambda: figures(found).get(failed) == 30)
+            told = figures(found)
+        assert not [name for name in told if "job-" in name]
+
+    run(test)
+
+
+class TestProbe:
+    def probed(self, silences: Callable[[], Any]) -> int:
+        """What kopf's own endpoint answers."""
+
+        async def test() -> int:
+            memo, ready = kopf.Memo(), asyncio.Event()
+            memo.operation = type("Probed", (), {"silences": staticmethod(silences)})()
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            reporter = probing.health_reporter(
+                f"http://127.0.0.1:{port}/healthz",
+                memo=ephemera.AnyMemo(memo),
+                indices={},
+                registry=kopf.get_default_registry(),
+                settings=kopf.OperatorSettings(),
+                ready_flag=ready,
+            )
+            task = asyncio.create_task(reporter)
+            await ready.wait()
+            try:
+                return await asyncio.to_thread(self.get, f"http://127.0.0.1:{port}/healthz")
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+        return asyncio.run(test())
+
+    @staticmethod
+    def get(url: str) -> int:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    def test_all_watches_are_heard_of(self) -> None:
+        assert handlers.watches is not None
+        assert self.probed(lambda: {"pods": 1.0}) == 200
+
+    def test_a_watch_that_does_nothing_fails_it_at_once(self) -> None:
+        def stuck() -> dict[str, float]:
+            raise StuckError("the watch of pods did nothing for 180 s")
+
+        assert self.probed(stuck) == 500
+
+    def test_when_a_watch_counts_as_stuck(self) -> None:
+        now = [0.0]
+        found = Operation(Watchable(), FakePlanner(), Settings(), lambda: now[0])
+        now[0] = operation.MOST_STUCK_SECONDS
+        assert set(found.silences()) == {"jobsets", "pods", "nodes"}
+        now[0] += 1
+        with pytest.raises(StuckError, match="jobsets, pods, nodes"):
+            found.silences()
+
+
+def test_prometheus_is_answered() -> None:
+    found = Operation(Watchable(), FakePlanner(), Settings(), time.time)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    close = serve(found.registry, port)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+            assert b'penstock_operator_jobs{phase="Running"} 0.0' in response.read()
+    finally:
+        close()

@@ -1,0 +1,139 @@
+"""Equal questions share one answer, and few are asked at once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Step
+from penstock.operator import planning
+from penstock.operator.planning import Planning
+from penstock.planning.questions import Answer, Question
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.manifests import example
+from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
+
+
+def question(steps: int = 200) -> Question:
+    return Question(spec=PipelineJob.from_manifest(example(training__steps=steps)).spec, profile=sample_profile())
+
+
+def answered(told: Planning, key: str) -> Step:
+    for _ in range(50):
+        step, _ = told.look(key)
+        if step not in (Step.WORKING,):
+            return step
+    raise AssertionError("it is never answered")
+
+
+def test_equal_questions_are_asked_once() -> None:
+    planner = FakePlanner()
+    told = Planning(planner)
+    keys = {told.ask(question()) for _ in range(5)}
+    (key,) = keys
+    assert answered(told, key) is Step.DONE
+    told.ask(question())
+    assert planner.asked == [key]
+
+
+@given(st.lists(st.integers(1, 6), max_size=12), st.integers(1, 3))
+def test_so_many_at_once_and_all_in_the_end(steps: list[int], num_planners: int) -> None:
+    planner = FakePlanner()
+    told = Planning(planner, num_planners)
+    keys = [told.ask(question(number)) for number in steps]
+    for _ in range(100):
+        working, _ = told.numbers()
+        assert working == len(planner.polls) <= num_planners
+        told.turn()
+    assert [told.look(key)[0] for key in keys] == [Step.DONE] * len(keys)
+    assert len(planner.asked) == len(set(steps))
+
+
+def test_who_is_told_of_an_answer_is_told_once() -> None:
+    told = Planning(FakePlanner())
+    key = told.ask(question())
+    found = [name for _ in range(5) for name in told.turn()]
+    assert found == [key]
+
+
+def test_an_answer_that_somebody_else_met_with_is_told_too() -> None:
+    told = Planning(FakePlanner())
+    key = told.ask(question())
+    answered(told, key)
+    assert told.turn() == [key]
+
+
+def test_why_there_is_none() -> None:
+    told = Planning(FakePlanner(Answer(what="nothing fits", remedy="raise memoryPerRank")))
+    key = told.ask(question())
+    assert answered(told, key) is Step.FAILED
+    _, answer = told.look(key)
+    assert answer is not None
+    assert "raise memoryPerRank" in answer.error
+
+
+def test_nobody_asked() -> None:
+    assert Planning(FakePlanner()).look("key") == (Step.MISSING, None)
+
+
+def test_what_nobody_here_draws_is_not_kept() -> None:
+    told = Planning(FakePlanner(Answer(plan=sample_plan(), timeline=sample_timeline(sample_schedule(2, 2, 2)))))
+    key = told.ask(question())
+    answered(told, key)
+    _, answer = told.look(key)
+    assert answer == Answer(plan=sample_plan())
+
+
+def test_the_oldest_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MOST_REMEMBERED", 2)
+    told = Planning(FakePlanner())
+    keys = []
+    for steps in (1, 2, 3):
+        keys.append(told.ask(question(steps)))
+        answered(told, keys[-1])
+    assert [told.look(key)[0] for key in keys] == [Step.MISSING, Step.DONE, Step.DONE]
+
+
+def test_closing_ends_what_is_worked_on() -> None:
+    planner = FakePlanner()
+    told = Planning(planner)
+    told.ask(question(1))
+    told.ask(question(2))
+    told.close()
+    assert (planner.polls, told.numbers()) == ({}, (0, 0))
+
+
+def test_how_long_each_took() -> None:
+    took: list[float] = []
+    told = Planning(FakePlanner(), took=took.append)
+    answered(told, told.ask(question()))
+    assert len(took) == 1
+    assert took[0] >= 0
+
+
+def test_threads() -> None:
+    planner = FakePlanner()
+    told = Planning(planner, 2)
+
+    def work() -> None:
+        for steps in range(1, 20):
+            answered(told, told.ask(question(steps)))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(planner.asked) == sorted(set(planner.asked))
+    assert len(planner.asked) == 19
+
+
+def test_a_question_does_not_name_the_job() -> None:
+    told = Planning(FakePlanner())
+    one = question()
+    assert told.ask(one) == told.ask(replace(one))
