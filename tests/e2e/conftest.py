@@ -50,10 +50,18 @@ def first(penstock_there: Installed) -> Story:
     return story
 
 
+KEPT = ("first", "pinned")
+"""Jobs that more than one test is about."""
+
+
 @pytest.fixture
-def on(penstock_there: Installed, first: Story) -> Installed:
-    """Where a job need not measure any more."""
-    return penstock_there
+def on(penstock_there: Installed, first: Story) -> Iterator[Installed]:
+    """Where a job need not measure any more; those of a test go with it, or they would hold the nodes."""
+    yield penstock_there
+    jobs = [each["metadata"]["name"] for each in penstock_there.jobs()]
+    if ended := [name for name in jobs if name not in KEPT]:
+        penstock_there.kubectl("delete", "pj", *ended)
+        penstock_there.wait_for_room(ended)
 
 
 @pytest.fixture(scope="session")

@@ -117,11 +117,6 @@ class ClusterJob:
         patch = json.dumps({"spec": {"runPolicy": {"suspend": wanted}}})
         self.on.kubectl("patch", "pj", self.name, "--type=merge", "--patch", patch)
 
-    def delete(self) -> None:
-        """Remove it, with all that is its own, and wait until its pods are gone."""
-        self.on.kubectl("delete", "pj", self.name, "--wait=false")
-        self.on.cluster.wait(lambda: not self.pods(), f"pods of {self.name} stay")
-
     # Its objects
 
     def pods(self, attempt: int | None = None) -> list[dict[str, Any]]:
