@@ -69,7 +69,8 @@ def undisturbed(penstock_there: Installed, first: Story, tmp_path_factory: pytes
     """The losses of a pinned job that nothing happens to, as this machine has them without a cluster."""
     job = submitted(penstock_there, "pinned", parallelism=PINNED, training=small_training(2))
     job.wait_for(Phase.SUCCEEDED)
-    spec = small_spec(penstock_there.cluster.image, parallelism=PINNED, training=small_training(MOST_STEPS))
+    wanted = {"training": small_training(MOST_STEPS), "checkpoint": {"everySteps": MOST_STEPS}}
+    spec = small_spec(penstock_there.cluster.image, parallelism=PINNED, **wanted)
     return local_losses(penstock_there, tmp_path_factory.mktemp("undisturbed"), spec, job.run(1))
 
 

@@ -117,9 +117,9 @@ def test_a_cable_is_pulled(slow: Installed, undisturbed: list[float]) -> None:
         lab.set_link(slow.lab, LOST, "down")
         try:
             visible_at = not_ready_since(slow.cluster, LOST)
+            assert job.ranks(1), "nothing is left that could come back"
             goes_on(job, visible_at, undisturbed)
             assert terminating(job, LOST)
-            assert job.ranks(1), "nothing is left of the attempt that was cut off"
         finally:
             lab.set_link(slow.lab, LOST, "up")
         job.wait(lambda: not job.pods(1), "the pod that was cut off stays")
