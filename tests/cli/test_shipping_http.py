@@ -49,6 +49,17 @@ def posting_to(server: IngestServer, token_file: Path) -> contextlib.AbstractCon
 BODY = gzip.compress(b'{"records":[{"sequence":7}]}')
 
 
+def test_an_address_that_is_gone_is_remembered(token_file: Path) -> None:
+    """As when somebody deletes the ConfigMap of an attempt that is on its way."""
+    place = token_file.with_name("address.json")
+    with IngestServer(acknowledging) as server, posting_to(server, token_file) as post:
+        assert post(BODY).status == 200
+        place.unlink()
+        assert post(BODY).status == 200
+    with http_post(place, token_file) as post:
+        assert post(BODY).status == 0
+
+
 def test_a_post_says_what_it_brings_and_who_it_is(token_file: Path) -> None:
     with IngestServer(acknowledging) as server, posting_to(server, token_file) as post:
         assert post(BODY) == Reply(status=200, sequence=7)

@@ -50,10 +50,18 @@ def first(penstock_there: Installed) -> Story:
     return story
 
 
+KEPT = ("first", "pinned")
+"""Jobs that more than one test is about."""
+
+
 @pytest.fixture
-def on(penstock_there: Installed, first: Story) -> Installed:
-    """Where a job need not measure any more."""
-    return penstock_there
+def on(penstock_there: Installed, first: Story) -> Iterator[Installed]:
+    """Where a job need not measure any more; those of a test go with it, or they would hold the nodes."""
+    yield penstock_there
+    jobs = [each["metadata"]["name"] for each in penstock_there.jobs()]
+    if ended := [name for name in jobs if name not in KEPT]:
+        penstock_there.kubectl("delete", "pj", *ended)
+        penstock_there.wait_for_room(ended)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +69,8 @@ def undisturbed(penstock_there: Installed, first: Story, tmp_path_factory: pytes
     """The losses of a pinned job that nothing happens to, as this machine has them without a cluster."""
     job = submitted(penstock_there, "pinned", parallelism=PINNED, training=small_training(2))
     job.wait_for(Phase.SUCCEEDED)
-    spec = small_spec(penstock_there.cluster.image, parallelism=PINNED, training=small_training(MOST_STEPS))
+    wanted = {"training": small_training(MOST_STEPS), "checkpoint": {"everySteps": MOST_STEPS}}
+    spec = small_spec(penstock_there.cluster.image, parallelism=PINNED, **wanted)
     return local_losses(penstock_there, tmp_path_factory.mktemp("undisturbed"), spec, job.run(1))
 
 

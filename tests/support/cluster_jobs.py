@@ -117,11 +117,6 @@ class ClusterJob:
         patch = json.dumps({"spec": {"runPolicy": {"suspend": wanted}}})
         self.on.kubectl("patch", "pj", self.name, "--type=merge", "--patch", patch)
 
-    def delete(self) -> None:
-        """Remove it, with all that is its own, and wait until its pods are gone."""
-        self.on.kubectl("delete", "pj", self.name, "--wait=false")
-        self.on.cluster.wait(lambda: not self.pods(), f"pods of {self.name} stay")
-
     # Its objects
 
     def pods(self, attempt: int | None = None) -> list[dict[str, Any]]:
@@ -220,9 +215,14 @@ def submitted(on: Installed, name: str, **changes: Any) -> ClusterJob:
         "metadata": {"name": name},
         "spec": small_spec(on.cluster.image, **changes),
     }
+    return made(on, manifest)
+
+
+def made(on: Installed, manifest: dict[str, Any]) -> ClusterJob:
+    """The job of a manifest."""
+    name = manifest["metadata"]["name"]
     on.cluster.create(on.namespace, manifest)
-    found = on.cluster.get("pj", name, "--namespace", on.namespace)
-    return ClusterJob(on, name, found["metadata"]["uid"])
+    return ClusterJob(on, name, on.cluster.get("pj", name, "--namespace", on.namespace)["metadata"]["uid"])
 
 
 def local_losses(on: Installed, folder: Path, spec: dict[str, Any], plan: RunDir) -> list[float]:

@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -19,7 +20,7 @@ import penstock
 from deploy.lab.state import State
 from penstock.api.client import Client
 from penstock.api.client.config import Target
-from penstock.kube.names import PEOPLE_AUDIENCE
+from penstock.kube.names import JOB_LABEL, PEOPLE_AUDIENCE
 from tests.support.cluster import Cluster
 from tests.support.kubectl import kubectl_of, with_crds
 
@@ -123,6 +124,20 @@ class Installed:
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """What kubectl prints, in the namespace of jobs."""
         return self.cluster.kubectl("--namespace", self.namespace, *words, stdin=stdin)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All there are."""
+        found: list[dict[str, Any]] = self.cluster.get("pj", "--namespace", self.namespace)["items"]
+        return found
+
+    def wait_for_room(self, jobs: Collection[str]) -> None:
+        """Until no pod of these jobs, which were deleted, holds anything."""
+
+        def gone() -> bool:
+            pods = self.cluster.get("pods", "--namespace", self.namespace)["items"]
+            return not [each for each in pods if each["metadata"]["labels"].get(JOB_LABEL) in jobs]
+
+        self.cluster.wait(gone, f"pods of {', '.join(jobs)} stay")
 
 
 @contextmanager

@@ -69,12 +69,20 @@ class _Connection:
         self._client: httpx.Client | None = None
 
     def open(self) -> httpx.Client:
-        """The client for where the service answers now."""
-        address = Address.from_manifest(json.loads(self._address_file.read_text()))
+        """The client for where the service answers now; where it did, if the file has gone since."""
+        address = self._read()
         if self._client is None or address != self._address:
             self.close()
             self._address, self._client = address, _client(address)
         return self._client
+
+    def _read(self) -> Address:
+        try:
+            return Address.from_manifest(json.loads(self._address_file.read_text()))
+        except FileNotFoundError:
+            if self._address is None:
+                raise
+            return self._address
 
     def close(self) -> None:
         """End the connection."""

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core.lifecycle import stall_seconds
-from penstock.trainer.status import read_status
+from penstock.trainer.status import RankStatus, State, read_status
+
+STOP_LEAST_SECONDS = 5.0
+STOP_STEPS = 3.0
+
+
+def stop_seconds(predicted_step_seconds: float | None) -> float:
+    """How long the step at hand may last once a stop was asked for: far less than until ranks count as stalled, since
+    whoever asks often does so because a peer is lost, and waits.
+    """
+    return max(STOP_LEAST_SECONDS, STOP_STEPS * (predicted_step_seconds or 0.0))
 
 
 class Steps(Protocol):
@@ -17,6 +27,10 @@ class Steps(Protocol):
 
     def seen(self) -> bool:
         """Whether any was since the last look."""
+        ...
+
+    def inside(self) -> bool:
+        """Whether a step is known to be going on; what lies between two, as a checkpoint, may take its time."""
         ...
 
 
@@ -35,9 +49,16 @@ class RankSteps:
         before, self._steps = self._steps, self._present()
         return any(step >= 0 and before.get(name) != step for name, step in self._steps.items())
 
+    def inside(self) -> bool:
+        """See `Steps`."""
+        return any(status.action and status.state is State.RUNNING for status in self._statuses().values())
+
     def _present(self) -> dict[str, int]:
+        return {name: status.step for name, status in self._statuses().items()}
+
+    def _statuses(self) -> dict[str, RankStatus]:
         found = ((path.name, read_status(path)) for path in self._folder.glob("rank-*") if not path.suffix)
-        return {name: status.step for name, status in found if status is not None}
+        return {name: status for name, status in found if status is not None}
 
 
 @dataclass
@@ -46,14 +67,24 @@ class StallWatch:
 
     clock: Callable[[], float] = time.monotonic
     _stepped_at: float | None = field(default=None, init=False)
+    _asked_at: float | None = field(default=None, init=False)
 
     def stepped(self) -> None:
         """A step was seen."""
         self._stepped_at = self.clock()
 
-    def complaint(self, predicted_step_seconds: float | None) -> str:
-        """What is wrong; empty if nothing is. Nothing is before the first step."""
-        silent = stall_seconds(predicted_step_seconds)
-        if self._stepped_at is None or self.clock() < self._stepped_at + silent:
+    def asked_to_stop(self) -> None:
+        """Ranks were asked to stop after the step at hand."""
+        self._asked_at = self.clock()
+
+    def complaint(self, predicted_step_seconds: float | None, *, inside: bool = False) -> str:
+        """What is wrong; empty if nothing is, as before the first step. ``inside`` one, it may have to hurry."""
+        if self._stepped_at is None:
             return ""
-        return f"no step within {silent:.0f} s"
+        silent = stall_seconds(predicted_step_seconds)
+        if self.clock() >= self._stepped_at + silent:
+            return f"no step within {silent:.0f} s"
+        hurried = stop_seconds(predicted_step_seconds)
+        if inside and self._asked_at is not None and self.clock() >= max(self._stepped_at, self._asked_at) + hurried:
+            return f"no step within {hurried:.0f} s of being asked to stop"
+        return ""

@@ -147,6 +147,8 @@ class Supervisor:
         """Ranks that still start might not hear it, so they are told once they run."""
         if not self._attempt.stop_requested and self._report.state is not AttemptState.STARTING:
             self._attempt.stop()
+            if self._watch is not None:
+                self._watch.asked_to_stop()
 
     def _train(self) -> None:
         binding = self._mailbox.binding()
@@ -182,7 +184,8 @@ class Supervisor:
         """It failed if it takes no steps, and nobody else would say so."""
         if self._watch is None or report.state is not AttemptState.RUNNING:
             return report
-        complaint = self._watch.complaint(self._predicted_step_seconds)
+        inside = self._steps is not None and self._steps.inside()
+        complaint = self._watch.complaint(self._predicted_step_seconds, inside=inside)
         return replace(report, state=AttemptState.FAILED, message=complaint) if complaint else report
 
     def _last_step_at(self) -> float | None:
