@@ -196,6 +196,24 @@ class TestFollowing:
         wait_until(self.is_there(here, "later"), 20)
         assert here.stored().deleted_at is not None
 
+    def test_what_nobody_expects_ends_no_thread(
+        self, here: OnCluster, part: Callable[[str], Following], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A Lease, a watch and a report that cannot be read; then they can."""
+        lease = {"metadata": {"name": "penstock-service", "namespace": OWN_NAMESPACE}, "spec": "nonsense"}
+        here.fake.add("leases", lease)
+        following = part("one")
+        following.turn()
+        assert "the Lease" in caplog.text
+        lease["spec"] = {}
+        here.clock.now += 10.0
+        odd = here.fake.add_job(job_manifest("odd"))
+        odd["metadata"]["creationTimestamp"] = 17
+        following.turn()
+        here.fake.add_job(job_manifest())
+        wait_until(self.is_there(here, "tiny"), 10)
+        following.report()
+
     def test_who_does_not_hold_the_lease_follows_nothing(
         self, here: OnCluster, part: Callable[[str], Following]
     ) -> None:

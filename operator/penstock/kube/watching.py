@@ -37,7 +37,7 @@ class Source(Protocol):
 class Watched:
     """What to watch, and who is told: of everything there is, of one that came or changed, of one that went.
 
-    Whoever is told may raise `PenstockError` to be told everything again.
+    Whoever is told may raise an error to be told everything again.
     """
 
     resource: Resource
@@ -82,11 +82,12 @@ class Watcher:
                 version = version or self._list()
                 version = self._follow(version)
                 wait = FIRST_WAIT_SECONDS
-            except PenstockError as error:
+            except Exception as error:  # whatever it is: nobody would notice that this thread has ended
                 version = ""
                 if isinstance(error, KubeError) and error.is_expired:
                     continue
-                log.warning("watching %s: %s; again in %.1f s", self.name, error, wait)
+                told = None if isinstance(error, PenstockError) else error
+                log.warning("watching %s: %s; again in %.1f s", self.name, error, wait, exc_info=told)
                 self._ending.wait(wait)
                 wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 

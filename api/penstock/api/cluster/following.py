@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.lease import Lease
@@ -10,6 +12,8 @@ from penstock.api.cluster.mirror import Mirror
 from penstock.api.cluster.reporter import Reporter
 from penstock.kube.resources import JOBS
 from penstock.kube.watching import Watched, Watcher
+
+log = logging.getLogger(__name__)
 
 
 class Following:
@@ -30,7 +34,8 @@ class Following:
 
     def turn(self) -> None:
         """Renew the Lease, and begin or end to mirror as it says."""
-        self._lease.turn()
+        with _surviving("the Lease"):
+            self._lease.turn()
         if self._lease.held and self._watcher is None:
             self._watcher = self._new_watcher()
             self._watcher.start()
@@ -41,7 +46,8 @@ class Following:
         """Tell the cluster what was reported, once everything there is was seen."""
         watcher = self._watcher
         if self._lease.held and watcher is not None and watcher.synced.is_set():
-            self._reporter.turn()
+            with _surviving("reports"):
+                self._reporter.turn()
 
     def close(self) -> None:
         """End, and let another service go on at once."""
@@ -58,3 +64,12 @@ class Following:
         mirror = self._mirror
         watched = Watched(resource=JOBS, replace=mirror.replace, put=mirror.put, remove=mirror.remove)
         return Watcher(self._kube, watched, self._namespace, self._clock)
+
+
+@contextmanager
+def _surviving(what: str) -> Iterator[None]:
+    """What goes wrong is told, and tried again at the next turn: nobody would notice that its thread has ended."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s", what)

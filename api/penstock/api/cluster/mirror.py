@@ -90,10 +90,10 @@ class Mirror:
 
     def _submit(self, found: Object) -> Future[StoredJob] | None:
         """Ask the store to keep it, unless nothing of it is news."""
-        uid, progress = found["metadata"]["uid"], (found.get("status") or {}).get("progress")
+        uid, progress = found["metadata"]["uid"], _progress(found)
         with self._lock:
             if progress is not None:
-                self._told[uid] = JobProgress.from_manifest(progress)
+                self._told[uid] = progress
             if self._gists.get(uid) == gist(found):
                 return None
         return self._kept_as(found)
@@ -150,6 +150,15 @@ class Mirror:
             log.warning("ConfigMap %s/%s holds no plan: %s", stored.namespace, name, error)
             return None
         return plan if plan.digest == digest else None
+
+
+def _progress(found: Object) -> JobProgress | None:
+    """What the cluster was told; what somebody else wrote there is told anew."""
+    told = (found.get("status") or {}).get("progress")
+    try:
+        return None if told is None else JobProgress.from_manifest(told)
+    except UserError:
+        return None
 
 
 @contextmanager
