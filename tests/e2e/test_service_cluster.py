@@ -51,12 +51,46 @@ def crds(cluster: Cluster) -> None:
     cluster.kubectl("wait", "--for=condition=Established", "crd/pipelinejobs.penstock.dev", "--timeout=60s")
 
 
+RULES: list[tuple[str, str, list[str]]] = [
+    ("penstock.dev", "pipelinejobs", ["get", "list", "watch", "create", "patch", "delete"]),
+    ("penstock.dev", "pipelinejobs/status", ["patch"]),
+    ("", "pods", ["get"]),
+    ("batch", "jobs", ["get"]),
+    ("jobset.x-k8s.io", "jobsets", ["get"]),
+    ("", "configmaps", ["get", "create"]),
+    ("coordination.k8s.io", "leases", ["get", "create", "update"]),
+    ("authentication.k8s.io", "tokenreviews", ["create"]),
+    ("authorization.k8s.io", "subjectaccessreviews", ["create"]),
+]
+"""What docs/guides/service.md says that the service needs. It has no more here."""
+
+
+@pytest.fixture
+def account(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
+    """A configuration for an account with these rights."""
+    rules = [{"apiGroups": [group], "resources": [name], "verbs": verbs} for group, name, verbs in RULES]
+    itself = {"resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"], "apiGroups": [""]}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": namespace}}
+    cluster.create(namespace, {**role, "rules": [*rules, itself]})
+    cluster.kubectl("--namespace", namespace, "create", "serviceaccount", "service")
+    bound = (f"--clusterrole={namespace}", f"--serviceaccount={namespace}:service")
+    cluster.kubectl("create", "clusterrolebinding", namespace, *bound)
+    token = cluster.kubectl("--namespace", namespace, "create", "token", "service").strip()
+    document = json.loads(cluster.kubectl("config", "view", "--raw", "--minify", "--output", "json"))
+    for user in document["users"]:
+        user["user"] = {"token": token}
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(document))
+    yield path
+    cluster.kubectl("delete", "clusterrole,clusterrolebinding", namespace)
+
+
 @pytest.fixture
 def member(
-    crds: None, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    crds: None, account: Path, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Service, Membership]]:
     """A service that has joined the cluster, for the jobs of one namespace, with real time."""
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(account))
     opened = replace(new_service(tmp_path, clock=Clock()), clock=time.time)
     client = connect(16)
     place = Place(own_namespace=namespace, name=f"test-{os.getpid()}", namespace=namespace)

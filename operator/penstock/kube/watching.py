@@ -41,7 +41,7 @@ class Source(Protocol):
 class Watched:
     """What to watch, and who is told: of everything there is, of one that came or changed, of one that went.
 
-    Whoever is told may raise `PenstockError` to be told everything again.
+    Whoever is told may raise an error to be told everything again.
     """
 
     resource: Resource
