@@ -1,0 +1,77 @@
+"""The Dockerfile: what it is made of is there and pinned, and what it makes runs as nobody."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests.support.repository import ROOT, components, pyproject
+
+TEXT = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+TARGETS = ("operator", "api", "trainer")
+
+
+def stages() -> dict[str, list[str]]:
+    """Instructions by the name of their stage."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in (line for line in TEXT.splitlines() if line.strip() and not line.startswith("#")):
+        if match := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
+            name = match[2]
+            found[name] = [line]
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def lineage(name: str) -> list[str]:
+    """The instructions of a stage, after those of the stages that it begins from."""
+    first, *rest = stages()[name]
+    base = first.split()[1]
+    return [*(lineage(base) if base in stages() else []), *rest]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_runs_as_nobody_and_writes_nothing_of_its_own(target: str) -> None:
+    instructions = lineage(target)
+    assert [line for line in instructions if line.startswith("USER ")] == ["USER 65532:65532"]
+    (variables,) = (line for line in instructions if line.startswith("ENV "))
+    assert "PYTHONDONTWRITEBYTECODE=1" in variables
+    assert "HOME=/tmp" in variables
+    assert " USER=" in variables  # kopf and torch ask for a name, which this user has nowhere
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_starts_a_command_that_the_package_has(target: str) -> None:
+    (entry,) = (line for line in lineage(target) if line.startswith("ENTRYPOINT "))
+    (command,) = re.findall(r'"([^"]+)"', entry)
+    assert command in pyproject()["project"]["scripts"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_builds_it_stays_behind(target: str) -> None:
+    assert not [line for line in lineage(target) if line.startswith("RUN ")]
+    copied = [line for line in lineage(target) if line.startswith("COPY ")]
+    assert copied == [f"COPY --from=build-{target} /opt/penstock /opt/penstock"]
+
+
+def test_whatever_is_installed_is_pinned() -> None:
+    installs = re.findall(r"pip install ([^&\n]*)", TEXT)
+    assert len(installs) >= 4
+    for install in installs:
+        assert "--constraint /src/constraints.txt" in install or "--no-deps" in install, install
+
+
+def test_what_is_copied_is_there_and_not_ignored() -> None:
+    sources = {
+        word
+        for line in TEXT.splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for word in line.split()[1:-1]
+    }
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert sources == kept
+    assert all((ROOT / source).exists() for source in sources)
+    assert {PurePosixPath(component).name for component in components()} <= sources
