@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from penstock.core.errors import UserError
 from penstock.kube.names import UID_LABEL
-from penstock.kube.resources import JOBSETS, NODES, PODS
-from penstock.kube.transport import Listing, Object
+from penstock.kube.resources import JOBSETS, NODES, PODS, Resource
+from penstock.kube.transport import Object
 from penstock.kube.watching import Watched
 from penstock.operator.cache import Cache
 from penstock.operator.seen import see_jobset, see_node, see_pod
@@ -21,42 +21,31 @@ T = TypeVar("T")
 
 def watched(cache: Cache) -> list[Watched]:
     """JobSets and pods of attempts, and nodes."""
-    return [_jobsets(cache), _pods(cache), _nodes(cache)]
+    jobsets = _children(JOBSETS, see_jobset, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
+    pods = _children(PODS, see_pod, cache.replace_pods, cache.put_pod, cache.remove_pod)
+    return [jobsets, pods, _nodes(cache)]
 
 
-def _jobsets(cache: Cache) -> Watched:
-    def replace(listing: Listing) -> None:
-        cache.replace_jobsets(_readable(see_jobset, listing.objects), int(listing.version))
-
+def _children(
+    resource: Resource,
+    see: Callable[[Object], T],
+    replace: Callable[[Iterable[T], int], None],
+    put: Callable[[T], None],
+    remove: Callable[[T], None],
+) -> Watched:
     return Watched(
-        resource=JOBSETS,
+        resource=resource,
         selector=UID_LABEL,
-        replace=replace,
-        put=_if_readable(see_jobset, cache.put_jobset),
-        remove=_if_readable(see_jobset, cache.remove_jobset),
-    )
-
-
-def _pods(cache: Cache) -> Watched:
-    def replace(listing: Listing) -> None:
-        cache.replace_pods(_readable(see_pod, listing.objects), int(listing.version))
-
-    return Watched(
-        resource=PODS,
-        selector=UID_LABEL,
-        replace=replace,
-        put=_if_readable(see_pod, cache.put_pod),
-        remove=_if_readable(see_pod, cache.remove_pod),
+        replace=lambda listing: replace(_readable(see, listing.objects), int(listing.version)),
+        put=_if_readable(see, put),
+        remove=_if_readable(see, remove),
     )
 
 
 def _nodes(cache: Cache) -> Watched:
-    def replace(listing: Listing) -> None:
-        cache.replace_nodes(_readable(see_node, listing.objects))
-
     return Watched(
         resource=NODES,
-        replace=replace,
+        replace=lambda listing: cache.replace_nodes(_readable(see_node, listing.objects)),
         put=_if_readable(see_node, cache.put_node),
         remove=lambda found: cache.remove_node(found["metadata"]["name"]),
     )

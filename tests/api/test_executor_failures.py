@@ -1,0 +1,274 @@
+"""The local executor when attempts fail, vanish or are silent, and when one job's trouble must not be another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from penstock.api.executor.folder import AttemptFolder
+from penstock.api.executor.observe import LOST, MOST_LAST_WORDS, MOST_LINE_CHARACTERS
+from penstock.api.service import Service
+from penstock.api.store import jobs
+from penstock.core.lifecycle import STALL_LEAST_SECONDS, AttemptState, Phase
+from penstock.core.supervision import AttemptReport
+from tests.support.executing import World
+from tests.support.fake_supervisors import FAILS, RUNS_ON, VANISHES, Script
+from tests.support.service import Clock, new_service
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    clock = Clock()
+    service = new_service(tmp_path, "", clock)
+    yield World(service, clock)
+    service.close()
+
+
+# Failure
+
+
+def test_failing_attempts_are_counted_and_waited_after_up_to_the_limit(world: World) -> None:
+    world.supervisors.scripts = [FAILS]
+    uid = world.submit(backoffLimit=2)
+    waits = []
+    for failures in (1, 2):
+        lost = world.until(uid, Phase.RECOVERING)
+        assert (lost.failures, lost.phase_reason, lost.phase_message) == (failures, "AttemptFailed", FAILS.message)
+        at = world.clock.now
+        world.until(uid, Phase.QUEUED, seconds=0.5)
+        waits.append(world.clock.now - at)
+    assert waits == [1.0, 2.0]
+    ended = world.until(uid, Phase.FAILED)
+    assert (ended.attempt, ended.failures, ended.phase_reason) == (3, 3, "BackoffLimitExceeded")
+    assert world.supervisors.started == [(uid, 1), (uid, 2), (uid, 3)]
+
+
+def test_what_a_lost_attempt_said_last_is_kept_with_the_event(service: Service, clock: Clock) -> None:
+    """In few and short lines, and without what PostgreSQL does not take."""
+    world = World(service, clock)
+    long = "x" * 2 * MOST_LINE_CHARACTERS
+    said = (*(f"line {number}" for number in range(2 * MOST_LAST_WORDS)), long, "a NUL: \0")
+    world.supervisors.scripts = [
+        Script(end=AttemptState.FAILED, message="rank 1 was killed", last_words=said),
+        Script(),
+    ]
+    uid = world.submit()
+    world.until(uid, Phase.RECOVERING)
+    words = service.read(lambda connection: jobs.last_words(jobs.history(connection, uid)))
+    assert len(words) == MOST_LAST_WORDS
+    assert words[-2:] == (long[:MOST_LINE_CHARACTERS], "a NUL: \ufffd")
+    world.until(uid, Phase.SUCCEEDED, seconds=1)
+    assert service.read(lambda connection: jobs.last_words(jobs.history(connection, uid))) == ()
+
+
+def test_a_retry_goes_by_the_plan_that_is_there(world: World) -> None:
+    world.supervisors.scripts = [FAILS, Script()]
+    uid = world.submit()
+    ended = world.until(uid, Phase.SUCCEEDED, seconds=1)
+    assert (ended.attempt, ended.failures) == (2, 1)
+    assert world.planner.asked == [uid]
+
+
+def test_a_refused_attempt_fails_the_job_at_once(world: World) -> None:
+    world.supervisors.scripts = [Script(end=AttemptState.FAILED, message="the text is empty", refused=True)]
+    uid = world.submit()
+    ended = world.until(uid, Phase.FAILED)
+    assert (ended.attempt, ended.phase_reason, ended.phase_message) == (1, "UserError", "the text is empty")
+
+
+def test_a_supervisor_that_vanishes_is_a_failure(world: World) -> None:
+    world.supervisors.scripts = [VANISHES, Script()]
+    uid = world.submit()
+    lost = world.until(uid, Phase.RECOVERING)
+    assert (lost.failures, lost.phase_message) == (1, LOST)
+    assert world.until(uid, Phase.SUCCEEDED, seconds=1).attempt == 2
+
+
+def test_data_that_is_gone_fails_the_job_at_once(world: World) -> None:
+    uid = world.submit(source="data://gone/text")
+    ended = world.until(uid, Phase.FAILED)
+    assert (ended.phase_reason, world.supervisors.started) == ("UserError", [])
+    assert "'data://gone/text' is not" in ended.phase_message
+
+
+def test_an_attempt_that_never_came_up_is_started_until_it_does(world: World) -> None:
+    world.supervisors.scripts = [Script(comes_up=False), Script(comes_up=False), Script()]
+    uid = world.submit()
+    assert world.until(uid, Phase.SUCCEEDED).attempt == 1
+    assert world.supervisors.started == [(uid, 1)]
+    assert world.supervisors.asked.count(("start", 1)) == 3
+
+
+def test_an_attempt_that_never_comes_up_can_be_suspended_and_stays_so(world: World) -> None:
+    world.supervisors.scripts = [Script(comes_up=False), Script()]
+    uid = world.submit()
+    world.until(uid, Phase.PROFILING)
+    world.suspend(uid)
+    world.until(uid, Phase.SUSPENDED)
+    for _ in range(3):
+        world.turn()
+    assert world.supervisors.asked.count(("start", 1)) == 1
+    assert world.folder(uid) in world.supervisors.closed
+    world.suspend(uid, False)
+    world.until(uid, Phase.SUCCEEDED)
+    assert world.supervisors.started == [(uid, 2)]
+
+
+def test_one_that_ended_before_it_was_taken_up_is_not_started_again(world: World) -> None:
+    uid = world.submit()
+    world.until(uid, Phase.PROFILING)
+    attempt = world.supervisors.attempts[world.folder(uid)]
+    attempt.alive, attempt.report = False, AttemptReport(state=AttemptState.FAILED, message="exit code 1")
+    world.until(uid, Phase.RECOVERING)
+    for _ in range(3):
+        world.turn()
+    assert world.supervisors.asked.count(("start", 1)) == 1
+    assert world.until(uid, Phase.SUCCEEDED, seconds=1).attempt == 2
+
+
+def test_a_deadline_ends_the_job_and_its_attempt(world: World) -> None:
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit(activeDeadlineSeconds=100)
+    world.until(uid, Phase.RUNNING)
+    world.clock.now += 99
+    world.turn()
+    assert world.job(uid).phase is Phase.RUNNING
+    world.clock.now += 1
+    assert world.until(uid, Phase.FAILED).phase_reason == "DeadlineExceeded"
+    assert world.supervisors.living == []
+
+
+# Silence
+
+
+def test_an_attempt_without_a_step_for_long_is_lost(world: World) -> None:
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit()
+    world.until(uid, Phase.RUNNING)
+    world.report_step(uid)
+    world.clock.now += STALL_LEAST_SECONDS
+    assert "no step within" in world.until(uid, Phase.RECOVERING).phase_message
+    assert world.supervisors.living == []
+
+
+def test_nobody_is_called_silent_for_the_time_when_nobody_listened(world: World) -> None:
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit()
+    world.until(uid, Phase.RUNNING)
+    world.report_step(uid)
+    world.clock.now += 10 * STALL_LEAST_SECONDS
+    world.restart()
+    world.turn()
+    assert world.job(uid).phase is Phase.RUNNING
+    world.clock.now += STALL_LEAST_SECONDS
+    world.until(uid, Phase.RECOVERING)
+
+
+def test_an_attempt_whose_records_do_not_arrive_is_not_silent(world: World) -> None:
+    """The service may have moved, be busy, or refuse the token: its supervisor sees the steps."""
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit()
+    world.until(uid, Phase.RUNNING)
+    world.report_step(uid)
+    world.clock.now += STALL_LEAST_SECONDS
+    world.see_step(uid)
+    world.turn()
+    assert world.job(uid).phase is Phase.RUNNING
+    world.clock.now += STALL_LEAST_SECONDS
+    world.until(uid, Phase.RECOVERING)
+
+
+def test_an_attempt_of_which_no_record_ever_came_may_be_silent(world: World) -> None:
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit()
+    world.until(uid, Phase.RUNNING)
+    world.see_step(uid)
+    world.clock.now += STALL_LEAST_SECONDS
+    world.until(uid, Phase.RECOVERING)
+
+
+@pytest.mark.parametrize("backoff_limit", [0, 3], ids=["its last attempt", "one of many"])
+def test_a_store_that_takes_nothing_ends_no_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch, backoff_limit: int
+) -> None:
+    def full(self: Service, key: str, change: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
+
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit(backoffLimit=backoff_limit)
+    world.until(uid, Phase.RUNNING)
+    world.report_step(uid)
+    world.clock.now += STALL_LEAST_SECONDS
+    with monkeypatch.context() as patch:
+        patch.setattr(Service, "write", full)
+        world.turn()
+    world.see_step(uid)
+    world.turn()
+    assert world.job(uid).phase is Phase.RUNNING
+    assert [attempt.order.attempt for attempt in world.supervisors.living] == [1]
+
+
+# What goes wrong with one job
+
+
+@pytest.mark.parametrize("error", [PermissionError("no"), ValueError("broken"), KeyError("missing")])
+@pytest.mark.parametrize("method", ["report", "start", "ask"])
+def test_the_error_of_one_job_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    bad, good = world.submit("bad", ranks=1), world.submit("good", ranks=1)
+    real = getattr(world.supervisors, method)
+
+    def broken(folder: AttemptFolder, *rest: Any) -> Any:
+        if folder.root.name == bad:
+            raise error
+        return real(folder, *rest)
+
+    monkeypatch.setattr(world.supervisors, method, broken)
+    world.until(good, Phase.SUCCEEDED)
+    assert world.job(bad).phase is Phase.PROFILING
+    monkeypatch.undo()
+    assert world.until(bad, Phase.SUCCEEDED).attempt == 1
+
+
+def test_a_job_whose_attempt_cannot_be_looked_at_keeps_its_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.supervisors.scripts = [RUNS_ON, Script()]
+    first, second = world.submit("first"), world.submit("second")
+    world.until(first, Phase.RUNNING)
+
+    def broken(folder: AttemptFolder) -> bool:
+        raise PermissionError(folder)
+
+    monkeypatch.setattr(world.supervisors, "alive", broken)
+    for _ in range(3):
+        world.turn()
+    assert world.job(second).phase is Phase.QUEUED
+
+
+def test_a_manifest_that_is_no_longer_understood_can_be_deleted(world: World) -> None:
+    bad, good = world.submit("bad"), world.submit("good")
+
+    def spoil(connection: Connection) -> None:
+        jobs.add_event(connection, bad, "spoilt", {}, world.clock(), manifest={"metadata": {}}, generation=2)
+
+    world.service.write(bad, spoil)
+    world.until(good, Phase.SUCCEEDED)
+    world.delete(bad)
+    world.turn()
+    assert world.job(bad).deleted_at is not None
+
+
+def test_a_database_that_is_away_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(self: Service, question: object) -> None:
+        raise OperationalError("SELECT", {}, Exception("the server is gone"))
+
+    uid = world.submit()
+    with monkeypatch.context() as patch:
+        patch.setattr(Service, "read", away)
+        world.executor.turn()
+    world.until(uid, Phase.SUCCEEDED)
