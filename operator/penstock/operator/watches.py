@@ -31,6 +31,7 @@ def _jobsets(cache: Cache) -> Watched:
     return Watched(
         resource=JOBSETS,
         selector=UID_LABEL,
+        optional=True,
         replace=replace,
         put=_if_readable(see_jobset, cache.put_jobset),
         remove=_if_readable(see_jobset, cache.remove_jobset),
