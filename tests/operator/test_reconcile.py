@@ -415,6 +415,40 @@ class TestRequests:
         operating.turn()
         assert (operating.status(uid).attempt, operating.names()) == (2, ["stdlib-llama-a2"])
 
+    def test_a_deadline_counts_what_is_active(self, operating: Operating) -> None:
+        """Neither while it is suspended, nor what was before; as the cluster counts for a Job."""
+        uid = running(operating, runPolicy={"activeDeadlineSeconds": 100})
+        operating.kube.change_spec(uid, runPolicy={"suspend": True})
+        operating.turn()
+        end_all(operating, AttemptState.STOPPED)
+        operating.turn()
+        operating.now += 1_000.0
+        operating.turn()
+        assert operating.phase(uid) is Phase.SUSPENDED
+        operating.kube.change_spec(uid, runPolicy={"suspend": False})
+        operating.turn()
+        operating.now += 99.0
+        operating.turn()
+        assert operating.phase(uid) is Phase.QUEUED
+        operating.now += 1.0
+        operating.turn()
+        assert operating.status(uid).reason == "DeadlineExceeded"
+
+    def test_a_deadline_does_not_count_what_a_queue_takes(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(kubernetes={"queueName": "team"}, runPolicy={"activeDeadlineSeconds": 100}))
+        operating.turn()
+        operating.now += 1_000.0
+        operating.turn()
+        assert operating.phase(uid) is Phase.QUEUED
+        operating.kube.all(JOBSETS)[0]["spec"]["suspend"] = False
+        operating.turn()
+        operating.now += 99.0
+        operating.turn()
+        assert operating.phase(uid) is Phase.QUEUED
+        operating.now += 1.0
+        operating.turn()
+        assert operating.status(uid).reason == "DeadlineExceeded"
+
     def test_one_that_does_not_stop_in_time_is_ended(self, operating: Operating) -> None:
         uid = running(operating)
         operating.kube.change_spec(uid, runPolicy={"suspend": True})

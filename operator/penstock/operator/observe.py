@@ -76,7 +76,7 @@ def observe(facts: Facts) -> Observed:
         plan=facts.plan,
         failures=status.failures,
         message=message if state in _ENDS else facts.profile_message or facts.plan_message or message,
-        first_started_at=status.started_at,
+        active_since=status.started_at,
         failed_at=status.failed_at,
         finished_at=status.finished_at,
         queued_at=status.phase_entered_at if status.phase is Phase.QUEUED else None,

@@ -70,7 +70,20 @@ def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: 
     waits_for = (hindrance(facts) or missing_pods(facts, now)) if queued else ""
     message = waits_for if queued else status.message
     conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for), generation, now)
-    return dataclasses.replace(status, observed_generation=generation, message=message, conditions=conditions)
+    return dataclasses.replace(
+        status,
+        observed_generation=generation,
+        message=message,
+        conditions=conditions,
+        started_at=_active_since(status, facts, now),
+    )
+
+
+def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
+    """As a Job's startTime: suspended, also by a queue, nothing is active, and what it may take is counted anew."""
+    if status.phase is Phase.SUSPENDED or (facts.jobset is not None and facts.jobset.suspended):
+        return None
+    return now if status.started_at is None and facts.jobset is not None else status.started_at
 
 
 def not_launched(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
