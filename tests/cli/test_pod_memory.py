@@ -1,4 +1,4 @@
-"""Processes that the kernel killed for memory are told of, with what to do, whichever kind of control groups there is."""
+"""Processes that the kernel killed for memory are told of, with what to do, by either kind of control groups."""
 
 from __future__ import annotations
 

@@ -290,11 +290,40 @@ class TestWaiting:
         operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.now)
         operating.turn()
         status = operating.status(uid)
-        assert (status.phase, status.message) == (
-            Phase.QUEUED,
-            "pod stdlib-llama-a1-ranks-0-1: Unschedulable: 0/2 nodes are available",
-        )
+        said = "pod stdlib-llama-a1-ranks-0-1: Unschedulable: 0/2 nodes are available; add nodes or free some"
+        assert (status.phase, status.message.partition(",")[0]) == (Phase.QUEUED, said)
         assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "Waiting")
+
+    @pytest.mark.parametrize("ahead", [3_600.0, -3_600.0])
+    def test_a_clock_that_is_off_is_told_and_decides_nothing(self, operating: Operating, ahead: float) -> None:
+        """The scheduler dates since when a pod has no place by the cluster's clock, the operator waits by its own."""
+        operating.kube.clock = lambda: operating.now - ahead
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example(resources={"ranks": 2, "minRanks": 1}))
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.kube.clock())
+        operating.now += 119.0
+        operating.turn()
+        admitted = operating.status(uid).condition(ConditionType.ADMITTED)
+        assert admitted is not None
+        which = "ahead of" if ahead > 0 else "behind"
+        assert f"about 60 min {which} the cluster's; have their machines follow one time server" in admitted.message
+        assert operating.status(uid).attempt == 1
+        operating.now += 2.0
+        operating.turn()
+        assert (operating.status(uid).attempt, operating.status(uid).ranks) == (2, 1)
+
+    @pytest.mark.parametrize(("late", "says"), [(20.0, ""), (-20.0, ""), (40.0, "about 1 min ahead")])
+    def test_what_a_call_takes_is_no_difference(self, operating: Operating, late: float, says: str) -> None:
+        operating.kube.clock = lambda: operating.now - late
+        uid = operating.kube.submit(example())
+        operating.turn()
+        admitted = operating.status(uid).condition(ConditionType.ADMITTED)
+        assert admitted is not None
+        assert says in admitted.message
+        assert bool(says) == ("clock" in admitted.message)
 
     def test_a_queue_admits(self, operating: Operating) -> None:
         uid = operating.kube.submit(example(kubernetes={"queueName": "team"}))

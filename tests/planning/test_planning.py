@@ -112,7 +112,9 @@ print('{"answer": {"what": "nothing fits"}}')
 """
 
 
-@pytest.mark.parametrize(("deaths", "said"), [(1, "nothing fits"), (2, "nothing fits"), (3, "ended by signal 9, 3 times")])
+@pytest.mark.parametrize(
+    ("deaths", "said"), [(1, "nothing fits"), (2, "nothing fits"), (3, "ended by signal 9, 3 times")]
+)
 def test_a_process_that_was_killed_is_started_again_and_told_apart(tmp_path: Path, deaths: int, said: str) -> None:
     """The kernel ends what takes too much memory; that it did says nothing about the job."""
     begun = tmp_path / "begun"

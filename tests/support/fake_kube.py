@@ -39,7 +39,8 @@ def _told(write: Callable[Concatenate[FakeKube, P], R]) -> Callable[Concatenate[
 class FakeKube:
     """See the module. ``hook`` is called before every write, ``after`` after it, with a word for it; both may raise.
 
-    ``refusals`` are what a cluster says that makes nothing of a kind, or does not know it.
+    ``refusals`` are what a cluster says that makes nothing of a kind, or does not know it. What it makes it dates by
+    ``clock``, if it has one.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class FakeKube:
         self.refusals: dict[str, KubeError] = {}
         self.hidden: set[str] = set()
         self.failure: KubeError | None = None
+        self.clock: Callable[[], float] | None = None
         self._numbers = itertools.count(1)
 
     # What the operator calls
@@ -142,6 +144,8 @@ class FakeKube:
         metadata = found["metadata"]
         metadata.setdefault("uid", f"uid-{next(self._numbers)}")
         metadata.setdefault("generation", 1)
+        if self.clock is not None:
+            metadata.setdefault("creationTimestamp", format_instant(int(self.clock())))
         self.objects[(resource.plural, metadata.get("namespace", ""), metadata["name"])] = found
         return self.touch(found)
 

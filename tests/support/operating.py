@@ -38,7 +38,7 @@ class Operating:
         self.cache = Cache(self.clock)
         self.planning = Planning(self._planner)
         announcer = Announcer(self.kube, self.clock)
-        self.actions = Actions(self.kube, self.cache, SETTINGS)
+        self.actions = Actions(self.kube, self.cache, SETTINGS, self.clock)
         self.reconciler = Reconciler(self.cache, self.actions, self.planning, self.clock, announcer.phase)
 
     def clock(self) -> float:

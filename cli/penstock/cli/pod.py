@@ -103,7 +103,9 @@ def read_job(path: Path) -> PipelineJob:
     try:
         job = PipelineJob.from_manifest(json.loads(path.read_text()))
     except FileNotFoundError:
-        raise RunError(f"{path} is not there: the attempt's ConfigMap was deleted; the next attempt has its own") from None
+        raise RunError(
+            f"{path} is not there: the attempt's ConfigMap was deleted; the next attempt has its own"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(what=f"cannot be read: {error}", where=str(path), remedy="delete the attempt") from None
     if not job.metadata.uid:

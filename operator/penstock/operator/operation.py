@@ -57,7 +57,7 @@ class Operation:
         self.cache = Cache(clock, self._news)
         self._planning = Planning(planner, settings.num_planners, self._metrics.planning.observe)
         self._announcer = Announcer(self._kube, clock)
-        actions = Actions(self._kube, self.cache, settings)
+        actions = Actions(self._kube, self.cache, settings, clock)
         self._reconciler = Reconciler(self.cache, actions, self._planning, clock, self._announce)
         self._queue = WorkQueue(self._reconcile, self._failed)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="reconcile")

@@ -156,6 +156,7 @@ class Reconciler:
             service_since=self._cache.service_since,
             stepped_at=draft.seen.stepped_at,
             room=self._cache.room(uid),
+            ahead_seconds=self._cache.ahead_seconds,
             profile_message=self._lost.get(_place(draft.job, status.profile), ""),
         )
         plan, plan_message = self._plan_step(draft)

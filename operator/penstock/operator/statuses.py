@@ -12,6 +12,7 @@ from penstock.core.status import Condition, ConditionStatus, ConditionType, JobS
 from penstock.core.units import format_seconds
 from penstock.kube.transport import KubeError
 from penstock.operator.observe import Facts, hindrance, missing_pods
+from penstock.operator.remedies import clocks_differ
 
 _DRIFTED_RATIO, _SETTLED_RATIO = 1.3, 1.15
 """Of measured and predicted length of a step, whichever way: from where on it is told, and until where."""
@@ -114,7 +115,8 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str)
     live = status.phase in LIVE
     if status.attempt:
         is_admitted = live or status.phase is Phase.SUCCEEDED
-        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", "Waiting", waits_for)
+        message = "; ".join(filter(None, (waits_for, clocks_differ(facts.ahead_seconds))))
+        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", "Waiting", message)
     if status.phase in _PROFILED or status.phase is Phase.PROFILING:
         yield _profiled(status, facts)
     if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":
