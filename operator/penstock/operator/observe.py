@@ -33,8 +33,8 @@ class Facts:
 
     ``profile`` and ``plan`` are where measuring and planning for that attempt are, with a message for one that failed.
     ``service_since`` is since when the service has been there without a break; none while it is away. ``stepped_at`` is
-    when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for. What the
-    cluster dated is ``ahead_seconds`` later by this process's clock.
+    when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for. By
+    this process's clock all that the cluster dated is ``ahead_seconds`` later.
     """
 
     job: PipelineJob
