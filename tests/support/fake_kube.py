@@ -89,7 +89,7 @@ class FakeKube:
         metadata = made["metadata"]
         name = metadata.setdefault("name", f"{metadata.pop('generateName', '')}{next(self._numbers)}")
         self._write(f"create {manifest['kind']} {name}")
-        key = (KINDS[manifest["kind"]].plural, metadata["namespace"], name)
+        key = (KINDS[manifest["kind"]].plural, metadata.get("namespace", ""), name)
         if key[0] in self.refusals:
             raise self.refusals[key[0]]
         if key in self.objects:
@@ -100,7 +100,7 @@ class FakeKube:
     def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
         metadata = manifest["metadata"]
         self._write(f"apply {manifest['kind']} {metadata['name']} {subresource}".strip())
-        key = (KINDS[manifest["kind"]].plural, metadata["namespace"], metadata["name"])
+        key = (KINDS[manifest["kind"]].plural, metadata.get("namespace", ""), metadata["name"])
         found = self.objects.get(key)
         if found is None:
             if subresource:
@@ -205,7 +205,8 @@ class FakeKube:
             name = f"{jobset['metadata']['name']}-ranks-0-{index}"
             owner = [{"uid": jobset["metadata"]["uid"]}]
             labels = {**template["metadata"]["labels"], INDEX_LABEL: str(index)}
-            metadata = {"name": name, "namespace": "default", "labels": labels, "ownerReferences": owner}
+            namespace = jobset["metadata"]["namespace"]
+            metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": owner}
             state = {"name": TRAINER_CONTAINER, "imageID": "image@1", "state": {"running": {}}}
             status = {"phase": "Running", "podIP": f"10.0.0.{index + 1}", "containerStatuses": [state]}
             self.add(PODS, {"metadata": metadata, "spec": {"nodeName": node}, "status": status})

@@ -183,8 +183,13 @@ class Actions:
         self._kube.apply(manifests.config_map(job, attempt, self._settings, plan))
 
     def profile(self, namespace: str, name: str) -> Profile:
-        """The measurement that the service laid into a ConfigMap; raises `UserError` if it is gone, or none."""
+        """The measurement that lies in a ConfigMap of that namespace, or of the one that ``name`` begins with.
+
+        Raises `UserError` if it is gone, or none.
+        """
         where, remedy = f"ConfigMap {name}", "nothing: it is measured again"
+        if "/" in name:
+            namespace, _, name = name.partition("/")
         try:
             found = self._kube.get(CONFIG_MAPS, namespace, name)
             return Profile.from_manifest(unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))

@@ -61,6 +61,7 @@ class Cache:
         self._service_since: float | None = None
         self._rooms: Mapping[str, Room] = {}
         self._ahead_seconds = 0.0
+        self._shared: Mapping[str, str] = {}
 
     # Jobs
 
@@ -117,6 +118,17 @@ class Cache:
         with self._lock:
             told = (job.status.profile for job in self._jobs.values() if job.namespace == namespace)
             return next((each for each in told if each is not None and each.key == key), None)
+
+    def shared_profile(self, key: str) -> ProfileStatus | None:
+        """The measurement with that key which a ClusterProfile names, for jobs of all namespaces."""
+        with self._lock:
+            ref = self._shared.get(key)
+        return None if ref is None else ProfileStatus(ref=ref, key=key)
+
+    def see_shared_profiles(self, refs: Mapping[str, str]) -> None:
+        """ClusterProfiles name these ConfigMaps, by the keys of what they hold."""
+        with self._lock:
+            self._shared = dict(refs)
 
     # What belongs to jobs
 
