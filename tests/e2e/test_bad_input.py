@@ -151,6 +151,7 @@ def test_what_was_measured_waits_for_the_service_and_is_made_again(on: Installed
     assert status.profile is not None
 
     on.kubectl("delete", "configmap", status.profile.ref)
+    on.cluster.wait(one.has_left, "its pods hold their places, and others would come to other nodes")
     other = submitted(on, "unmeasured", resources=NOBODY_ELSE_S, training=small_training(2))
     ended = other.wait_for(Phase.SUCCEEDED)
     assert any("with what was measured is gone" in message for _, message in other.events())

@@ -57,6 +57,7 @@ def test_it_is_measured_once_and_for_all(on: Installed, profile: str) -> None:
     columns = on.cluster.kubectl("get", "cprof", profile).splitlines()[1].split()
     assert columns[:3] == [NAME, "True", "2"]
     on.cluster.wait(lambda: not _jobs(on, "pool-profile"), "the job that measured stays")
+    on.wait_for_room(["pool-profile"])
 
     job = submitted(on, "ahead", resources={"ranks": 2, "memoryPerRank": MEMORY}, training=small_training(2))
     ended = job.wait_for(Phase.SUCCEEDED)
