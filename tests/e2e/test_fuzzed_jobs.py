@@ -28,7 +28,7 @@ NOWHERE = EXAMPLE.replace("nodeSelector: {}", "nodeSelector: {no: such}").replac
 _numbers = itertools.count(1)
 
 
-@settings(max_examples=20, **UNHURRIED)
+@settings(max_examples=60, **UNHURRIED)
 @given(manifest=changed(NOWHERE))
 def test_what_is_applied_is_refused_or_seen_to(on: Installed, manifest: dict[str, Any]) -> None:
     job = taken(on, manifest)
