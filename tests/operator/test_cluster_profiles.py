@@ -16,7 +16,7 @@ from penstock.kube.names import PROFILE_FILE
 from penstock.kube.packing import unpacked
 from penstock.kube.resources import CLUSTER_PROFILES, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
-from penstock.operator.cluster_profiles import in_short, measuring_job
+from penstock.operator.measuring import in_short, measuring_job
 from tests.support.fake_supervisors import CrashError, FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import Operating

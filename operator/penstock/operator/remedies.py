@@ -4,19 +4,14 @@ from __future__ import annotations
 
 _GOES_ON = "the job goes on by itself"
 _NEW_JOB = "a spec stays as it is, so make a new job"
+_IMAGE = f"push the image or give the account a pull secret, and {_GOES_ON}; or mend kubernetes.image in a new job"
 
 _BY_WORD = (
     ("persistentvolumeclaim", f"make the claim, and {_GOES_ON}"),
     ("Unschedulable", f"add nodes or free some, and {_GOES_ON}; or make a new job that asks for less, or has minRanks"),
     ("InvalidImageName", f"mend kubernetes.image; {_NEW_JOB}"),
-    (
-        "ErrImage",
-        f"push the image or give the account a pull secret, and {_GOES_ON}; or mend kubernetes.image in a new job",
-    ),
-    (
-        "ImagePull",
-        f"push the image or give the account a pull secret, and {_GOES_ON}; or mend kubernetes.image in a new job",
-    ),
+    ("ErrImage", _IMAGE),
+    ("ImagePull", _IMAGE),
     ("CreateContainerConfigError", f"make what kubernetes.env names, and {_GOES_ON}"),
 )
 """The first word that is in what was said decides."""
