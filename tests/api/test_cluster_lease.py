@@ -196,6 +196,26 @@ class TestFollowing:
         wait_until(self.is_there(here, "later"), 20)
         assert here.stored().deleted_at is not None
 
+    def test_a_definition_that_is_gone_deletes_no_job(self, here: OnCluster, part: Callable[[str], Following]) -> None:
+        """It is, for a service that begins while definitions are made anew."""
+        here.fake.add_job(job_manifest())
+        here.mirror()
+        lists = []
+
+        def hook(call: Call) -> None:
+            if call.place[0] == "pipelinejobs" and not call.place[2]:
+                lists.append(call)
+                raise RefusedError(404, "NotFound", "404 page not found")
+
+        here.fake.hook = hook
+        part("one").turn()
+        wait_until(lambda: len(lists) >= 2, 10)
+        assert here.stored().deleted_at is None
+        here.fake.hook = lambda call: None
+        here.fake.add_job(job_manifest("later"))
+        wait_until(self.is_there(here, "later"), 20)
+        assert here.stored().deleted_at is None
+
     def test_what_nobody_expects_ends_no_thread(
         self, here: OnCluster, part: Callable[[str], Following], caplog: pytest.LogCaptureFixture
     ) -> None:

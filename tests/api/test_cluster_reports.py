@@ -104,8 +104,26 @@ class TestProgress:
         (call,) = [call for call in here.fake.calls if call.method == "PATCH"]
         assert call.query == {"fieldManager": "penstock-service", "force": "true"}
         assert set(call.body["status"]) == {"progress"}
-        assert call.body["metadata"] == {"name": "tiny", "namespace": "default", "uid": uid_of(job)}
+        meant = {"name": "tiny", "namespace": "default", "uid": uid_of(job)}
+        assert call.body["metadata"] == {**meant, "resourceVersion": call.body["metadata"]["resourceVersion"]}
         assert here.fake.job("tiny")["status"]["phase"] == "Running"
+
+    def test_a_namesake_is_not_struck(self, here: OnCluster) -> None:
+        """The job was deleted and made again, and nobody has told the service yet."""
+        job = running(here)
+        here.send(POD, step_records(uid_of(job), range(3)))
+        here.fake.remove(job)
+        here.fake.add_job(job_manifest(), phase="Running", attempt=1)
+        here.turn()
+        assert here.progress() == {}
+
+    def test_what_somebody_wrote_meanwhile_is_no_obstacle(self, here: OnCluster) -> None:
+        job = running(here)
+        here.send(POD, step_records(uid_of(job), range(3)))
+        here.fake.touch(job, message="the operator was faster than its watch")
+        here.turn()
+        assert here.progress()["step"] == 3
+        assert len(here.fake.words("PATCH")) == 2
 
     def test_a_new_attempt_begins_anew_and_at_once(self, here: OnCluster) -> None:
         job = running(here)

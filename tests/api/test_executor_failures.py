@@ -143,6 +143,21 @@ def test_a_deadline_ends_the_job_and_its_attempt(world: World) -> None:
     assert world.supervisors.living == []
 
 
+def test_a_deadline_does_not_count_while_suspended(world: World) -> None:
+    world.supervisors.scripts = [RUNS_ON]
+    uid = world.submit(activeDeadlineSeconds=100)
+    world.until(uid, Phase.RUNNING)
+    world.suspend(uid)
+    world.until(uid, Phase.SUSPENDED)
+    world.clock.now += 1_000
+    world.turn()
+    assert world.job(uid).phase is Phase.SUSPENDED
+    world.suspend(uid, False)
+    world.until(uid, Phase.RUNNING)
+    world.clock.now += 101
+    assert world.until(uid, Phase.FAILED).phase_reason == "DeadlineExceeded"
+
+
 # Silence
 
 

@@ -48,10 +48,19 @@ class Cluster:
         self.attempt.out.mkdir()
 
     @property
+    def cgroups(self) -> Path:
+        """Where the kernel tells of this container."""
+        return self.attempt.out.parent / "cgroups"
+
+    @property
     def pod(self) -> Pod:
         folder = self.folder
         files = PodFiles(
-            attempt=folder.attempt_files, pod=folder.pod_files, token=folder.token, termination=folder.termination
+            attempt=folder.attempt_files,
+            pod=folder.pod_files,
+            token=folder.token,
+            termination=folder.termination,
+            cgroups=self.cgroups,
         )
         return Pod(
             uid=folder.uid,
@@ -218,6 +227,24 @@ def test_a_failure_is_told_with_the_code_of_one(tmp_path: Path) -> None:
     report = cluster.report
     assert (report.state, report.refused, report.last_checkpoint) == (AttemptState.FAILED, False, 5)
     assert "rank 1 (process 4711) was killed" in report.message
+
+
+def test_ranks_that_were_killed_for_memory_are_told_of_as_such(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, FakeWorkers(profile_ends=[killed()]))
+    cluster.cgroups.mkdir()
+    (cluster.cgroups / "memory.events").write_text("oom 1\noom_kill 1\n")
+    cluster.attempt.measure()
+    assert cluster.live() == 1
+    assert cluster.report.message.startswith("rank 1 (process 4711) was killed")
+    assert cluster.report.message.endswith("raise resources.memoryPerRank")
+
+
+def test_a_manifest_that_is_gone_is_no_mistake_of_the_job_s(cluster: Cluster) -> None:
+    """Somebody deleted the attempt's ConfigMap before the pod began; the next attempt has another."""
+    (cluster.folder.attempt_files / JOB_FILE).unlink()
+    assert cluster.live() == 1
+    assert not cluster.report.refused
+    assert "the attempt's ConfigMap was deleted" in cluster.report.message
 
 
 def test_a_mistake_is_told_with_the_code_of_one(tmp_path: Path) -> None:

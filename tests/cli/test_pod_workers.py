@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from penstock.cli import pod_workers
 from penstock.cli.pod_workers import RESULT_SECONDS, Patient, PodWorkers
 from penstock.core.errors import RunError, UserError
-from penstock.core.pod import PodBinding
+from penstock.core.pod import MEASURES_LABEL, PodBinding
 from penstock.trainer.data.reporter import SILENT
 from penstock.trainer.launch import LaunchSpec, Nodes
 from penstock.trainer.rundir import RunDir, write_json
@@ -47,6 +48,16 @@ def run(tmp_path: Path) -> RunDir:
 
 def workers(place: PodBinding | None = PLACE) -> PodWorkers:
     return PodWorkers(lambda: place, Path("/cache"))
+
+
+def test_a_job_that_only_measures_has_no_data(run: RunDir, tmp_path: Path) -> None:
+    """What it names is not looked for; of any other job it would be."""
+    job = sample_job()
+    away = replace(job, spec=replace(job.spec, data=replace(job.spec.data, source=str(tmp_path / "nowhere"))))
+    with pytest.raises(UserError, match="nowhere"):
+        workers().prepare(away, run, SILENT)
+    workers().prepare(replace(away, metadata=replace(away.metadata, labels={MEASURES_LABEL: "pool"})), run, SILENT)
+    assert not run.data.exists()
 
 
 def test_measuring_ranks_are_devices(run: RunDir, launched: list[LaunchSpec]) -> None:

@@ -59,7 +59,7 @@ class Executor:
                     attempt_ranks=ranks,
                     stop_requested=False,
                     plan=Step.MISSING,
-                    first_started_at=self.now if self.seen.first_started_at is None else self.seen.first_started_at,
+                    active_since=self.now if self.seen.active_since is None else self.seen.active_since,
                 )
             case life.StartProfile():
                 self.observe(profile=Step.DONE)
@@ -288,6 +288,12 @@ def test_the_deadline_ends_a_running_attempt() -> None:
     assert executor.seen.attempt_gone
 
 
+def test_a_suspended_job_outlives_its_deadline() -> None:
+    suspended = Observed(phase=Phase.SUSPENDED, active_since=0.0)
+    job = spec(runPolicy__activeDeadlineSeconds=60, runPolicy__suspend=True)
+    assert decide(job, suspended, 61.0) == []
+
+
 def test_a_plan_that_fits_nowhere_fails_at_once() -> None:
     executor = Executor(spec(), Observed(phase=Phase.PLANNING, plan=Step.FAILED, attempt=1, admitted=True))
     executor.observe(attempt_state=AttemptState.READY, attempt_gone=False)
@@ -354,7 +360,7 @@ TIMES = st.none() | st.floats(0, 1000)
         profile=st.sampled_from(Step),
         plan=st.sampled_from(Step),
         failures=st.integers(0, 5),
-        first_started_at=TIMES,
+        active_since=TIMES,
         failed_at=TIMES,
         finished_at=TIMES,
         queued_at=TIMES,

@@ -150,6 +150,7 @@ def test_the_operator_s_pod_is_restricted(helm: Helm, kubectl: Kubectl) -> None:
         ("create", "pods"),
         ("delete", "pods"),
         ("create", "pods/exec"),
+        ("create", "pipelinejobs.penstock.dev"),
         ("update", "pipelinejobs.penstock.dev"),
         ("patch", "nodes"),
         ("delete", "persistentvolumeclaims"),

@@ -22,6 +22,7 @@ from penstock.api.cluster.kube import HttpCluster
 from penstock.api.cluster.membership import Membership, Place, following, join
 from penstock.api.service import Service
 from penstock.core.records import Record, RecordKind
+from penstock.core.status import JobProgress
 from penstock.kube.connecting import connect
 from penstock.kube.names import (
     API_VERSION,
@@ -34,6 +35,7 @@ from penstock.kube.names import (
     attempt_name,
     profile_name,
 )
+from penstock.kube.transport import KubeError
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.repository import ROOT
 from tests.support.sample_run import sample_profile
@@ -269,6 +271,23 @@ class TestRanks:
         for job, status in ((first, 200), (other, 403)):
             records = [each.to_manifest() for each in step_records(job["metadata"]["uid"], range(1))]
             assert client.post("/v1/ingest", json={"records": records}).status_code == status
+
+
+def test_a_namesake_is_known_by_its_version(
+    cluster: Cluster, namespace: str, member: tuple[Service, Membership]
+) -> None:
+    """Of a status alone a cluster takes what names another's uid, so the version has to say who is meant."""
+    kube, progress = member[1].kube, JobProgress(attempt=1, step=3)
+    gone = made(cluster, namespace, phase="Running", attempt=1)["metadata"]
+    cluster.kubectl("--namespace", namespace, "delete", "pipelinejob", "tiny")
+    job = made(cluster, namespace, phase="Running", attempt=1)
+    meant = (namespace, "tiny", gone["uid"])
+    with pytest.raises(KubeError) as raised:
+        kube.report(meant, progress, gone["resourceVersion"])
+    assert raised.value.is_conflict
+    assert "progress" not in cluster.get("pipelinejob", "tiny", "--namespace", namespace)["status"]
+    kube.report(meant, progress, job["metadata"]["resourceVersion"])
+    assert cluster.get("pipelinejob", "tiny", "--namespace", namespace)["status"]["progress"]["step"] == 3
 
 
 def test_the_lease_is_fresh(cluster: Cluster, namespace: str, part: Following) -> None:

@@ -66,6 +66,17 @@ class TestRights:
                 role
             )
 
+    @pytest.mark.parametrize(("values", "where"), [((), NAMESPACE), (VARIANTS["one namespace"], "team")])
+    def test_jobs_that_measure_are_made_in_one_namespace(self, values: tuple[str, ...], where: str) -> None:
+        makers = {
+            (role["kind"], role["metadata"].get("namespace"))
+            for role in render(*values)
+            if role["kind"] in ("Role", "ClusterRole") and "-operator" in role["metadata"]["name"]
+            for rule in role["rules"]
+            if "pipelinejobs" in rule["resources"] and "create" in rule["verbs"]
+        }
+        assert makers == {("Role", where)}
+
     def test_in_one_namespace_jobs_elsewhere_are_out_of_reach(self) -> None:
         found = render(*VARIANTS["one namespace"])
         wide = {
@@ -75,7 +86,9 @@ class TestRights:
             for resource in rule["resources"]
             if not role["metadata"]["name"].endswith(("-edit", "-view"))
         }
-        assert wide == {"nodes", "customresourcedefinitions", "namespaces", "tokenreviews", "subjectaccessreviews"}
+        reviews = {"tokenreviews", "subjectaccessreviews"}
+        profiles = {"clusterprofiles", "clusterprofiles/status"}
+        assert wide == {"nodes", "customresourcedefinitions", "namespaces"} | reviews | profiles
         narrow = {each["metadata"]["namespace"] for each in of_kind(found, "Role", "RoleBinding")}
         assert narrow == {"team", NAMESPACE}
 
@@ -188,9 +201,9 @@ class TestNetwork:
         ports = {port["port"] for rule in spec["egress"] for port in rule.get("ports", ())}
         assert ports == {53, 8470}
 
-    def test_one_in_each_namespace_of_jobs(self) -> None:
+    def test_one_in_each_namespace_of_jobs_and_where_is_measured(self) -> None:
         found = self.policies(*VARIANTS["closed"])
-        assert {namespace for namespace, name in found if name == "penstock-ranks"} == {"team", "other"}
+        assert {namespace for namespace, name in found if name == "penstock-ranks"} == {"team", "other", NAMESPACE}
         assert {"ports": [{"port": 2049}]} in found["team", "penstock-ranks"]["egress"]
         assert {namespace for namespace, name in self.policies("namespace=mine") if name == "penstock-ranks"} == {
             "mine"

@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.lifecycle import Phase
-from penstock.kube.resources import JOBS, JOBSETS, PODS, Resource
+from penstock.kube.resources import CLUSTER_PROFILES, JOBS, JOBSETS, PODS, Resource
 from penstock.kube.transport import Change, KubeError, Listing
 from penstock.operator import handlers, operation
 from penstock.operator.metrics import serve
@@ -119,6 +119,22 @@ def test_a_job_s_whole_life() -> None:
             assert told["penstock_operator_planning_seconds_count"] == 1
             assert told["penstock_operator_reconcile_seconds_count,result=done"] >= 6
             assert told["penstock_operator_api_seconds_count,code=200,resource=jobsets,verb=create"] == 1
+
+    run(test)
+
+
+def test_a_cluster_profile_has_its_job_where_the_operator_lives() -> None:
+    async def test() -> None:
+        kube = Watchable()
+        model = {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kvHeads": 1, "vocab": 257}
+        kube.add(CLUSTER_PROFILES, {"metadata": {"name": "pool"}, "spec": {"model": model, "sequenceLength": 128}})
+        async with operating(kube):
+            await until(lambda: bool(kube.all(JOBSETS)))
+            (jobset,) = kube.all(JOBSETS)
+            assert (jobset["metadata"]["namespace"], jobset["metadata"]["name"]) == (
+                "penstock-system",
+                "pool-profile-a1",
+            )
 
     run(test)
 

@@ -88,11 +88,16 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LONGEST_WAIT_SECONDS", 0.02)
 
 
-def watch(kube: Scripted, until: Callable[[Told, Scripted], bool]) -> Told:
+def watch(kube: Scripted, until: Callable[[Told, Scripted], bool], *, optional: bool = False) -> Told:
     """Watch until something is so; fails if it does not come to be."""
     told = Told()
     watched = Watched(
-        resource=PODS, replace=told.replace, put=told.put, remove=told.remove, selector="penstock.dev/job"
+        resource=PODS,
+        replace=told.replace,
+        put=told.put,
+        remove=told.remove,
+        selector="penstock.dev/job",
+        optional=optional,
     )
     watcher = Watcher(kube, watched, "team", time.time)
     watcher.start()
@@ -136,10 +141,20 @@ def test_a_cluster_that_is_away_is_asked_again() -> None:
     watch(Scripted(away, away, listing("5", "a"), [LONG]), lambda told, _: told.names == {"a"})
 
 
-def test_a_kind_that_the_cluster_does_not_know_has_no_objects() -> None:
-    missing = KubeError(404, "Not Found", "page not found")
-    told = watch(Scripted(missing, listing("5", "a"), [LONG]), lambda told, _: told.names == {"a"})
+UNKNOWN = KubeError(404, "Not Found", "page not found")
+
+
+def test_an_optional_kind_that_the_cluster_does_not_know_has_no_objects() -> None:
+    script = Scripted(UNKNOWN, listing("5", "a"), [LONG])
+    told = watch(script, lambda told, _: told.names == {"a"}, optional=True)
     assert told.replaced == 2
+
+
+def test_a_definition_that_is_gone_says_nothing_of_its_objects() -> None:
+    """Or whoever begins to follow meanwhile would take them all for deleted."""
+    script = Scripted(UNKNOWN, UNKNOWN, listing("5", "a"), [LONG])
+    told = watch(script, lambda told, _: told.names == {"a"})
+    assert told.replaced == 1
 
 
 @pytest.mark.parametrize("name", ["poison", "again"])

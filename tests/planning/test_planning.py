@@ -85,7 +85,6 @@ def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, e
     ("program", "code"),
     [
         ("import sys; sys.exit(3)", 3),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
         ("print('{')", 0),
         ("print('{\"foreign\": 1}')", 0),
         ("print('[]')", 0),
@@ -101,6 +100,32 @@ def test_a_process_that_breaks_answers_with_its_code(program: str, code: int) ->
     found = ended(planner)
     assert (found.plan, found.what) == (None, f"planning ended with code {code}")
     assert found.error
+
+
+DIES = """
+import os, pathlib, signal, sys
+begun = pathlib.Path(sys.argv[1])
+begun.write_text(begun.read_text() + "x")
+if len(begun.read_text()) <= int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+print('{"answer": {"what": "nothing fits"}}')
+"""
+
+
+@pytest.mark.parametrize(
+    ("deaths", "said"), [(1, "nothing fits"), (2, "nothing fits"), (3, "ended by signal 9, 3 times")]
+)
+def test_a_process_that_was_killed_is_started_again_and_told_apart(tmp_path: Path, deaths: int, said: str) -> None:
+    """The kernel ends what takes too much memory; that it did says nothing about the job."""
+    begun = tmp_path / "begun"
+    begun.write_text("")
+    planner = ProcessPlanner((sys.executable, "-c", DIES, str(begun), str(deaths)))
+    planner.start("a", Question(spec=job()))
+    found = ended(planner)
+    assert said in found.what
+    assert ("memory" in found.remedy) == (deaths == 3)
+    assert len(begun.read_text()) == min(deaths + 1, 3)
+    assert not planner.busy("a")
 
 
 def test_an_answer_is_told_once() -> None:

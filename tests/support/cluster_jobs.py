@@ -123,6 +123,10 @@ class ClusterJob:
         """Those there are, of one attempt or of all."""
         return self._children("pods", attempt)
 
+    def has_left(self) -> bool:
+        """Whether its pods hold no place any more; that they have ended is seen earlier."""
+        return all(each["status"].get("phase") in ("Succeeded", "Failed") for each in self.pods())
+
     def jobsets(self) -> list[dict[str, Any]]:
         """Those there are, oldest attempt first."""
         return sorted(self._children("jobsets"), key=lambda each: int(each["metadata"]["labels"][ATTEMPT_LABEL]))

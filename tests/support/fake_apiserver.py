@@ -164,7 +164,7 @@ class FakeApiserver:
                 raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
             if call.method == "GET":
                 return found
-            self._check(found, call.body)
+            self._check(found, call.body, subresource)
             if call.method == "DELETE":
                 self.remove(found)
                 return {"kind": "Status", "status": "Success"}
@@ -225,10 +225,11 @@ class FakeApiserver:
         ]
         return {"items": items, "metadata": {"resourceVersion": str(next(self._numbers))}}
 
-    def _check(self, found: Found, body: Any) -> None:
+    def _check(self, found: Found, body: Any, subresource: str) -> None:
+        """Of a status that is written, a real one does not look at the uid either."""
         told = body or {}
         wanted = told.get("preconditions") or told.get("metadata") or {}
-        for name in ("uid", "resourceVersion"):
+        for name in ("resourceVersion",) if subresource == "status" else ("uid", "resourceVersion"):
             if wanted.get(name) not in (None, found["metadata"][name]):
                 raise RefusedError(409, "Conflict", f"the object has been modified: {name}")
 

@@ -39,7 +39,8 @@ def _told(write: Callable[Concatenate[FakeKube, P], R]) -> Callable[Concatenate[
 class FakeKube:
     """See the module. ``hook`` is called before every write, ``after`` after it, with a word for it; both may raise.
 
-    ``refusals`` are what a cluster says that makes nothing of a kind, or does not know it.
+    ``refusals`` are what a cluster says that makes nothing of a kind, or does not know it. What it makes it dates by
+    ``clock``, if it has one.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class FakeKube:
         self.refusals: dict[str, KubeError] = {}
         self.hidden: set[str] = set()
         self.failure: KubeError | None = None
+        self.clock: Callable[[], float] | None = None
         self._numbers = itertools.count(1)
 
     # What the operator calls
@@ -87,7 +89,7 @@ class FakeKube:
         metadata = made["metadata"]
         name = metadata.setdefault("name", f"{metadata.pop('generateName', '')}{next(self._numbers)}")
         self._write(f"create {manifest['kind']} {name}")
-        key = (KINDS[manifest["kind"]].plural, metadata["namespace"], name)
+        key = (KINDS[manifest["kind"]].plural, metadata.get("namespace", ""), name)
         if key[0] in self.refusals:
             raise self.refusals[key[0]]
         if key in self.objects:
@@ -98,7 +100,7 @@ class FakeKube:
     def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> Object:
         metadata = manifest["metadata"]
         self._write(f"apply {manifest['kind']} {metadata['name']} {subresource}".strip())
-        key = (KINDS[manifest["kind"]].plural, metadata["namespace"], metadata["name"])
+        key = (KINDS[manifest["kind"]].plural, metadata.get("namespace", ""), metadata["name"])
         found = self.objects.get(key)
         if found is None:
             if subresource:
@@ -142,6 +144,8 @@ class FakeKube:
         metadata = found["metadata"]
         metadata.setdefault("uid", f"uid-{next(self._numbers)}")
         metadata.setdefault("generation", 1)
+        if self.clock is not None:
+            metadata.setdefault("creationTimestamp", format_instant(int(self.clock())))
         self.objects[(resource.plural, metadata.get("namespace", ""), metadata["name"])] = found
         return self.touch(found)
 
@@ -201,7 +205,8 @@ class FakeKube:
             name = f"{jobset['metadata']['name']}-ranks-0-{index}"
             owner = [{"uid": jobset["metadata"]["uid"]}]
             labels = {**template["metadata"]["labels"], INDEX_LABEL: str(index)}
-            metadata = {"name": name, "namespace": "default", "labels": labels, "ownerReferences": owner}
+            namespace = jobset["metadata"]["namespace"]
+            metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": owner}
             state = {"name": TRAINER_CONTAINER, "imageID": "image@1", "state": {"running": {}}}
             status = {"phase": "Running", "podIP": f"10.0.0.{index + 1}", "containerStatuses": [state]}
             self.add(PODS, {"metadata": metadata, "spec": {"nodeName": node}, "status": status})

@@ -15,6 +15,7 @@ from penstock.kube.transport import Listing
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer
 from penstock.operator.cache import Cache
+from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
 from penstock.operator.seen import see_jobset, see_node, see_pod
@@ -38,7 +39,8 @@ class Operating:
         self.cache = Cache(self.clock)
         self.planning = Planning(self._planner)
         announcer = Announcer(self.kube, self.clock)
-        self.actions = Actions(self.kube, self.cache, SETTINGS)
+        self.actions = Actions(self.kube, self.cache, SETTINGS, self.clock)
+        self.profiles = ClusterProfiles(self.kube, self.cache, self.actions, "default", self.clock)
         self.reconciler = Reconciler(self.cache, self.actions, self.planning, self.clock, announcer.phase)
 
     def clock(self) -> float:
@@ -60,6 +62,7 @@ class Operating:
         """Watches tell, and every job is looked at, until nothing more happens; when to look again."""
         wait: float | None = None
         for _ in range(times):
+            self.profiles.turn()
             self.look()
             for job in self.cache.jobs():
                 wait = self.reconciler.reconcile(job.uid)

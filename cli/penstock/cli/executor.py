@@ -163,7 +163,7 @@ class Executor:
             plan=Step.DONE if self._plan else Step.MISSING,
             failures=state.failures,
             message=attempt.message if attempt else "",
-            first_started_at=state.started_at,
+            active_since=state.started_at,
             failed_at=state.failed_at,
             finished_at=state.finished_at,
             last_step_at=attempt.last_step_at if attempt else None,

@@ -27,7 +27,7 @@ from penstock.cli.stalling import RankSteps, StallWatch
 from penstock.cli.stopping import StopRequests, listening
 from penstock.cli.supervisor import Supervisor
 from penstock.cli.workers import Workers
-from penstock.core.errors import UserError
+from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PodBinding, termination_message
@@ -99,9 +99,13 @@ def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
 
 
 def read_job(path: Path) -> PipelineJob:
-    """The manifest that the pod was given."""
+    """The manifest that the pod was given; raises `RunError` if it is gone, `UserError` if it cannot be read."""
     try:
         job = PipelineJob.from_manifest(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise RunError(
+            f"{path} is not there: the attempt's ConfigMap was deleted; the next attempt has its own"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(what=f"cannot be read: {error}", where=str(path), remedy="delete the attempt") from None
     if not job.metadata.uid:

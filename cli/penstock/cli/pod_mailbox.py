@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.cli.pod_memory import CGROUPS, explained
 from penstock.core.errors import RunError, UserError
 from penstock.core.plan import Plan
 from penstock.core.pod import (
@@ -41,6 +42,7 @@ class PodFiles:
     pod: Path
     token: Path
     termination: Path
+    cgroups: Path = CGROUPS
 
     @property
     def job(self) -> Path:
@@ -156,4 +158,5 @@ class PodMailbox:
             self._say(f"{report.state}, profile {report.profile}{': ' * bool(report.message)}{report.message}")
         self._told = report
         if report.ended:
-            self._files.termination.write_text(termination_message(report))
+            told = explained(report, self._files.cgroups)
+            self._files.termination.write_text(termination_message(told))

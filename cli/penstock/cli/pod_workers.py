@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.cli.workers import Ranks, launch_spec
 from penstock.core.errors import RunError
 from penstock.core.job import PipelineJob
-from penstock.core.pod import PodBinding
+from penstock.core.pod import MEASURES_LABEL, PodBinding
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.launch import Nodes, Outcome, launch
 from penstock.trainer.rundir import RunDir
@@ -28,6 +28,8 @@ class PodWorkers:
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
         """See `Workers`. Done by one pod; the others wait for it."""
+        if MEASURES_LABEL in job.metadata.labels:
+            return
         from penstock.trainer.prepare import prepare_data
 
         prepare_data(job, run, reporter, cache=self._cache)

@@ -12,6 +12,7 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 JOB_KIND = "PipelineJob"
 JOB_PLURAL = "pipelinejobs"
+PROFILE_KIND = "ClusterProfile"
 
 OPERATOR_MANAGER = "penstock-operator"
 """Who owns what the operator applies."""

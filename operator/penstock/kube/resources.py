@@ -22,6 +22,7 @@ class Resource:
 
 
 JOBS = Resource(api_version="penstock.dev/v1alpha1", plural="pipelinejobs")
+CLUSTER_PROFILES = Resource(api_version="penstock.dev/v1alpha1", plural="clusterprofiles", namespaced=False)
 JOBSETS = Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets")
 BATCH_JOBS = Resource(api_version="batch/v1", plural="jobs")
 CONFIG_MAPS = Resource(api_version="v1", plural="configmaps")

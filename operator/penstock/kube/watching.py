@@ -41,7 +41,8 @@ class Source(Protocol):
 class Watched:
     """What to watch, and who is told: of everything there is, of one that came or changed, of one that went.
 
-    Whoever is told may raise an error to be told everything again.
+    Whoever is told may raise an error to be told everything again. An ``optional`` kind is one that a cluster may do
+    without: it has no objects there. Of any other nothing is told until the cluster knows it again.
     """
 
     resource: Resource
@@ -49,6 +50,7 @@ class Watched:
     put: Callable[[Object], None]
     remove: Callable[[Object], None]
     selector: str = ""
+    optional: bool = False
 
 
 class Watcher:
@@ -115,7 +117,7 @@ class Watcher:
         try:
             listing = self._kube.list(watched.resource, namespace, watched.selector)
         except KubeError as error:
-            if error.is_missing:  # a kind that the cluster does not know has no objects
+            if error.is_missing and watched.optional:
                 watched.replace(Listing(objects=(), version=LAST_VERSION))
                 self.synced.set()
             raise

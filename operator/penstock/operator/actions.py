@@ -7,7 +7,7 @@ the end of the operator, and is then done again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import UserError
@@ -41,8 +41,8 @@ from penstock.operator.storage import require_shared_output
 class Actions:
     """Acts on a cluster; what it writes is in the cache when a call returns."""
 
-    def __init__(self, kube: Kube, cache: Cache, settings: Settings) -> None:
-        self._kube, self._cache, self._settings = kube, cache, settings
+    def __init__(self, kube: Kube, cache: Cache, settings: Settings, clock: Callable[[], float]) -> None:
+        self._kube, self._cache, self._settings, self._clock = kube, cache, settings, clock
 
     def write_status(self, seen: SeenJob, status: JobStatus) -> SeenJob:
         """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, for one that changed.
@@ -115,9 +115,11 @@ class Actions:
 
     def _make(self, manifest: Mapping[str, Any]) -> Object:
         """The object, which may have been there before."""
-        metadata = manifest["metadata"]
+        metadata, now = manifest["metadata"], self._clock()
         try:
-            return self._kube.create(manifest)
+            made = self._kube.create(manifest)
+            self._cache.see_made(made, now)
+            return made
         except KubeError as error:
             if not error.is_taken:
                 raise
@@ -181,8 +183,13 @@ class Actions:
         self._kube.apply(manifests.config_map(job, attempt, self._settings, plan))
 
     def profile(self, namespace: str, name: str) -> Profile:
-        """The measurement that the service laid into a ConfigMap; raises `UserError` if it is gone, or none."""
+        """The measurement that lies in a ConfigMap of that namespace, or of the one that ``name`` begins with.
+
+        Raises `UserError` if it is gone, or none.
+        """
         where, remedy = f"ConfigMap {name}", "nothing: it is measured again"
+        if "/" in name:
+            namespace, _, name = name.partition("/")
         try:
             found = self._kube.get(CONFIG_MAPS, namespace, name)
             return Profile.from_manifest(unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))

@@ -7,6 +7,7 @@ finds every rank where the other had it, and may use what the other measured.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from penstock.core.fitness import batches_to_measure, model_digest
 from penstock.core.job import PipelineJob
@@ -48,16 +49,21 @@ def _binding(
     )
 
 
-def profile_key(job: PipelineJob, pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode]) -> str:
-    """What a measurement by these pods is valid for: their hosts since they last started, the image, the work."""
+def profile_key(
+    job: PipelineJob, pods: Sequence[SeenPod], nodes: Mapping[str, SeenNode], global_batch: int | None = None
+) -> str:
+    """What a measurement by these pods is valid for: their hosts since they last started, the image, the work.
+
+    The work is the job's, or that with another ``global_batch``.
+    """
     spec = job.spec
     named = {
         "hosts": [_identity(nodes, pod.node) for pod in pods],
         "image": sorted({pod.image_id for pod in pods}),
         "model": model_digest(spec.model, spec.data.sequence_length),
         "precision": spec.training.precision.value,
-        "batches": batches_to_measure(spec.training.global_batch),
-        "resources": spec.resources.to_manifest(),
+        "batches": batches_to_measure(global_batch or spec.training.global_batch),
+        "resources": replace(spec.resources, min_ranks=None).to_manifest(),
         "ranksPerPod": spec.kubernetes.ranks_per_pod,
     }
     return digest(named)[:40]

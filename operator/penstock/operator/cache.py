@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from penstock.core.errors import UserError
+from penstock.core.instants import parse_instant
 from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
@@ -22,6 +23,9 @@ from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CLOCK_SLACK_SECONDS = 30.0
+"""Nothing is decided by times of the cluster that would come out differently for less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +60,8 @@ class Cache:
         self._nodes: dict[str, SeenNode] = {}
         self._service_since: float | None = None
         self._rooms: Mapping[str, Room] = {}
+        self._ahead_seconds = 0.0
+        self._shared: Mapping[str, str] = {}
 
     # Jobs
 
@@ -113,6 +119,17 @@ class Cache:
             told = (job.status.profile for job in self._jobs.values() if job.namespace == namespace)
             return next((each for each in told if each is not None and each.key == key), None)
 
+    def shared_profile(self, key: str) -> ProfileStatus | None:
+        """The measurement with that key which a ClusterProfile names, for jobs of all namespaces."""
+        with self._lock:
+            ref = self._shared.get(key)
+        return None if ref is None else ProfileStatus(ref=ref, key=key)
+
+    def see_shared_profiles(self, refs: Mapping[str, str]) -> None:
+        """ClusterProfiles name these ConfigMaps, by the keys of what they hold."""
+        with self._lock:
+            self._shared = dict(refs)
+
     # What belongs to jobs
 
     def jobsets(self, job_uid: str) -> tuple[SeenJobSet, ...]:
@@ -159,7 +176,7 @@ class Cache:
         for uid in uids:
             self._news(uid)
 
-    # Nodes and the service
+    # Nodes, the service and the cluster's clock
 
     def nodes(self) -> Mapping[str, SeenNode]:
         """By name; not to be changed."""
@@ -200,6 +217,21 @@ class Cache:
         with self._lock:
             if there != (self._service_since is not None):
                 self._service_since = now if there else None
+
+    @property
+    def ahead_seconds(self) -> float:
+        """By how much this process's clock is ahead of the cluster's; 0 where that is too little to matter."""
+        with self._lock:
+            return self._ahead_seconds
+
+    def see_made(self, found: Object, asked_at: float) -> None:
+        """The cluster has just made it, and dated it by its own clock, in whole seconds."""
+        made_at = parse_instant(found["metadata"].get("creationTimestamp"), "creationTimestamp")
+        if made_at is None:
+            return
+        ahead = max(0.0, asked_at - made_at) or min(0.0, self._clock() - made_at)
+        with self._lock:
+            self._ahead_seconds = ahead if abs(ahead) > CLOCK_SLACK_SECONDS else 0.0
 
     def room(self, uid: str) -> Room | None:
         """What was found for more of a job's ranks, if that was looked for."""

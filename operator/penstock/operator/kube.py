@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from penstock.kube.names import OPERATOR_MANAGER
-from penstock.kube.resources import CLAIMS, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Resource
+from penstock.kube.resources import CLAIMS, CLUSTER_PROFILES, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Resource
 from penstock.kube.transport import APPLY, MERGE, Change, KubeError, Listing, Object, Transport
 
 KINDS = {
     "PipelineJob": JOBS,
+    "ClusterProfile": CLUSTER_PROFILES,
     "JobSet": JOBSETS,
     "ConfigMap": CONFIG_MAPS,
     "PersistentVolumeClaim": CLAIMS,

@@ -11,6 +11,7 @@ from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
 from penstock.kube.names import RANKS_JOB
 from penstock.operator.manifests import num_pods
+from penstock.operator.remedies import remedied
 from penstock.operator.room import Room
 from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
@@ -32,7 +33,8 @@ class Facts:
 
     ``profile`` and ``plan`` are where measuring and planning for that attempt are, with a message for one that failed.
     ``service_since`` is since when the service has been there without a break; none while it is away. ``stepped_at`` is
-    when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for.
+    when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for. By
+    this process's clock all that the cluster dated is ``ahead_seconds`` later.
     """
 
     job: PipelineJob
@@ -47,6 +49,7 @@ class Facts:
     stepped_at: float = 0.0
     profile_message: str = ""
     room: Room | None = None
+    ahead_seconds: float = 0.0
 
     @property
     def wanted_pods(self) -> int:
@@ -76,7 +79,7 @@ def observe(facts: Facts) -> Observed:
         plan=facts.plan,
         failures=status.failures,
         message=message if state in _ENDS else facts.profile_message or facts.plan_message or message,
-        first_started_at=status.started_at,
+        active_since=status.started_at,
         failed_at=status.failed_at,
         finished_at=status.finished_at,
         queued_at=status.phase_entered_at if status.phase is Phase.QUEUED else None,
@@ -206,7 +209,7 @@ def hindrance(facts: Facts) -> str:
     found = next((pod for pod in facts.pods if pod.hindrance), None)
     if found is None or found.hindrance is None:
         return ""
-    return f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}"
+    return remedied(f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}")
 
 
 def missing_pods(facts: Facts, now: float) -> str:
@@ -223,12 +226,12 @@ def missing_pods(facts: Facts, now: float) -> str:
 def short_since(facts: Facts) -> float | None:
     """Since when pods of the attempt have had no place."""
     times = [pod.hindrance.since for pod in facts.pods if pod.hindrance and pod.hindrance.since is not None]
-    return min(times, default=None)
+    return min(times) + facts.ahead_seconds if times else None
 
 
 def _node_lost_since(facts: Facts) -> float | None:
     times = [node.not_ready_since for node in facts.nodes.values() if node.not_ready_since is not None]
-    return min(times, default=None)
+    return min(times) + facts.ahead_seconds if times else None
 
 
 def _feasible_ranks(facts: Facts) -> int | None:

@@ -20,6 +20,7 @@ from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer, about
 from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.kube import HttpKube, Kube
 from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
@@ -40,6 +41,7 @@ SYNC_SECONDS = 60.0
 UNSYNCED_SECONDS = 1.0
 SERVICE_LOOK_SECONDS = 5.0
 PLANNING_LOOK_SECONDS = 0.1
+PROFILES_LOOK_SECONDS = 5.0
 MOST_STUCK_SECONDS = 180.0
 
 
@@ -57,7 +59,8 @@ class Operation:
         self.cache = Cache(clock, self._news)
         self._planning = Planning(planner, settings.num_planners, self._metrics.planning.observe)
         self._announcer = Announcer(self._kube, clock)
-        actions = Actions(self._kube, self.cache, settings)
+        actions = Actions(self._kube, self.cache, settings, clock)
+        self._profiles = ClusterProfiles(self._kube, self.cache, actions, settings.measuring_namespace, clock)
         self._reconciler = Reconciler(self.cache, actions, self._planning, clock, self._announce)
         self._queue = WorkQueue(self._reconcile, self._failed)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="reconcile")
@@ -79,6 +82,7 @@ class Operation:
             self._resync: self._settings.resync_seconds,
             self._look_for_service: SERVICE_LOOK_SECONDS,
             self._look_for_plans: PLANNING_LOOK_SECONDS,
+            self._look_at_profiles: PROFILES_LOOK_SECONDS,
         }
         self._beats = [loop.create_task(_every(seconds, beat)) for beat, seconds in beats.items()]
 
@@ -167,6 +171,9 @@ class Operation:
 
     async def _look_for_service(self) -> None:
         self.cache.see_service(await self._in_thread(self._presence.look), self._clock())
+
+    async def _look_at_profiles(self) -> None:
+        await self._in_thread(self._profiles.turn)
 
     async def _look_for_plans(self) -> None:
         for key in await self._in_thread(self._planning.turn):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.fitness import ANY_GLOBAL_BATCH
 from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.lifecycle import (
@@ -28,6 +29,7 @@ from penstock.core.lifecycle import (
     decide,
 )
 from penstock.core.plan import Plan
+from penstock.core.pod import MEASURES_LABEL
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import KubeError
 from penstock.operator import binding
@@ -111,6 +113,8 @@ class Reconciler:
 
     def _advance(self, draft: _Draft) -> bool:
         """One decision; whether it changed something, so that there may be another."""
+        if _has_measured(draft):
+            return False
         if self._is_half_launched(draft):
             self._launch(draft)
             return True
@@ -156,6 +160,7 @@ class Reconciler:
             service_since=self._cache.service_since,
             stepped_at=draft.seen.stepped_at,
             room=self._cache.room(uid),
+            ahead_seconds=self._cache.ahead_seconds,
             profile_message=self._lost.get(_place(draft.job, status.profile), ""),
         )
         plan, plan_message = self._plan_step(draft)
@@ -173,12 +178,16 @@ class Reconciler:
         return Step.WORKING if measuring(facts) else Step.MISSING
 
     def _known_profile(self, facts: Facts) -> ProfileStatus | None:
-        """A measurement of the same work on the same hosts: this job's, or another's of its namespace."""
-        found = self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
-        return None if _place(facts.job, found) in self._lost else found
+        """A measurement of the same work on the same hosts: this job's, another's of its namespace, or everybody's."""
+        if is_measuring(facts.job):
+            return None
+        own = self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
+        shared = self._cache.shared_profile(self._profile_key(facts, ANY_GLOBAL_BATCH))
+        return next((each for each in (own, shared) if each and _place(facts.job, each) not in self._lost), None)
 
-    def _profile_key(self, facts: Facts) -> str:
-        return binding.profile_key(facts.job, binding.in_order(facts.pods, facts.nodes), facts.nodes)
+    @staticmethod
+    def _profile_key(facts: Facts, global_batch: int | None = None) -> str:
+        return binding.profile_key(facts.job, binding.in_order(facts.pods, facts.nodes), facts.nodes, global_batch)
 
     def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
         key = self._questions.get(draft.seen.uid)
@@ -260,7 +269,8 @@ class Reconciler:
     def _begin(self, draft: _Draft, facts: Facts, launch: Launch, now: float) -> bool:
         """The attempt's number is written down before anything bears it, so that no other attempt ever does."""
         try:
-            self._actions.require_storage(draft.job, launch.ranks)
+            if not is_measuring(draft.job):
+                self._actions.require_storage(draft.job, launch.ranks)
         except UserError as mistake:
             self._enter(draft, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
             return True
@@ -312,6 +322,15 @@ class Reconciler:
         self._actions.publish_plan(draft.job, draft.status.attempt, plan)
         pods = binding.in_order(facts.pods, facts.nodes)
         self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, plan.digest))
+
+
+def is_measuring(job: PipelineJob) -> bool:
+    """Whether the job is there to measure, and for nothing else."""
+    return MEASURES_LABEL in job.metadata.labels
+
+
+def _has_measured(draft: _Draft) -> bool:
+    return is_measuring(draft.job) and draft.status.profile is not None
 
 
 def _is_effect(decision: Decision) -> bool:

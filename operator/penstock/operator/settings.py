@@ -28,6 +28,11 @@ class Settings:
     resync_seconds: float = 60.0
     metrics_port: int = 8080
 
+    @property
+    def measuring_namespace(self) -> str:
+        """Where ClusterProfiles are measured: the operator's own, or where it does all that it does."""
+        return self.namespace or self.own_namespace
+
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
     """What the variables PENSTOCK_... say; raises `UserError` for what cannot be used."""

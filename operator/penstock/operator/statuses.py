@@ -12,6 +12,7 @@ from penstock.core.status import Condition, ConditionStatus, ConditionType, JobS
 from penstock.core.units import format_seconds
 from penstock.kube.transport import KubeError
 from penstock.operator.observe import Facts, hindrance, missing_pods
+from penstock.operator.remedies import clocks_differ
 
 _DRIFTED_RATIO, _SETTLED_RATIO = 1.3, 1.15
 """Of measured and predicted length of a step, whichever way: from where on it is told, and until where."""
@@ -70,7 +71,20 @@ def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: 
     waits_for = (hindrance(facts) or missing_pods(facts, now)) if queued else ""
     message = waits_for if queued else status.message
     conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for), generation, now)
-    return dataclasses.replace(status, observed_generation=generation, message=message, conditions=conditions)
+    return dataclasses.replace(
+        status,
+        observed_generation=generation,
+        message=message,
+        conditions=conditions,
+        started_at=_active_since(status, facts, now),
+    )
+
+
+def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
+    """As a Job's startTime: suspended, also by a queue, nothing is active, and what it may take is counted anew."""
+    if status.phase is Phase.SUSPENDED or (facts.jobset is not None and facts.jobset.suspended):
+        return None
+    return now if status.started_at is None and facts.jobset is not None else status.started_at
 
 
 def not_launched(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
@@ -101,7 +115,8 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str)
     live = status.phase in LIVE
     if status.attempt:
         is_admitted = live or status.phase is Phase.SUCCEEDED
-        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", "Waiting", waits_for)
+        message = "; ".join(filter(None, (waits_for, clocks_differ(facts.ahead_seconds))))
+        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", "Waiting", message)
     if status.phase in _PROFILED or status.phase is Phase.PROFILING:
         yield _profiled(status, facts)
     if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from penstock.core.errors import UserError
@@ -23,20 +24,20 @@ def watched(cache: Cache) -> list[Watched]:
     """JobSets and pods of attempts, and nodes."""
     jobsets = _children(JOBSETS, see_jobset, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
     pods = _children(PODS, see_pod, cache.replace_pods, cache.put_pod, cache.remove_pod)
-    return [jobsets, pods, _nodes(cache)]
+    return [replace(jobsets, optional=True), pods, _nodes(cache)]
 
 
 def _children(
     resource: Resource,
     see: Callable[[Object], T],
-    replace: Callable[[Iterable[T], int], None],
+    know: Callable[[Iterable[T], int], None],
     put: Callable[[T], None],
     remove: Callable[[T], None],
 ) -> Watched:
     return Watched(
         resource=resource,
         selector=UID_LABEL,
-        replace=lambda listing: replace(_readable(see, listing.objects), int(listing.version)),
+        replace=lambda listing: know(_readable(see, listing.objects), int(listing.version)),
         put=_if_readable(see, put),
         remove=_if_readable(see, remove),
     )

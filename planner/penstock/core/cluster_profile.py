@@ -82,6 +82,7 @@ class ClusterProfileStatus(Manifest):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     profile_ref: str = ""
+    profile_key: str = ""
     measured_at: float | None = field(default=None, metadata=INSTANT)
     links: LinksStatus | None = None
 

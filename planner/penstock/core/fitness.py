@@ -12,6 +12,8 @@ from penstock.core.profile import MachineKey, Profile, digest
 
 OLDEST_SECONDS = 7 * 86_400
 LONGEST_BATCH = 4
+ANY_GLOBAL_BATCH = 12
+"""Its divisors are all that are measured, so a measurement for it serves every job."""
 
 
 def model_digest(model: ModelSpec, sequence_length: int) -> str:

@@ -107,6 +107,9 @@ class Observed:
     ``admitted`` lets a job that waits be launched. Where ``attempts_queue``, as on a cluster, a job is launched first
     and its attempt waits for a place itself: it is ready once all of it has one. Some of it has had none since
     ``short_since``, and a node that it had ranks on is gone since ``node_lost_since``.
+
+    ``active_since`` is when it was launched first, or again after it was suspended or waited in a queue, as the
+    startTime of a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
     """
 
     phase: Phase = Phase.PENDING
@@ -125,7 +128,7 @@ class Observed:
     plan: Step = Step.MISSING
     failures: int = 0
     message: str = ""
-    first_started_at: float | None = None
+    active_since: float | None = None
     failed_at: float | None = None
     finished_at: float | None = None
     queued_at: float | None = None
@@ -255,7 +258,9 @@ def _after_the_end(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 
 def _deadline(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     limit = spec.run_policy.active_deadline_seconds
-    if not limit or seen.first_started_at is None or now < seen.first_started_at + limit:
+    if not limit or seen.active_since is None or seen.phase is Phase.SUSPENDED:
+        return []
+    if now < seen.active_since + limit:
         return []
     return _fail(seen, "DeadlineExceeded", f"ran longer than activeDeadlineSeconds {limit}")
 

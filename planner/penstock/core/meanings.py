@@ -115,7 +115,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "suspend": "stop after a checkpoint and wait",
         "backoffLimit": "failed attempts that are tried again",
         "ttlSecondsAfterFinished": "when a finished job is removed; used by clusters",
-        "activeDeadlineSeconds": "longest time from the first start; 0: no limit",
+        "activeDeadlineSeconds": "longest time from the start; not in a queue, anew once suspended; 0: no limit",
         "priority": "used by queues",
     },
     ClusterSpec: {

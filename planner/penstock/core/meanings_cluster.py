@@ -133,6 +133,7 @@ CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
         "observedGeneration": "the generation of the spec that was measured",
         "conditions": "what was observed, one of each type",
         "profileRef": "the ConfigMap that holds the profile, as namespace/name",
+        "profileKey": "what it is valid for, as one digest: hosts since they last started, image, model, resources",
         "measuredAt": "when it was measured",
         "links": "the measured links in short",
     },

@@ -42,6 +42,9 @@ TERMINATION_FILE = "/dev/termination-log"
 MOST_REPORT_BYTES = 4096
 """Of a termination message the kubelet keeps as much."""
 
+MEASURES_LABEL = "penstock.dev/measures"
+"""On a job that measures for the ClusterProfile of that name, and does nothing after it: it has no data and no plan."""
+
 _MOST_LINE_CHARACTERS = 300
 
 

@@ -23,6 +23,10 @@ from penstock.planning.questions import SMALLER, Answer, Line, Progress, Questio
 log = logging.getLogger(__name__)
 
 MOST_SECONDS = 600.0
+MOST_STARTS = 3
+"""Of one question: a process that was killed says nothing about it, unless that happens again and again."""
+
+MORE_MEMORY = "give the operator or service, in which it runs, more memory, or pin dp, pp or slices"
 LOGGED_BYTES = 4_096
 COMMAND = (sys.executable, "-m", "penstock.planning.worker")
 
@@ -58,7 +62,9 @@ class _Running:
     process: subprocess.Popen[bytes]
     said: IO[bytes]
     complaints: IO[bytes]
+    question: Question
     began_at: float
+    starts: int = 1
     num_read: int = 0
     heard: Line = field(default_factory=lambda: Line(progress=Progress()))
 
@@ -109,8 +115,10 @@ class ProcessPlanner:
 
     def start(self, key: str, question: Question) -> None:
         """See `Planner`."""
-        if key in self._running:
-            return
+        if key not in self._running:
+            self._running[key] = self._begun(question)
+
+    def _begun(self, question: Question, starts: int = 1) -> _Running:
         said, complaints = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed at its end
         with tempfile.TemporaryFile() as asked:
             asked.write(json.dumps(question.to_manifest()).encode())
@@ -118,7 +126,7 @@ class ProcessPlanner:
             process = subprocess.Popen(
                 self._command, stdin=asked, stdout=said, stderr=complaints, start_new_session=True
             )
-        self._running[key] = _Running(process, said, complaints, self._clock())
+        return _Running(process, said, complaints, question, self._clock(), starts)
 
     def poll(self, key: str) -> Answer | None:
         """See `Planner`."""
@@ -135,8 +143,15 @@ class ProcessPlanner:
         found = running.heard.answer
         if found is not None and (found.plan is not None or found.what):
             return found
-        what = f"planning ended with code {code}" if code is not None else f"planning took over {self._seconds:g} s"
-        return Answer(what=what, remedy=SMALLER)
+        if code is None or code >= 0:
+            what = f"planning took over {self._seconds:g} s" if code is None else f"planning ended with code {code}"
+            return Answer(what=what, remedy=SMALLER)
+        log.warning("planning %s was ended by signal %d, time %d of %d", key, -code, running.starts, MOST_STARTS)
+        if running.starts < MOST_STARTS:
+            self._running[key] = self._begun(running.question, running.starts + 1)
+            return None
+        what = f"planning was ended by signal {-code}, {MOST_STARTS} times, which most often is for want of memory"
+        return Answer(what=what, remedy=MORE_MEMORY)
 
     def busy(self, key: str) -> bool:
         """See `Planner`."""

@@ -1,7 +1,8 @@
 """The only file of the service that calls Kubernetes: what it asks, and how that is asked.
 
-Every write names the uid that it means, so that it never strikes a namesake. Of a job's status nothing is written but
-``progress``, by server-side apply (https://kubernetes.io/docs/reference/using-api/server-side-apply).
+Every write names the uid that it means, so that it never strikes a namesake; where a status alone is written a cluster
+heeds no uid, so the version is named there. Of a job's status nothing is written but ``progress``, by server-side apply
+(https://kubernetes.io/docs/reference/using-api/server-side-apply).
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Cluster(Protocol):
         """Remove the PipelineJob, and in the background all that it owns."""
         ...
 
-    def report(self, job: Place, progress: JobProgress) -> None:
-        """Have this be all that the service says in the job's status."""
+    def report(self, job: Place, progress: JobProgress, version: str) -> None:
+        """Have this be all that the service says in the status of the job at that ``version``, and of no other."""
         ...
 
     def lay(self, config_map: Mapping[str, Any]) -> Object:
@@ -102,9 +103,9 @@ class HttpCluster(Transport):
         body = {"propagationPolicy": "Background", "preconditions": conditions}
         self.call("DELETE", JOBS.path(namespace, name), body=body)
 
-    def report(self, job: Place, progress: JobProgress) -> None:
+    def report(self, job: Place, progress: JobProgress, version: str) -> None:
         namespace, name, uid = job
-        metadata = {"name": name, "namespace": namespace, "uid": uid}
+        metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": version}
         body = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata}
         body["status"] = {"progress": progress.to_manifest()}
         query = {**OWNED, "force": "true"}

@@ -46,6 +46,7 @@ class Mirror:
         self._lock = threading.Lock()
         self._gists: dict[str, bytes] = {}
         self._told: dict[str, JobProgress] = {}
+        self._versions: dict[str, str] = {}
 
     def replace(self, listing: Listing) -> None:
         """These are all the jobs that there are; raises `MirrorError`."""
@@ -88,10 +89,16 @@ class Mirror:
         with self._lock:
             return self._told.get(uid)
 
+    def version(self, uid: str) -> str:
+        """The version at which the job was seen last; empty if it is gone."""
+        with self._lock:
+            return self._versions.get(uid, "")
+
     def _submit(self, found: Object) -> Future[StoredJob] | None:
         """Ask the store to keep it, unless nothing of it is news."""
         uid, progress = found["metadata"]["uid"], _progress(found)
         with self._lock:
+            self._versions[uid] = found["metadata"]["resourceVersion"]
             if progress is not None:
                 self._told[uid] = progress
             if self._gists.get(uid) == gist(found):
@@ -121,6 +128,7 @@ class Mirror:
         with self._lock:
             self._gists.pop(uid, None)
             self._told.pop(uid, None)
+            self._versions.pop(uid, None)
 
     # Plans
 

@@ -25,7 +25,7 @@ from penstock.core.profile import Profile
 from penstock.core.status import JobProgress
 from penstock.kube.names import API_VERSION, ATTEMPT_LABEL, JOB_KIND, JOB_LABEL, PROFILE_FILE, UID_LABEL, profile_name
 from penstock.kube.packing import packed
-from penstock.kube.resources import CONFIG_MAPS
+from penstock.kube.resources import CONFIG_MAPS, JOBS
 from penstock.kube.transport import KubeError
 
 log = logging.getLogger(__name__)
@@ -120,8 +120,21 @@ class Reporter:
         return now - tried_at >= (RETRY_SECONDS if awaited else PAUSE_SECONDS)
 
     def _report(self, report: Report) -> bool:
-        place = (report.namespace, report.name, report.uid)
-        return _succeeds(lambda: self._kube.report(place, report.progress), report.name)
+        return _succeeds(lambda: self._tell_one(report), report.name)
+
+    def _tell_one(self, report: Report) -> None:
+        """As it was seen last, or where somebody else wrote meanwhile, as it is now if it is the same job still."""
+        place, seen = (report.namespace, report.name, report.uid), self._mirror.version(report.uid)
+        try:
+            if seen:
+                return self._kube.report(place, report.progress, seen)
+        except KubeError as error:
+            if not error.is_conflict:
+                raise
+        found = self._kube.get(JOBS, report.namespace, report.name)["metadata"]
+        if found["uid"] != report.uid:
+            raise KubeError(404, "NotFound", "its name is another's by now")
+        return self._kube.report(place, report.progress, found["resourceVersion"])
 
 
 def config_map(measurement: Measurement, profile: Profile) -> dict[str, Any]:

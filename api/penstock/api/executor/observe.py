@@ -54,7 +54,7 @@ def observed(
         plan=plan,
         failures=stored.failures,
         message=plan_message if of_plan else _message(seen, state),
-        first_started_at=stored.started_at,
+        active_since=stored.started_at,
         failed_at=stored.failed_at,
         finished_at=stored.finished_at,
         queued_at=stored.phase_entered_at if stored.phase is Phase.QUEUED else None,

@@ -392,6 +392,8 @@ def enter_phase(
     body: dict[str, Any] = {"phase": entered.value, "reason": reason, "message": message}
     if last_words:
         body[LAST_WORDS] = list(last_words)
+    if entered is Phase.SUSPENDED:
+        changes["started_at"] = None  # what it may take is counted anew
     add_event(
         connection,
         uid,

@@ -1,0 +1,36 @@
+"""Whether the kernel has ended processes of this container for taking more memory than its limit.
+
+https://docs.kernel.org/admin-guide/cgroup-v2.html names the first file, and
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html the second. Most kubelets have the whole container ended with
+the first process (`memory.oom.group`), and say so themselves; where one process alone is, nobody else says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.core.lifecycle import AttemptState
+from penstock.core.supervision import AttemptReport
+
+CGROUPS = Path("/sys/fs/cgroup")
+_FILES = ("memory.events", "memory/memory.oom_control")
+REMEDY = "ranks were killed for more memory than the pod may take; raise resources.memoryPerRank"
+
+
+def num_killed(cgroups: Path) -> int:
+    """Processes that were killed for memory so far; 0 where nothing tells."""
+    for name in _FILES:
+        try:
+            found = dict(line.split() for line in (cgroups / name).read_text().splitlines())
+            return int(found["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
+
+
+def explained(report: AttemptReport, cgroups: Path) -> AttemptReport:
+    """The report, with what to do about it where the attempt failed for want of memory."""
+    if report.state is not AttemptState.FAILED or report.refused or not num_killed(cgroups):
+        return report
+    return replace(report, message=f"{report.message}; {REMEDY}")

@@ -1,0 +1,80 @@
+"""What is measured for a ClusterProfile, as a job; and what is said of it, in short. Nothing is asked or sent."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from penstock.core.cluster_profile import ClusterProfile, LinksStatus, LinkStatus
+from penstock.core.fitness import ANY_GLOBAL_BATCH
+from penstock.core.job import (
+    DataSpec,
+    JobSpec,
+    Metadata,
+    PipelineJob,
+    ResourcesSpec,
+    RunPolicySpec,
+    TokenizerSpec,
+    TrainingSpec,
+)
+from penstock.core.kubernetes_spec import KubernetesSpec
+from penstock.core.pod import MEASURES_LABEL
+from penstock.core.profile import LinkRecord
+
+RETRY_SECONDS = 3_600
+"""A job that failed is removed so long after, and another tries again."""
+
+SUFFIX = "-profile"
+_MOST_NAME_CHARACTERS = 40 - len(SUFFIX)
+
+
+def measuring_job(profile: ClusterProfile, namespace: str) -> PipelineJob:
+    """The job that measures what the profile is to hold. Its data is not read, and its batch stands for every one."""
+    spec, name = profile.spec, profile.metadata.name
+    return PipelineJob(
+        metadata=Metadata(
+            name=f"{name[:_MOST_NAME_CHARACTERS]}{SUFFIX}", namespace=namespace, labels={MEASURES_LABEL: name}
+        ),
+        spec=JobSpec(
+            model=spec.model,
+            data=DataSpec(
+                source="python-stdlib", tokenizer=TokenizerSpec(train="bytes"), sequence_length=spec.sequence_length
+            ),
+            training=TrainingSpec(global_batch=ANY_GLOBAL_BATCH, steps=1, precision=spec.precision),
+            resources=ResourcesSpec(
+                device=spec.device,
+                ranks=spec.ranks,
+                memory_per_rank=spec.memory_per_rank,
+                threads_per_rank=spec.threads_per_rank,
+            ),
+            run_policy=RunPolicySpec(ttl_seconds_after_finished=RETRY_SECONDS),
+            kubernetes=KubernetesSpec(
+                image=spec.image,
+                ranks_per_pod=spec.ranks_per_pod,
+                node_selector=spec.node_selector,
+                tolerations=spec.tolerations,
+                accelerator_resource=spec.accelerator_resource,
+            ),
+        ),
+    )
+
+
+def in_short(links: tuple[LinkRecord, ...]) -> LinksStatus | None:
+    """What the status says of links; nothing where there is one rank alone."""
+    if not links:
+        return None
+    by_speed = sorted(links, key=lambda link: link.bytes_per_second)
+    return LinksStatus(
+        num_links=len(links),
+        slowest=_link(by_speed[0]),
+        fastest=_link(by_speed[-1]),
+        median_bytes_per_second=median(link.bytes_per_second for link in links),
+    )
+
+
+def _link(link: LinkRecord) -> LinkStatus:
+    return LinkStatus(
+        source=link.source,
+        target=link.target,
+        latency_seconds=link.latency_seconds,
+        bytes_per_second=link.bytes_per_second,
+    )

@@ -1,0 +1,34 @@
+"""What to do about what keeps an attempt from starting: the scheduler and the kubelet say what it is, and no more."""
+
+from __future__ import annotations
+
+_GOES_ON = "the job goes on by itself"
+_NEW_JOB = "a spec stays as it is, so make a new job"
+_IMAGE = f"push the image or give the account a pull secret, and {_GOES_ON}; or mend kubernetes.image in a new job"
+
+_BY_WORD = (
+    ("persistentvolumeclaim", f"make the claim, and {_GOES_ON}"),
+    ("Unschedulable", f"add nodes or free some, and {_GOES_ON}; or make a new job that asks for less, or has minRanks"),
+    ("InvalidImageName", f"mend kubernetes.image; {_NEW_JOB}"),
+    ("ErrImage", _IMAGE),
+    ("ImagePull", _IMAGE),
+    ("CreateContainerConfigError", f"make what kubernetes.env names, and {_GOES_ON}"),
+)
+"""The first word that is in what was said decides."""
+
+
+def remedied(said: str) -> str:
+    """What was said, with what to do about it where that is known."""
+    remedy = next((remedy for word, remedy in _BY_WORD if word in said), "")
+    return f"{said}; {remedy}" if remedy else said
+
+
+def clocks_differ(ahead_seconds: float) -> str:
+    """That the operator's clock is not the cluster's; empty if it is."""
+    if not ahead_seconds:
+        return ""
+    which = "ahead of" if ahead_seconds > 0 else "behind"
+    minutes = max(1, round(abs(ahead_seconds) / 60))
+    return (
+        f"the operator's clock is about {minutes} min {which} the cluster's; have their machines follow one time server"
+    )
