@@ -45,7 +45,7 @@ class Actions:
         self._kube, self._cache, self._settings = kube, cache, settings
 
     def write_status(self, seen: SeenJob, status: JobStatus) -> SeenJob:
-        """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, if that changed or went.
+        """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, if it changed or went.
 
         It is named by its version, because a cluster ignores the uid of who is meant where only a status is written.
         """
