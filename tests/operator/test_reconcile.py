@@ -286,6 +286,28 @@ class TestWhatTheClusterKnowsBetter:
         ]
         assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "Waiting")
 
+    def test_an_operator_that_begins_anew_knows_what_was_launched(self, operating: Operating) -> None:
+        """From the JobSet, which says so sooner than the status."""
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        assert operating.status(uid).launched == 0
+        writes = len(operating.kube.writes)
+        operating.restart()
+        operating.turn()
+        assert operating.kube.writes[writes:] == []
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        assert (operating.phase(uid), operating.status(uid).launched) == (Phase.PROFILING, 1)
+
+    def test_a_queued_attempt_that_somebody_deletes_is_made_again(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.remove(operating.kube.all(JOBSETS)[0])
+        operating.turn()
+        assert (operating.phase(uid), operating.names()) == (Phase.QUEUED, ["stdlib-llama-a1"])
+
     def test_progress_meanwhile_costs_a_second_look_and_no_more(self, operating: Operating) -> None:
         uid = operating.kube.submit(example())
         operating.look()
