@@ -1,4 +1,4 @@
-"""A lab with kwok's nodes as `benchmarks.operator_scale` uses it: many jobs, and the part of the service."""
+"""A lab as benchmarks of the operator use it: many jobs, and the part of the service."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import itertools
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
@@ -21,12 +21,16 @@ from penstock.core.instants import format_instant
 from penstock.kube.names import API_VERSION, JOB_KIND, PROFILE_FILE, UID_LABEL
 from penstock.kube.packing import packed
 from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, LEASES, NODES, PODS, Resource
-from penstock.kube.transport import APPLY, KubeError, Object, Transport
+from penstock.kube.transport import APPLY, MERGE, KubeError, Object, Transport
+from penstock.kube.watching import Watched, Watcher
 from tests.support.planning import profile
 
-LAB, NAMESPACE, SERVICE_NAMESPACE = "scale", "default", "default"
+T = TypeVar("T")
+
+NAMESPACE, SERVICE_NAMESPACE = "default", "default"
 CRDS = Path(__file__).parents[1] / "deploy" / "crds"
 THREADS = 16
+PATIENCE_SECONDS = 60.0
 PROFILE_NAME = "measured"
 RESOURCES = {"jobsets": JOBSETS, "pipelinejobs": JOBS, "pods": PODS}
 SPEC = {
@@ -73,6 +77,11 @@ class Reports:
     count: int = 0
 
 
+def job(name: str, **parts: Mapping[str, Any]) -> dict[str, Any]:
+    """A PipelineJob, or some parts of one."""
+    return {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": name}, **parts}
+
+
 class Cluster:
     """The cluster and the hands that use it."""
 
@@ -85,22 +94,55 @@ class Cluster:
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, num_nodes: int) -> Iterator[Cluster]:
+    def started(cls, wanted: lab.Wanted) -> Iterator[Cluster]:
         """A lab of its own, which is ended after the block."""
-        with contextlib.suppress(Exception):
-            lab.down(LAB)
-        made = lab.up(lab.Wanted(name=LAB, num_nodes=1, kwok=True))
+        lab.down(wanted.name)
+        made = lab.up(wanted)
         try:
-            cluster = cls(made.kubeconfig, state.folder_of(LAB))
-            cluster._prepare(num_nodes)
-            yield cluster
+            kubectl = [str(made.programs / "kubectl"), "--kubeconfig", str(made.kubeconfig)]
+            subprocess.run([*kubectl, "apply", "--filename", CRDS], check=True)
+            yield cls(made.kubeconfig, state.folder_of(wanted.name))
         finally:
-            lab.down(LAB)
+            lab.down(wanted.name)
 
-    def _prepare(self, num_nodes: int) -> None:
-        subprocess.run(["kubectl", "--kubeconfig", self.kubeconfig, "apply", "--filename", CRDS], check=True)
-        for number in range(num_nodes):
-            self._create(NODES, _fake_node(f"kwok-{number}"))
+    def wait(self, happened: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:
+        """What is not nothing, as soon as there is something; raises TimeoutError after so long."""
+        deadline = time.monotonic() + seconds
+        while not (found := happened()):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"nothing after {seconds:.0f} s")
+            time.sleep(0.05)
+        return found
+
+    def create(self, resource: Resource, manifest: dict[str, Any]) -> None:
+        """Make something."""
+        self._kube.call("POST", resource.path(NAMESPACE), body=manifest)
+
+    def get(self, resource: Resource, name: str) -> Object:
+        """Something as it is now."""
+        return self._kube.get(resource, NAMESPACE, name)
+
+    def delete(self, resource: Resource, name: str) -> None:
+        """Remove something."""
+        self._kube.call("DELETE", resource.path(NAMESPACE, name))
+
+    def watcher(self, watched: Watched) -> Watcher:
+        """A watch of what there is in the namespace."""
+        return Watcher(self._kube, watched, NAMESPACE, time.time)
+
+    # Nodes
+
+    def add_device(self, node: str, name: str) -> None:
+        """Let a node have one device of that name. See
+        https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node
+        """
+        body = {"status": {"capacity": {name: "1"}, "allocatable": {name: "1"}}}
+        self._kube.call("PATCH", NODES.path("", node, "status"), body=body, content_type=MERGE)
+
+    def add_fake_nodes(self, count: int) -> None:
+        """Nodes that kwok plays."""
+        for number in range(count):
+            self.create(NODES, _fake_node(f"kwok-{number}"))
         time.sleep(2.0)
 
     # Jobs
@@ -109,8 +151,7 @@ class Cluster:
         """Make jobs, many at a time; when each was there."""
 
         def create(name: str) -> float:
-            manifest = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": name}, "spec": SPEC}
-            self._create(JOBS, manifest)
+            self.create(JOBS, job(name, spec=SPEC))
             return time.monotonic()
 
         with ThreadPoolExecutor(THREADS) as threads:
@@ -162,11 +203,11 @@ class Cluster:
 
     # The service's part
 
-    def lay_out_profile(self) -> None:
-        """A measurement, which every job may go by."""
-        data = {PROFILE_FILE: packed(profile(num_ranks=1).to_manifest())}
+    def lay_out_profile(self, num_ranks: int) -> None:
+        """A measurement, which every job with so many ranks may go by."""
+        data = {PROFILE_FILE: packed(profile(num_ranks=num_ranks).to_manifest())}
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROFILE_NAME}, "binaryData": data}
-        self._create(CONFIG_MAPS, manifest)
+        self.create(CONFIG_MAPS, manifest)
 
     def bring_to_running(self, seconds: float) -> None:
         """Report the measurement of each job that asks for one, until all run."""
@@ -204,12 +245,7 @@ class Cluster:
         told = {"attempt": 1, "reportedAt": format_instant(time.time()), **progress}
 
         def report(name: str) -> None:
-            body = {
-                "apiVersion": API_VERSION,
-                "kind": JOB_KIND,
-                "metadata": {"name": name},
-                "status": {"progress": told},
-            }
+            body = job(name, status={"progress": told})
             query = {"fieldManager": "penstock-service", "force": "true"}
             self._kube.call("PATCH", JOBS.path(NAMESPACE, name, "status"), body=body, query=query, content_type=APPLY)
 
@@ -226,9 +262,6 @@ class Cluster:
         query = {"fieldManager": "penstock-service", "force": "true"}
         path = LEASES.path(SERVICE_NAMESPACE, "penstock-service")
         self._kube.call("PATCH", path, body=body, query=query, content_type=APPLY)
-
-    def _create(self, resource: Resource, manifest: dict[str, Any]) -> None:
-        self._kube.call("POST", resource.path(NAMESPACE), body=manifest)
 
 
 def _fake_node(name: str) -> dict[str, Any]:

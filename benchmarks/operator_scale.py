@@ -9,21 +9,17 @@ reported by this script, which plays the service.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster
+from benchmarks.operator_cluster import Cluster
+from benchmarks.operator_process import Operator
 from benchmarks.support import write_results
+
+from deploy.lab import lab
 
 NODES = 10
 FEW, MANY, LATE = 100, 1_000, 50
@@ -34,7 +30,8 @@ STEADY_SECONDS = 60.0
 
 def main() -> int:
     """Run all of it and write the tables."""
-    with Cluster.started(NODES) as cluster:
+    with Cluster.started(lab.Wanted(name="scale", num_nodes=1, kwok=True)) as cluster:
+        cluster.add_fake_nodes(NODES)
         results = measure(cluster)
     write_results("operator_scale", json.dumps(results), table)
     return 0
@@ -48,55 +45,6 @@ def measure(cluster: Cluster) -> dict[str, Any]:
         many = burst(cluster, "many", MANY)
         running = run_all(cluster, operator)
     return {"few": few, "many": many, "running": running, "restart": restart(cluster)}
-
-
-@dataclass
-class Operator:
-    """The operator's process on this machine."""
-
-    process: subprocess.Popen[bytes]
-
-    @classmethod
-    @contextlib.contextmanager
-    def started(cls, cluster: Cluster) -> Iterator[Operator]:
-        """Start it, and end it after the block."""
-        environ = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PENSTOCK_OWN_NAMESPACE": SERVICE_NAMESPACE}
-        command = [sys.executable, "-m", "kopf", "run", "-A", "-m", "penstock.operator.handlers"]
-        log = (cluster.folder / "operator.log").open("ab")
-        with log, subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True) as process:
-            try:
-                yield cls(process)
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait(30)
-
-    def kill(self) -> None:
-        """As a node that vanishes would."""
-        self.process.kill()
-        self.process.wait()
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most memory of the process, and of what plans for it now."""
-        return sum(_status_bytes(pid, "VmHWM") for pid in (self.process.pid, *_children(self.process.pid)))
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Processor time of the process and of what planned for it."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def _children(pid: int) -> list[int]:
-    return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
-
-
-def _status_bytes(pid: int, name: str) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def burst(cluster: Cluster, name: str, count: int) -> dict[str, Any]:
@@ -121,7 +69,7 @@ def burst(cluster: Cluster, name: str, count: int) -> dict[str, Any]:
 
 def run_all(cluster: Cluster, operator: Operator) -> dict[str, Any]:
     """All jobs run and report: memory and processor time of the operator."""
-    cluster.lay_out_profile()
+    cluster.lay_out_profile(num_ranks=1)
     began = time.monotonic()
     cluster.bring_to_running(PATIENCE_SECONDS)
     until_running = time.monotonic() - began

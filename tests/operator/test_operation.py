@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,7 +20,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.lifecycle import Phase
-from penstock.kube.resources import CLUSTER_PROFILES, JOBS, JOBSETS, PODS, Resource
+from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, PODS, Resource
 from penstock.kube.transport import Change, KubeError, Listing
 from penstock.operator import handlers, operation
 from penstock.operator.metrics import serve
@@ -112,10 +113,11 @@ def test_a_job_s_whole_life() -> None:
             await until(lambda: phase(kube, uid) == Phase.RUNNING)
             for index in (0, 1):
                 kube.end_pod(index, code=0)
-            await until(lambda: phase(kube, uid) == Phase.SUCCEEDED)
+            ended = "penstock_operator_attempts_ended_total,phase=Succeeded,reason=Completed"
+            await until(lambda: figures(found).get(ended) == 1)
             told = figures(found)
+            assert phase(kube, uid) == Phase.SUCCEEDED
             assert told["penstock_operator_jobs,phase=Succeeded"] == 1
-            assert told["penstock_operator_attempts_ended_total,phase=Succeeded,reason=Completed"] == 1
             assert told["penstock_operator_planning_seconds_count"] == 1
             assert told["penstock_operator_reconcile_seconds_count,result=done"] >= 6
             assert told["penstock_operator_api_seconds_count,code=200,resource=jobsets,verb=create"] == 1
@@ -178,6 +180,83 @@ def test_a_cluster_that_fails_now_and_then_costs_retries_and_is_counted() -> Non
         assert phase(kube, uid) == Phase.QUEUED
         assert told["penstock_operator_retries_total"] >= 1
         assert told["penstock_operator_api_seconds_count,code=500,resource=pipelinejobs/status,verb=apply"] >= 1
+
+    run(test)
+
+
+def shared_output() -> dict[str, Any]:
+    return example(kubernetes={"volumes": {"out": {"claim": "shared"}}})
+
+
+def named(name: str) -> dict[str, Any]:
+    """A job of that name."""
+    return {**shared_output(), "metadata": {"name": name}}
+
+
+def test_nobody_waits_for_events_and_the_last_are_written_before_the_end() -> None:
+    async def test() -> None:
+        kube, let = Watchable(), threading.Event()
+
+        def hook(write: str) -> None:
+            assert not write.startswith("create Event") or let.wait(SECONDS)
+
+        kube.hook = hook
+        kube.submit(shared_output())
+        async with operating(kube):
+            await until(lambda: bool(kube.all(JOBSETS)))
+            assert kube.all(EVENTS) == []
+            let.set()
+        assert [each["reason"] for each in kube.all(EVENTS)] == ["Accepted"]
+
+    run(test)
+
+
+def test_events_of_a_cluster_that_does_not_take_them_hold_the_end_up_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operation, "LAST_WORDS_SECONDS", 0.1)
+
+    async def test() -> None:
+        kube, let = Watchable(), threading.Event()
+
+        def hook(write: str) -> None:
+            assert not write.startswith("create Event") or let.wait(SECONDS)
+
+        kube.hook = hook
+        for number in range(5):
+            kube.submit(named(f"job-{number}"))
+        async with operating(kube):
+            await until(lambda: len(kube.all(JOBSETS)) == 5)
+            began = time.monotonic()
+        assert time.monotonic() - began < SECONDS / 2
+        let.set()
+        await until(lambda: len(kube.all(EVENTS)) == 1)
+        await asyncio.sleep(0.1)
+        assert len(kube.all(EVENTS)) == 1  # the one that was on its way
+
+    run(test)
+
+
+def test_a_first_attempt_does_not_wait_for_jobs_that_are_followed() -> None:
+    async def test() -> None:
+        kube, let = Watchable(), threading.Event()
+        for node in ("east", "west"):
+            kube.add_node(node)
+        followed = [kube.submit(named(f"old-{number}")) for number in range(2 * operation.NUM_THREADS)]
+        async with operating(kube):
+            await until(lambda: len(kube.all(JOBSETS)) == len(followed))
+
+            def hook(write: str) -> None:
+                assert "old-" not in write or let.wait(SECONDS)
+
+            kube.hook = hook
+            for uid in followed:
+                kube.change_spec(uid, runPolicy={"suspend": True})
+            await asyncio.sleep(0.3)
+            kube.submit(named("new"))
+            await until(lambda: "new-a1" in [each["metadata"]["name"] for each in kube.all(JOBSETS)])
+            assert not let.is_set()
+            let.set()
 
     run(test)
 

@@ -223,6 +223,31 @@ class TestLoss:
         assert (operating.phase(uid), operating.names()) == (Phase.SUCCEEDED, [])
 
 
+def removed(operating: Operating, uid: str) -> None:
+    """Nobody submits it again."""
+    operating.kube.remove(next(each for each in operating.kube.all(JOBS) if each["metadata"]["uid"] == uid))
+
+
+def replaced(operating: Operating, uid: str) -> None:
+    """Somebody submits another of that name, which is suspended."""
+    removed(operating, uid)
+    suspended(operating, operating.kube.submit(example()))
+
+
+def suspended(operating: Operating, uid: str) -> None:
+    """It is not to begin."""
+    operating.kube.change_spec(uid, runPolicy={"suspend": True})
+
+
+def begun_by_another(operating: Operating, uid: str) -> None:
+    """A second operator, which nobody meant to start, makes the attempt."""
+    other = Operating(FakePlanner())
+    other.kube = operating.kube
+    other.restart()
+    other.turn()
+    assert other.names() == ["stdlib-llama-a1"]
+
+
 class TestWhatTheClusterKnowsBetter:
     def test_a_namesake_is_not_told_what_its_predecessor_did(self, operating: Operating) -> None:
         uid = running(operating)
@@ -234,6 +259,54 @@ class TestWhatTheClusterKnowsBetter:
         with pytest.raises(KubeError, match="Conflict"):
             operating.actions.write_status(end, end.status)
         assert operating.status(new).phase is Phase.PENDING
+
+    @pytest.mark.parametrize("change", [removed, replaced, suspended, begun_by_another])
+    def test_a_first_attempt_is_not_made_of_what_is_no_longer_so(
+        self, operating: Operating, change: Callable[[Operating, str], None]
+    ) -> None:
+        """Nothing is looked up before it: the write of its number is refused, and decided is anew."""
+        uid = operating.kube.submit(example())
+        operating.look()
+        change(operating, uid)
+        before = operating.names()
+        operating.reconciler.reconcile(uid)
+        assert operating.names() == before
+
+    def test_a_first_attempt_is_made_without_a_look(self, operating: Operating) -> None:
+        """A thousand jobs at once are made to wait by everything that is asked before."""
+        uid = operating.kube.submit(manifests.example(resources={"ranks": 1}))
+        operating.look()
+        operating.kube.reads.clear()
+        operating.reconciler.reconcile(uid)
+        assert operating.kube.reads == []
+        assert [write for write in operating.kube.writes if "Event" not in write] == [
+            "apply PipelineJob stdlib-llama status",
+            "create ConfigMap stdlib-llama-a1",
+            "create JobSet stdlib-llama-a1",
+        ]
+        assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "Waiting")
+
+    def test_an_operator_that_begins_anew_knows_what_was_launched(self, operating: Operating) -> None:
+        """From the JobSet, which says so sooner than the status."""
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        assert operating.status(uid).launched == 0
+        writes = len(operating.kube.writes)
+        operating.restart()
+        operating.turn()
+        assert operating.kube.writes[writes:] == []
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        assert (operating.phase(uid), operating.status(uid).launched) == (Phase.PROFILING, 1)
+
+    def test_a_queued_attempt_that_somebody_deletes_is_made_again(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.remove(operating.kube.all(JOBSETS)[0])
+        operating.turn()
+        assert (operating.phase(uid), operating.names()) == (Phase.QUEUED, ["stdlib-llama-a1"])
 
     def test_progress_meanwhile_costs_a_second_look_and_no_more(self, operating: Operating) -> None:
         uid = operating.kube.submit(example())

@@ -46,6 +46,7 @@ class FakeKube:
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
         self.writes: list[str] = []
+        self.reads: list[str] = []
         self.hook: Callable[[str], None] = lambda write: None
         self.after: Callable[[str], None] = lambda write: None
         self.refusals: dict[str, KubeError] = {}
@@ -58,6 +59,7 @@ class FakeKube:
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """See `penstock.operator.kube.Kube`, as for all that follow."""
+        self.reads.append(f"get {resource.plural} {name}")
         if self.failure is not None:
             raise self.failure
         found = self.objects.get((resource.plural, namespace, name))
@@ -66,6 +68,7 @@ class FakeKube:
         return copy.deepcopy(found)
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        self.reads.append(f"list {resource.plural}")
         refusal = self.refusals.get(resource.plural)
         if refusal is not None and refusal.is_missing:
             raise refusal

@@ -45,7 +45,7 @@ class Actions:
         self._kube, self._cache, self._settings, self._clock = kube, cache, settings, clock
 
     def write_status(self, seen: SeenJob, status: JobStatus) -> SeenJob:
-        """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, for one that changed.
+        """Have the operator's part of the status be ``status``; raises `KubeError`, a conflict, if it changed or went.
 
         It is named by its version, because a cluster ignores the uid of who is meant where only a status is written.
         """
@@ -55,7 +55,11 @@ class Actions:
             "metadata": {"name": seen.name, "namespace": seen.namespace, "resourceVersion": str(seen.version)},
             "status": operator_part(status),
         }
-        return self._cache.put_job(self._kube.apply(manifest, "status")) or seen
+        try:
+            found = self._kube.apply(manifest, "status")
+        except KubeError as error:
+            raise KubeError(409, "Conflict", error.message) if error.is_missing else error from None
+        return self._cache.put_job(found) or seen
 
     def refresh(self, seen: SeenJob) -> SeenJob | None:
         """The job as it is now, none if it is gone."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from penstock.core.instants import format_instant
 from penstock.core.lifecycle import LOSSES, Phase, SetPhase
@@ -16,12 +17,21 @@ log = logging.getLogger(__name__)
 
 MOST_MESSAGE_CHARACTERS = 1024
 
+Later = Callable[[Callable[[], None]], object]
+
+
+def at_once(act: Callable[[], None]) -> None:
+    """Who calls it waits for it."""
+    act()
+
 
 class Announcer:
-    """Writes events. One that cannot be written is no reason to stop: the status says the same."""
+    """Writes events, as ``later`` calls what it is given. One that cannot be written is no reason to stop: the status
+    says the same.
+    """
 
-    def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
-        self._kube, self._clock = kube, clock
+    def __init__(self, kube: Kube, clock: Callable[[], float], later: Later = at_once) -> None:
+        self._kube, self._clock, self._later = kube, clock, later
 
     def phase(self, job: SeenJob, decision: SetPhase) -> None:
         """The job entered a phase."""
@@ -52,6 +62,9 @@ class Announcer:
             "lastTimestamp": now,
             "count": 1,
         }
+        self._later(lambda: self._write(job, event))
+
+    def _write(self, job: SeenJob, event: Mapping[str, Any]) -> None:
         try:
             self._kube.create(event)
         except KubeError as error:

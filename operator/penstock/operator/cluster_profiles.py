@@ -1,4 +1,4 @@
-"""ClusterProfiles, measured by jobs that do nothing else (docs/adr/0015).
+"""ClusterProfiles, measured by jobs that do nothing else (docs/adr/0016).
 
 Of every profile that was not measured yet, or long ago, a PipelineJob is made in one namespace. It lives as any other,
 with its queue, its retries and its words, until it has measured; what it measured is laid where it outlives the job,

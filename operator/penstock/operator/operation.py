@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -34,9 +33,10 @@ from penstock.planning.process import Planner, ProcessPlanner
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+NUM_LAUNCHERS, NUM_THREADS = 12, 6
+"""How many jobs' first attempts are made at once, and how many others are seen to: as many calls are on their way."""
 
-NUM_THREADS = 16
+LAST_WORDS_SECONDS = 5.0
 SYNC_SECONDS = 60.0
 UNSYNCED_SECONDS = 1.0
 SERVICE_LOOK_SECONDS = 5.0
@@ -58,12 +58,14 @@ class Operation:
         self._kube, self._settings = MeteredKube(kube, self._metrics), settings
         self.cache = Cache(clock, self._news)
         self._planning = Planning(planner, settings.num_planners, self._metrics.planning.observe)
-        self._announcer = Announcer(self._kube, clock)
+        self._teller = ThreadPoolExecutor(1, thread_name_prefix="announce")
+        self._announcer = Announcer(self._kube, clock, self._teller.submit)
         actions = Actions(self._kube, self.cache, settings, clock)
         self._profiles = ClusterProfiles(self._kube, self.cache, actions, settings.measuring_namespace, clock)
         self._reconciler = Reconciler(self.cache, actions, self._planning, clock, self._announce)
         self._queue = WorkQueue(self._reconcile, self._failed)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="reconcile")
+        self._launchers = ThreadPoolExecutor(NUM_LAUNCHERS, thread_name_prefix="launch")
         self._watchers = [Watcher(self._kube, each, settings.namespace, clock) for each in watched(self.cache)]
         self._presence, self._clock = ServicePresence(self._kube, settings.own_namespace, clock), clock
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,7 +75,7 @@ class Operation:
         """Begin to watch, and return once everything there is is known, or cannot be for now."""
         for watcher in self._watchers:
             watcher.start()
-        synced = [loop.run_in_executor(self._threads, watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]
+        synced = [asyncio.to_thread(watcher.synced.wait, SYNC_SECONDS) for watcher in self._watchers]
         for watcher, done in zip(self._watchers, await asyncio.gather(*synced), strict=True):
             if not done:
                 log.warning("%s cannot be listed yet; jobs wait for it", watcher.name)
@@ -95,7 +97,16 @@ class Operation:
         await self._queue.close()
         self._loop = None
         self._planning.close()
-        self._threads.shutdown(wait=False)
+        for threads in (self._threads, self._launchers):
+            threads.shutdown(wait=False)
+        await self._last_words()
+
+    async def _last_words(self) -> None:
+        """Events that wait to be written, for a moment."""
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._teller.shutdown), LAST_WORDS_SECONDS)
+        except TimeoutError:
+            self._teller.shutdown(wait=False, cancel_futures=True)
 
     def silences(self) -> dict[str, float]:
         """Seconds for which nothing was heard of each watch; raises `StuckError` if one does nothing."""
@@ -129,12 +140,18 @@ class Operation:
             return UNSYNCED_SECONDS
         began = asyncio.get_running_loop().time()
         result = "failed"
+        threads = self._launchers if self._is_new(uid) else self._threads
         try:
-            wait = await asyncio.get_running_loop().run_in_executor(self._threads, self._reconciler.reconcile, uid)
+            wait = await asyncio.get_running_loop().run_in_executor(threads, self._reconciler.reconcile, uid)
             result = "done"
             return wait
         finally:
             self._metrics.reconciles.labels(result).observe(asyncio.get_running_loop().time() - began)
+
+    def _is_new(self, uid: str) -> bool:
+        """Whether it waits for its first attempt; it does not wait for others to be followed then, nor they for it."""
+        job = self.cache.job(uid)
+        return job is not None and job.status.attempt == 0
 
     def _failed(self, uid: str, error: Exception, failures: int) -> None:
         self._metrics.retries.inc()
@@ -153,9 +170,9 @@ class Operation:
 
     async def _resync(self) -> None:
         """Every job, and those that vanished unseen."""
-        listing = await self._in_thread(partial(self._kube.list, JOBS, self._settings.namespace))
+        listing = await asyncio.to_thread(partial(self._kube.list, JOBS, self._settings.namespace))
         self.cache.replace_jobs(listing.objects, int(listing.version))
-        await self._in_thread(self._look_for_room)
+        await asyncio.to_thread(self._look_for_room)
         for job in self.cache.jobs():
             self._queue.add(job.uid)
 
@@ -170,18 +187,15 @@ class Operation:
         self.cache.see_rooms(found, self._clock())
 
     async def _look_for_service(self) -> None:
-        self.cache.see_service(await self._in_thread(self._presence.look), self._clock())
+        self.cache.see_service(await asyncio.to_thread(self._presence.look), self._clock())
 
     async def _look_at_profiles(self) -> None:
-        await self._in_thread(self._profiles.turn)
+        await asyncio.to_thread(self._profiles.turn)
 
     async def _look_for_plans(self) -> None:
-        for key in await self._in_thread(self._planning.turn):
+        for key in await asyncio.to_thread(self._planning.turn):
             for uid in self._reconciler.asking(key):
                 self._queue.add(uid)
-
-    async def _in_thread(self, act: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, act)
 
 
 def _shrunken(seen: SeenJob) -> PipelineJob | None:
@@ -206,4 +220,4 @@ async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
 
 def operation_from(settings: Settings, clock: Callable[[], float]) -> Operation:
     """The operation that ``settings`` ask for, on the cluster that this process is in or that kubectl means."""
-    return Operation(HttpKube(connect(2 * NUM_THREADS)), ProcessPlanner(), settings, clock)
+    return Operation(HttpKube(connect(2 * (NUM_LAUNCHERS + NUM_THREADS))), ProcessPlanner(), settings, clock)

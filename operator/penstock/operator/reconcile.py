@@ -1,7 +1,7 @@
 """One look at one job: gather what is known, ask the life cycle, act, and write the status down.
 
 It may be cut short anywhere and asked again at any time, and then leads to the same end. Two things are looked up in
-the cluster itself, not in what watches told: whether an attempt may be made, and whether a job has come to its end.
+the cluster itself, not in what watches told: whether another attempt may be made, and whether one has come to its end.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Reconciler:
         now = self._clock()
         facts = self._facts(draft)
         decisions = decide(draft.job.spec, observe(facts), now)
-        if self._should_confirm(decisions) and not self._confirmed(draft, decisions):
+        if _should_confirm(draft.seen, decisions) and not self._confirmed(draft, decisions):
             return True
         changed = [self._act(draft, facts, decision, now) for decision in sorted(decisions, key=_is_effect)]
         return any(changed)
@@ -138,13 +138,21 @@ class Reconciler:
         return max(min(waits), 0.001) if waits else None
 
     def _write(self, draft: _Draft, status: JobStatus) -> None:
-        """Have the cluster hold the status, if it does not yet, and tell people what is new."""
-        if status != draft.seen.status:
+        """Have the cluster hold the status, if it does not yet, and tell people what is new.
+
+        That an attempt was launched is told together with what is told next: its JobSet says the same until then.
+        """
+        if self._is_made(draft.seen.uid, status.attempt):
+            status = replace(status, launched=status.attempt)
+        if replace(status, launched=draft.seen.status.launched) != draft.seen.status:
             draft.seen = self._actions.write_status(draft.seen, status)
         draft.status = draft.seen.status
         for decision in draft.untold:
             self._announce(draft.seen, decision)
         draft.untold.clear()
+
+    def _is_made(self, uid: str, attempt: int) -> bool:
+        return any(jobset.attempt == attempt for jobset in self._cache.jobsets(uid))
 
     # Looking
 
@@ -195,11 +203,6 @@ class Reconciler:
             return Step.MISSING, ""
         step, answer = self._planning.look(key)
         return step, answer.error if answer is not None else ""
-
-    @staticmethod
-    def _should_confirm(decisions: list[Decision]) -> bool:
-        """What makes an attempt, or gives one up."""
-        return any(isinstance(each, Launch) or _gives_up(each) for each in decisions)
 
     def _confirmed(self, draft: _Draft, decisions: list[Decision]) -> bool:
         """Whether the cluster itself leads to the same decisions. If not, it is gone on from what the cluster says."""
@@ -274,14 +277,17 @@ class Reconciler:
         except UserError as mistake:
             self._enter(draft, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
             return True
-        self._write(draft, begun(draft.status, launch, now))
+        status = begun(draft.status, launch, now)
+        begins = replace(facts, status=status, jobset=None, pods=())
+        self._write(draft, told(status, begins, observe(begins), draft.seen.generation, now))
         self._launch(draft)
         return True
 
-    @staticmethod
-    def _is_half_launched(draft: _Draft) -> bool:
-        waits = draft.status.phase is Phase.QUEUED and not draft.job.spec.run_policy.suspend
-        return waits and draft.status.attempt > draft.status.launched
+    def _is_half_launched(self, draft: _Draft) -> bool:
+        """Whether an attempt was announced, and nothing of it is there."""
+        status = draft.status
+        waits = status.phase is Phase.QUEUED and not draft.job.spec.run_policy.suspend
+        return waits and status.attempt > status.launched and not self._is_made(draft.seen.uid, status.attempt)
 
     def _launch(self, draft: _Draft) -> None:
         try:
@@ -290,7 +296,7 @@ class Reconciler:
             if error.is_refusal:
                 self._write(draft, not_launched(draft.status, error, draft.seen.generation, self._clock()))
             raise
-        draft.status = replace(draft.status, launched=draft.status.attempt, message="")
+        draft.status = replace(draft.status, message="")
 
     def _ask(self, draft: _Draft) -> bool:
         """Whether it could be asked; if not, the measurement is lost, and with it the attempt.
@@ -336,6 +342,16 @@ def _has_measured(draft: _Draft) -> bool:
 def _is_effect(decision: Decision) -> bool:
     """Phases come first: an operator that ends in between has said why before it did anything about it."""
     return not isinstance(decision, SetPhase)
+
+
+def _should_confirm(seen: SeenJob, decisions: list[Decision]) -> bool:
+    """What makes an attempt after another, or gives one up.
+
+    The first follows from nothing but the job, and its number is written under the version of the job that it follows
+    from, or not at all: that is as good as to look before.
+    """
+    makes_another = seen.status.attempt > 0
+    return any((isinstance(each, Launch) and makes_another) or _gives_up(each) for each in decisions)
 
 
 def _gives_up(decision: Decision) -> bool:

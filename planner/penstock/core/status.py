@@ -97,7 +97,8 @@ class JobProgress(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStatus(Manifest):
-    """``launched`` is the newest attempt whose JobSet was made; ``attempt`` is ahead of it while one is being made.
+    """``launched`` is the newest attempt whose JobSet was made, which is told together with what is told next; until
+    then ``attempt`` is ahead of it.
 
     ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to. An
     elastic job that shrank was found to have room for ``feasible_ranks``.

@@ -1,0 +1,268 @@
+"""How soon the last pod of a job sees its binding, on real nodes; also when others have waited for it for minutes.
+
+    ./dev bench binding_delay
+
+It starts a lab (root on Linux) with two nodes and runs the operator on it. Every job has two pods, of which each needs
+a device that its nodes are given one after the other, so that the second comes when this script wants it to. What runs
+in them is `benchmarks/binding_pod/penstock`, which only looks for its binding. All is one machine, and has one clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.operator_cluster import Cluster, job
+from benchmarks.operator_process import Operator
+from benchmarks.support import write_results
+
+from deploy.lab import base_image, lab
+from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
+from penstock.kube.names import UID_LABEL
+from penstock.kube.resources import CLAIMS, JOBS, PODS
+from penstock.kube.transport import Object
+from penstock.kube.watching import Watched, Watcher
+
+NODES = ("node1", "node2")
+AT_ONCE, WAITING = 50, 50
+"""Jobs whose pods come together, and whose second comes late; half of them are to measure, half to train."""
+
+WAIT_SECONDS = 120.0
+BETWEEN_SECONDS = 3.0
+"""From one pod to the next: nodes take about a second of a core to start one."""
+
+PATIENCE_SECONDS = 60.0
+CLAIM = "out"
+DEVICE = "bench.penstock.dev"
+STUB = Path(__file__).with_name("binding_pod")
+
+
+@dataclass
+class Place:
+    """A pod: of which job, and since when the cluster has known its address."""
+
+    job_uid: str
+    address_at: float | None = None
+
+
+@dataclass
+class Places:
+    """All pods by uid, as a watch tells of them."""
+
+    pods: dict[str, Place] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, pod: Object) -> None:
+        """A pod came or changed."""
+        metadata = pod["metadata"]
+        with self._lock:
+            place = self.pods.setdefault(metadata["uid"], Place(metadata["labels"][UID_LABEL]))
+            if place.address_at is None and pod.get("status", {}).get("podIP"):
+                place.address_at = time.time()
+
+    def of(self, job_uid: str) -> dict[str, Place]:
+        """The pods of a job that have an address, the last one last."""
+        with self._lock:
+            found = [(uid, place) for uid, place in self.pods.items() if place.job_uid == job_uid and place.address_at]
+        return dict(sorted(found, key=lambda each: each[1].address_at or 0.0))
+
+
+class Bench:
+    """A cluster whose jobs get devices when they are to."""
+
+    def __init__(self, cluster: Cluster, places: Places) -> None:
+        self._cluster, self._places, self.out = cluster, places, Path()
+        self._uids: dict[str, str] = {}
+
+    def claim_storage(self) -> None:
+        """A claim that all pods share; the folder behind it is on this machine."""
+        wanted = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM}}
+        self._cluster.create(CLAIMS, {**claim, "spec": {**wanted, "storageClassName": "lab-shared"}})
+        bound = self._cluster.wait(lambda: self._cluster.get(CLAIMS, CLAIM)["spec"].get("volumeName"))
+        self.out = self._cluster.folder / "volumes" / bound
+
+    def submit(self, name: str, epoch: int, nodes: Sequence[str]) -> None:
+        """A job of two pods, for which each of the nodes has a device. Only those to train ask what was measured."""
+        for node in nodes:
+            self.give(node, name)
+        self._cluster.create(JOBS, job(name, spec=spec(name, epoch)))
+        self._uids[name] = str(self._cluster.get(JOBS, name)["metadata"]["uid"])
+
+    def give(self, node: str, name: str) -> None:
+        """A device for one pod of that job."""
+        self._cluster.add_device(node, f"{DEVICE}/{name}")
+
+    def result(self, name: str, epoch: int) -> dict[str, Any]:
+        """Seconds from the address of the job's last pod until it saw that binding, and until all of them did."""
+
+        def found() -> dict[str, Any] | None:
+            pods = self._places.of(self._uids[name])
+            seen = {uid: self._seen(uid, epoch) for uid in pods}
+            if len(pods) < len(NODES) or not all(seen.values()):
+                return None
+            first, last = pods.values()
+            line = seen[list(pods)[-1]]
+            assert line is not None
+            assert first.address_at is not None
+            assert last.address_at is not None
+            everywhere = max(each["seen_at"] for each in seen.values() if each)
+            return {
+                "epoch": epoch,
+                "first_waited_seconds": last.address_at - first.address_at,
+                "last_seconds": line["seen_at"] - last.address_at,
+                "since_start_seconds": line["seen_at"] - line["began_at"],
+                "all_seconds": everywhere - last.address_at,
+            }
+
+        measured: dict[str, Any] = self._cluster.wait(found, PATIENCE_SECONDS)
+        return measured
+
+    def _seen(self, pod_uid: str, epoch: int) -> dict[str, float] | None:
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.out / f"{pod_uid}.jsonl").read_text().splitlines():
+                told: dict[str, float] = json.loads(line)
+                if told["epoch"] == epoch:
+                    return told
+        return None
+
+    def remove(self, name: str) -> None:
+        """The job and its pods."""
+        self._cluster.delete(JOBS, name)
+
+
+def spec(name: str, epoch: int) -> dict[str, Any]:
+    """A job of two pods. One that is to be measured has a sequence of its own, for which nothing is known."""
+    own = int(name.rpartition("-")[2]) + 1 if epoch == MEASURE_EPOCH else 0
+    return {
+        "model": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kvHeads": 1, "vocab": 512},
+        "data": {"source": "python-stdlib", "sequenceLength": 128 + own},
+        "training": {"globalBatch": 2, "steps": 1_000_000},
+        "resources": {"ranks": len(NODES), "device": "cuda", "memoryPerRank": "1Gi"},
+        "kubernetes": {
+            "image": base_image.IMAGE,
+            "acceleratorResource": f"{DEVICE}/{name}",
+            "volumes": {"out": {"claim": CLAIM}},
+            "env": [{"name": "PATH", "value": f"{STUB}:/usr/bin:/bin"}],
+        },
+    }
+
+
+def main() -> int:
+    """Run all of it and write the tables."""
+    with Cluster.started(lab.Wanted(name="binding", num_nodes=len(NODES))) as cluster:
+        results = measure(cluster)
+    write_results("binding_delay", json.dumps(results), table)
+    return 0
+
+
+def measure(cluster: Cluster) -> dict[str, Any]:
+    """Both kinds of jobs, one after the other on one cluster."""
+    places = Places()
+    watch = Watched(resource=PODS, selector=UID_LABEL, replace=lambda listing: None, put=places.put, remove=_ignore)
+    watcher = cluster.watcher(watch)
+    bench = Bench(cluster, places)
+    bench.claim_storage()
+    with watching(watcher), Operator.started(cluster):
+        prepare(cluster, bench)
+        return {"together": together(bench), "late": late(bench)}
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Watch during the block."""
+    watcher.start()
+    yield
+    watcher.stop()
+
+
+def _ignore(found: Object) -> None:
+    """Nobody asks."""
+
+
+def prepare(cluster: Cluster, bench: Bench) -> None:
+    """Measure for the jobs that are to train, and plan: the answer is remembered."""
+    cluster.lay_out_profile(num_ranks=len(NODES))
+    bench.submit("first-0", TRAIN_EPOCH, NODES)
+    bench.result("first-0", MEASURE_EPOCH)
+    cluster.bring_to_running(PATIENCE_SECONDS)
+    bench.result("first-0", TRAIN_EPOCH)
+
+
+def _epoch(number: int) -> int:
+    return (MEASURE_EPOCH, TRAIN_EPOCH)[number % 2]
+
+
+def together(bench: Bench) -> list[dict[str, Any]]:
+    """Jobs whose pods come at the same time, one job after the other."""
+    found = []
+    for number in range(AT_ONCE):
+        name = f"together-{number}"
+        bench.submit(name, _epoch(number), NODES)
+        found.append(bench.result(name, _epoch(number)))
+        bench.remove(name)
+    return found
+
+
+def late(bench: Bench) -> list[dict[str, Any]]:
+    """Jobs whose second pod comes minutes after the first."""
+    names = [f"late-{number}" for number in range(WAITING)]
+    for number, name in enumerate(names):
+        bench.submit(name, _epoch(number), NODES[:1])
+        time.sleep(BETWEEN_SECONDS)
+    time.sleep(max(WAIT_SECONDS - BETWEEN_SECONDS * WAITING, 0.0))
+    found = []
+    for number, name in enumerate(names):
+        bench.give(NODES[1], name)
+        found.append(bench.result(name, _epoch(number)))
+        bench.remove(name)
+        time.sleep(BETWEEN_SECONDS)
+    return found
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results as Markdown."""
+    rows = [
+        _row(f"{said}, {what}", [each for each in results[group] if each["epoch"] == epoch])
+        for group, said in (("together", "both pods come together"), ("late", "the second pod comes late"))
+        for epoch, what in ((MEASURE_EPOCH, "to measure"), (TRAIN_EPOCH, "to train by a plan that is known"))
+    ]
+    waited = min(each["first_waited_seconds"] for each in results["late"])
+    everything = [each["last_seconds"] for group in ("together", "late") for each in results[group]]
+    lines = [
+        "# From a pod's address to its binding",
+        "",
+        f"Jobs of two pods on two real nodes; all on one machine: {results['machine']}. Seconds from when the cluster",
+        "tells the last pod's address until that pod reads its binding. *From its start* is from the first line of the",
+        "program in it, which runs before its kubelet tells the address. A pod that comes late comes "
+        f"{waited:.0f} s or more after the first.",
+        "",
+        "| jobs | number | median | p99 | most | all pods, p99 | from its start, median | p99 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        *rows,
+        "",
+        f"All {len(everything)}: p99 {_p99(everything):.2f} s, wanted is 1 s.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(what: str, found: Sequence[Mapping[str, float]]) -> str:
+    last, everywhere, started = (
+        [each[name] for each in found] for name in ("last_seconds", "all_seconds", "since_start_seconds")
+    )
+    figures = [statistics.median(last), _p99(last), max(last), _p99(everywhere)]
+    figures += [statistics.median(started), _p99(started)]
+    return f"| {what} | {len(found)} | {' | '.join(f'{figure:.2f}' for figure in figures)} |"
+
+
+def _p99(values: Sequence[float]) -> float:
+    """The least that 99 of 100 do not exceed."""
+    return sorted(values)[-(len(values) // 100) - 1]
