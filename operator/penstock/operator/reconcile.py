@@ -264,7 +264,8 @@ class Reconciler:
         except UserError as mistake:
             self._enter(draft, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
             return True
-        self._write(draft, begun(draft.status, launch, now))
+        queues = bool(draft.job.spec.kubernetes.queue_name)
+        self._write(draft, begun(draft.status, launch, queues, now))
         self._launch(draft)
         return True
 

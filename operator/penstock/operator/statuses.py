@@ -28,7 +28,7 @@ def entered(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
     phase = enter(status.phase, decision.phase)
     lost = decision.reason in LOSSES
     return dataclasses.replace(
-        status,
+        _started(status, now) if phase in LIVE else status,
         phase=phase,
         reason=decision.reason,
         message=decision.message,
@@ -39,15 +39,14 @@ def entered(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
     )
 
 
-def begun(status: JobStatus, launch: Launch, now: float) -> JobStatus:
-    """The status that announces an attempt, before anything of it is made."""
-    return dataclasses.replace(
-        status,
-        attempt=launch.attempt,
-        ranks=launch.ranks,
-        plan=None,
-        started_at=now if status.started_at is None else status.started_at,
-    )
+def begun(status: JobStatus, launch: Launch, queues: bool, now: float) -> JobStatus:
+    """The status that announces an attempt, before anything of it is made. One that ``queues`` has not started yet."""
+    announced = dataclasses.replace(status, attempt=launch.attempt, ranks=launch.ranks, plan=None)
+    return announced if queues else _started(announced, now)
+
+
+def _started(status: JobStatus, now: float) -> JobStatus:
+    return status if status.started_at is not None else dataclasses.replace(status, started_at=now)
 
 
 def in_short(plan: Plan) -> PlanStatus:
