@@ -158,7 +158,9 @@ def test_kind_is_asked_for_the_nodes_and_given_jobset(tmp_path: Path, monkeypatc
     shared = {"hostPath": str(kind.volumes_folder("ours")), "containerPath": "/volumes"}
     assert all(node["extraMounts"] == [shared] for node in nodes)
     assert "apply --server-side" in applied
-    behind = [each["spec"]["hostPath"]["path"] for each in json.loads(objects)["items"] if "capacity" in each["spec"]]
+    behind = [
+        each["spec"]["hostPath"]["path"] for each in json.loads(objects)["items"] if each["kind"] == "PersistentVolume"
+    ]
     assert all((kind.volumes_folder("ours") / Path(path).relative_to("/volumes")).is_dir() for path in behind)
     assert f"install jobset {kind.CHARTS['jobset']} --version 0.12.0" in installed
     assert installed.endswith(f"--kubeconfig {kind.kubeconfig('ours')}")
