@@ -11,14 +11,18 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import penstock
 from deploy.lab import base_image, lab
 from deploy.lab.console import run
 from deploy.lab.images import DOMAIN, write_image
+from deploy.lab.node import ASIDE
 from deploy.lab.state import State
 from deploy.site import Site
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = {"operator": "penstock-operator", "api": "penstock"}
+MODULES = {"operator": "penstock.operator", "api": "penstock.cli"}
+"""What the Dockerfile's targets start."""
+
 ENVIRONMENT = (
     "PYTHONUNBUFFERED=1",
     "PYTHONDONTWRITEBYTECODE=1",
@@ -47,11 +51,11 @@ def given(site: Site, name: str) -> Images:
 
 def _given_lab(found: State) -> Images:
     names = {}
-    for target, program in PROGRAMS.items():
+    for target, module in MODULES.items():
         names[target] = f"{DOMAIN}/{target}:{base_image.PYTHON}"
         config = {
-            "Env": [f"PATH={sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", *ENVIRONMENT],
-            "Entrypoint": [program],
+            "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH={_components()}", "LANG=C.UTF-8", *ENVIRONMENT],
+            "Entrypoint": [f"{ASIDE}{sys.prefix}/bin/python", "-m", module],
             "User": "65532:65532",
             "WorkingDir": "/",
         }
@@ -60,6 +64,11 @@ def _given_lab(found: State) -> Images:
             write_image(archive, names[target], base_image.layer(), config)
             lab.load(found, archive)
     return Images(operator=names["operator"], service=names["api"], trainer=base_image.IMAGE)
+
+
+def _components() -> str:
+    """Where penstock is, in a container that may have a /tmp of its own."""
+    return ":".join(f"{ASIDE}{Path(path).parent}" for path in penstock.__path__)
 
 
 def _given_kind(name: str) -> Images:

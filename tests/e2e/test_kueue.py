@@ -17,7 +17,7 @@ from tests.support.kueue import HIGH, LOW, QUEUE, kueue
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
-STEPS, STEPS_BEFORE = 120, 25
+STEPS, STEPS_BEFORE = 80, 20
 
 
 @pytest.fixture(scope="module")
