@@ -9,10 +9,11 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deploy.lab import build, state
+from deploy.lab import build, state, volumes
 from deploy.lab.console import LabError, run, say
 
 DOCKER_SECONDS = 20
+VOLUMES = "/volumes"
 CHARTS = {"jobset": "oci://registry.k8s.io/jobset/charts/jobset", "kueue": "oci://registry.k8s.io/kueue/charts/kueue"}
 
 
@@ -32,19 +33,34 @@ def kubeconfig(name: str) -> Path:
     return state.labs().with_name("kind") / f"{name}.kubeconfig"
 
 
-def configuration(num_nodes: int) -> str:
-    """A cluster of a control plane and that many workers, as kind reads it."""
-    nodes = [{"role": "control-plane"}, *({"role": "worker"} for _ in range(num_nodes))]
+def volumes_folder(name: str) -> Path:
+    """The folder of this machine that all its nodes have as `VOLUMES`."""
+    return kubeconfig(name).with_suffix(".volumes")
+
+
+def names() -> list[str]:
+    """The clusters that there are."""
+    return run("kind", "get", "clusters").split()
+
+
+def configuration(num_nodes: int, shared: Path) -> str:
+    """A cluster of a control plane and that many workers, which share a folder of this machine, as kind reads it."""
+    roles = ["control-plane", *["worker"] * num_nodes]
+    mounts = [{"hostPath": str(shared), "containerPath": VOLUMES}]
+    nodes = [{"role": role, "extraMounts": mounts} for role in roles]
     return json.dumps({"apiVersion": "kind.x-k8s.io/v1alpha4", "kind": "Cluster", "nodes": nodes})
 
 
 def up(said: argparse.Namespace) -> None:
     if said.kwok:
         raise LabError("kwok needs the lab, which is used where Docker does not run")
-    path = kubeconfig(said.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path, shared = kubeconfig(said.name), volumes_folder(said.name)
+    volumes.make_folders(shared)
     command = ["kind", "create", "cluster", "--name", said.name, "--config", "-", "--wait", "120s"]
-    run(*command, "--kubeconfig", path, stdin=configuration(said.nodes))
+    run(*command, "--kubeconfig", path, stdin=configuration(said.nodes, shared))
+    whole = {"apiVersion": "v1", "kind": "List", "items": volumes.manifests(Path(VOLUMES))}
+    apply = ["kubectl", "--kubeconfig", path, "apply", "--server-side", "--filename", "-"]
+    run(*apply, stdin=json.dumps(whole))
     install(build.JOBSET, path)
     if said.kueue:
         install(build.KUEUE, path)
@@ -59,8 +75,13 @@ def install(part: build.Part, path: Path) -> None:
 
 
 def down(said: argparse.Namespace) -> None:
+    """What pods wrote belongs to users of theirs, so it is removed from within."""
+    if said.name in names():
+        node = f"{said.name}-control-plane"
+        run("docker", "exec", node, "sh", "-c", f"rm -rf {VOLUMES}/*/* {VOLUMES}/*/.[!.]*")
     run("kind", "delete", "cluster", "--name", said.name, "--kubeconfig", kubeconfig(said.name))
     kubeconfig(said.name).unlink(missing_ok=True)
+    shutil.rmtree(volumes_folder(said.name), ignore_errors=True)
 
 
 def status(said: argparse.Namespace) -> None:

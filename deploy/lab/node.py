@@ -19,6 +19,9 @@ PLUGINS = "/usr/lib/cni"
 BRIDGE = "cni0"
 RUNTIME = ("containerd",)
 KUBELET = ("kubelet",)
+ASIDE = "/mnt"
+"""No volume of a pod covers what is there, as one for /tmp does with a repository below /tmp."""
+
 START_SECONDS = 30.0
 EVICT_NEVER = dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available"), "0%")
 
@@ -64,10 +67,17 @@ SystemdCgroup = false
 def container_spec(default: dict[str, Any], shared: Sequence[Path]) -> dict[str, Any]:
     """What every container is made from: containerd's own specification, and some of the host's folders to read.
 
-    Images of the lab need not hold this project then, nor PyTorch: both are where they are on this machine.
+    Images of the lab need not hold this project then, nor PyTorch: both are where they are on this machine, and once
+    more below `ASIDE`.
     """
     mounts = [
-        {"destination": str(path), "source": str(path), "type": "bind", "options": ["rbind", "ro", "nosuid", "nodev"]}
+        {
+            "destination": f"{place}{path}",
+            "source": str(path),
+            "type": "bind",
+            "options": ["rbind", "ro", "nosuid", "nodev"],
+        }
+        for place in ("", ASIDE)
         for path in shared
     ]
     return default | {"mounts": [*default["mounts"], *mounts]}

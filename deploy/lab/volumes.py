@@ -24,7 +24,7 @@ def make_folders(folder: Path) -> None:
     for name in MODES:
         for number in range(1, VOLUMES_PER_CLASS + 1):
             path = folder / f"{name}-{number}"
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o777)
 
 

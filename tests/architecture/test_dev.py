@@ -212,6 +212,30 @@ class TestDemoFolder:
         assert len(set(taken)) == 12
 
 
+class TestDemoOnACluster:
+    def test_is_another_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        became: list[list[str]] = []
+        monkeypatch.setattr(dev, "ensure", lambda _: None)
+        monkeypatch.setattr(dev, "become", lambda command: became.append(command) or sys.exit(0))
+        for arguments in (["--cluster"], ["--fast"]):
+            with pytest.raises(SystemExit):
+                dev.main(["demo", *arguments])
+        assert became[0] == ["python", "-m", "deploy.demonstration"]
+        assert became[1][:2] == ["penstock", "demo"]
+        assert became[1][-1] == "--fast"
+
+    def test_takes_nothing_else(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "deploy.demonstration", "--steps"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("./dev demo --cluster takes nothing else")
+
+
 class TestBenchmarks:
     def test_only_modules_with_a_main(self, tmp_path: Path) -> None:
         (tmp_path / "speed.py").write_text('"""How fast.\n\nMore."""\ndef main() -> int:\n    return 0\n')

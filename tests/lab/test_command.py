@@ -148,12 +148,20 @@ def test_kind_is_asked_for_the_nodes_and_given_jobset(tmp_path: Path, monkeypatc
     """With programs that note what they are asked for: what kind does with it is seen where Docker runs."""
     log = tmp_path / "log"
     note = f'{{ echo "$0 $*"; cat; echo; }} >> {log}'
-    path = programs(tmp_path / "programs", kind=note, helm=note)
+    path = programs(tmp_path / "programs", kind=note, helm=note, kubectl=note)
     monkeypatch.setenv("PATH", f"{path}{os.pathsep}{os.environ['PATH']}")
     kind.do(parser().parse_args(["up", "--nodes", "3", "--name", "ours"]))
-    made, config, installed = [line for line in log.read_text().splitlines() if line]
+    made, config, applied, objects, installed = [line for line in log.read_text().splitlines() if line]
     assert "create cluster --name ours --config -" in made
-    assert [node["role"] for node in json.loads(config)["nodes"]] == ["control-plane", *["worker"] * 3]
+    nodes = json.loads(config)["nodes"]
+    assert [node["role"] for node in nodes] == ["control-plane", *["worker"] * 3]
+    shared = {"hostPath": str(kind.volumes_folder("ours")), "containerPath": "/volumes"}
+    assert all(node["extraMounts"] == [shared] for node in nodes)
+    assert "apply --server-side" in applied
+    behind = [
+        each["spec"]["hostPath"]["path"] for each in json.loads(objects)["items"] if each["kind"] == "PersistentVolume"
+    ]
+    assert all((kind.volumes_folder("ours") / Path(path).relative_to("/volumes")).is_dir() for path in behind)
     assert f"install jobset {kind.CHARTS['jobset']} --version 0.12.0" in installed
     assert installed.endswith(f"--kubeconfig {kind.kubeconfig('ours')}")
 

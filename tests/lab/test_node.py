@@ -30,7 +30,12 @@ def test_containers_read_folders_of_the_host_and_keep_what_they_had() -> None:
     default = {"root": {"path": "rootfs"}, "mounts": [{"destination": "/proc"}]}
     spec = node.container_spec(default, [Path("/work/.venv"), Path("/work")])
     assert spec["root"] == default["root"]
-    assert [mount["destination"] for mount in spec["mounts"]] == ["/proc", "/work/.venv", "/work"]
+    assert [mount["destination"] for mount in spec["mounts"]] == [
+        "/proc",
+        *("/work/.venv", "/work"),
+        *("/mnt/work/.venv", "/mnt/work"),
+    ]
+    assert [mount["source"] for mount in spec["mounts"][1:]] == ["/work/.venv", "/work"] * 2
     assert all("ro" in mount["options"] for mount in spec["mounts"][1:])
     assert default["mounts"] == [{"destination": "/proc"}]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -188,6 +189,16 @@ class TestJobSets:
         found = jobset(job(kubernetes__queueName=queue), 1, 2, SETTINGS, GRACE)
         assert found["spec"]["suspend"] is bool(queue)
         assert found["metadata"]["labels"].get("kueue.x-k8s.io/queue-name", "") == queue
+
+    @pytest.mark.parametrize(("queue", "passed_on"), [("team", "urgent"), ("", None)])
+    def test_a_job_s_priority_is_its_jobset_s(self, queue: str, passed_on: str | None) -> None:
+        """Kueue knows no PipelineJobs. Without a queue it is nobody's business."""
+        label = "kueue.x-k8s.io/priority-class"
+        told = job(kubernetes__queueName=queue)
+        told = replace(told, metadata=replace(told.metadata, labels={label: "urgent", "other": "x"}))
+        found = jobset(told, 1, 2, SETTINGS, GRACE)
+        assert "other" not in found["metadata"]["labels"]
+        assert found["metadata"]["labels"].get(label) == passed_on
 
     def test_names_of_pods_are_short_enough(self) -> None:
         name = "x" * 40

@@ -75,6 +75,11 @@ SITUATIONS = {
         AttemptState.STARTING,
         "has not admitted it yet",
     ),
+    "a queue took it back before all were there": (
+        facts(Phase.QUEUED, pod(0), jobset=replace(JOBSET, suspended=True)),
+        AttemptState.DISRUPTED,
+        "preempted",
+    ),
     "a queue took it back": (facts(jobset=replace(JOBSET, suspended=True)), AttemptState.DISRUPTED, "preempted"),
     "all are there": (facts(Phase.QUEUED), AttemptState.READY, ""),
     "all measure": (

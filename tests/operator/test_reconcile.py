@@ -378,6 +378,22 @@ class TestWaiting:
             == "queue team has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
         )
 
+    def test_waiting_for_a_queue_takes_nothing_of_the_time_that_a_job_has(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(kubernetes={"queueName": "team"}, runPolicy={"activeDeadlineSeconds": 60}))
+        operating.turn()
+        operating.now += 600.0
+        operating.turn()
+        assert operating.status(uid).started_at is None
+        operating.kube.all(JOBSETS)[0]["spec"]["suspend"] = False
+        for node in NODES:
+            operating.kube.add_node(node)
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        assert (operating.phase(uid), operating.status(uid).started_at) == (Phase.PROFILING, operating.now)
+        operating.now += 60.0
+        operating.turn()
+        assert operating.status(uid).reason == "DeadlineExceeded"
+
     def test_a_preempted_attempt_is_followed_by_one_that_queues(self, operating: Operating) -> None:
         uid = running(operating)
         operating.kube.all(JOBSETS)[0]["spec"]["suspend"] = True

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,7 @@ from penstock.planner import yamltext
 from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
 from penstock.trainer.rundir import RunDir
 from tests.support.command import Command
-from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, Installed, components
+from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, JobSpace, components
 
 PATIENCE_SECONDS = 240.0
 SEQUENCE = 128
@@ -62,7 +62,7 @@ def small_training(steps: int) -> dict[str, Any]:
 class ClusterJob:
     """A job that was submitted."""
 
-    on: Installed
+    on: JobSpace
     name: str
     uid: str
 
@@ -211,25 +211,25 @@ class ClusterJob:
         os.kill(self.ranks(attempt)[0], signal.SIGSTOP)
 
 
-def submitted(on: Installed, name: str, **changes: Any) -> ClusterJob:
+def submitted(on: JobSpace, name: str, *, labels: Mapping[str, str] | None = None, **changes: Any) -> ClusterJob:
     """A job of that name; ``changes`` replace whole fields of its spec, but add to ``kubernetes``."""
     manifest = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "PipelineJob",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": dict(labels or {})},
         "spec": small_spec(on.cluster.image, **changes),
     }
     return made(on, manifest)
 
 
-def made(on: Installed, manifest: dict[str, Any]) -> ClusterJob:
+def made(on: JobSpace, manifest: dict[str, Any]) -> ClusterJob:
     """The job of a manifest."""
     name = manifest["metadata"]["name"]
     on.cluster.create(on.namespace, manifest)
     return ClusterJob(on, name, on.cluster.get("pj", name, "--namespace", on.namespace)["metadata"]["uid"])
 
 
-def local_losses(on: Installed, folder: Path, spec: dict[str, Any], plan: RunDir) -> list[float]:
+def local_losses(on: JobSpace, folder: Path, spec: dict[str, Any], plan: RunDir) -> list[float]:
     """What `penstock run` has on this machine for every step of such a job, by the plan of another run."""
     run = RunDir(folder / "run")
     run.create()
@@ -250,7 +250,7 @@ def local_losses(on: Installed, folder: Path, spec: dict[str, Any], plan: RunDir
 
 
 @contextmanager
-def paced(on: Installed) -> Iterator[None]:
+def paced(on: JobSpace) -> Iterator[None]:
     """Cards so slow that a step takes about as long on every machine, and little of this one: ranks wait for them."""
     for node in (*PAIR_NODES, SPARE_NODE):
         lab.shape(on.lab, node, PACE)

@@ -98,28 +98,24 @@ class Program:
         self.end(signal.SIGKILL)
 
 
-@dataclass
-class Installed:
-    """What is installed sees to the jobs in ``namespace`` alone, and lives itself in ``system``.
+@dataclass(kw_only=True)
+class JobSpace:
+    """The ``namespace`` of the jobs that an installation sees to; it lives itself in ``system``.
 
     Jobs share the claims `OUT` and `TEXT` there, whose folders on this machine are ``out`` and ``text``.
     """
 
     cluster: Cluster
     lab: State
-    folder: Path
     namespace: str
     system: str
-    service: Program
-    operator: Program
     out: Path = field(default_factory=Path)
     text: Path = field(default_factory=Path)
 
-    @property
-    def client(self) -> Client:
-        """A client of the service, for somebody who may look at jobs in the namespace and no more; a context."""
-        token = self.kubectl("create", "token", READER, "--audience", PEOPLE_AUDIENCE)
-        return Client(Target(server=self.service.health.removesuffix(READY), token=token.strip()))
+    def claim_storage(self) -> None:
+        """Make the claims, and what there is to read."""
+        self.out, self.text = (_claimed(self, name) for name in (OUT, TEXT))
+        (self.text / "a.py").write_text(CORPUS)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """What kubectl prints, in the namespace of jobs."""
@@ -138,6 +134,21 @@ class Installed:
             return not [each for each in pods if each["metadata"]["labels"].get(JOB_LABEL) in jobs]
 
         self.cluster.wait(gone, f"pods of {', '.join(jobs)} stay")
+
+
+@dataclass(kw_only=True)
+class Installed(JobSpace):
+    """What is installed as processes of this machine, whose files are in ``folder``."""
+
+    folder: Path
+    service: Program
+    operator: Program
+
+    @property
+    def client(self) -> Client:
+        """A client of the service, for somebody who may look at jobs in the namespace and no more; a context."""
+        token = self.kubectl("create", "token", READER, "--audience", PEOPLE_AUDIENCE)
+        return Client(Target(server=self.service.health.removesuffix(READY), token=token.strip()))
 
 
 @contextmanager
@@ -184,9 +195,16 @@ def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system
         folder=folder,
         health=health,
     )
-    found = Installed(cluster, lab, folder, namespace, system, service, operator)
-    found.out, found.text = (_claimed(found, name) for name in (OUT, TEXT))
-    (found.text / "a.py").write_text(CORPUS)
+    found = Installed(
+        cluster=cluster,
+        lab=lab,
+        folder=folder,
+        namespace=namespace,
+        system=system,
+        service=service,
+        operator=operator,
+    )
+    found.claim_storage()
     found.kubectl("create", "serviceaccount", READER)
     found.kubectl("create", "role", READER, "--verb=get,list", "--resource=pipelinejobs.penstock.dev")
     found.kubectl("create", "rolebinding", READER, f"--role={READER}", f"--serviceaccount={namespace}:{READER}")
@@ -201,7 +219,7 @@ def label_node(cluster: Cluster, node: str, wanted: bool) -> None:
     cluster.kubectl("label", "node", node, "--overwrite", *words)
 
 
-def _claimed(found: Installed, name: str) -> Path:
+def _claimed(found: JobSpace, name: str) -> Path:
     """The folder on this machine behind a new claim of that name, which many nodes may write."""
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
@@ -209,7 +227,7 @@ def _claimed(found: Installed, name: str) -> Path:
     return folder_of_claim(found, name)
 
 
-def folder_of_claim(found: Installed, name: str) -> Path:
+def folder_of_claim(found: JobSpace, name: str) -> Path:
     """The folder on this machine behind a claim."""
 
     def volume() -> str:

@@ -35,6 +35,9 @@ REQUEST_ANNOTATION = f"{GROUP}/request"
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+"""What Kueue reads of a JobSet, https://kueue.sigs.k8s.io/docs/tasks/run/jobsets; the second also of a PipelineJob."""
+
 HOST_LABEL = "kubernetes.io/hostname"
 
 RANKS_JOB = "ranks"

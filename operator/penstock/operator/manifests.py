@@ -18,6 +18,7 @@ from penstock.kube.names import (
     ATTEMPT_LABEL,
     JOB_KIND,
     JOB_LABEL,
+    PRIORITY_LABEL,
     QUEUE_LABEL,
     RANKS_JOB,
     UID_LABEL,
@@ -70,9 +71,7 @@ def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace
     """
     pods = num_pods(job, ranks)
     metadata = _metadata(job, attempt)
-    queue = job.spec.kubernetes.queue_name
-    if queue:
-        metadata["labels"] = {**metadata["labels"], QUEUE_LABEL: queue}
+    metadata["labels"] |= _queue_labels(job)
     template = {
         "metadata": {"labels": labels(job, attempt)},
         "spec": pod_spec(job, attempt, settings, grace_seconds),
@@ -93,12 +92,20 @@ def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace
         "kind": "JobSet",
         "metadata": metadata,
         "spec": {
-            "suspend": bool(queue),
+            "suspend": bool(job.spec.kubernetes.queue_name),
             "failurePolicy": {"maxRestarts": 0},
             "network": {"enableDNSHostnames": False},
             "replicatedJobs": [{"name": RANKS_JOB, "replicas": 1, "template": ranks_job}],
         },
     }
+
+
+def _queue_labels(job: PipelineJob) -> dict[str, str]:
+    """What Kueue finds a JobSet by, and how important that is, by the same label as the job has."""
+    queue, priority = job.spec.kubernetes.queue_name, job.metadata.labels.get(PRIORITY_LABEL, "")
+    if not queue:
+        return {}
+    return {QUEUE_LABEL: queue, **({PRIORITY_LABEL: priority} if priority else {})}
 
 
 def claims(job: PipelineJob) -> list[dict[str, Any]]:

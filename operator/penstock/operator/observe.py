@@ -143,7 +143,9 @@ def _taken(facts: Facts) -> tuple[AttemptState, str] | None:
     if facts.jobset is None or facts.jobset.being_deleted:
         return AttemptState.DISRUPTED, "the JobSet was deleted"
     if facts.jobset.suspended:
-        return (AttemptState.DISRUPTED, "was preempted: its JobSet was suspended") if live else None
+        # With pods it was let go before. It would go on with those alone that had not ended, so another has to follow.
+        had_a_place = live or facts.pods
+        return (AttemptState.DISRUPTED, "was preempted: its JobSet was suspended") if had_a_place else None
     for pod in facts.pods:
         node = facts.nodes.get(pod.node)
         if node is not None and node.not_ready_since is not None and pod.end is None:

@@ -277,7 +277,7 @@ class Reconciler:
         except UserError as mistake:
             self._enter(draft, facts, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
             return True
-        status = begun(draft.status, launch, now)
+        status = begun(draft.status, launch, bool(draft.job.spec.kubernetes.queue_name), now)
         begins = replace(facts, status=status, jobset=None, pods=())
         self._write(draft, told(status, begins, observe(begins), draft.seen.generation, now))
         self._launch(draft)

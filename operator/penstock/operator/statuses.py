@@ -40,15 +40,10 @@ def entered(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
     )
 
 
-def begun(status: JobStatus, launch: Launch, now: float) -> JobStatus:
-    """The status that announces an attempt, before anything of it is made."""
-    return dataclasses.replace(
-        status,
-        attempt=launch.attempt,
-        ranks=launch.ranks,
-        plan=None,
-        started_at=now if status.started_at is None else status.started_at,
-    )
+def begun(status: JobStatus, launch: Launch, queues: bool, now: float) -> JobStatus:
+    """The status that announces an attempt, before anything of it is made. One that ``queues`` has not started yet."""
+    started_at = now if status.started_at is None and not queues else status.started_at
+    return dataclasses.replace(status, attempt=launch.attempt, ranks=launch.ranks, plan=None, started_at=started_at)
 
 
 def in_short(plan: Plan) -> PlanStatus:

@@ -1,0 +1,171 @@
+"""`./dev demo --cluster`: the example on a Kubernetes of this machine, from nothing to its summary.
+
+What it makes stays, so that it can be looked at; its last words say how, and how to remove it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from deploy import cluster, own_images
+from deploy.installation import Installation
+from deploy.lab import volumes
+from deploy.lab.__main__ import parser
+from deploy.lab.console import LabError
+from deploy.lab.state import DEFAULT_NAME
+from deploy.own_images import ROOT
+from deploy.site import Site, site_of
+from penstock.cli import output
+from penstock.cli.attempt import read_result
+from penstock.cli.summary import rendered, summarise
+from penstock.core.lifecycle import Phase
+from penstock.core.status import JobStatus
+from penstock.planner import yamltext
+from penstock.trainer.rundir import RunDir
+
+EXAMPLE = ROOT / "deploy" / "examples" / "stdlib-llama.yaml"
+USAGE = "./dev demo --cluster takes nothing else: it trains the example on the cluster that ./dev cluster makes"
+NAMESPACE = "default"
+OUT_SIZE = "10Gi"
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """A job on a cluster. What people are told is printed by kubectl itself, as they would see it."""
+
+    site: Site
+    manifest: dict[str, Any]
+    namespace: str = NAMESPACE
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return str(self.manifest["metadata"]["name"])
+
+    def submit(self) -> None:
+        """Apply it; one of that name that is there, from a demonstration before, is removed first."""
+        if self._kubectl("get", "pj", self.name, "--ignore-not-found"):
+            output.say(f"removing the job {self.name} that is there")
+            self._kubectl("delete", "pj", self.name)
+        self._kubectl("apply", "--filename", "-", stdin=yamltext.dump(self.manifest))
+
+    def follow(self) -> JobStatus:
+        """Print what `kubectl get pj --watch` does until the job has ended; its last status."""
+        said = ""
+        with self._watching():
+            while True:
+                status = self.status()
+                if status.message not in ("", said):
+                    output.say(status.message)
+                said = status.message
+                if status.phase.terminal:
+                    return status
+                time.sleep(LOOK_SECONDS)
+
+    def status(self) -> JobStatus:
+        """As the cluster has it."""
+        found = self.site.get("pj", self.name, "--namespace", self.namespace)
+        return JobStatus.from_manifest(found.get("status") or {})
+
+    def run(self, status: JobStatus) -> RunDir:
+        """What the newest attempt left, on this machine."""
+        found = self.site.get("pj", self.name, "--namespace", self.namespace)
+        out = self.site.folder_of_claim(self.namespace, f"{self.name}-out")
+        return RunDir(out / found["metadata"]["uid"] / f"a{status.attempt}")
+
+    def _kubectl(self, *words: str, stdin: str | None = None) -> str:
+        return self.site.kubectl("--namespace", self.namespace, *words, stdin=stdin)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        command = [self.site.kubectl_program, "--namespace", self.namespace, "get", "pj", self.name, "--watch"]
+        watch = subprocess.Popen(command, env=self.site.environ)
+        try:
+            yield
+        finally:
+            time.sleep(LOOK_SECONDS)  # it prints the end, too
+            watch.terminate()
+            watch.wait()
+
+
+def with_storage(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The job with a claim of its own for what it leaves, which pods of all nodes may write."""
+    template = {"size": OUT_SIZE, "storageClass": volumes.SHARED, "accessModes": ["ReadWriteMany"]}
+    spec = manifest["spec"]
+    kubernetes = spec.get("kubernetes", {})
+    mounted = {**kubernetes.get("volumes", {}), "out": {"template": template}}
+    return {**manifest, "spec": {**spec, "kubernetes": {**kubernetes, "volumes": mounted}}}
+
+
+def shown(found: Demonstration) -> bool:
+    """Submit the job, follow it to its end, and hold what was predicted against what was measured; how it ended."""
+    output.say(f"kubectl apply -f {EXAMPLE.relative_to(ROOT)}, with a claim for its output; kubectl get pj --watch:")
+    found.submit()
+    status = found.follow()
+    if status.phase is not Phase.SUCCEEDED:
+        output.say_failure(status.message, f"kubectl describe pj {found.name}")
+        return False
+    run = found.run(status)
+    output.show(*rendered(summarise(run, status.phase.value, status.attempt, read_result(run))))
+    return True
+
+
+def _cluster() -> Site:
+    """The cluster that is there, or a new one."""
+    found = site_of(DEFAULT_NAME)
+    if found is not None:
+        output.say(f"using the cluster {DEFAULT_NAME}, which is up")
+        return found
+    output.say("starting a cluster of two nodes: ./dev cluster up")
+    cluster.carry_out(parser().parse_args(["up"]))
+    made = site_of(DEFAULT_NAME)
+    assert made is not None, "it was started"
+    return made
+
+
+def _farewell(site: Site) -> None:
+    output.say(
+        f"""
+Still there: the cluster {DEFAULT_NAME}, with JobSet, penstock in penstock-system, the job and its claim in {NAMESPACE}.
+  look further   export KUBECONFIG={site.kubeconfig}
+                 {site.kubectl_program} describe pj; {site.kubectl_program} -n penstock-system get pods
+  remove it      ./dev cluster down"""
+    )
+
+
+def demonstrate() -> bool:
+    """All of it; how the job ended."""
+    site = _cluster()
+    output.say("giving its nodes penstock's images")
+    images = own_images.given(site, DEFAULT_NAME)
+    output.say("installing penstock: helm install penstock helm/penstock --namespace penstock-system")
+    Installation(site=site, images=images).install({})
+    try:
+        return shown(Demonstration(site=site, manifest=with_storage(yamltext.load(EXAMPLE.read_text()))))
+    finally:
+        _farewell(site)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0 it has trained, 1 it has not, 2 where the user has to do something first."""
+    if arguments:
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        return 0 if demonstrate() else 1
+    except LabError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

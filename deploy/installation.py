@@ -1,0 +1,71 @@
+"""penstock on a cluster that `./dev cluster` made, by its chart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.lab import volumes
+from deploy.lab.state import State
+from deploy.own_images import ROOT, Images
+from deploy.site import Site
+
+CHART = ROOT / "helm" / "penstock"
+SERVICE_PORT = 8470
+SERVICE_PLACE = 10
+"""Of the service's address among a lab's; the apiserver hands these out only to who asks for them."""
+
+READY = "300s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """A release of the chart. ``values`` are its own; what the cluster needs is added."""
+
+    site: Site
+    images: Images
+    release: str = "penstock"
+    namespace: str = "penstock-system"
+
+    def install(self, values: Mapping[str, Any]) -> None:
+        """Install it or bring it up to date, and wait until all of it is ready."""
+        if self.site.lab is not None:
+            self._reserve(self._lab_address(self.site.lab))
+        told = [f"{name}={json.dumps(value)}" for name, value in {**self._needed(), **values}.items()]
+        words = ["upgrade", self.release, CHART, "--install", "--take-ownership", "--wait", "--timeout", READY]
+        place = ["--namespace", self.namespace, "--create-namespace"]
+        self.site.helm(*words, *place, *(word for each in told for word in ("--set-json", each)))
+
+    def uninstall(self) -> None:
+        """Remove it, and wait until nothing of it runs. Definitions, jobs and the service's volume stay."""
+        self.site.helm("uninstall", self.release, "--namespace", self.namespace, "--wait")
+
+    def _needed(self) -> dict[str, Any]:
+        images = self.images
+        found: dict[str, Any] = {
+            "operator.image": images.operator,
+            "service.image": images.service,
+            "trainer.image": images.trainer,
+        }
+        if self.site.lab is None:
+            return found
+        address = self._lab_address(self.site.lab)
+        url = {"name": "PENSTOCK_SERVICE_URL", "value": f"http://{address}:{SERVICE_PORT}"}
+        named = {"operator.env": [url], "service.hosts": [address], "service.storage.storageClass": volumes.LOCAL}
+        return {**found, **named}
+
+    @staticmethod
+    def _lab_address(lab: State) -> str:
+        return str(lab.addresses.services[SERVICE_PLACE])
+
+    def _reserve(self, address: str) -> None:
+        """Have the chart's Service under an address that is known before: a lab resolves no names."""
+        metadata = {"name": f"{self.release}-service", "namespace": self.namespace}
+        port = {"name": "http", "port": SERVICE_PORT}
+        place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
+        service = {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
+        items = [place, {**service, "spec": {"clusterIP": address, "ports": [port]}}]
+        whole = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        self.site.kubectl("apply", "--server-side", "--filename", "-", stdin=whole)

@@ -1,0 +1,71 @@
+"""A cluster that `./dev cluster` made, whichever way, for what is done with it alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy import kind
+from deploy.lab import build, state
+from deploy.lab.console import plain_environ, run
+from deploy.lab.volumes import SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A cluster, and the programs that it is spoken to with.
+
+    ``volumes`` is the folder of this machine in which its shared volumes lie; ``lab`` is none by kind.
+    """
+
+    kubeconfig: Path
+    kubectl_program: str
+    helm_program: str
+    volumes: Path
+    lab: state.State | None = None
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """What kubectl prints; raises `LabError` with what it complains about."""
+        return run(self.kubectl_program, *words, stdin=stdin, environ=self.environ)
+
+    def get(self, *words: str) -> Any:
+        """What `kubectl get` finds, as data."""
+        return json.loads(self.kubectl("get", *words, "--output", "json"))
+
+    def helm(self, *words: str | Path, stdin: str | None = None) -> str:
+        """What helm prints; raises `LabError` with what it complains about."""
+        return run(self.helm_program, *words, stdin=stdin, environ=self.environ)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What both programs are started with. What they remember lies beside the kubeconfig."""
+        return plain_environ() | {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
+
+    def folder_of_claim(self, namespace: str, claim: str) -> Path:
+        """The folder of this machine behind a claim of the class `SHARED`."""
+        spec = self.get("pvc", claim, "--namespace", namespace)["spec"]
+        assert spec["storageClassName"] == SHARED, f"{claim} is not shared"
+        return self.volumes / str(spec["volumeName"])
+
+
+def site_of_lab(lab: state.State) -> Site:
+    """A lab that is up."""
+    return Site(
+        kubeconfig=lab.kubeconfig,
+        kubectl_program=str(lab.programs / "kubectl"),
+        helm_program=str(build.built(build.HELM) / "helm"),
+        volumes=lab.folder / "volumes",
+        lab=lab,
+    )
+
+
+def site_of(name: str) -> Site | None:
+    """The cluster of that name, if it is up."""
+    if not kind.fits():
+        return site_of_lab(state.read(name)) if name in state.names() else None
+    if name not in kind.names():
+        return None
+    kubeconfig, volumes = kind.kubeconfig(name), kind.volumes_folder(name)
+    return Site(kubeconfig=kubeconfig, kubectl_program="kubectl", helm_program="helm", volumes=volumes)

@@ -1,0 +1,128 @@
+"""The chart with all its programs on a real cluster, restricted: jobs outlive upgrade, removal and return of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy import own_images
+from deploy.demonstration import Demonstration, shown, with_storage
+from deploy.installation import Installation
+from deploy.site import site_of_lab
+from penstock.core.lifecycle import Phase
+from tests.support.cluster import COLD_SECONDS, Cluster
+from tests.support.cluster_jobs import ClusterJob, paced, small_spec, small_training, submitted
+from tests.support.installed import PAIR_NODES, JobSpace, label_node
+from tests.support.kubectl import kubectl_of, with_crds
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
+
+STEPS = 400
+OWNED = ("meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-", "helm.sh/resource-policy-")
+CRDS = ("pipelinejobs.penstock.dev", "clusterprofiles.penstock.dev")
+RESTART = {"operator.log": "text", "service.resources.requests.cpu": "110m"}
+"""Values that give both programs new pods."""
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Cluster) -> Iterator[JobSpace]:
+    """Where jobs and the chart's programs go; both take restricted pods alone."""
+    with_crds(kubectl_of(cluster))
+    with cluster.namespace("restricted") as namespace, cluster.namespace("restricted") as system:
+        found = JobSpace(cluster=cluster, lab=cluster.of_lab(), namespace=namespace, system=system)
+        found.claim_storage()
+        for node in PAIR_NODES:
+            label_node(cluster, node, True)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def installation(space: JobSpace) -> Iterator[Installation]:
+    """The chart, installed; it sees to one namespace, beside others that see to theirs."""
+    site = site_of_lab(space.lab)
+    images = own_images.given(site, space.lab.name)
+    found = Installation(site=site, images=images, release="tried", namespace=space.system)
+    found.install({"namespace": space.namespace})
+    yield found
+    space.kubectl("delete", "pj", "--all", "--wait=false")
+    found.uninstall()
+    for name in CRDS:  # what it leaves behind is nobody's
+        space.kubectl("annotate", "crd", name, *OWNED)
+        space.kubectl("label", "crd", name, "app.kubernetes.io/managed-by-")
+
+
+def programs(space: JobSpace) -> dict[str, str]:
+    """The uid of each program's pod that is not about to end."""
+    pods = space.cluster.get("pods", "--namespace", space.system)["items"]
+    live = [each["metadata"] for each in pods if "deletionTimestamp" not in each["metadata"]]
+    return {each["labels"]["app.kubernetes.io/component"]: each["uid"] for each in live}
+
+
+def uids(job: ClusterJob) -> set[str]:
+    return {each["metadata"]["uid"] for each in job.pods()}
+
+
+def goes_on(job: ClusterJob, pods: set[str], steps: int = 10) -> None:
+    """The same pods take further steps of the same attempt."""
+    job.wait_for_step(max(job.losses_of(1)) + steps)
+    assert uids(job) == pods
+    assert [each["metadata"]["name"] for each in job.jobsets()] == [f"{job.name}-a1"]
+
+
+def told_step(job: ClusterJob) -> int:
+    progress = job.status().progress
+    return progress.step if progress else 0
+
+
+def test_what_a_demonstration_shows(
+    installation: Installation, space: JobSpace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The lines of kubectl itself up to the end, and what was predicted beside what was measured."""
+    spec: dict[str, Any] = small_spec(space.cluster.image, training=small_training(12))
+    manifest = {"apiVersion": "penstock.dev/v1alpha1", "kind": "PipelineJob", "metadata": {"name": "shown"}}
+    found = Demonstration(
+        site=installation.site, manifest=with_storage({**manifest, "spec": spec}), namespace=space.namespace
+    )
+    capfd.readouterr()
+    assert shown(found)
+    out = capfd.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.startswith("shown ")]
+    assert {"Queued", "Profiling", "Running", "Succeeded"} <= {row[1] for row in rows}
+    assert rows[-1][1] == "Succeeded"
+    assert any(line.split()[:2] == ["NAME", "PHASE"] for line in out.splitlines())
+    step_time = next(line.split() for line in out.splitlines() if line.strip().startswith("step time"))
+    assert step_time[-1] == "%"
+    assert "12 steps, attempt 1" in out
+
+
+def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, space: JobSpace) -> None:
+    with paced(space):
+        job = submitted(space, "outlives", training=small_training(STEPS))
+        job.wait_for_step(5)
+        pods, before = uids(job), programs(space)
+        assert before.keys() == {"operator", "service"}
+
+        installation.install({"namespace": space.namespace, **RESTART})
+        after = programs(space)
+        assert after.keys() == before.keys()
+        assert not set(after.values()) & set(before.values())
+        goes_on(job, pods)
+        heard = max(job.losses_of(1))
+        job.wait(lambda: told_step(job) > heard, "the new service does not tell of steps")
+
+        installation.uninstall()
+        assert programs(space) == {}
+        assert {name for name in CRDS if space.kubectl("get", "crd", name, "--ignore-not-found")} == set(CRDS)
+        goes_on(job, pods)
+        assert job.status().phase is Phase.RUNNING
+
+        installation.install({"namespace": space.namespace})
+        heard = max(job.losses_of(1))
+        job.wait(lambda: told_step(job) > heard, "the service that returned does not tell of steps")
+        assert uids(job) == pods
+    status = job.wait_for(Phase.SUCCEEDED)
+    assert (status.attempt, status.failures) == (1, 0)
+    assert len(job.losses()) == STEPS
+    assert told_step(job) == STEPS
