@@ -1,9 +1,9 @@
 """Times messages between every two ranks, both ways.
 
 A card that is limited by a bucket of tokens lets some of a message that comes after a pause through at once: at 100
-Mbit/s 64 KiB took half of their time in round trips, where each way rests while the other is used. Where a link matters,
-a step's messages follow each other. So they are measured in rows, and a first row, which finds a full bucket, does not
-count.
+Mbit/s 64 KiB took half of their time in round trips, where each way rests while the other is used. Where a link
+matters, a step's messages follow each other. So they are measured in rows, and a first row, which finds a full bucket,
+does not count.
 """
 
 from __future__ import annotations
