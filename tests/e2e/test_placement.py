@@ -16,7 +16,7 @@ from tests.support.rehearsing import WAITS_FOR_LINKS, nodes_of, placed_everywher
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
-RATES = {"node1": "1gbit", "node2": "1gbit", "node3": "100mbit"}
+RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
 MOST_ERROR = 0.15
 MOST_ERROR_OF_RATIO = 0.25
 """`./dev bench cluster_placement` rehearses more often, and on a quiet machine."""

@@ -23,10 +23,10 @@ from tests.support.installed import OUT, TEXT, Installed, components
 PORT = 29_501
 LOCAL = "local"
 WAITS_FOR_LINKS = {
-    "data": {"source": f"data://{TEXT}", "tokenizer": {"train": "bytes"}, "sequenceLength": 512},
-    "training": {**small_training(6), "globalBatch": 16},
+    "data": {"source": f"data://{TEXT}", "tokenizer": {"train": "bytes"}, "sequenceLength": 256},
+    "training": {**small_training(6), "globalBatch": 32},
     "resources": {"ranks": 3, "memoryPerRank": "2Gi"},
-    "parallelism": {"pp": 3, "microBatch": 4},
+    "parallelism": {"pp": 3, "microBatch": 8},
     "kubernetes": {"nodeSelector": {}},
 }
 """Changes that make a small job one on all three nodes, with messages of half a mebibyte and little work for each."""
