@@ -18,7 +18,14 @@ from deploy.lab.rooms import Room
 ROOM_END = "eth0"
 SMALLEST_BURST_BYTES = 64_000  # a whole segment of TCP, as the kernel hands them to an interface
 BURST_SECONDS = 0.001
-QUEUE_MILLISECONDS = 50
+QUEUE_SECONDS = 0.05
+QUANTUM_BYTES = 60_000
+PACKET_LENGTH = 2
+"""Where the header of a packet holds its length (RFC 791)."""
+
+MASK_OF_LARGE = 0xFF00
+"""Bits of a length that only one of 256 bytes or more has."""
+
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg])(?:bit)?(?:/s)?", re.IGNORECASE)
 FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -81,22 +88,35 @@ def bits_per_second(text: str) -> int:
     return rate
 
 
-def shaping(rate: int) -> list[str]:
-    """A token bucket of that many bits per second, as words of `tc`."""
+def shaping(device: str, rate: int) -> str:
+    """What lets a device send at most that many bits per second, as commands of `tc -batch`.
+
+    Small packets, such as acknowledgements, go first. In one line with all others they would wait for what goes the
+    other way, and who sends for them: two neighbours that send at once took a third more time. Cards of real hosts have
+    queues that are fair (fq_codel), which not every kernel has.
+    """
     burst = max(SMALLEST_BURST_BYTES, round(rate / 8 * BURST_SECONDS))
-    return ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", f"{QUEUE_MILLISECONDS}ms"]
+    bucket = f"ceil {rate}bit burst {burst} cburst {burst} quantum {QUANTUM_BYTES}"
+    small_rate = max(rate // 10, 8)
+    queue = round(rate / 8 * QUEUE_SECONDS) + burst
+    return f"""\
+qdisc add dev {device} root handle 1: htb default 3
+class add dev {device} parent 1: classid 1:1 htb rate {rate}bit {bucket}
+class add dev {device} parent 1:1 classid 1:2 htb prio 0 rate {small_rate}bit {bucket}
+class add dev {device} parent 1:1 classid 1:3 htb prio 1 rate {max(rate - small_rate, 8)}bit {bucket}
+qdisc add dev {device} parent 1:2 bfifo limit {queue}
+qdisc add dev {device} parent 1:3 bfifo limit {queue}
+filter add dev {device} parent 1: protocol ip u32 match u16 0 {MASK_OF_LARGE:#06x} at {PACKET_LENGTH} flowid 1:2
+"""
 
 
 def shape(room: Room, addresses: Addresses, rate: int | None) -> None:
     """Let both ends of a room's cable send at most that many bits per second, or as fast as they can."""
-    port = addresses.port(room.name)
-    if rate is None:
-        for end, device in ((run, port), (room.run, ROOM_END)):
-            if "tbf" in end("tc", "qdisc", "show", "dev", device):
-                end("tc", "qdisc", "delete", "dev", device, "root")
-        return
-    run("tc", "qdisc", "replace", "dev", port, "root", *shaping(rate))
-    room.run("tc", "qdisc", "replace", "dev", ROOM_END, "root", *shaping(rate))
+    for end, device in ((run, addresses.port(room.name)), (room.run, ROOM_END)):
+        if "htb" in end("tc", "qdisc", "show", "dev", device):
+            end("tc", "qdisc", "delete", "dev", device, "root")
+        if rate is not None:
+            end("tc", "-batch", "-", stdin=shaping(device, rate))
 
 
 def set_link(room: Room, addresses: Addresses, state: str) -> None:

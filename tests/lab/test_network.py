@@ -32,10 +32,12 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
 
 @given(st.integers(1000, 10**11))
 def test_a_bucket_holds_a_segment_and_what_a_millisecond_lets_through(rate: int) -> None:
-    words = network.shaping(rate)
-    told = dict(zip(words[1::2], words[2::2], strict=True))
-    assert told["rate"] == f"{rate}bit"
-    assert int(told["burst"]) >= max(64_000, int(rate / 8000))
+    whole, small, rest = (line.split() for line in network.shaping("eth0", rate).splitlines() if "class" in line)
+    for words in (whole, small, rest):
+        assert words[words.index("ceil") + 1] == f"{rate}bit"
+        assert int(words[words.index("burst") + 1]) >= max(64_000, int(rate / 8000))
+    shares = [int(words[words.index("rate") + 1].removesuffix("bit")) for words in (whole, small, rest)]
+    assert shares[0] == rate == shares[1] + shares[2]
 
 
 def test_every_machine_is_led_to_the_pods_of_the_others() -> None:

@@ -21,10 +21,11 @@ from penstock.kube.names import ATTEMPT_LABEL, UID_LABEL, attempt_name
 from penstock.planner import yamltext
 from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
 from penstock.trainer.rundir import RunDir
-from tests.support.command import Command
+from tests.support.command import Command, ended
 from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, JobSpace, components
 
 PATIENCE_SECONDS = 240.0
+HERE_SECONDS = 900.0
 SEQUENCE = 128
 PACE = "20mbit"
 PINNED = {"pp": 2, "microBatch": 1, "slices": [72, 56], "schedule": "1f1b", "stages": [1, 1]}
@@ -231,33 +232,45 @@ def made(on: JobSpace, manifest: dict[str, Any]) -> ClusterJob:
 
 def local_losses(on: JobSpace, folder: Path, spec: dict[str, Any], plan: RunDir) -> list[float]:
     """What `penstock run` has on this machine for every step of such a job, by the plan of another run."""
+    data = {**spec["data"], "source": str(on.text)}
+    return [each.loss for each in run_here(folder, {**spec, "data": data}, plan)]
+
+
+def run_here(folder: Path, spec: dict[str, Any], plan: RunDir) -> list[StepMetrics]:
+    """What `penstock run` tells of every step of a job on this machine, by the plan of another run."""
     run = RunDir(folder / "run")
     run.create()
     run.plan.write_text(plan.plan.read_text())
-    data = {**spec["data"], "source": str(on.text)}
     manifest = {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "PipelineJob",
         "metadata": {"name": "local"},
-        "spec": {**{key: value for key, value in spec.items() if key != "kubernetes"}, "data": data},
+        "spec": {key: value for key, value in spec.items() if key != "kubernetes"},
     }
     path = folder / "job.yaml"
     path.write_text(yamltext.dump(manifest))
-    Command(folder)("run", path, "--run-dir", run.root)
+    ended(Command(folder).start("run", path, "--run-dir", run.root), 0, HERE_SECONDS)
     found = run.read_metrics()
     assert [each.step for each in found] == list(range(len(found)))
-    return [each.loss for each in found]
+    return found
 
 
 @contextmanager
 def paced(on: JobSpace) -> Iterator[None]:
     """Cards so slow that a step takes about as long on every machine, and little of this one: ranks wait for them."""
-    for node in (*PAIR_NODES, SPARE_NODE):
-        lab.shape(on.lab, node, PACE)
+    with shaped(on, dict.fromkeys((*PAIR_NODES, SPARE_NODE), PACE)):
+        yield
+
+
+@contextmanager
+def shaped(on: JobSpace, rates: Mapping[str, str]) -> Iterator[None]:
+    """Nodes' cards are as fast as these rates say."""
     try:
+        for node, rate in rates.items():
+            lab.shape(on.lab, node, rate)
         yield
     finally:
-        for node in (*PAIR_NODES, SPARE_NODE):
+        for node in rates:
             lab.shape(on.lab, node, "none")
 
 

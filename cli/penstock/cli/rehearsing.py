@@ -47,16 +47,22 @@ def rehearsed(plan: Plan, hardware: Profile | ClusterSpec) -> Timeline:
         RunError: a rank failed.
     """
     num_ranks = ranks_of(plan)
-    predicted = simulated(plan, hardware).timeline
-    job = PipelineJob(metadata=Metadata(name="rehearsal"), spec=spec_of(plan))
     with tempfile.TemporaryDirectory(prefix="penstock-rehearsal-") as folder:
         run = RunDir(Path(folder))
-        run.create()
-        write_atomically(run.job, yamltext.dump(job.to_manifest()))
-        write_json(run.plan, plan.to_manifest())
-        write_json(run.root / "timeline-predicted.json", predicted.to_manifest())
+        job = lay_out(run, plan, hardware)
         if plan.tp > 1:
             say(f"each rank stands for {plan.tp} tensor parallel devices: their all-reduces are waited, not sent")
         with listening() as requests, working(f"rehearsing with {num_ranks} ranks"):
             finish(LocalWorkers().rehearse(job, run, num_ranks), requests)
         return read_timeline(run.root / "timeline-rehearsed.json")
+
+
+def lay_out(run: RunDir, plan: Plan, hardware: Profile | ClusterSpec) -> PipelineJob:
+    """Write all that the ranks of a rehearsal read; the job that they do."""
+    predicted = simulated(plan, hardware).timeline
+    job = PipelineJob(metadata=Metadata(name="rehearsal"), spec=spec_of(plan))
+    run.create()
+    write_atomically(run.job, yamltext.dump(job.to_manifest()))
+    write_json(run.plan, plan.to_manifest())
+    write_json(run.root / "timeline-predicted.json", predicted.to_manifest())
+    return job

@@ -59,8 +59,8 @@ class UnitRecord(Manifest):
 class LinkRecord(Manifest):
     """One directed channel fitted to latency + bytes / bandwidth, with the fit's mean absolute relative error.
 
-    What is measured is a round trip, and each direction is given half of it: two channels between the same ranks differ
-    only in which rank's clock timed the trips. Links that are slower one way are not told apart.
+    The latency is half a round trip of the smallest message, so links that are later one way are not told apart. What
+    bytes take is measured each way, by messages that follow each other without a pause.
     """
 
     source: int

@@ -19,6 +19,7 @@ from penstock.core.model import Family, UnitKind
 from penstock.core.schedule import Kind
 from penstock.planner.fit import REQUIRED
 from penstock.trainer.profiling.grid import Point
+from penstock.trainer.profiling.links import MESSAGE_BYTES, fit_line, tournament, undisturbed
 from penstock.trainer.profiling.machine import (
     MOST_NAME_CHARACTERS,
     Place,
@@ -28,7 +29,6 @@ from penstock.trainer.profiling.machine import (
     num_cores,
     this_place,
 )
-from penstock.trainer.profiling.network import MESSAGE_BYTES, fit_line, tournament, undisturbed
 from penstock.trainer.profiling.units import UnitTimer, mean_and_spread
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model

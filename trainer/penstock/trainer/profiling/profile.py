@@ -17,13 +17,9 @@ from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRe
 from penstock.trainer.clock import device_clock
 from penstock.trainer.memory import release_unused, resident_bytes
 from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
+from penstock.trainer.profiling.links import measure_links
 from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
-from penstock.trainer.profiling.network import (
-    measure_collectives,
-    measure_instruction,
-    measure_links,
-    measure_optimizer,
-)
+from penstock.trainer.profiling.network import measure_collectives, measure_instruction, measure_optimizer
 from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread
 from penstock.trainer.together import concatenated, gather
 from penstock.trainer.worker import Worker

@@ -1,0 +1,133 @@
+"""Three nodes with unequal cards: what is measured of them, and what it is worth to put ranks where links are fast.
+
+    ./dev bench cluster_placement
+
+Root on Linux. A lab is started and ended, and service and operator run as in tests. A job is measured, planned and
+trained on it. Then its plan is rehearsed, as it is and with its ranks placed in the worst way, in pods: real messages,
+and waiting instead of computing. Nothing else may run meanwhile: with half a core used or more it is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from statistics import median
+from typing import Any
+
+from benchmarks.on_lab import on_lab
+from benchmarks.support import write_results
+
+from deploy.lab.network import bits_per_second
+from penstock.core.lifecycle import Phase
+from penstock.core.profile import Profile
+from penstock.core.records import median_step_seconds
+from tests.support.cluster_jobs import ClusterJob, shaped, submitted
+from tests.support.installed import Installed
+from tests.support.rehearsing import WAITS_FOR_LINKS, nodes_of, placed_everywhere, rehearsed
+
+RATES = {"node1": "1gbit", "node2": "1gbit", "node3": "100mbit"}
+VISITS = 5
+"""Rehearsals of each placement, by turns."""
+
+
+def main() -> int:
+    """Measure, rehearse, and write the tables."""
+    with on_lab("placement", num_nodes=len(RATES)) as on, shaped(on, RATES):
+        results = measured(on)
+    write_results("cluster_placement", json.dumps(results), table)
+    return 0
+
+
+def measured(on: Installed) -> dict[str, Any]:
+    """The job's links and plan, both placements by turns, and whether a second job measured again."""
+    job = submitted(on, "first", **WAITS_FOR_LINKS)
+    job.wait_for(Phase.SUCCEEDED)
+    plan, profile = job.run(1).read_plan(), job.run(1).read_profile()
+    steps = placed_everywhere(plan, profile)
+    placements = {"the planner's": plan.placement, "the worst": max(steps, key=lambda devices: steps[devices])}
+    found: dict[str, list[float]] = {name: [] for name in placements}
+    for visit in range(VISITS):
+        for number, (name, devices) in enumerate(placements.items()):
+            timeline = rehearsed(on, f"p{number}-v{visit}", dataclasses.replace(plan, placement=devices), profile)
+            found[name].append(timeline.step_ns / 1e9)
+    return {
+        "plan": job.status().plan.summary,
+        "links": links_of(profile),
+        "placements": [
+            {
+                "name": name,
+                "nodes": [nodes_of(profile)[device] for device in devices],
+                "predicted_seconds": steps[devices],
+                "rehearsed_seconds": found[name],
+            }
+            for name, devices in placements.items()
+        ],
+        "predicted_seconds": sorted(steps.values()),
+        "trained_seconds": median_step_seconds(job.metrics(1)),
+        "measured_again": measured_again(on, job),
+    }
+
+
+def links_of(profile: Profile) -> list[dict[str, Any]]:
+    """What was measured of every link, and what its slower end lets through."""
+    nodes = nodes_of(profile)
+    return [
+        {
+            "source": nodes[link.source],
+            "target": nodes[link.target],
+            "bits_per_second": 8 * link.bytes_per_second,
+            "shaped_bits_per_second": min(bits_per_second(RATES[nodes[end]]) for end in (link.source, link.target)),
+            "latency_seconds": link.latency_seconds,
+        }
+        for link in profile.links
+    ]
+
+
+def measured_again(on: Installed, first: ClusterJob) -> bool:
+    """Whether another such job does not go by what the first has measured."""
+    second = submitted(on, "second", **WAITS_FOR_LINKS)
+    status = second.wait_for(Phase.SUCCEEDED)
+    return status.profile != first.status().profile or "Profiling" in str(second.events())
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results for people."""
+    best, worst = found["placements"]
+    predicted = worst["predicted_seconds"] / best["predicted_seconds"]
+    real = median(worst["rehearsed_seconds"]) / median(best["rehearsed_seconds"])
+    again = "measured AGAIN" if found["measured_again"] else "went by the same measurement"
+    return f"""# Unequal cards
+
+{found["machine"]}; a control plane and three nodes, whose cards are shaped to {", ".join(RATES.values())}.
+
+| link | shaped, Mbit/s | measured, Mbit/s | error (target 15 %) | latency, ms |
+|---|---:|---:|---:|---:|
+{chr(10).join(map(_link_row, found["links"]))}
+
+{found["plan"]}, predicted and rehearsed with messages between pods of the three nodes, {VISITS} times by turns:
+
+| placement | stages on | predicted | rehearsed, median | from | to | error |
+|---|---|---:|---:|---:|---:|---:|
+{chr(10).join(map(_placement_row, found["placements"]))}
+| ratio | | {predicted:.3f} | {real:.3f} | | | {predicted / real - 1:+.1%} (target 15 %) |
+
+Trained for a few steps where the planner put it, a step took {found["trained_seconds"]:.3f} s. The next job {again}.
+"""
+
+
+def _link_row(link: dict[str, Any]) -> str:
+    shaped_rate, rate = (link[name] / 1e6 for name in ("shaped_bits_per_second", "bits_per_second"))
+    error, latency = rate / shaped_rate - 1, 1e3 * link["latency_seconds"]
+    return f"| {link['source']} to {link['target']} | {shaped_rate:.0f} | {rate:.1f} | {error:+.1%} | {latency:.2f} |"
+
+
+def _placement_row(placement: dict[str, Any]) -> str:
+    predicted, real = placement["predicted_seconds"], placement["rehearsed_seconds"]
+    times = f"{predicted:.3f} s | {median(real):.3f} s | {min(real):.3f} s | {max(real):.3f} s"
+    error = predicted / median(real) - 1
+    return f"| {placement['name']} | {', '.join(placement['nodes'])} | {times} | {error:+.1%} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

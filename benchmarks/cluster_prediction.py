@@ -1,0 +1,83 @@
+"""The example on two real nodes: its predicted step time against the measured one, its losses against one machine's.
+
+    ./dev bench cluster_prediction
+
+Root on Linux. A lab is started and ended, and service and operator run as in tests. Control plane and ranks share this
+machine's cores, so nothing else may run: with half a core used or more it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.on_lab import on_lab
+from benchmarks.support import write_results
+
+from penstock.core.lifecycle import Phase
+from penstock.core.records import settled
+from penstock.planner import yamltext
+from tests.support.cluster_jobs import made, run_here, small_spec
+from tests.support.installed import Installed
+
+EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"
+STEPS = 105
+"""The first five are not counted."""
+
+PATIENCE_SECONDS = 1800.0
+
+
+def main() -> int:
+    """Train there and here, and write the table."""
+    with on_lab("prediction") as on:
+        results = measured(on)
+    write_results("cluster_prediction", json.dumps(results), table)
+    return 0
+
+
+def measured(on: Installed) -> dict[str, Any]:
+    """The example on two nodes with storage of this lab, then by the same plan without a cluster."""
+    example = yamltext.load(EXAMPLE.read_text(), str(EXAMPLE))
+    example["spec"]["training"]["steps"] = STEPS
+    example["spec"]["kubernetes"] = small_spec(on.cluster.image)["kubernetes"]
+    job = made(on, example)
+    status = job.wait_for(Phase.SUCCEEDED, seconds=PATIENCE_SECONDS)
+    assert status.plan is not None
+    with tempfile.TemporaryDirectory() as folder:
+        alone = run_here(Path(folder), example["spec"], job.run(1))
+    return {
+        "plan": status.plan.summary,
+        "nodes": sorted({each["spec"]["nodeName"] for each in job.pods()}),
+        "profile": job.run(1).read_profile().to_manifest(),
+        "predicted_seconds": status.plan.step_seconds,
+        "step_seconds": [each.step_seconds for each in settled(job.metrics(1))],
+        "alone_seconds": [each.step_seconds for each in settled(alone)],
+        "losses": job.losses(),
+        "same_losses": job.losses() == [each.loss for each in alone],
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results for people."""
+    there, alone = (statistics.median(found[name]) for name in ("step_seconds", "alone_seconds"))
+    error = found["predicted_seconds"] / there - 1
+    same = "the same as" if found["same_losses"] else "NOT the same as"
+    return f"""# The example on two nodes of a cluster
+
+{found["machine"]}; a control plane, a rank on each of {" and ".join(found["nodes"])}, service and operator share it.
+
+| plan | predicted | measured, median of {len(found["step_seconds"])} steps | error (target 15 %) | without a cluster |
+|---|---:|---:|---:|---:|
+| {found["plan"]} | {found["predicted_seconds"]:.3f} s | {there:.3f} s | {error:+.1%} | {alone:.3f} s |
+
+The loss went from {found["losses"][0]:.2f} to {found["losses"][-1]:.2f}. All {len(found["losses"])} losses are {same}
+those of a run without a cluster, by the same plan.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""penstock on a lab of its own, for benchmarks that need a quiet machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.lab import lab
+from tests.support.cluster import of
+from tests.support.installed import Installed, installed
+
+LOOK_SECONDS, MOST_CORES = 10.0, 0.5
+_STAT = Path("/proc/stat")
+_IDLE = slice(3, 5)
+
+
+@contextmanager
+def on_lab(name: str, num_nodes: int = 3) -> Iterator[Installed]:
+    """Service and operator on a new lab; ends the program where this machine has something else to do."""
+    cores = busy_cores(LOOK_SECONDS)
+    if cores >= MOST_CORES:
+        sys.exit(f"the machine is busy: {cores:.1f} cores are used, and it has to be less than {MOST_CORES}")
+    found = lab.up(lab.Wanted(name=name, num_nodes=num_nodes))
+    try:
+        with tempfile.TemporaryDirectory() as folder, installed(of(found), Path(folder)) as on:
+            yield on
+    finally:
+        lab.down(name)
+
+
+def busy_cores(seconds: float) -> float:
+    """Cores that are used on this machine, on average over the next seconds; a load average would remember minutes."""
+    before = _busy_ticks()
+    time.sleep(seconds)
+    return (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def _busy_ticks() -> int:
+    """See proc_stat(5): all but idle, waiting, and guests, who are counted as users already."""
+    ticks = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
+    return sum(ticks) - sum(ticks[_IDLE])

@@ -1,0 +1,80 @@
+"""Three nodes with unequal cards: what is measured of their links, and where the planner puts ranks because of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.lab.network import bits_per_second
+from penstock.core.lifecycle import Phase
+from tests.support.cluster import COLD_SECONDS
+from tests.support.cluster_jobs import ClusterJob, shaped, submitted
+from tests.support.installed import Installed
+from tests.support.rehearsing import WAITS_FOR_LINKS, nodes_of, placed_everywhere, rehearsed
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
+
+RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
+MOST_ERROR = 0.15
+MOST_ERROR_OF_RATIO = 0.25
+"""`./dev bench cluster_placement` rehearses more often, and on a quiet machine."""
+
+
+@pytest.fixture(scope="module")
+def unequal(penstock_there: Installed) -> Iterator[Installed]:
+    """The three nodes with such cards."""
+    with shaped(penstock_there, RATES):
+        yield penstock_there
+
+
+@pytest.fixture(scope="module")
+def job(unequal: Installed) -> Iterator[ClusterJob]:
+    """The first job on them."""
+    found = submitted(unequal, "unequal", **WAITS_FOR_LINKS)
+    found.wait_for(Phase.SUCCEEDED)
+    yield found
+    unequal.kubectl("delete", "pj", found.name)
+
+
+def test_a_link_is_as_fast_as_its_slower_end(job: ClusterJob) -> None:
+    profile = job.run(1).read_profile()
+    nodes = nodes_of(profile)
+    assert sorted(nodes) == sorted(RATES)
+    assert len(profile.links) == 6
+    for link in profile.links:
+        slower = min(bits_per_second(RATES[nodes[end]]) for end in (link.source, link.target))
+        assert 8 * link.bytes_per_second == pytest.approx(slower, rel=MOST_ERROR), (nodes, profile.links)
+
+
+def test_ranks_are_put_where_a_step_is_shortest(job: ClusterJob) -> None:
+    """Not with the slow card in the middle, where it would carry twice as much."""
+    plan, profile = job.run(1).read_plan(), job.run(1).read_profile()
+    assert plan.prediction is not None
+    steps = placed_everywhere(plan, profile)
+    assert plan.prediction.step_seconds == pytest.approx(min(steps.values()), abs=1e-9)
+    assert nodes_of(profile)[plan.placement[1]] != "node3"
+
+
+def test_the_worst_placement_is_as_much_slower_as_predicted(unequal: Installed, job: ClusterJob) -> None:
+    plan, profile = job.run(1).read_plan(), job.run(1).read_profile()
+    steps = placed_everywhere(plan, profile)
+    worst = max(steps, key=lambda devices: steps[devices])
+    placements = {"best": plan.placement, "worst": worst}
+    found = {
+        name: rehearsed(unequal, name, dataclasses.replace(plan, placement=devices), profile).step_ns
+        for name, devices in placements.items()
+    }
+    predicted = steps[worst] / steps[plan.placement]
+    assert predicted > 1.2
+    assert found["worst"] / found["best"] == pytest.approx(predicted, rel=MOST_ERROR_OF_RATIO), (steps, found)
+
+
+def test_the_next_job_goes_by_the_same_measurement(unequal: Installed, job: ClusterJob) -> None:
+    following = submitted(unequal, "following", **WAITS_FOR_LINKS)
+    status = following.wait_for(Phase.SUCCEEDED)
+    assert status.profile == job.status().profile
+    assert [reason for reason, _ in following.events()] == ["Accepted", "Admitted", "Planned", "Bound", "Completed"]
+    unequal.kubectl("delete", "pj", following.name)
+    unequal.wait_for_room([following.name])
