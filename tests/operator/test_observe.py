@@ -10,9 +10,9 @@ import pytest
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Phase, Step
 from penstock.core.pod import PodBinding
-from penstock.core.status import JobProgress, JobStatus, PlanStatus
+from penstock.core.status import JobProgress, JobStatus
 from penstock.core.supervision import AttemptReport
-from penstock.operator.observe import Facts, grace_seconds, is_gone, measuring, missing_pods, observe
+from penstock.operator.observe import Facts, is_gone, measuring, missing_pods, observe
 from penstock.operator.seen import End, Hindrance, SeenJobSet, SeenNode, SeenPod
 from tests.support.manifests import example
 
@@ -190,12 +190,6 @@ def test_a_checkpoint_of_an_earlier_attempt_is_not_this_one_s() -> None:
 def test_a_mistake_is_told_apart() -> None:
     end = replace(BROKE, report=AttemptReport(state=AttemptState.FAILED, refused=True))
     assert observe(facts(Phase.RUNNING, pod(0, end=end), pod(1))).refused
-
-
-@pytest.mark.parametrize(("step_seconds", "expected"), [(None, 60.0), (1.0, 60.0), (40.0, 110.0)])
-def test_grace(step_seconds: float | None, expected: float) -> None:
-    plan = PlanStatus(digest="d", summary="s", step_seconds=step_seconds)
-    assert grace_seconds(JobStatus(plan=plan)) == expected
 
 
 def test_pods_that_are_not_made_are_told_of_after_a_while() -> None:

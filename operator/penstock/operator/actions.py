@@ -7,6 +7,7 @@ the end of the operator, and is then done again.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ from penstock.kube.resources import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError, Object
 from penstock.operator import manifests
 from penstock.operator.cache import Cache, SeenJob
+from penstock.operator.grace import grace_seconds
 from penstock.operator.kube import KINDS, Kube
-from penstock.operator.observe import grace_seconds
 from penstock.operator.seen import SeenPod, see_jobset, see_pod
 from penstock.operator.settings import Settings
 from penstock.operator.storage import require_shared_output
@@ -110,7 +111,7 @@ class Actions:
         for claim in manifests.claims(job):
             self._make(claim)
         self._make_own(manifests.config_map(job, status.attempt, self._settings))
-        grace = round(grace_seconds(status))
+        grace = math.ceil(grace_seconds(job.spec, status))
         try:
             made = self._make_own(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
         except KubeError as error:

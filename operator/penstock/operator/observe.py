@@ -10,6 +10,7 @@ from penstock.core.lifecycle import LIVE, AttemptState, Observed, Phase, Step
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
 from penstock.kube.names import RANKS_JOB
+from penstock.operator.grace import grace_seconds
 from penstock.operator.manifests import num_pods
 from penstock.operator.remedies import remedied
 from penstock.operator.room import Room
@@ -17,9 +18,6 @@ from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
 _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
 
-LEAST_GRACE_SECONDS = 60.0
-GRACE_STEPS = 2.0
-GRACE_MARGIN_SECONDS = 30.0
 RESTART_SECONDS = 120.0
 """What another attempt costs, with a measurement on hosts that are new to it."""
 
@@ -71,7 +69,7 @@ def observe(facts: Facts) -> Observed:
         attempt_ranks=status.ranks,
         refused=_refused(facts),
         stop_requested=stop_asked_at is not None,
-        stop_due_at=None if stop_asked_at is None else stop_asked_at + grace_seconds(status),
+        stop_due_at=None if stop_asked_at is None else stop_asked_at + grace_seconds(spec, status),
         attempts_queue=True,
         short_since=short_since(facts),
         node_lost_since=_node_lost_since(facts),
@@ -266,9 +264,3 @@ def _last_step_at(facts: Facts) -> float | None:
     if status.phase is not Phase.RUNNING or facts.service_since is None:
         return None
     return max(facts.stepped_at, status.phase_entered_at or 0.0, facts.service_since)
-
-
-def grace_seconds(status: JobStatus) -> float:
-    """What a pod gets to end with a checkpoint: two steps and a margin."""
-    step_seconds = (status.plan.step_seconds if status.plan else None) or 0.0
-    return max(LEAST_GRACE_SECONDS, GRACE_STEPS * step_seconds + GRACE_MARGIN_SECONDS)

@@ -1,0 +1,35 @@
+"""How long a pod gets to end with a checkpoint, once it is asked to stop or taken away."""
+
+from __future__ import annotations
+
+from penstock.core.job import JobSpec
+from penstock.core.layout import num_parameters
+from penstock.core.status import JobStatus
+
+LEAST_SECONDS = 60.0
+TIMES = 2.0
+MARGIN_SECONDS = 30.0
+
+STATES = 3
+"""Values that a checkpoint holds for each parameter: the weight, and AdamW's two moments."""
+
+STORAGE_BYTES_PER_SECOND = 100e6
+"""What storage takes from all ranks together at least: a file server at 1 Gbit/s."""
+
+
+def grace_seconds(spec: JobSpec, status: JobStatus) -> float:
+    """Twice a step and a checkpoint, and a margin; a minute at least.
+
+    A step is as long as it was planned or measured, whichever is longer. An attempt that is made has no plan yet, but
+    those before it may have been measured.
+    """
+    predicted = status.plan.step_seconds if status.plan else None
+    measured = status.progress.step_seconds if status.progress else None
+    step_seconds = max(predicted or 0.0, measured or 0.0)
+    return max(LEAST_SECONDS, TIMES * (step_seconds + checkpoint_seconds(spec)) + MARGIN_SECONDS)
+
+
+def checkpoint_seconds(spec: JobSpec) -> float:
+    """What writing one takes on slow storage."""
+    state_bytes = num_parameters(spec.model) * STATES * spec.training.precision.accumulate_bytes
+    return state_bytes / STORAGE_BYTES_PER_SECOND
