@@ -17,6 +17,7 @@ from deploy.lab.rooms import Room
 
 Value = str | Path | int
 NAME = "control-plane"
+APISERVER = "kube-apiserver"
 ETCD = "http://127.0.0.1:2379"
 READY_SECONDS = 60.0
 NODE_GRACE_SECONDS = 10
@@ -107,8 +108,7 @@ def start(room: Room, programs: Path, certificates: Path, addresses: Addresses) 
     """Start all of it; raises `LabError` with a component's last words when it does not come up."""
     server = addresses.apiserver
     room.start(programs / "etcd", etcd_flags(room.folder / "etcd"))
-    room.start(programs / "kube-apiserver", apiserver_flags(certificates, addresses))
-    _wait(room, certificates, server)
+    start_apiserver(room, programs, certificates, addresses)
     configs = {
         name: write_kubeconfig(room.folder / f"{name}.kubeconfig", certificates, name, server)
         for name in ("kube-controller-manager", "kube-scheduler")
@@ -118,11 +118,17 @@ def start(room: Room, programs: Path, certificates: Path, addresses: Addresses) 
     room.start(programs / "kube-scheduler", scheduler_flags(configs["kube-scheduler"]))
 
 
+def start_apiserver(room: Room, programs: Path, certificates: Path, addresses: Addresses) -> None:
+    """Start it alone and wait until it answers; raises `LabError` with its last words when it does not."""
+    room.start(programs / APISERVER, apiserver_flags(certificates, addresses))
+    _wait(room, certificates, addresses.apiserver)
+
+
 def _wait(room: Room, certificates: Path, server: str) -> None:
     try:
         wait_until(lambda: ready(certificates, server), "the apiserver", READY_SECONDS)
     except LabError as error:
-        raise LabError(f"{error}\n{room.told('etcd')}\n{room.told('kube-apiserver')}") from error
+        raise LabError(f"{error}\n{room.told('etcd')}\n{room.told(APISERVER)}") from error
 
 
 def ready(certificates: Path, server: str) -> bool:

@@ -254,6 +254,13 @@ def bring_back(lab: State, machine: str) -> None:
         node.start_kubelet(room, lab.programs, str(lab.addresses.node(int(machine.removeprefix("node")))))
 
 
+def restart_apiserver(lab: State) -> None:
+    """End it by SIGKILL and start it again; what it knows is etcd's."""
+    room = lab.room(plane.NAME)
+    room.kill((plane.APISERVER,))
+    plane.start_apiserver(room, lab.programs, lab.certificates, lab.addresses)
+
+
 def shape(lab: State, machine: str, rate: str) -> None:
     """Let a node's card be as fast as ``rate`` says, `none` for no limit."""
     limit = None if rate == "none" else network.bits_per_second(rate)

@@ -1,4 +1,4 @@
-"""The operator is killed at random while a job trains, and the service once: the end is the same."""
+"""The operator is killed at random while a job trains, service and apiserver once: the end is the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from deploy.lab import lab
 from penstock.api.client import Place
 from penstock.core.lifecycle import Phase
 from tests.support.cluster import COLD_SECONDS
@@ -20,7 +21,7 @@ SEED, KILLS = 5, 3
 MOST_SECONDS = 8.0
 """Between two kills; the job's life before its first step is some such times long."""
 
-STEPS = 300
+STEPS, BEGUN_STEPS = 300, 30
 
 
 @pytest.fixture
@@ -49,6 +50,8 @@ def test_the_end_is_the_same(mended: Installed, undisturbed: list[float]) -> Non
                 on.service.start()
             on.operator.start()
             assert len(job.jobsets()) <= 1
+        job.wait_for_step(BEGUN_STEPS)
+        lab.restart_apiserver(on.lab)
     status = job.wait_for(Phase.SUCCEEDED)
     assert (status.attempt, status.failures) == (1, 0)
     assert children(job) == (["orphan-a1"], ["orphan-a1"])
@@ -61,11 +64,12 @@ def test_the_end_is_the_same(mended: Installed, undisturbed: list[float]) -> Non
 
 
 def test_an_attempt_is_followed_by_one_other(mended: Installed, undisturbed: list[float]) -> None:
-    """The operator is dead while a pod is deleted, and killed again as it sees to that."""
+    """The operator is dead while a pod is deleted, and killed again as it sees to that, and the service is away."""
     on = mended
     with paced(on):
         job = submitted(on, "unseen", parallelism=PINNED, training=small_training(STEPS))
-        job.wait_for_step(30)
+        job.wait_for_step(BEGUN_STEPS)
+        on.service.kill()
         on.operator.kill()
         on.kubectl("delete", "pod", job.pods(1)[0]["metadata"]["name"], "--wait=false")
         on.operator.start()
@@ -73,6 +77,7 @@ def test_an_attempt_is_followed_by_one_other(mended: Installed, undisturbed: lis
         on.operator.kill()
         on.operator.start()
         job.wait_for(Phase.RUNNING, attempt=2)
+    on.service.start()
     assert job.wait_for(Phase.SUCCEEDED).attempt == 2
     assert children(job) == (["unseen-a2"], ["unseen-a2"])
     assert job.losses() == undisturbed[:STEPS]

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from deploy.lab import lab
+from penstock.api.client import Place
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionType
+from penstock.kube.quantities import amount
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.cluster_jobs import PINNED, ClusterJob, instant, paced, small_training, submitted
-from tests.support.installed import PAIR_NODES, SPARE_NODE, Installed, label_node
+from tests.support.installed import PAIR_NODES, SPARE_NODE, Installed, label_node, operated_by
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
@@ -26,6 +28,10 @@ SAVED_STEPS, BEGUN_STEPS = 40, 45
 """A checkpoint, and how far a job is at least when something happens."""
 
 MORE_STEPS = 30
+ENDLESS = 100_000
+LONELY = {"resources": {"ranks": 1, "memoryPerRank": "2Gi"}, "checkpoint": {"everySteps": 40, "keep": 3}}
+"""Nothing slows down one rank alone."""
+
 LOST = PAIR_NODES[1]
 
 
@@ -36,10 +42,14 @@ def trained(on: Installed, name: str, steps: int) -> ClusterJob:
     return job
 
 
-def goes_on(job: ClusterJob, visible_at: float, undisturbed: list[float]) -> None:
-    """The second attempt was asked for soon, begins at the newest checkpoint, and has the undisturbed losses."""
+def asked_for_soon(job: ClusterJob, visible_at: float) -> None:
     asked_after = job.jobset_made_at(2) - visible_at
     assert asked_after <= SOON_SECONDS + WHOLE_SECOND, f"attempt 2 was asked for {asked_after} s later"
+
+
+def goes_on(job: ClusterJob, visible_at: float, undisturbed: list[float]) -> None:
+    """The second attempt was asked for soon, begins at the newest checkpoint, and has the undisturbed losses."""
+    asked_for_soon(job, visible_at)
     attempt, step = job.checkpoints()[0]
     assert attempt == 1
     assert step >= SAVED_STEPS
@@ -142,3 +152,80 @@ def test_a_rank_hangs(slow: Installed, undisturbed: list[float]) -> None:
     assert status.failures == 1
     assert status.failed_at is not None
     goes_on(job, status.failed_at, undisturbed)
+
+
+@contextmanager
+def only(on: Installed, node: str) -> Iterator[None]:
+    """Jobs that begin in the block are put on that one of the pair."""
+    others = [each for each in PAIR_NODES if each != node]
+    for other in others:
+        label_node(on.cluster, other, False)
+    try:
+        yield
+    finally:
+        for other in others:
+            label_node(on.cluster, other, True)
+
+
+def test_what_is_cut_off_and_writes_on_harms_nothing(on: Installed) -> None:
+    """A rank that needs nobody does not notice. For a while it is there twice, and both do the same."""
+    with only(on, LOST):
+        job = submitted(on, "twice", training=small_training(ENDLESS), **LONELY)
+        job.wait_for_step(BEGUN_STEPS)
+    lab.set_link(on.lab, LOST, "down")
+    try:
+        asked_for_soon(job, not_ready_since(on.cluster, LOST))
+        job.wait(lambda: job.losses_of(2), "attempt 2 takes no step")
+        written, begun = max(job.losses_of(1)), min(job.losses_of(2))
+        job.wait(lambda: max(job.losses_of(1)) > written + MORE_STEPS, "what is cut off does not write on")
+        job.wait_for_step(begun + MORE_STEPS, attempt=2)
+        assert any(attempt == 1 and step > begun for attempt, step in job.checkpoints())
+    finally:
+        lab.set_link(on.lab, LOST, "up")
+    job.wait(lambda: not job.pods(1), "the pod that was cut off stays")
+    job.suspend(True)
+    status = job.wait_for(Phase.SUSPENDED)
+    assert (status.attempt, status.failures) == (2, 0)
+    assert status.progress is not None
+    assert status.progress.attempt == 2
+    job.verify_checkpoints()
+    first, second = job.losses_of(1), job.losses_of(2)
+    assert sorted(second) == list(range(begun, begun + len(second)))
+    both = sorted(first.keys() & second.keys())
+    assert len(both) > MORE_STEPS
+    assert [first[step] for step in both] == [second[step] for step in both]
+    with on.client as client:
+        loss = next(each for each in client.metrics(Place(job.name, on.namespace)) if each.name == "loss")
+    assert {point.attempt for point in loss.points if point.step >= begun} == {2}
+
+
+def most_of_a_node(cluster: Cluster) -> str:
+    """So much memory that no node has room for two."""
+    allocatable = cluster.get("node", LOST)["status"]["allocatable"]["memory"]
+    return f"{int(amount(allocatable)) * 6 // 10 // 2**20}Mi"
+
+
+def test_an_elastic_job_goes_on_with_the_nodes_left_and_grows_back(slow: Installed, undisturbed: list[float]) -> None:
+    """By an operator whose minutes are seconds."""
+    resources = {"ranks": 2, "minRanks": 1, "memoryPerRank": most_of_a_node(slow.cluster)}
+    with operated_by(slow, "tests.support.hurried_operator"):
+        job = submitted(slow, "elastic", resources=resources, training=small_training(ENDLESS))
+        job.wait_for_step(BEGUN_STEPS)
+        lab.kill(slow.lab, LOST)
+        try:
+            shrunken = job.wait_for(Phase.RUNNING, attempt=3)
+            assert (shrunken.ranks, shrunken.failures) == (1, 0)
+            job.wait(lambda: job.losses_of(3), "attempt 3 takes no step")
+            begun = min(job.losses_of(3))
+            assert begun == max(step for attempt, step in job.checkpoints() if attempt < 3) >= SAVED_STEPS
+            job.wait_for_step(begun + MORE_STEPS, attempt=3)
+            again = [job.losses_of(3)[step] for step in range(begun, begun + MORE_STEPS)]
+            assert again == pytest.approx(undisturbed[begun : begun + MORE_STEPS], rel=1e-3)
+        finally:
+            lab.bring_back(slow.lab, LOST)
+        grown = job.wait_for(Phase.RUNNING, attempt=4)
+        assert (grown.ranks, grown.failures) == (2, 0)
+        stopped = max(job.losses_of(3)) + 1
+        job.wait_for_step(stopped + MORE_STEPS, attempt=4)
+        assert min(job.losses_of(4)) == stopped
+        assert [reason for reason, _ in job.events()].count("Shrink") == 1

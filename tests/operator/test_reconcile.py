@@ -99,6 +99,18 @@ class TestAnUndisturbedLife:
         operating.turn()
         assert operating.kube.writes[writes:] == []
 
+    def test_a_plan_that_is_there_already_is_not_waited_for(self, operating: Operating) -> None:
+        """Equal questions have one answer, which nobody tells of a second time."""
+        running(operating)
+        manifest = example()
+        manifest["metadata"]["name"] = "other"
+        uid = operating.kube.submit(manifest)
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.look()
+        operating.reconciler.reconcile(uid)
+        assert operating.phase(uid) is Phase.RUNNING
+
     def test_it_expires_after_its_ttl(self, operating: Operating) -> None:
         running(operating)
         end_all(operating, AttemptState.SUCCEEDED)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from penstock.api.client.config import Target
 from penstock.kube.names import JOB_LABEL, PEOPLE_AUDIENCE
 from tests.support.cluster import Cluster
 from tests.support.kubectl import kubectl_of, with_crds
+from tests.support.repository import ROOT
 
 START_SECONDS = 90.0
 END_SECONDS = 30.0
@@ -166,6 +167,29 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[Installed]:
             found.kubectl("delete", "pj", "--all", "--wait=false")
             found.operator.end(signal.SIGTERM)
             found.service.end(signal.SIGTERM)
+
+
+@contextmanager
+def operated_by(on: Installed, module: str, **environment: str) -> Iterator[Program]:
+    """Another operator sees to the jobs during the block: one that kopf has from this module of the tests."""
+    other = replace(
+        on.operator,
+        name=module.rpartition(".")[2],
+        arguments=[*on.operator.arguments[:-1], f"--module={module}"],
+        environment={
+            **on.operator.environment,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *components()]),
+            **environment,
+        },
+        process=None,
+    )
+    on.operator.end(signal.SIGTERM)
+    try:
+        other.start()
+        yield other
+    finally:
+        other.end(signal.SIGTERM)
+        on.operator.start()
 
 
 def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system: str) -> Installed:

@@ -220,14 +220,14 @@ class Reconciler:
     # Acting
 
     def _act(self, draft: _Draft, facts: Facts, decision: Decision, now: float) -> bool:
-        """Whether the status changed. Before anything else in the cluster does, the status is written."""
+        """Whether something follows at once. Before anything else in the cluster does, the status is written."""
         if isinstance(decision, SetPhase):
             self._enter(draft, facts, decision, now)
             return True
         if isinstance(decision, Launch):
             return self._begin(draft, facts, decision, now)
-        if isinstance(decision, StartPlan):
-            return not self._ask(draft)
+        if isinstance(decision, StartPlan):  # equal questions have one answer, which may be there
+            return not self._ask(draft) or self._plan_step(draft)[0] is not Step.WORKING
         if isinstance(decision, Wait):
             return False
         if isinstance(decision, Stop) and decision.reason == "Grow":

@@ -1,0 +1,97 @@
+"""A job's life for every write of the operator's: killed after it, refused it by a 409, told that it failed by a 500.
+
+    ./dev bench operator_kills
+
+Root on Linux. A lab is started and ended. Pods are real and train nothing; each life has three attempts, of which one
+fails and one is suspended, and has to come to the same end without a child that was made twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support import write_results
+
+from deploy.lab import lab
+from penstock.core.lifecycle import Phase
+from tests.support.cluster import of
+from tests.support.cluster_jobs import submitted
+from tests.support.installed import installed
+from tests.support.troubled_operator import CONFLICT, FAILURE, KILL, Trouble
+from tests.support.troubles import Sieve, sieve
+
+LAB = "kills"
+PATIENCE_SECONDS = 600.0
+
+
+def main() -> int:
+    """Live all lives, and write the table."""
+    made = lab.up(lab.Wanted(name=LAB, num_nodes=3))
+    try:
+        with tempfile.TemporaryDirectory() as name, installed(of(made), Path(name)) as on:
+            measured = submitted(on, "first")
+            measured.wait_for(Phase.SUCCEEDED, seconds=PATIENCE_SECONDS)
+            folder = Path(name) / "sieve"
+            folder.mkdir()
+            with sieve(on, measured, folder) as there:
+                found = [_sieved(there, kind) for kind in (KILL, CONFLICT, FAILURE)]
+    finally:
+        lab.down(LAB)
+    write_results("operator_kills", json.dumps({"troubles": found}), table)
+    return 0
+
+
+def _sieved(there: Sieve, kind: str) -> dict[str, Any]:
+    """One life for each write, until there is none of that number. The first life that ends otherwise ends all."""
+    lives, began = [], time.monotonic()
+    for number in itertools.count():
+        name = f"{kind}-{number}"
+        life = there.live(name, Trouble(kinds=(kind,), only=number))
+        life.verify(name)
+        if len(life.writes) <= number:
+            break
+        assert life.killed == int(kind == KILL), life
+        lives.append(life.writes[number])
+        print(f"{name}: {lives[-1]}", flush=True)
+    return {"kind": kind, "writes": lives, "seconds": time.monotonic() - began}
+
+
+NAMES = {KILL: "made, and the operator killed", CONFLICT: "409, not made", FAILURE: "500, made"}
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results for people."""
+    rows = "\n".join(
+        f"| {NAMES[each['kind']]} | {len(each['writes'])} | {_verbs(each['writes'])} | {each['seconds']:.0f} s |"
+        for each in found["troubles"]
+    )
+    return f"""# An operator whose writes go wrong
+
+{found["machine"]}; a control plane and three nodes with real kubelets share it.
+
+For every write of a job's life one life was lived in which that write went wrong. Every one came to the same end: three
+attempts, one failure, Succeeded, one JobSet of each name ever, those of attempts before removed.
+
+| what went wrong | lives | writes | time |
+|---|---:|---|---:|
+{rows}
+"""
+
+
+def _verbs(writes: list[str]) -> str:
+    """How often each verb was used on each kind."""
+    counted = Counter(
+        " ".join(word.split()[:2]) if not word.startswith("annotate") else "annotate Pod" for word in writes
+    )
+    return ", ".join(f"{number} {verb}" for verb, number in sorted(counted.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
