@@ -59,10 +59,6 @@ class Watching:
             self.first_seen.setdefault(name, time.monotonic())
             self._changed.notify_all()
 
-    def wait_for(self, count: int, seconds: float) -> None:
-        """Until so many names were seen; raises TimeoutError after so long."""
-        self.wait_until(lambda names: len(names) >= count, seconds)
-
     def wait_until(self, enough: Callable[[set[str]], bool], seconds: float) -> None:
         """Until the names are ``enough``; raises TimeoutError after so long."""
         with self._changed:
