@@ -44,6 +44,7 @@ def measure(cluster: Cluster) -> dict[str, Any]:
         cluster.remove_jobs()
         many = burst(cluster, "many", MANY)
         running = run_all(cluster, operator)
+        operator.kill()
     return {"few": few, "many": many, "running": running, "restart": restart(cluster)}
 
 
@@ -68,23 +69,28 @@ def burst(cluster: Cluster, name: str, count: int) -> dict[str, Any]:
 
 
 def run_all(cluster: Cluster, operator: Operator) -> dict[str, Any]:
-    """All jobs run and report: memory and processor time of the operator."""
+    """All jobs come to run and report: memory of the operator, and its processor time once all run."""
     cluster.lay_out_profile(num_ranks=1)
     began = time.monotonic()
-    cluster.bring_to_running(PATIENCE_SECONDS)
-    until_running = time.monotonic() - began
-    with cluster.progressing(PROGRESS_SECONDS) as reports:
-        time.sleep(10.0)
-        cpu, told, at = operator.cpu_seconds, reports.count, time.monotonic()
-        time.sleep(STEADY_SECONDS)
-        seconds = time.monotonic() - at
-        return {
-            "jobs": len(cluster.jobs()),
-            "seconds_until_all_ran": until_running,
-            "peak_mib": operator.peak_bytes / 2**20,
-            "cores": (operator.cpu_seconds - cpu) / seconds,
-            "reports_per_second": (reports.count - told) / seconds,
-        }
+    with operator.weighed() as held_bytes:
+        cluster.bring_to_running(PATIENCE_SECONDS)
+        until_running = time.monotonic() - began
+        with cluster.progressing(PROGRESS_SECONDS) as reports:
+            time.sleep(10.0)
+            cpu, told, at = operator.cpu_seconds, reports.count, time.monotonic()
+            time.sleep(STEADY_SECONDS)
+            seconds = time.monotonic() - at
+            steady = {
+                "cores": (operator.cpu_seconds - cpu) / seconds,
+                "reports_per_second": (reports.count - told) / seconds,
+            }
+    return {
+        "jobs": len(cluster.jobs()),
+        "seconds_until_all_ran": until_running,
+        "peak_mib": max(held_bytes) / 2**20,
+        "mib": held_bytes[-1] / 2**20,
+        **steady,
+    }
 
 
 def restart(cluster: Cluster) -> dict[str, Any]:

@@ -20,6 +20,11 @@ NAME = "control-plane"
 ETCD = "http://127.0.0.1:2379"
 READY_SECONDS = 60.0
 NODE_GRACE_SECONDS = 10
+SELDOM_COLLECTING = {"GOGC": "300"}
+"""Go looks for garbage whenever its heap has doubled, which took an apiserver that was busy with many jobs a quarter of
+its time (docs/log.md). On a machine with few cores memory is what there is more of.
+"""
+
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
@@ -107,7 +112,7 @@ def start(room: Room, programs: Path, certificates: Path, addresses: Addresses) 
     """Start all of it; raises `LabError` with a component's last words when it does not come up."""
     server = addresses.apiserver
     room.start(programs / "etcd", etcd_flags(room.folder / "etcd"))
-    room.start(programs / "kube-apiserver", apiserver_flags(certificates, addresses))
+    room.start(programs / "kube-apiserver", apiserver_flags(certificates, addresses), SELDOM_COLLECTING)
     _wait(room, certificates, server)
     configs = {
         name: write_kubeconfig(room.folder / f"{name}.kubeconfig", certificates, name, server)
