@@ -114,7 +114,7 @@ def table(results: Mapping[str, Any]) -> str:
     rows = [
         (f"{few['jobs']} jobs applied at once, each until its JobSet is there, p99", few["p99_seconds"], "s", "5 s"),
         ("the same, median", few["p50_seconds"], "s", ""),
-        (f"{many['jobs']} jobs, from the first to the last JobSet", many["jobs_per_second"], "jobs/s", "25 jobs/s"),
+        (f"{many['jobs']} jobs, from the first job to the last JobSet", many["jobs_per_second"], "jobs/s", "25 jobs/s"),
         (f"{running['jobs']} jobs run, {running['reports_per_second']:.0f} reports a second: memory, planning included",
          running["peak_mib"], "MiB", "400 MB"),
         ("the same: processor", running["cores"], "cores", "0.5 cores"),

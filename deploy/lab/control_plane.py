@@ -87,7 +87,7 @@ def _client_flags(config: Path) -> dict[str, Value]:
     """How a component of the control plane reaches the apiserver, and whom it answers."""
     reach: dict[str, Value] = {"kubeconfig": config, "authentication-kubeconfig": config}
     reach |= {"authorization-kubeconfig": config, "bind-address": "127.0.0.1", "leader-elect": "false"}
-    return reach | {"kube-api-qps": 200, "kube-api-burst": 400, "profiling": "false"}
+    return reach | {"profiling": "false"}
 
 
 def controller_manager_flags(certificates: Path, config: Path) -> list[str]:
