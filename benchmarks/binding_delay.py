@@ -239,10 +239,10 @@ def table(results: Mapping[str, Any]) -> str:
     lines = [
         "# From a pod's address to its binding",
         "",
-        f"Jobs of two pods on two real nodes; all on one machine: {results['machine']}. Seconds from when the cluster",
-        "tells the last pod's address until that pod reads its binding. *From its start* is from the first line of the",
-        "program in it, which runs before its kubelet tells the address. A pod that comes late comes "
-        f"{waited:.0f} s or more after the first.",
+        f"Jobs of two pods on two real nodes; all on one machine: {results['machine']}.",
+        "Seconds from when the cluster tells the last pod's address until that pod reads its binding. *From its start* is",
+        "from the first line of the program in it, which may run before or after its kubelet tells the address. A pod that",
+        f"comes late comes {waited:.0f} s or more after the first.",
         "",
         "| jobs | number | median | p99 | most | all pods, p99 | from its start, median | p99 |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

@@ -31,6 +31,7 @@ NAMESPACE, SERVICE_NAMESPACE = "default", "default"
 CRDS = Path(__file__).parents[1] / "deploy" / "crds"
 THREADS = 16
 PATIENCE_SECONDS = 60.0
+STEP_SECONDS = 20.0
 PROFILE_NAME = "measured"
 RESOURCES = {"jobsets": JOBSETS, "pipelinejobs": JOBS, "pods": PODS}
 SPEC = {
@@ -58,10 +59,6 @@ class Watching:
         with self._changed:
             self.first_seen.setdefault(name, time.monotonic())
             self._changed.notify_all()
-
-    def wait_for(self, count: int, seconds: float) -> None:
-        """Until so many names were seen; raises TimeoutError after so long."""
-        self.wait_until(lambda names: len(names) >= count, seconds)
 
     def wait_until(self, enough: Callable[[set[str]], bool], seconds: float) -> None:
         """Until the names are ``enough``; raises TimeoutError after so long."""
@@ -160,7 +157,7 @@ class Cluster:
     def remove_jobs(self) -> None:
         """All of them, and wait until nothing of theirs is left."""
         self._kube.call("DELETE", JOBS.path(NAMESPACE))
-        while self.jobs() or self._kube.list(PODS, NAMESPACE).objects:
+        while any(self._kube.list(each, NAMESPACE, UID_LABEL).objects for each in (JOBSETS, PODS, CONFIG_MAPS)):
             time.sleep(0.5)
 
     def jobs(self) -> list[Object]:
@@ -210,16 +207,22 @@ class Cluster:
         self.create(CONFIG_MAPS, manifest)
 
     def bring_to_running(self, seconds: float) -> None:
-        """Report the measurement of each job that asks for one, until all run."""
+        """Report the measurement of each job that asks for one, until all run; those that do must not stall."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        told_at: dict[str, float] = {}
+        for step in itertools.count(1):
             self._renew_lease()
             phases = {each["metadata"]["name"]: each.get("status", {}).get("phase") for each in self.jobs()}
             if set(phases.values()) == {"Running"}:
                 return
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"not all jobs ran after {seconds:.0f} s")
             self._report_all([name for name, phase in phases.items() if phase == "Profiling"], profileRef=PROFILE_NAME)
+            late = time.monotonic() - STEP_SECONDS
+            silent = [name for name, phase in phases.items() if phase == "Running" and told_at.get(name, 0.0) < late]
+            self._report_all(silent, profileRef=PROFILE_NAME, epoch=1, step=step)
+            told_at.update(dict.fromkeys(silent, time.monotonic()))
             time.sleep(1.0)
-        raise TimeoutError(f"not all jobs ran after {seconds:.0f} s")
 
     @contextlib.contextmanager
     def progressing(self, period_seconds: float) -> Iterator[Reports]:

@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster
+
+LOOK_SECONDS = 0.1
 
 
 @dataclass
@@ -44,10 +47,27 @@ class Operator:
         self.process.kill()
         self.process.wait()
 
+    @contextlib.contextmanager
+    def weighed(self) -> Iterator[list[int]]:
+        """Bytes that the process holds together with what plans for it, ten times a second during the block."""
+        found, ended = [self.held_bytes], threading.Event()
+
+        def weigh() -> None:
+            while not ended.wait(LOOK_SECONDS):
+                found.append(self.held_bytes)
+
+        thread = threading.Thread(target=weigh)
+        thread.start()
+        try:
+            yield found
+        finally:
+            ended.set()
+            thread.join()
+
     @property
-    def peak_bytes(self) -> int:
-        """Most memory of the process, and of what plans for it now."""
-        return sum(_status_bytes(pid, "VmHWM") for pid in (self.process.pid, *_children(self.process.pid)))
+    def held_bytes(self) -> int:
+        """What the process and what plans for it now have in memory; what they share counts twice."""
+        return sum(_resident_bytes(pid) for pid in (self.process.pid, *_children(self.process.pid)))
 
     @property
     def cpu_seconds(self) -> float:
@@ -57,12 +77,15 @@ class Operator:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(each) for each in path.read_text().split()]
+    return found
 
 
-def _status_bytes(pid: int, name: str) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
+def _resident_bytes(pid: int) -> int:
+    """None for one that has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

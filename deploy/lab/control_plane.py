@@ -21,6 +21,11 @@ APISERVER = "kube-apiserver"
 ETCD = "http://127.0.0.1:2379"
 READY_SECONDS = 60.0
 NODE_GRACE_SECONDS = 10
+SELDOM_COLLECTING = {"GOGC": "300"}
+"""Go looks for garbage whenever its heap has doubled, which took an apiserver that was busy with many jobs a quarter of
+its time (docs/log.md). On a machine with few cores memory is what there is more of.
+"""
+
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
@@ -83,7 +88,7 @@ def _client_flags(config: Path) -> dict[str, Value]:
     """How a component of the control plane reaches the apiserver, and whom it answers."""
     reach: dict[str, Value] = {"kubeconfig": config, "authentication-kubeconfig": config}
     reach |= {"authorization-kubeconfig": config, "bind-address": "127.0.0.1", "leader-elect": "false"}
-    return reach | {"kube-api-qps": 200, "kube-api-burst": 400, "profiling": "false"}
+    return reach | {"profiling": "false"}
 
 
 def controller_manager_flags(certificates: Path, config: Path) -> list[str]:
@@ -120,7 +125,7 @@ def start(room: Room, programs: Path, certificates: Path, addresses: Addresses) 
 
 def start_apiserver(room: Room, programs: Path, certificates: Path, addresses: Addresses) -> None:
     """Start it alone and wait until it answers; raises `LabError` with its last words when it does not."""
-    room.start(programs / APISERVER, apiserver_flags(certificates, addresses))
+    room.start(programs / APISERVER, apiserver_flags(certificates, addresses), SELDOM_COLLECTING)
     _wait(room, certificates, addresses.apiserver)
 
 

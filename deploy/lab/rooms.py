@@ -9,7 +9,7 @@ room; apart, neither would see what the other mounts.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +55,11 @@ class Room:
         self._require()
         return run(*self.inside(*words), stdin=stdin, environ=plain_environ())
 
-    def start(self, program: Path, arguments: Sequence[str]) -> None:
-        """Start a program that stays; what it says goes to its log."""
+    def start(self, program: Path, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """Start a program that stays, with these variables; what it says goes to its log."""
         self._require()
         line = self.inside("sh", "-c", BACKGROUND, self.log(program.name), program, *arguments)
-        run(*line, environ=plain_environ())
+        run(*line, environ={**plain_environ(), **(variables or {})})
 
     def log(self, name: str) -> Path:
         """Where the program of that name says what it does."""

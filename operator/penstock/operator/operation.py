@@ -33,8 +33,11 @@ from penstock.planning.process import Planner, ProcessPlanner
 
 log = logging.getLogger(__name__)
 
-NUM_LAUNCHERS, NUM_THREADS = 12, 6
-"""How many jobs' first attempts are made at once, and how many others are seen to: as many calls are on their way."""
+NUM_LAUNCHERS, NUM_THREADS = 32, 6
+"""How many jobs' first attempts are made at once, and how many others are seen to: as many calls are on their way.
+
+An apiserver that is busy divides its time among calls, and to be launched is what a job waits for first.
+"""
 
 LAST_WORDS_SECONDS = 5.0
 SYNC_SECONDS = 60.0
