@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from deploy.lab import volumes
@@ -34,7 +35,16 @@ class Installation:
         if self.site.lab is not None:
             self._reserve(self._lab_address(self.site.lab))
         told = [f"{name}={json.dumps(value)}" for name, value in {**self._needed(), **values}.items()]
-        words = ["upgrade", self.release, CHART, "--install", "--take-ownership", "--wait", "--timeout", READY]
+        words: list[str | Path] = [
+            "upgrade",
+            self.release,
+            CHART,
+            "--install",
+            "--take-ownership",
+            "--wait",
+            "--timeout",
+            READY,
+        ]
         place = ["--namespace", self.namespace, "--create-namespace"]
         self.site.helm(*words, *place, *(word for each in told for word in ("--set-json", each)))
 

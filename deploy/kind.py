@@ -59,7 +59,7 @@ def up(said: argparse.Namespace) -> None:
     command = ["kind", "create", "cluster", "--name", said.name, "--config", "-", "--wait", "120s"]
     run(*command, "--kubeconfig", path, stdin=configuration(said.nodes, shared))
     whole = {"apiVersion": "v1", "kind": "List", "items": volumes.manifests(Path(VOLUMES))}
-    apply = ["kubectl", "--kubeconfig", path, "apply", "--server-side", "--filename", "-"]
+    apply: list[str | Path] = ["kubectl", "--kubeconfig", path, "apply", "--server-side", "--filename", "-"]
     run(*apply, stdin=json.dumps(whole))
     install(build.JOBSET, path)
     if said.kueue:

@@ -215,8 +215,13 @@ class TestDemoFolder:
 class TestDemoOnACluster:
     def test_is_another_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
         became: list[list[str]] = []
+
+        def become(command: list[str]) -> None:
+            became.append(command)
+            sys.exit(0)
+
         monkeypatch.setattr(dev, "ensure", lambda _: None)
-        monkeypatch.setattr(dev, "become", lambda command: became.append(command) or sys.exit(0))
+        monkeypatch.setattr(dev, "become", become)
         for arguments in (["--cluster"], ["--fast"]):
             with pytest.raises(SystemExit):
                 dev.main(["demo", *arguments])

@@ -62,7 +62,13 @@ def bearer(token: str) -> dict[str, str]:
 def report(uid: str, attempt: int = 1) -> dict[str, Any]:
     """A line that a rank of that job could have printed, as it is brought to the service."""
     line = LogLine(rank=0, level="info", message="tried")
-    told = {"uid": uid, "attempt": attempt, "source": "tried", "sequence": 0, "recorded_at": time.time()}
+    told: dict[str, Any] = {
+        "uid": uid,
+        "attempt": attempt,
+        "source": "tried",
+        "sequence": 0,
+        "recorded_at": time.time(),
+    }
     return {"records": [Record(**told, kind=RecordKind.LOG, log=line).to_manifest()]}
 
 
