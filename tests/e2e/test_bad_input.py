@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -156,7 +157,7 @@ def test_what_was_measured_waits_for_the_service_and_is_made_again(on: Installed
     """The service is away while ranks measure; later the attempt's ConfigMap, and that of the measurement, go."""
     one = submitted(on, "unheard", resources=NOBODY_ELSE_S, training=small_training(2))
     one.wait_for(Phase.PROFILING)
-    on.service.kill()
+    on.service.end(signal.SIGTERM)
     try:
         message = one.wait_for_condition(ConditionType.PROFILED, "service")
         profiled = one.status().condition(ConditionType.PROFILED)
