@@ -30,6 +30,9 @@ RATES = {"node1": "1gbit", "node2": "1gbit", "node3": "100mbit"}
 VISITS = 5
 """Rehearsals of each placement, by turns."""
 
+LOOK_SECONDS = 5.0
+"""kubectl takes half a second of a core each time."""
+
 
 def main() -> int:
     """Measure, rehearse, and write the tables."""
@@ -42,7 +45,8 @@ def main() -> int:
 def measured(on: Installed) -> dict[str, Any]:
     """The job's links and plan, both placements by turns, and whether a second job measured again."""
     job = submitted(on, "first", **WAITS_FOR_LINKS)
-    job.wait_for(Phase.SUCCEEDED)
+    status = job.wait_for(Phase.SUCCEEDED, pause_seconds=LOOK_SECONDS)
+    assert status.plan is not None
     plan, profile = job.run(1).read_plan(), job.run(1).read_profile()
     steps = placed_everywhere(plan, profile)
     placements = {"the planner's": plan.placement, "the worst": max(steps, key=lambda devices: steps[devices])}
@@ -52,7 +56,7 @@ def measured(on: Installed) -> dict[str, Any]:
             timeline = rehearsed(on, f"p{number}-v{visit}", dataclasses.replace(plan, placement=devices), profile)
             found[name].append(timeline.step_ns / 1e9)
     return {
-        "plan": job.status().plan.summary,
+        "plan": status.plan.summary,
         "links": links_of(profile),
         "placements": [
             {
@@ -87,7 +91,7 @@ def links_of(profile: Profile) -> list[dict[str, Any]]:
 def measured_again(on: Installed, first: ClusterJob) -> bool:
     """Whether another such job does not go by what the first has measured."""
     second = submitted(on, "second", **WAITS_FOR_LINKS)
-    status = second.wait_for(Phase.SUCCEEDED)
+    status = second.wait_for(Phase.SUCCEEDED, pause_seconds=LOOK_SECONDS)
     return status.profile != first.status().profile or "Profiling" in str(second.events())
 
 

@@ -76,15 +76,19 @@ class ClusterJob:
         """Its status."""
         return JobStatus.from_manifest(self.get().get("status") or {})
 
-    def wait(self, happened: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    def wait(
+        self, happened: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS, pause_seconds: float = 0.2
+    ) -> Any:
         """What is not nothing, as soon as there is something; the status is told where it takes too long."""
         end = time.monotonic() + seconds
         while not (found := happened()):
             assert time.monotonic() < end, f"{what}: {self.get()['status']}"
-            time.sleep(0.2)
+            time.sleep(pause_seconds)
         return found
 
-    def wait_for(self, *phases: Phase, attempt: int = 0, seconds: float = PATIENCE_SECONDS) -> JobStatus:
+    def wait_for(
+        self, *phases: Phase, attempt: int = 0, seconds: float = PATIENCE_SECONDS, pause_seconds: float = 0.2
+    ) -> JobStatus:
         """The status once it is in one of these phases, at that attempt or a later one; fails if it ends otherwise."""
 
         def found() -> JobStatus | None:
@@ -95,7 +99,7 @@ class ClusterJob:
             return None
 
         said = f"{self.name} is not {' or '.join(phases)} at attempt {attempt}"
-        status: JobStatus = self.wait(found, said, seconds)
+        status: JobStatus = self.wait(found, said, seconds, pause_seconds)
         return status
 
     def wait_for_step(self, step: int, attempt: int = 1) -> None:
