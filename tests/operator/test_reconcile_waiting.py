@@ -1,0 +1,155 @@
+"""What the operator does about a job that has to wait, and what it says of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.lifecycle import AttemptState, Phase
+from penstock.core.status import ConditionStatus, ConditionType
+from penstock.kube.names import QUEUE_LABEL, STOP_ANNOTATION
+from penstock.kube.resources import JOBSETS, PODS
+from penstock.planning.questions import Answer
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.one_job import NODES, condition, end_all, example, running
+from tests.support.operating import Operating
+from tests.support.sample_run import sample_profile
+
+
+@pytest.fixture
+def operating() -> Operating:
+    return Operating(FakePlanner())
+
+
+class TestWaiting:
+    def test_what_keeps_a_pod_from_starting_is_told(self, operating: Operating) -> None:
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.now)
+        operating.turn()
+        status = operating.status(uid)
+        said = "pod stdlib-llama-a1-ranks-0-1: Unschedulable: 0/2 nodes are available; add nodes or free some"
+        assert (status.phase, status.message.partition(",")[0]) == (Phase.QUEUED, said)
+        assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "Waiting")
+
+    def test_a_queue_admits(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(kubernetes={"queueName": "team"}))
+        operating.turn()
+        (jobset,) = operating.kube.all(JOBSETS)
+        assert jobset["spec"]["suspend"]
+        assert jobset["metadata"]["labels"][QUEUE_LABEL] == "team"
+        assert (
+            operating.status(uid).message
+            == "queue team has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
+        )
+
+    def test_waiting_for_a_queue_takes_nothing_of_the_time_that_a_job_has(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(kubernetes={"queueName": "team"}, runPolicy={"activeDeadlineSeconds": 60}))
+        operating.turn()
+        operating.now += 600.0
+        operating.turn()
+        assert operating.status(uid).started_at is None
+        operating.kube.all(JOBSETS)[0]["spec"]["suspend"] = False
+        for node in NODES:
+            operating.kube.add_node(node)
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        assert (operating.phase(uid), operating.status(uid).started_at) == (Phase.PROFILING, operating.now)
+        operating.now += 60.0
+        operating.turn()
+        assert operating.status(uid).reason == "DeadlineExceeded"
+
+    def test_a_preempted_attempt_is_followed_by_one_that_queues(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.all(JOBSETS)[0]["spec"]["suspend"] = True
+        operating.turn(8)
+        assert (operating.status(uid).attempt, operating.status(uid).failures) == (2, 0)
+
+    def test_the_service_away_is_told_while_measuring(self, operating: Operating) -> None:
+        operating.service_is_there = False
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "ServiceUnavailable")
+
+    def test_an_elastic_job_makes_do_with_the_room_there_is(self, operating: Operating) -> None:
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example(resources={"ranks": 2, "minRanks": 1}))
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.now)
+        assert operating.turn() == pytest.approx(120.0)
+        operating.now += 120.0
+        operating.turn(8)
+        status = operating.status(uid)
+        assert (status.attempt, status.ranks, status.failures) == (2, 1, 0)
+
+    def shrunken(self, operating: Operating, steps: int) -> str:
+        """An elastic job that runs on one rank of two."""
+        for node in NODES:
+            operating.kube.add_node(node)
+        manifest = example(resources={"ranks": 2, "minRanks": 1})
+        manifest["spec"]["training"]["steps"] = steps
+        uid = operating.kube.submit(manifest)
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.now)
+        operating.turn()
+        operating.now += 120.0
+        operating.turn(8)
+        operating.kube.start_pods(NODES[0])
+        operating.turn()
+        operating.measured(uid, sample_profile(), attempt=2)
+        operating.turn(12)
+        assert (operating.phase(uid), operating.status(uid).ranks) == (Phase.RUNNING, 1)
+        return uid
+
+    def test_it_grows_once_there_was_room_for_long(self, operating: Operating) -> None:
+        uid = self.shrunken(operating, steps=1_000_000)
+        operating.cache.see_rooms({uid: 1}, operating.now)
+        operating.now += 299.0
+        operating.kube.report(uid, attempt=2, epoch=1, step=9)
+        operating.turn()
+        assert operating.status(uid).feasible_ranks == 1
+        operating.cache.see_rooms({uid: 1}, operating.now)
+        operating.now += 1.0
+        operating.turn()
+        end_all(operating, AttemptState.STOPPED)
+        operating.turn(8)
+        status = operating.status(uid)
+        assert (status.attempt, status.ranks, status.failures) == (3, 2, 0)
+
+    @pytest.mark.parametrize(
+        ("steps", "pods", "changes"), [(20, 1, False), (1_000_000, 0, False), (1_000_000, 1, True)]
+    )
+    def test_it_stays_where_growing_does_not_pay(
+        self, operating: Operating, steps: int, pods: int, changes: bool
+    ) -> None:
+        uid = self.shrunken(operating, steps)
+        operating.cache.see_rooms({uid: pods + changes}, operating.now)
+        operating.now += 299.0
+        operating.cache.see_rooms({uid: pods}, operating.now)
+        operating.kube.report(uid, attempt=2, epoch=1, step=9)
+        operating.now += 1.0
+        operating.turn()
+        assert not any(STOP_ANNOTATION in pod["metadata"]["annotations"] for pod in operating.kube.all(PODS))
+
+    def test_nothing_fits(self, operating: Operating) -> None:
+        operating = Operating(FakePlanner(Answer(what="no plan fits", remedy="raise memoryPerRank")))
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+        operating.turn()
+        operating.measured(uid, sample_profile())
+        operating.turn(12)
+        status = operating.status(uid)
+        assert (status.phase, status.reason) == (Phase.FAILED, "NoPlan")
+        assert condition(operating, uid, ConditionType.PLANNED) == (ConditionStatus.FALSE, "NoPlan")
