@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,10 @@ SAVED_STEPS, BEGUN_STEPS = 40, 45
 
 MORE_STEPS = 30
 ENDLESS = 100_000
-LONELY = {"resources": {"ranks": 1, "memoryPerRank": "2Gi"}, "checkpoint": {"everySteps": 40, "keep": 3}}
+LONELY: dict[str, Any] = {
+    "resources": {"ranks": 1, "memoryPerRank": "2Gi"},
+    "checkpoint": {"everySteps": 40, "keep": 3},
+}
 """Nothing slows down one rank alone."""
 
 LOST = PAIR_NODES[1]
@@ -195,7 +199,8 @@ def test_what_is_cut_off_and_writes_on_harms_nothing(on: Installed) -> None:
     assert len(both) > MORE_STEPS
     assert [first[step] for step in both] == [second[step] for step in both]
     with on.client as client:
-        loss = next(each for each in client.metrics(Place(job.name, on.namespace)) if each.name == "loss")
+        series = client.metrics(Place(name=job.name, namespace=on.namespace))
+    loss = next(each for each in series if each.name == "loss")
     assert {point.attempt for point in loss.points if point.step >= begun} == {2}
 
 

@@ -20,8 +20,8 @@ from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile
 
 SPEC = PipelineJob.from_manifest(manifests.example()).spec
-DIMENSIONS = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 11_008, "vocab": 32_000}
-LARGE = replace(SPEC, model=replace(SPEC.model, **DIMENSIONS))
+LARGE_MODEL = replace(SPEC.model, layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=11_008, vocab=32_000)
+LARGE = replace(SPEC, model=LARGE_MODEL)
 """The size of Llama 2 7B, which has 6.74 thousand million parameters (arXiv 2307.09288)."""
 
 SECONDS = st.none() | st.floats(0.0, 1e4)

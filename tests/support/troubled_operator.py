@@ -123,6 +123,6 @@ def status_word(status: Mapping[str, Any]) -> str:
     return f"{status['phase']} ({status.get('reason', '')}), {numbers}: {' '.join(told)}"
 
 
-operation.HttpKube = TroubledKube  # type: ignore[misc]
+operation.HttpKube = TroubledKube  # type: ignore[attr-defined, assignment]
 
 __all__ = ["handlers"]  # which kopf finds registered once they are imported
