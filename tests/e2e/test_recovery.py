@@ -31,6 +31,7 @@ SAVED_STEPS, BEGUN_STEPS = 40, 45
 MORE_STEPS = 30
 ENDLESS = 100_000
 LONELY: dict[str, Any] = {
+    "parallelism": {"pp": 1, "microBatch": 1, "slices": 1, "schedule": "1f1b"},
     "resources": {"ranks": 1, "memoryPerRank": "2Gi"},
     "checkpoint": {"everySteps": 40, "keep": 3},
 }
