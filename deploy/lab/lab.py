@@ -255,9 +255,14 @@ def bring_back(lab: State, machine: str) -> None:
 
 
 def restart_apiserver(lab: State) -> None:
-    """End it by SIGKILL and start it again; what it knows is etcd's."""
+    """End it by SIGKILL and start it again; what it knows is etcd's.
+
+    Its port is given back a moment after the process has gone from the table, on a busy machine.
+    """
     room = lab.room(plane.NAME)
     room.kill((plane.APISERVER,))
+    server = lab.addresses.apiserver
+    wait_until(lambda: not plane.listens(server), f"the end of who listens at {server}", READY_SECONDS)
     plane.start_apiserver(room, lab.programs, lab.certificates, lab.addresses)
 
 
