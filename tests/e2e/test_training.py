@@ -91,9 +91,8 @@ def test_the_job_spans_two_nodes(first: Story) -> None:
 
 
 def test_events_tell_the_story(first: Story) -> None:
-    events = first.job.events()
-    assert [reason for reason, _ in events] == [*REASONS.values()][1:]
-    assert all(message.startswith(phase) for (_, message), phase in zip(events, [*REASONS][1:], strict=True))
+    assert [reason for reason, _ in first.events] == [*REASONS.values()][1:]
+    assert all(message.startswith(phase) for (_, message), phase in zip(first.events, [*REASONS][1:], strict=True))
 
 
 def test_conditions_tell_the_story(first: Story) -> None:

@@ -23,12 +23,16 @@ AGE = re.compile(r"\d+[smhd](\d+[smhd])?")
 
 @dataclass
 class Story:
-    """What was seen: ``objects`` one after the other, and the ``rows`` that were printed for them, in words."""
+    """What was seen: ``objects`` one after the other, and the ``rows`` that were printed for them, in words.
+
+    ``events`` are reasons and messages; the cluster itself forgets them after an hour.
+    """
 
     job: ClusterJob = field(init=False)
     objects: list[dict[str, Any]] = field(default_factory=list)
     header: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
+    events: list[tuple[str, str]] = field(default_factory=list)
 
 
 @contextmanager
@@ -43,6 +47,7 @@ def told(on: Installed, name: str) -> Iterator[Story]:
     finally:
         wide.end()
         objects.end()
+    story.events = story.job.events()
     lines = wide.text().splitlines()
     story.header, story.rows = lines[0].split(), [line.split() for line in lines[1:]]
     story.objects = _documents(objects.text())
