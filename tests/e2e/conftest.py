@@ -50,8 +50,8 @@ def first(penstock_there: Installed) -> Story:
     return story
 
 
-KEPT = ("first", "pinned")
-"""Jobs that more than one test is about."""
+KEPT = ("first", "pinned", "beside")
+"""Jobs that more than one test is about, or whose measurement more than one uses."""
 
 
 @pytest.fixture

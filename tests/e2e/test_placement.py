@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECON
 RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
 MOST_ERROR = 0.15
 LEAST_RATIO = 1.1
-"""By how much depends on what else the machine does: `./dev bench cluster_placement` compares it with the prediction."""
+"""By how much is what `./dev bench cluster_placement` says, on a quiet machine."""
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from penstock.kube.quantities import amount
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.cluster_jobs import PINNED, ClusterJob, instant, paced, small_training, submitted
 from tests.support.installed import PAIR_NODES, SPARE_NODE, Installed, label_node, operated_by
+from tests.support.story import Story
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
@@ -29,6 +30,7 @@ SAVED_STEPS, BEGUN_STEPS = 40, 45
 """A checkpoint, and how far a job is at least when something happens."""
 
 MORE_STEPS = 30
+DELETED_STEPS = 200
 ENDLESS = 100_000
 LONELY: dict[str, Any] = {
     "parallelism": {"pp": 1, "microBatch": 1, "slices": 1, "schedule": "1f1b"},
@@ -37,7 +39,7 @@ LONELY: dict[str, Any] = {
 }
 """Nothing slows down one rank alone."""
 
-LOST = PAIR_NODES[1]
+BESIDE, LOST = PAIR_NODES
 
 
 def trained(on: Installed, name: str, steps: int) -> ClusterJob:
@@ -76,6 +78,19 @@ def spare(on: Installed) -> Iterator[None]:
         on.cluster.wait(lambda: nodes <= on.cluster.ready(), "a node does not come back")
 
 
+@contextmanager
+def only(on: Installed, node: str) -> Iterator[None]:
+    """Jobs that begin in the block are put on that one of the pair."""
+    others = [each for each in PAIR_NODES if each != node]
+    for other in others:
+        label_node(on.cluster, other, False)
+    try:
+        yield
+    finally:
+        for other in others:
+            label_node(on.cluster, other, True)
+
+
 def not_ready_since(cluster: Cluster, node: str) -> float:
     """When the apiserver was told that the node does not answer."""
 
@@ -93,6 +108,15 @@ def terminating(job: ClusterJob, node: str) -> list[str]:
     return [each["name"] for each in pods if "deletionTimestamp" in each]
 
 
+@pytest.fixture(scope="module")
+def measured_beside(penstock_there: Installed, first: Story) -> None:
+    """The pair that is left when a node is lost is known, or each such test would measure it by slow cards."""
+    with only(penstock_there, BESIDE), spare(penstock_there):
+        job = submitted(penstock_there, "beside", parallelism=PINNED, training=small_training(2))
+        job.wait_for(Phase.SUCCEEDED)
+        job.wait(job.has_left, "its pods hold their places")
+
+
 @pytest.fixture
 def slow(on: Installed) -> Iterator[Installed]:
     with paced(on):
@@ -100,19 +124,19 @@ def slow(on: Installed) -> Iterator[Installed]:
 
 
 def test_a_pod_is_deleted(slow: Installed, undisturbed: list[float]) -> None:
-    job = trained(slow, "pod-deleted", steps=400)
+    job = trained(slow, "pod-deleted", steps=DELETED_STEPS)
     name = job.pods(1)[0]["metadata"]["name"]
     slow.kubectl("delete", "pod", name, "--wait=false")
     [found] = [each["metadata"] for each in job.pods(1) if each["metadata"]["name"] == name]
     visible_at = instant(found["deletionTimestamp"]) - found["deletionGracePeriodSeconds"]
     goes_on(job, visible_at, undisturbed)
     job.wait_for(Phase.SUCCEEDED)
-    assert job.losses() == undisturbed[:400]
+    assert job.losses() == undisturbed[:DELETED_STEPS]
     assert "Disrupted" in [reason for reason, _ in job.events()]
     assert job.status().failures == 0
 
 
-def test_a_node_is_lost(slow: Installed, undisturbed: list[float]) -> None:
+def test_a_node_is_lost(measured_beside: None, slow: Installed, undisturbed: list[float]) -> None:
     """Its kubelet and its container runtime end, and nobody there hears of anything any more."""
     job = trained(slow, "node-lost", steps=1000)
     with spare(slow):
@@ -125,7 +149,7 @@ def test_a_node_is_lost(slow: Installed, undisturbed: list[float]) -> None:
             lab.bring_back(slow.lab, LOST)
 
 
-def test_a_cable_is_pulled(slow: Installed, undisturbed: list[float]) -> None:
+def test_a_cable_is_pulled(measured_beside: None, slow: Installed, undisturbed: list[float]) -> None:
     """What was cut off comes back later, and changes nothing."""
     job = trained(slow, "cut-off", steps=1000)
     with spare(slow):
@@ -157,19 +181,6 @@ def test_a_rank_hangs(slow: Installed, undisturbed: list[float]) -> None:
     assert status.failures == 1
     assert status.failed_at is not None
     goes_on(job, status.failed_at, undisturbed)
-
-
-@contextmanager
-def only(on: Installed, node: str) -> Iterator[None]:
-    """Jobs that begin in the block are put on that one of the pair."""
-    others = [each for each in PAIR_NODES if each != node]
-    for other in others:
-        label_node(on.cluster, other, False)
-    try:
-        yield
-    finally:
-        for other in others:
-            label_node(on.cluster, other, True)
 
 
 def test_what_is_cut_off_and_writes_on_harms_nothing(on: Installed) -> None:

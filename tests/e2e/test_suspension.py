@@ -55,3 +55,12 @@ def test_a_job_that_is_submitted_suspended_waits(on: Installed) -> None:
     assert not job.jobsets()
     job.suspend(False)
     assert job.wait_for(Phase.SUCCEEDED).attempt == 1
+
+
+def test_a_job_that_is_deleted_as_it_starts_soon_holds_nothing(on: Installed) -> None:
+    """What its pods run cannot listen yet, and is not waited for as long as one that saves what it has."""
+    job = submitted(on, "undone", training=small_training(2))
+    on.cluster.wait(job.pods, "it has no pods")
+    grace = min(each["spec"]["terminationGracePeriodSeconds"] for each in job.pods())
+    on.kubectl("delete", "pj", job.name)
+    on.cluster.wait(lambda: not job.pods(), "its pods stay for all of their grace", 0.75 * grace)

@@ -52,6 +52,8 @@ def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: 
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_seconds,
+        # As process 1 it could not be ended before it asks for SIGTERM, and would stay for all of the grace.
+        "shareProcessNamespace": True,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,
