@@ -254,11 +254,18 @@ class TestPlans:
         assert [each["attempt"] for each in self.plans(here)] == [1, 2]
         assert here.fake.words("GET").count("GET configmaps default tiny-a1") == 1
 
-    def test_one_that_is_not_there_yet_is_read_later(self, here: OnCluster) -> None:
+    @pytest.mark.parametrize("made", [False, True])
+    def test_one_that_is_not_there_yet_is_read_later(
+        self, here: OnCluster, made: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The ConfigMap is there from the attempt's beginning on, and nothing is wrong with it."""
         plan = small_plan()
+        if made:
+            here.fake.add("configmaps", {"metadata": {"name": "tiny-a1", "namespace": "default"}, "binaryData": {}})
         here.fake.add_job(job_manifest(), **self.planned(plan.digest))
         here.mirror()
         assert self.plans(here) == []
+        assert not caplog.records
         self.plan_of(here, plan.to_manifest())
         here.mirror()
         assert [each["digest"] for each in self.plans(here)] == [plan.digest]

@@ -145,11 +145,13 @@ class Mirror:
         return True
 
     def _read(self, stored: StoredJob, digest: str) -> Plan | None:
-        """As it lies in the attempt's ConfigMap; none if that is gone, or holds another."""
+        """As it lies in the attempt's ConfigMap; none if that is gone, holds another, or does not hold it yet."""
         name = attempt_name(stored.name, stored.attempt)
         try:
-            found = self._kube.get(CONFIG_MAPS, stored.namespace, name)
-            plan = Plan.from_manifest(unpacked(found.get("binaryData", {})[PLAN_FILE]))
+            packed = self._kube.get(CONFIG_MAPS, stored.namespace, name).get("binaryData", {}).get(PLAN_FILE)
+            if packed is None:
+                return None
+            plan = Plan.from_manifest(unpacked(packed))
         except KubeError as error:
             if not error.is_missing:
                 raise
