@@ -5,9 +5,7 @@ Only the apiserver listens beyond the room, and the room's one cable leads to th
 
 from __future__ import annotations
 
-import socket
 import ssl
-import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -136,16 +134,6 @@ def _wait(room: Room, certificates: Path, server: str) -> None:
         wait_until(lambda: ready(certificates, server), "the apiserver", READY_SECONDS)
     except LabError as error:
         raise LabError(f"{error}\n{room.told('etcd')}\n{room.told(APISERVER)}") from error
-
-
-def listens(server: str) -> bool:
-    """Whether somebody takes connections there."""
-    place = urllib.parse.urlsplit(server)
-    try:
-        with socket.create_connection((place.hostname, place.port), timeout=2):
-            return True
-    except OSError:
-        return False
 
 
 def ready(certificates: Path, server: str) -> bool:

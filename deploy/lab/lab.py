@@ -262,7 +262,7 @@ def restart_apiserver(lab: State) -> None:
     room = lab.room(plane.NAME)
     room.kill((plane.APISERVER,))
     server = lab.addresses.apiserver
-    wait_until(lambda: not plane.listens(server), f"the end of who listens at {server}", READY_SECONDS)
+    wait_until(lambda: not network.listens(server), f"the end of who listens at {server}", READY_SECONDS)
     plane.start_apiserver(room, lab.programs, lab.certificates, lab.addresses)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
+import urllib.parse
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 
@@ -122,3 +124,13 @@ def shape(room: Room, addresses: Addresses, rate: int | None) -> None:
 def set_link(room: Room, addresses: Addresses, state: str) -> None:
     """Pull a room's cable (`down`) or plug it in again (`up`)."""
     run("ip", "link", "set", addresses.port(room.name), state)
+
+
+def listens(server: str) -> bool:
+    """Whether somebody takes connections at a URL."""
+    place = urllib.parse.urlsplit(server)
+    try:
+        with socket.create_connection((place.hostname, place.port), timeout=2):
+            return True
+    except OSError:
+        return False

@@ -12,6 +12,7 @@ from deploy.lab.addresses import Addresses
 from deploy.lab.certificates import write_kubeconfig
 from deploy.lab.console import LabError, wait_until
 from deploy.lab.images import PAUSE
+from deploy.lab.network import listens
 from deploy.lab.rooms import Room
 
 SOCKET = "/run/containerd/containerd.sock"
@@ -19,10 +20,12 @@ PLUGINS = "/usr/lib/cni"
 BRIDGE = "cni0"
 RUNTIME = ("containerd",)
 KUBELET = ("kubelet",)
+KUBELET_PORT = 10250
 ASIDE = "/mnt"
 """No volume of a pod covers what is there, as one for /tmp does with a repository below /tmp."""
 
 START_SECONDS = 30.0
+LOOK_SECONDS = 0.5
 EVICT_NEVER = dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available"), "0%")
 
 
@@ -180,9 +183,22 @@ def _answers(room: Room) -> bool:
 
 
 def start_kubelet(room: Room, programs: Path, address: str) -> None:
-    """Start the kubelet, which announces the node by itself."""
+    """Start the kubelet, which announces the node by itself, and wait until it listens.
+
+    It ends if containerd answers and is not done with the containers that it found, and is started again.
+    """
     arguments = ["--config", str(room.folder / "kubelet.json"), "--kubeconfig", str(room.folder / "kubelet.kubeconfig")]
-    room.start(programs / "kubelet", [*arguments, "--node-ip", address, "--hostname-override", room.name])
+    arguments += ["--node-ip", address, "--hostname-override", room.name]
+
+    def stays() -> bool:
+        if not room.programs(KUBELET):
+            room.start(programs / "kubelet", arguments)
+        return listens(f"https://{address}:{KUBELET_PORT}")
+
+    try:
+        wait_until(stays, f"the kubelet of {room.name}", START_SECONDS, LOOK_SECONDS)
+    except LabError as error:
+        raise LabError(f"{error}\n{room.told('kubelet')}") from error
 
 
 def start_proxy(room: Room, programs: Path) -> None:

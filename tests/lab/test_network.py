@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,10 @@ SECOND = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
 )
 def test_hierarchies_of_every_version_are_seen(mounts: str, found: list[str]) -> None:
     assert cgroups.hierarchies(mounts) == [Path("/sys/fs/cgroup") / name for name in found]
+
+
+def test_a_port_is_somebodys_until_it_is_given_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"https://127.0.0.1:{server.getsockname()[1]}"
+        assert network.listens(place)
+    assert not network.listens(place)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 from deploy.lab import node
 from deploy.lab.images import PAUSE
@@ -77,3 +81,27 @@ def test_what_does_not_come_from_pods_is_answered_through_the_node() -> None:
     assert config["detectLocalMode"] == "BridgeInterface"
     assert config["detectLocal"] == {"bridgeInterface": node.BRIDGE}
     assert config["mode"] == "nftables"
+
+
+class Ending:
+    """A room whose kubelet ends so many times before it stays."""
+
+    name, folder = "node1", FOLDER
+
+    def __init__(self, times: int) -> None:
+        self.times, self.starts = times, 0
+
+    def programs(self, names: Sequence[str]) -> list[str]:
+        return [*names] if self.starts > self.times else []
+
+    def start(self, program: Path, arguments: Sequence[str]) -> None:
+        self.starts += 1
+
+
+def test_a_kubelet_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where the runtime answers, and is not done with what it found."""
+    room = Ending(2)
+    monkeypatch.setattr(node, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(node, "listens", lambda server: bool(room.programs(node.KUBELET)))
+    node.start_kubelet(cast(Any, room), FOLDER, "127.0.0.1")
+    assert room.starts == 3
