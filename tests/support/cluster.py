@@ -137,9 +137,9 @@ def shared() -> Iterator[Cluster]:
     yield cluster
     with _locked():
         users = [user for user in _users(name) if user != os.getpid()]
-        _write_users(name, users)
         if not users:
-            _end(name)
+            _end(name)  # first, or nobody would end it after a process that is killed here
+        _write_users(name, users)
 
 
 def _session() -> int:
