@@ -189,6 +189,24 @@ class TestChanges:
         assert here.stored().deleted_at is not None
         assert client.delete("/v1/jobs/default/tiny").status_code == 404
 
+    def test_who_deleted_is_told_also_when_it_is_gone_at_once(
+        self, here: OnCluster, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The watch may be faster than whoever asked."""
+        job = here.fake.add_job(job_manifest())
+        here.mirror()
+        asked = type(here.member.kube).delete
+
+        def gone_at_once(*arguments: Any) -> None:
+            asked(here.member.kube, *arguments)
+            here.member.mirror.remove(job)
+
+        monkeypatch.setattr(type(here.member.kube), "delete", lambda kube, *arguments: gone_at_once(*arguments))
+        assert client.delete("/v1/jobs/default/tiny").status_code == 202
+        found = client.get("/v1/jobs/default/tiny").json()
+        assert found["metadata"]["deletionTimestamp"]
+        assert "delete-requested" in [kind for kind, _ in here.events(job["metadata"]["uid"])]
+
     def test_a_version_guards(self, here: OnCluster, client: TestClient) -> None:
         job = here.fake.add_job(job_manifest())
         here.mirror()

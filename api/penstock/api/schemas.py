@@ -238,8 +238,9 @@ def job_view(stored: StoredJob) -> JobView:
         "resourceVersion": str(stored.version),
         "creationTimestamp": instant(stored.created_at),
     }
-    if stored.delete_requested_at is not None:
-        metadata["deletionTimestamp"] = instant(stored.delete_requested_at)
+    ended_at = stored.deleted_at if stored.delete_requested_at is None else stored.delete_requested_at
+    if ended_at is not None:
+        metadata["deletionTimestamp"] = instant(ended_at)
     return JobView(
         api_version=manifest["apiVersion"],
         kind=manifest["kind"],

@@ -360,9 +360,12 @@ def set_suspend(connection: Connection, uid: str, suspend: bool, by: str, now: f
 
 
 def request_delete(connection: Connection, uid: str, by: str, now: float) -> StoredJob:
-    """Ask for the job's end; its executor marks it deleted once nothing of it runs."""
+    """Ask for the job's end; its executor marks it deleted once nothing of it runs.
+
+    A cluster may have told of the end before who asked for it is noted.
+    """
     found = require_version(connection, uid, None)
-    if found.delete_requested_at is None and found.deleted_at is None:
+    if found.delete_requested_at is None:
         add_event(connection, uid, "delete-requested", {"by": by}, now, delete_requested_at=now)
     return get(connection, uid)
 
