@@ -19,7 +19,7 @@ from penstock.core.lifecycle import Phase
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training, submitted
 from tests.support.installed import Installed
 
-SUSPENSIONS, STEPS_BETWEEN, SUSPENDED_STEPS = 10, 15, 200
+SUSPENSIONS, STEPS_BETWEEN, SUSPENDED_STEPS = 10, 15, 400
 
 
 def main() -> int:
