@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -168,10 +168,7 @@ def start_runtime(room: Room, containerd: Path, shared: Sequence[Path]) -> None:
         default = json.loads(room.run("ctr", "oci", "spec"))
         spec.write_text(json.dumps(container_spec(default, shared)))
     room.start(containerd, ["--config", str(room.folder / "containerd.toml"), "--log-level", "warn"])
-    try:
-        wait_until(lambda: _answers(room), f"containerd of {room.name}", START_SECONDS)
-    except LabError as error:
-        raise LabError(f"{error}\n{room.told('containerd')}") from error
+    _wait_for(room, "containerd", lambda: _answers(room))
 
 
 def _answers(room: Room) -> bool:
@@ -195,10 +192,15 @@ def start_kubelet(room: Room, programs: Path, address: str) -> None:
             room.start(programs / "kubelet", arguments)
         return listens(f"https://{address}:{KUBELET_PORT}")
 
+    _wait_for(room, "kubelet", stays, LOOK_SECONDS)
+
+
+def _wait_for(room: Room, program: str, happened: Callable[[], bool], pause_seconds: float = 0.1) -> None:
+    """Return once it has happened; raises `LabError` with the program's last words if it does not."""
     try:
-        wait_until(stays, f"the kubelet of {room.name}", START_SECONDS, LOOK_SECONDS)
+        wait_until(happened, f"{program} of {room.name}", START_SECONDS, pause_seconds)
     except LabError as error:
-        raise LabError(f"{error}\n{room.told('kubelet')}") from error
+        raise LabError(f"{error}\n{room.told(program)}") from error
 
 
 def start_proxy(room: Room, programs: Path) -> None:

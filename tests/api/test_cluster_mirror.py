@@ -170,7 +170,9 @@ class TestDeletions:
         here.fake.remove(job)
         here.mirror()
         assert here.stored().deleted_at == NOW
-        assert here.person("eve", ("get", ""), ("list", "")).get("/v1/jobs").json()["items"] == []
+        eve = here.person("eve", ("get", ""), ("list", ""))
+        assert eve.get("/v1/jobs").json()["items"] == []
+        assert eve.get("/v1/jobs/default/tiny").json()["metadata"]["deletionTimestamp"]
 
     def test_one_that_is_being_deleted_says_so(self, here: OnCluster) -> None:
         job = here.fake.add_job(job_manifest())

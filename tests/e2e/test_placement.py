@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECON
 
 RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
 MOST_ERROR = 0.15
-LEAST_RATIO = 1.1
+LEAST_PREDICTED_RATIO, LEAST_RATIO = 1.2, 1.1
 """By how much is what `./dev bench cluster_placement` says, on a quiet machine."""
 
 
@@ -66,7 +66,7 @@ def test_the_worst_placement_is_slower(unequal: Installed, job: ClusterJob) -> N
         name: rehearsed(unequal, name, dataclasses.replace(plan, placement=devices), profile).step_ns
         for name, devices in placements.items()
     }
-    assert steps[worst] > LEAST_RATIO * steps[plan.placement]
+    assert steps[worst] > LEAST_PREDICTED_RATIO * steps[plan.placement]
     assert found["worst"] > LEAST_RATIO * found["best"], (steps, found)
 
 

@@ -238,7 +238,7 @@ def job_view(stored: StoredJob) -> JobView:
         "resourceVersion": str(stored.version),
         "creationTimestamp": instant(stored.created_at),
     }
-    ended_at = stored.deleted_at if stored.delete_requested_at is None else stored.delete_requested_at
+    ended_at = stored.delete_requested_at or stored.deleted_at
     if ended_at is not None:
         metadata["deletionTimestamp"] = instant(ended_at)
     return JobView(

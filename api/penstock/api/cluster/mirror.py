@@ -156,7 +156,7 @@ class Mirror:
             if not error.is_missing:
                 raise
             return None
-        except (KeyError, ValueError, OSError, UserError) as error:
+        except (ValueError, OSError, UserError) as error:
             log.warning("ConfigMap %s/%s holds no plan: %s", stored.namespace, name, error)
             return None
         return plan if plan.digest == digest else None
