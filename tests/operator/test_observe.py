@@ -22,6 +22,7 @@ JOBSET = SeenJobSet(
 )
 TAKEN = End(succeeded=False, message="preempted", at=2.0, disrupted=True)
 BROKE = End(succeeded=False, message="broke", at=3.0)
+BEREFT = End(succeeded=False, message="lost", at=3.0, report=AttemptReport(state=AttemptState.FAILED, message="lost"))
 DONE = End(succeeded=True, message="", at=4.0, report=AttemptReport(state=AttemptState.SUCCEEDED))
 STOPPED = End(succeeded=True, message="", at=4.0, report=AttemptReport(state=AttemptState.STOPPED))
 
@@ -102,6 +103,11 @@ SITUATIONS = {
         facts(Phase.RUNNING, pod(0, end=BROKE), pod(1, end=TAKEN)),
         AttemptState.DISRUPTED,
         "preempted",
+    ),
+    "one that was killed speaks before who lost it in the same second": (
+        facts(Phase.RUNNING, pod(0, end=BEREFT), pod(1, end=BROKE)),
+        AttemptState.FAILED,
+        "ranks-0-1: broke",
     ),
     "one that was deleted failed for it": (
         facts(Phase.RUNNING, pod(0, end=BROKE, being_deleted=True), pod(1)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -30,7 +31,7 @@ def _told(write: Callable[Concatenate[FakeKube, P], R]) -> Callable[Concatenate[
 
     def told(self: FakeKube, /, *args: P.args, **kwargs: P.kwargs) -> R:
         done = write(self, *args, **kwargs)
-        self.after(self.writes[-1])
+        self.after(self._said.word)
         return done
 
     return told
@@ -54,6 +55,7 @@ class FakeKube:
         self.failure: KubeError | None = None
         self.clock: Callable[[], float] | None = None
         self._numbers = itertools.count(1)
+        self._said = threading.local()
 
     # What the operator calls
 
@@ -137,6 +139,7 @@ class FakeKube:
             self.remove(found)
 
     def _write(self, word: str) -> None:
+        self._said.word = word
         self.hook(word)
         self.writes.append(word)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from penstock.core.errors import UserError
@@ -37,6 +38,9 @@ from penstock.operator.kube import KINDS, Kube
 from penstock.operator.seen import SeenPod, see_jobset, see_pod
 from penstock.operator.settings import Settings
 from penstock.operator.storage import require_shared_output
+
+MOST_TOLD_AT_ONCE = 8
+"""Pods of a job; one after the other, a hundred would take a second."""
 
 
 class Actions:
@@ -169,15 +173,21 @@ class Actions:
 
     def bind(self, pods: Iterable[SeenPod], bindings: Iterable[PodBinding]) -> None:
         """Tell each pod its place, unless it was told."""
-        for pod, binding in zip(pods, bindings, strict=True):
-            if pod.binding != binding:
-                self._annotate(pod, BINDING_ANNOTATION, json.dumps(binding.to_manifest(), separators=(",", ":")))
+        untold = [(pod, binding) for pod, binding in zip(pods, bindings, strict=True) if pod.binding != binding]
+        texts = [json.dumps(binding.to_manifest(), separators=(",", ":")) for _, binding in untold]
+        self._annotate_all(BINDING_ANNOTATION, [(pod, text) for (pod, _), text in zip(untold, texts, strict=True)])
 
     def ask_to_stop(self, pods: Iterable[SeenPod], now: float) -> None:
         """Ask each pod that still runs to end with a checkpoint, unless it was asked."""
-        for pod in pods:
-            if pod.stop_asked_at is None and pod.end is None:
-                self._annotate(pod, STOP_ANNOTATION, str(format_instant(now)))
+        unasked = [pod for pod in pods if pod.stop_asked_at is None and pod.end is None]
+        self._annotate_all(STOP_ANNOTATION, [(pod, str(format_instant(now))) for pod in unasked])
+
+    def _annotate_all(self, name: str, told: Sequence[tuple[SeenPod, str]]) -> None:
+        """Many pods at once: they begin together, so that all wait for the last to be told."""
+        with ThreadPoolExecutor(MOST_TOLD_AT_ONCE, thread_name_prefix="annotate") as threads:
+            calls = [threads.submit(self._annotate, pod, name, text) for pod, text in told]
+        for call in calls:
+            call.result()
 
     def _annotate(self, pod: SeenPod, name: str, text: str) -> None:
         found = self._kube.annotate((pod.namespace, pod.name, pod.uid), {name: text})

@@ -109,13 +109,17 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
 
 
 def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
-    """A pod that failed speaks for all: the first to end did not fail for the end of another."""
-    failed = [(pod.end.at, pod.name, pod, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
+    """A pod that failed speaks for all: the first to end did not fail for the end of another.
+
+    A cluster dates ends by the second. Of those in the same one, a pod that could report nothing was killed; others had
+    the time to say that they lost it.
+    """
+    failed = [(pod, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
     if not failed:
         return None
-    _, name, pod, end = min(failed, key=lambda each: each[:2])
+    pod, end = min(failed, key=lambda each: (each[1].at, each[1].report is not None, each[0].name))
     taken = end.disrupted or pod.being_deleted
-    return (AttemptState.DISRUPTED if taken else AttemptState.FAILED), f"pod {name}: {end.message}"
+    return (AttemptState.DISRUPTED if taken else AttemptState.FAILED), f"pod {pod.name}: {end.message}"
 
 
 def _done(facts: Facts) -> tuple[AttemptState, str] | None:

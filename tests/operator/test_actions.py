@@ -1,0 +1,72 @@
+"""Telling the pods of a job: all at once, and the others too where one cannot be told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.core.pod import PodBinding
+from penstock.kube.names import ATTEMPT_LABEL, BINDING_ANNOTATION, STOP_ANNOTATION, UID_LABEL
+from penstock.kube.resources import PODS
+from penstock.kube.transport import KubeError
+from penstock.operator.actions import MOST_TOLD_AT_ONCE
+from penstock.operator.seen import SeenPod, see_pod
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.operating import Operating
+
+PATIENCE_SECONDS = 30.0
+
+
+def running(on: Operating, count: int) -> list[SeenPod]:
+    made = []
+    for number in range(count):
+        labels = {UID_LABEL: "u", ATTEMPT_LABEL: "1"}
+        metadata = {"name": f"pod-{number:03}", "namespace": "default", "labels": labels}
+        made.append(see_pod(on.kube.add(PODS, {"metadata": metadata, "spec": {}, "status": {}})))
+    return made
+
+
+def places(pods: list[SeenPod]) -> list[PodBinding]:
+    return [
+        PodBinding(
+            pod_uid=pod.uid, attempt=1, epoch=0, node_rank=k, num_nodes=len(pods), ranks_per_pod=1, master="m", port=1
+        )
+        for k, pod in enumerate(pods)
+    ]
+
+
+@pytest.fixture
+def on() -> Operating:
+    return Operating(FakePlanner())
+
+
+def test_pods_are_told_at_once(on: Operating) -> None:
+    pods = running(on, 3 * MOST_TOLD_AT_ONCE)
+    together = threading.Barrier(MOST_TOLD_AT_ONCE)
+
+    def wait_for_others(write: str) -> None:
+        together.wait(PATIENCE_SECONDS)
+
+    on.kube.hook = wait_for_others
+    on.actions.bind(pods, places(pods))
+    assert [pod.binding for pod in sorted(on.cache.pods("u"), key=lambda pod: pod.name)] == places(pods)
+    on.actions.ask_to_stop(pods, 1000.0)
+    assert all(STOP_ANNOTATION in found["metadata"]["annotations"] for found in on.kube.all(PODS))
+
+
+def test_one_that_cannot_be_told_is_reported_and_the_others_are_told(on: Operating) -> None:
+    pods = running(on, 5)
+    on.kube.remove(on.kube.objects[PODS.plural, "default", "pod-001"])
+    with pytest.raises(KubeError, match="pod-001"):
+        on.actions.bind(pods, places(pods))
+    assert all(BINDING_ANNOTATION in found["metadata"]["annotations"] for found in on.kube.all(PODS))
+    assert len(on.kube.all(PODS)) == len(pods) - 1
+
+
+def test_who_was_told_is_not_told_again(on: Operating) -> None:
+    pods = running(on, 3)
+    on.actions.bind(pods, places(pods))
+    told, before = on.cache.pods("u"), len(on.kube.writes)
+    on.actions.bind(sorted(told, key=lambda pod: pod.name), places(pods))
+    assert len(on.kube.writes) == before
