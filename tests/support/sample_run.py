@@ -203,6 +203,7 @@ def sample_machine() -> MachineKey:
         threads_per_rank=1,
         torch_version="2.14.1+cpu",
         backend="gloo",
+        trainer="5a3b1c8d9e2f",
     )
 
 

@@ -48,15 +48,17 @@ class Profiles:
 def unfit(profile: Profile, spec: JobSpec, identity: Identity, now: float) -> str | None:
     """Why ``profile`` does not serve ``spec`` at ``now`` (seconds since the epoch); none if it does."""
     if profile.key != identity.key:
-        return f"is of another machine: {_difference(profile.key, identity.key)}"
+        return _difference(profile.key, identity.key)
     return fitness.unfit(profile, spec, identity.model_digest) or fitness.stale(profile, now)
 
 
 def _difference(theirs: MachineKey, ours: MachineKey) -> str:
     """The first field that differs, both ways."""
-    here = ours.to_manifest()
-    name, value = next((name, value) for name, value in theirs.to_manifest().items() if here.get(name) != value)
-    return f"its {name} is {value}, here it is {here.get(name)}"
+    here, there = ours.to_manifest(), theirs.to_manifest()
+    name = next(name for name in {**there, **here} if there.get(name) != here.get(name))
+    if name == "trainer":
+        return "was measured with other code of the trainer"
+    return f"is of another machine: its {name} is {there.get(name)}, here it is {here.get(name)}"
 
 
 def require_fit(profile: Profile, where: Path, spec: JobSpec, identity: Identity, now: float) -> None:

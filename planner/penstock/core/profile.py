@@ -20,7 +20,8 @@ from penstock.core.schedule import Kind
 class MachineKey(Manifest):
     """What a measurement is valid for. Two profiles with equal keys are of the same machines and software.
 
-    ``host`` names the machine, or several in the order of their ranks; the rest is the first rank's.
+    ``host`` names the machine, or several in the order of their ranks; the rest is the first rank's. ``trainer`` is a
+    digest of the trainer's code, which is what was timed; profiles measured before it was kept lack it.
     """
 
     host: str
@@ -30,6 +31,7 @@ class MachineKey(Manifest):
     threads_per_rank: int
     torch_version: str
     backend: str
+    trainer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,8 +26,10 @@ from penstock.trainer.profiling.machine import (
     fullest_host,
     hosts_of,
     joined_name,
+    machine_key,
     num_cores,
     this_place,
+    trainer_digest,
 )
 from penstock.trainer.profiling.units import UnitTimer, mean_and_spread
 from penstock.trainer.units.workspace import workspace_bytes
@@ -88,6 +90,21 @@ def test_a_container_s_limit_counts(tmp_path: Path, limit: str | None, cores: in
     if limit is not None:
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert num_cores(tmp_path / "cpu.max") == (cores or len(os.sched_getaffinity(0)))
+
+
+def test_other_code_of_the_trainer_has_another_digest(tmp_path: Path) -> None:
+    (tmp_path / "units").mkdir()
+    (tmp_path / "units" / "linear.py").write_text("slow")
+    (tmp_path / "notes.txt").write_text("no code")
+    before = trainer_digest(tmp_path)
+    (tmp_path / "notes.txt").unlink()
+    assert trainer_digest(tmp_path) == before
+    (tmp_path / "units" / "linear.py").write_text("fast")
+    assert trainer_digest(tmp_path) != before
+    (tmp_path / "units" / "linear.py").write_text("slow")
+    (tmp_path / "units" / "linear.py").rename(tmp_path / "linear.py")
+    assert trainer_digest(tmp_path) != before
+    assert trainer_digest() == machine_key(CPU, 1).trainer
 
 
 def test_a_pod_is_known_by_its_node(monkeypatch: pytest.MonkeyPatch) -> None:

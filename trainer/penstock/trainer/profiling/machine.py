@@ -16,6 +16,7 @@ from penstock.core.pod import NODE_NAME_VARIABLE
 from penstock.core.profile import MachineKey
 
 MOST_NAME_CHARACTERS = 200
+_PACKAGE = Path(__file__).parents[1]
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -67,7 +68,18 @@ def machine_key(device: torch.device, threads: int) -> MachineKey:
         threads_per_rank=threads,
         torch_version=torch.__version__,
         backend="nccl" if device.type == "cuda" else "gloo",
+        trainer=trainer_digest(),
     )
+
+
+def trainer_digest(package: Path = _PACKAGE) -> str:
+    """Of the trainer's sources, by their names and contents: another version, or one at work on it, may be faster."""
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_bytes()
+        found.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode())
+        found.update(text)
+    return found.hexdigest()[:12]
 
 
 def num_cores(quota: Path = _QUOTA) -> int:
