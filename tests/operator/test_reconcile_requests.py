@@ -8,9 +8,10 @@ import pytest
 
 from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.status import ConditionStatus, ConditionType
-from penstock.kube.names import STOP_ANNOTATION
+from penstock.kube.names import REMINDER_ANNOTATION, STOP_ANNOTATION
 from penstock.kube.resources import JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
+from penstock.operator.reconcile import REMIND_SECONDS
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.one_job import condition, end_all, example, running
 from tests.support.operating import Operating
@@ -19,6 +20,11 @@ from tests.support.operating import Operating
 @pytest.fixture
 def operating() -> Operating:
     return Operating(FakePlanner())
+
+
+def reminders(operating: Operating) -> list[str]:
+    """What each pod was reminded of last."""
+    return [pod["metadata"]["annotations"].get(REMINDER_ANNOTATION, "") for pod in operating.kube.all(PODS)]
 
 
 class TestRequests:
@@ -38,11 +44,39 @@ class TestRequests:
     def test_one_that_does_not_stop_in_time_is_ended(self, operating: Operating) -> None:
         uid = running(operating)
         operating.kube.change_spec(uid, runPolicy={"suspend": True})
+        operating.turn()
+        operating.now += REMIND_SECONDS
         wait = operating.turn()
-        assert wait == pytest.approx(60.0)
+        assert wait == pytest.approx(60.0 - REMIND_SECONDS)
         operating.now += 60.0
         operating.turn(8)
         assert (operating.phase(uid), operating.kube.all(PODS)) == (Phase.SUSPENDED, [])
+
+    def test_pods_are_reminded_once_of_each_thing_that_they_were_told(self, operating: Operating) -> None:
+        uid = running(operating)
+        assert reminders(operating) == [""] * 2
+        assert operating.turn() == pytest.approx(REMIND_SECONDS)
+        operating.restart()
+        operating.turn()
+        operating.now += REMIND_SECONDS
+        operating.turn()
+        assert reminders(operating) == ["epoch-1"] * 2
+        operating.kube.change_spec(uid, runPolicy={"suspend": True})
+        operating.turn()
+        operating.now += REMIND_SECONDS
+        operating.turn()
+        assert reminders(operating) == ["epoch-1-stop"] * 2
+        before = len(operating.kube.writes)
+        operating.now += REMIND_SECONDS
+        operating.turn()
+        assert operating.kube.writes[before:] == []
+
+    def test_a_pod_that_went_is_not_reminded(self, operating: Operating) -> None:
+        uid = running(operating)
+        gone = sorted(operating.cache.pods(uid), key=lambda pod: pod.name)
+        operating.kube.remove(operating.kube.objects[PODS.plural, gone[0].namespace, gone[0].name])
+        operating.actions.remind(gone)
+        assert reminders(operating) == ["epoch-1"]
 
     def test_a_spec_that_the_cluster_let_pass_is_refused_with_its_place(self, operating: Operating) -> None:
         uid = operating.kube.submit(example(model__heads=7))

@@ -93,24 +93,25 @@ class TroubledKube(HttpKube):
         return Trouble(**json.loads((self._folder / "trouble.json").read_text()))
 
     def _troubled(self, word: str, write: Callable[[], T]) -> T:
-        kind = self._next(word)
-        if kind == CONFLICT:
-            raise KubeError(409, "Conflict", "as if somebody else had written")
-        done = write()
-        if kind == KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == FAILURE:
-            raise KubeError(500, "InternalError", "as if the answer were lost")
-        return done
+        """One write after the other, so that each is the last of an operator that is killed after it."""
+        with self._lock:
+            kind = self._next(word)
+            if kind == CONFLICT:
+                raise KubeError(409, "Conflict", "as if somebody else had written")
+            done = write()
+            if kind == KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == FAILURE:
+                raise KubeError(500, "InternalError", "as if the answer were lost")
+            return done
 
     def _next(self, word: str) -> str:
         """What happens to this write; empty if nothing does."""
-        with self._lock:
-            written, trouble = read_writes(self._folder), self._trouble()
-            if word in written:
-                return ""
-            with (self._folder / "writes.log").open("a") as log:
-                log.write(f"{word}\n")
+        written, trouble = read_writes(self._folder), self._trouble()
+        if word in written:
+            return ""
+        with (self._folder / "writes.log").open("a") as log:
+            log.write(f"{word}\n")
         number = len(written)
         return trouble.kinds[number % len(trouble.kinds)] if trouble.only in (None, number) else ""
 

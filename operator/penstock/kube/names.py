@@ -29,6 +29,9 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 
 BINDING_ANNOTATION = f"{GROUP}/binding"
 STOP_ANNOTATION = f"{GROUP}/stop"
+REMINDER_ANNOTATION = f"{GROUP}/reminder"
+"""Which of the two above a pod was reminded of. Nobody reads it; that it changes makes a kubelet write both again."""
+
 SUBMITTER_ANNOTATION = f"{GROUP}/submitted-by"
 REQUEST_ANNOTATION = f"{GROUP}/request"
 """On a job that the service made: for whom, and by which request if that had a key."""

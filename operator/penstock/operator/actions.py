@@ -24,6 +24,7 @@ from penstock.kube.names import (
     BINDING_ANNOTATION,
     JOB_KIND,
     PROFILE_FILE,
+    REMINDER_ANNOTATION,
     STOP_ANNOTATION,
     UID_LABEL,
     attempt_name,
@@ -181,6 +182,15 @@ class Actions:
         """Ask each pod that still runs to end with a checkpoint, unless it was asked."""
         unasked = [pod for pod in pods if pod.stop_asked_at is None and pod.end is None]
         self._annotate_all(STOP_ANNOTATION, [(pod, str(format_instant(now))) for pod in unasked])
+
+    def remind(self, pods: Iterable[SeenPod]) -> None:
+        """Have the kubelets of these pods write once more what each was told; a pod that is gone needs no more."""
+        for pod in pods:
+            try:
+                self._annotate(pod, REMINDER_ANNOTATION, pod.told)
+            except KubeError as error:
+                if not error.is_refusal:
+                    raise
 
     def _annotate_all(self, name: str, told: Sequence[tuple[SeenPod, str]]) -> None:
         """Many pods at once: they begin together, so that all wait for the last to be told."""

@@ -43,6 +43,15 @@ from penstock.planning.questions import Question
 PLANNING_SECONDS = 5.0
 """How often to look whether a plan is there, if nobody tells."""
 
+REMIND_SECONDS = 0.5
+"""How long after it was told something a pod is reminded of it.
+
+A kubelet writes a pod's annotations as it knew them when it began, and when it is done takes all for written that it
+has heard by then: the rest comes a minute or more later, or when the pod changes again (`MarkRemountRequired` and
+`AddPodToVolume` in Kubernetes' pkg/kubelet/volumemanager/cache). For a pod that has just started it may write twice
+within a fifth of a second, and one or two such pods in a hundred were not told for 86 s.
+"""
+
 AGAIN_SECONDS = 0.2
 MOST_ROUNDS = 12
 """Decisions that one look may lead to, one after the other; a job's whole life needs fewer."""
@@ -74,6 +83,7 @@ class Reconciler:
         self._clock, self._announce = clock, announce
         self._questions: dict[str, str] = {}
         self._lost: dict[tuple[str, str], str] = {}
+        self._unreminded: dict[str, float] = {}
 
     def reconcile(self, uid: str) -> float | None:
         """Do what there is to do about the job; in how many seconds to look again at the latest, none for never."""
@@ -81,6 +91,7 @@ class Reconciler:
             seen = self._cache.job(uid)
             if seen is None or seen.being_deleted:
                 self._questions.pop(uid, None)
+                self._unreminded.pop(uid, None)
                 return None
             try:
                 return self._look(_Draft(seen, seen.job, seen.status)) if seen.job is not None else self._refuse(seen)
@@ -135,7 +146,21 @@ class Reconciler:
         waits = [each.until - now for each in decide(draft.job.spec, looked, now) if isinstance(each, Wait)]
         if facts.plan is Step.WORKING:
             waits.append(PLANNING_SECONDS)
+        waits += self._remind(draft.seen.uid, facts, now)
         return max(min(waits), 0.001) if waits else None
+
+    def _remind(self, uid: str, facts: Facts, now: float) -> list[float]:
+        """Remind pods of what they were told a moment ago; how long until that moment has passed, if it has not."""
+        unsure = [pod for pod in facts.pods if pod.told != pod.reminder and pod.end is None and not pod.being_deleted]
+        if not unsure:
+            self._unreminded.pop(uid, None)
+            return []
+        due = self._unreminded.setdefault(uid, now) + REMIND_SECONDS
+        if now < due:
+            return [due - now]
+        self._actions.remind(unsure)
+        del self._unreminded[uid]
+        return []
 
     def _write(self, draft: _Draft, status: JobStatus) -> None:
         """Have the cluster hold the status, if it does not yet, and tell people what is new.

@@ -16,6 +16,7 @@ from penstock.kube.names import (
     ATTEMPT_LABEL,
     BINDING_ANNOTATION,
     INDEX_LABEL,
+    REMINDER_ANNOTATION,
     STOP_ANNOTATION,
     TRAINER_CONTAINER,
     UID_LABEL,
@@ -76,9 +77,16 @@ class SeenPod:
     image_id: str = ""
     binding: PodBinding | None = None
     stop_asked_at: float | None = None
+    reminder: str = ""
     hindrance: Hindrance | None = None
     end: End | None = None
     version: int = field(default=0, compare=False)
+
+    @property
+    def told(self) -> str:
+        """What was told to it so far, in a word."""
+        words = [f"epoch-{self.binding.epoch}"] if self.binding is not None else []
+        return "-".join([*words, "stop"] if self.stop_asked_at is not None else words)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +137,7 @@ def see_pod(found: Object) -> SeenPod:
         image_id=container.get("imageID", ""),
         binding=_binding(annotations.get(BINDING_ANNOTATION, "")),
         stop_asked_at=_instant(annotations.get(STOP_ANNOTATION, "")),
+        reminder=annotations.get(REMINDER_ANNOTATION, ""),
         hindrance=_hindrance(found, container),
         end=_end(found, container),
         version=_number(metadata.get("resourceVersion")),
