@@ -49,7 +49,7 @@ REMIND_SECONDS = 0.5
 A kubelet writes a pod's annotations as it knew them when it began, and when it is done takes all for written that it
 has heard by then: the rest comes a minute or more later, or when the pod changes again (`MarkRemountRequired` and
 `AddPodToVolume` in Kubernetes' pkg/kubelet/volumemanager/cache). For a pod that has just started it may write twice
-within a fifth of a second, and one or two such pods in a hundred were not told for 86 s.
+within a fifth of a second, and three such pods in a hundred were not told for more than a minute.
 """
 
 AGAIN_SECONDS = 0.2
