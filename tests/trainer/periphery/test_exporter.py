@@ -12,14 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.core.errors import UserError
 from penstock.core.records import StepMetrics
 from penstock.trainer.exporter import GAUGES, Exporter
+from penstock.trainer.ports import free_port
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def scrape(port: int) -> dict[str, float]:

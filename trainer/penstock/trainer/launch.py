@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,9 +21,9 @@ from pathlib import Path
 
 from penstock.core.errors import UserError
 from penstock.trainer.interfaces import LOOPBACK_INTERFACE, interface_towards
+from penstock.trainer.ports import LOOPBACK, complaint, free_port
 from penstock.trainer.status import RankStatus, State, read_status, status_path
 
-LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 5.0
 """What the other ranks get to notice a failure; they end by themselves, at the next message, in all but odd cases."""
 
@@ -284,20 +283,7 @@ def seeing(devices: tuple[str, ...]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
 def _checked(port: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            raise UserError(
-                what=f"{port} cannot be used: {error.strerror}", where="port", remedy="name another, or leave it out"
-            ) from None
+    if found := complaint(port):
+        raise UserError(what=f"{port} cannot be used: {found}", where="port", remedy="name another, or leave it out")
     return port

@@ -10,8 +10,8 @@ from penstock.core.plan import Plan
 from penstock.core.records import Progress, RecordKind, StepMetrics
 from penstock.core.timeline import Timeline
 from penstock.trainer.exporter import Exporter
-from penstock.trainer.launch import LOOPBACK
 from penstock.trainer.outbox import Outbox
+from penstock.trainer.ports import LOOPBACK
 from penstock.trainer.restoring import Restored
 from penstock.trainer.rundir import RunDir, append_lines, metrics_line, write_json
 

@@ -26,6 +26,9 @@ MESSAGE_BYTES = (2**16, 2**19, 2**21)
 CALLS, ROW, ROWS = 9, 3, 3
 """Round trips, messages in a row, and rows of each size."""
 
+DIGITS = 5
+"""That are kept of what is measured, which by itself repeats to two or three."""
+
 LEAST_SECONDS_PER_BYTE = 1e-15
 """What a link is taken to need if the messages were too small to show it."""
 
@@ -133,12 +136,14 @@ def _record(source: int, target: int, latency: float, in_rows: Sequence[float]) 
     return LinkRecord(
         source=source,
         target=target,
-        latency_seconds=fitted,
-        bytes_per_second=1.0 / max(per_byte, LEAST_SECONDS_PER_BYTE),
-        error=error,
-        sizes_bytes=sizes,
-        seconds=seconds,
+        latency_seconds=_rounded(fitted),
+        bytes_per_second=_rounded(1.0 / max(per_byte, LEAST_SECONDS_PER_BYTE)),
+        error=_rounded(error),
     )
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.{DIGITS}g}")
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

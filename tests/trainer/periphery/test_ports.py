@@ -1,0 +1,34 @@
+"""Ports for who listens a moment later."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.trainer import ports
+from penstock.trainer.ports import LOOPBACK, PORTS, free_port
+
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def test_it_can_be_listened_on_and_so_can_those_that_follow() -> None:
+    first = free_port(count=3)
+    for port in range(first, first + 3):
+        with socket.create_server((LOOPBACK, port)):
+            assert port in PORTS
+
+
+def test_what_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = free_port(count=2)
+    with socket.create_server((LOOPBACK, taken + 1)):
+        monkeypatch.setattr(ports, "PORTS", range(taken, taken + 2))
+        assert {free_port() for _ in range(20)} == {taken}
+        with pytest.raises(OSError, match="no free port"):
+            free_port(count=2)
+
+
+@pytest.mark.skipif(not RANGE.exists(), reason="NOT RUN: this system does not say which ports it gives out")
+def test_no_connection_is_given_one_meanwhile() -> None:
+    assert PORTS.stop <= int(RANGE.read_text().split()[0])

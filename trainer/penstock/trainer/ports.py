@@ -1,0 +1,37 @@
+"""Ports that nobody uses.
+
+They come from below those that systems give to outgoing connections (32768 and up on Linux, 49152 elsewhere), one of
+which might take the port before whoever asked listens on it; and from below Kubernetes' node ports and torch's 29500.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+LOOPBACK = "127.0.0.1"
+PORTS = range(20_000, 29_000)
+MOST_TRIES = 1000
+
+_random = random.SystemRandom()
+
+
+def free_port(address: str = LOOPBACK, count: int = 1) -> int:
+    """The first of ``count`` free ports in a row; raises `OSError` if there seem to be none."""
+    firsts = range(PORTS.start, PORTS.stop - count + 1)
+    for _ in range(MOST_TRIES):
+        port = _random.choice(firsts)
+        if not any(complaint(port + offset, address) for offset in range(count)):
+            return port
+    raise OSError(f"no free port of {address} between {PORTS.start} and {PORTS.stop}")
+
+
+def complaint(port: int, address: str = LOOPBACK) -> str:
+    """What the system says against listening there; empty if nothing."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
