@@ -53,9 +53,11 @@ def _given_lab(found: State) -> Images:
     names = {}
     for target, module in MODULES.items():
         names[target] = f"{DOMAIN}/{target}:{base_image.PYTHON}"
+        programs = f"{ASIDE}{sys.prefix}/bin"
+        path = f"PATH={programs}:/usr/local/bin:/usr/bin:/bin"
         config = {
-            "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH={_components()}", "LANG=C.UTF-8", *ENVIRONMENT],
-            "Entrypoint": [f"{ASIDE}{sys.prefix}/bin/python", "-m", module],
+            "Env": [path, f"PYTHONPATH={_components()}", "LANG=C.UTF-8", *ENVIRONMENT],
+            "Entrypoint": [f"{programs}/python", "-m", module],
             "User": "65532:65532",
             "WorkingDir": "/",
         }

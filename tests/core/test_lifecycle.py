@@ -258,6 +258,24 @@ def test_a_stalled_attempt_counts_as_lost() -> None:
     assert lost.phase is Phase.RECOVERING
 
 
+def test_an_attempt_that_never_takes_a_step_is_given_time_to_begin() -> None:
+    executor = running()
+    executor.observe(predicted_step_seconds=1.0, last_step_at=None, training_since=5.0)
+    assert decide(executor.job, executor.seen, 664.0) == [life.Wait(665.0)]
+    (lost,) = decide(executor.job, executor.seen, 665.0)
+    assert lost == life.SetPhase(Phase.RECOVERING, "AttemptFailed", "no step within 660 s of its start")
+    executor.observe(predicted_step_seconds=700.0)
+    assert decide(executor.job, executor.seen, 665.0) == [life.Wait(7605.0)]
+    executor.observe(predicted_step_seconds=1.0, last_step_at=70.0)
+    assert decide(executor.job, executor.seen, 129.0) == [life.Wait(130.0)]
+
+
+def test_an_attempt_that_nobody_can_tell_of_does_not_stall() -> None:
+    executor = running()
+    executor.observe(last_step_at=None, training_since=None)
+    assert decide(executor.job, executor.seen, 1e9) == []
+
+
 def test_suspend_stops_after_a_checkpoint_and_resume_goes_on_from_it() -> None:
     executor = running()
     executor.job = spec(runPolicy__suspend=True)
@@ -319,6 +337,25 @@ def test_it_grows_back_only_at_a_checkpoint_that_pays() -> None:
     executor.observe(growth_pays=True)
     assert not _stops(executor, 299.0)
     assert _stops(executor, 300.0)
+    executor.observe(stop_requested=True, attempt_state=AttemptState.STOPPED)
+    (next_one,) = decide(executor.job, executor.seen, 301.0)
+    assert next_one == life.SetPhase(Phase.RECOVERING, "Grow", "stopped after a checkpoint")
+
+
+def test_what_drifts_for_long_makes_room_for_another_measurement_where_that_is_wanted_and_pays() -> None:
+    executor = running(runPolicy__replanOnDrift=True)
+    executor.observe(drifted_since=100.0, last_step_at=5000.0)
+    due = 100.0 + life.REPLAN_AFTER_DRIFT_SECONDS
+    assert not _stops(executor, due)
+    executor.observe(replan_pays=True)
+    assert decide(executor.job, executor.seen, due - 1.0) == [life.Wait(due)]
+    assert decide(executor.job, executor.seen, due) == [life.Stop(1, "Drift")]
+    executor.observe(stop_requested=True, attempt_state=AttemptState.STOPPED)
+    (next_one,) = decide(executor.job, executor.seen, due + 60.0)
+    assert next_one == life.SetPhase(Phase.RECOVERING, "Drift", "stopped after a checkpoint")
+    executor.observe(stop_requested=False, attempt_state=AttemptState.RUNNING)
+    executor.job = spec()
+    assert not _stops(executor, due)
 
 
 def _stops(executor: Executor, now: float) -> bool:
@@ -364,14 +401,18 @@ TIMES = st.none() | st.floats(0, 1000)
         failed_at=TIMES,
         finished_at=TIMES,
         queued_at=TIMES,
+        training_since=TIMES,
         last_step_at=TIMES,
         feasible_ranks=st.none() | st.integers(0, 4),
+        drifted_since=TIMES,
+        replan_pays=st.booleans(),
     ),
     st.booleans(),
     st.floats(0, 2000),
 )
 def test_decisions_are_legal_whatever_is_seen(seen: Observed, suspend: bool, now: float) -> None:
-    job = spec(runPolicy={"suspend": suspend, "activeDeadlineSeconds": 500}, resources={"ranks": 4, "minRanks": 2})
+    policy = {"suspend": suspend, "activeDeadlineSeconds": 500, "replanOnDrift": True}
+    job = spec(runPolicy=policy, resources={"ranks": 4, "minRanks": 2})
     for decision in decide(job, seen, now):
         if isinstance(decision, life.SetPhase):
             life.enter(seen.phase, decision.phase)

@@ -82,6 +82,7 @@ def test_what_makes_a_measurement_another() -> None:
     base = pods(["a", "b"])
     rebooted = {**NODES, "b": replace(NODES["b"], boot_id="2")}
     replaced = {**NODES, "b": replace(NODES["b"], uid="another")}
+    part = {"acceleratorResource": "nvidia.com/mig-1g.10gb"}
     keys = {
         profile_key(JOB, base, NODES),
         profile_key(JOB, base, rebooted),
@@ -90,8 +91,9 @@ def test_what_makes_a_measurement_another() -> None:
         profile_key(JOB, [base[0], replace(base[1], image_id="image@2")], NODES),
         profile_key(PipelineJob.from_manifest(example(model__hidden=512)), base, NODES),
         profile_key(PipelineJob.from_manifest(example(training__precision="bf16")), base, NODES),
+        profile_key(PipelineJob.from_manifest(example(kubernetes=part)), base, NODES),
     }
-    assert len(keys) == 7
+    assert len(keys) == 8
 
 
 def test_what_does_not() -> None:

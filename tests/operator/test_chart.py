@@ -291,6 +291,14 @@ def test_dashboards_and_monitors_are_there_when_wanted() -> None:
     assert of_kind(render(), "ServiceMonitor", "ConfigMap") == []
 
 
+def test_the_service_is_scraped_by_the_name_that_alerts_ask_for() -> None:
+    found = render(*VARIANTS["watched"])
+    [monitor] = [each for each in of_kind(found, "ServiceMonitor") if each["metadata"]["name"] == "penstock-service"]
+    [service] = [each for each in of_kind(found, "Service") if each["metadata"]["name"] == "penstock-service"]
+    job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+    assert f'up{{job="{job}"}}' in (ROOT / "deploy" / "dashboards" / "alerts.yaml").read_text()
+
+
 def test_the_versions_are_the_package_s() -> None:
     chart = yamltext.load((CHART / "Chart.yaml").read_text())
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()

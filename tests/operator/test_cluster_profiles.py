@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from penstock.core.profile import LinkRecord, Profile
 from penstock.core.status import Condition, ConditionStatus
 from penstock.kube.names import PROFILE_FILE
 from penstock.kube.packing import unpacked
-from penstock.kube.resources import CLUSTER_PROFILES, JOBS, JOBSETS, PODS
-from penstock.kube.transport import KubeError
+from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS, JOBSETS, PODS, Resource
+from penstock.kube.transport import KubeError, Object
 from penstock.operator.measuring import in_short, measuring_job
 from tests.support.fake_supervisors import CrashError, FakePlanner
 from tests.support.manifests import example
@@ -70,6 +71,18 @@ def measure(operating: Operating) -> None:
     operating.turn()
     operating.measured(job["metadata"]["uid"], PROFILE)
     operating.turn()
+
+
+def closed(operating: Operating, closed_namespace: str) -> Callable[[Resource, str, str], Object]:
+    """How the cluster answers an operator that may not read ConfigMaps there."""
+    get = operating.kube.get
+
+    def found(resource: Resource, namespace: str, name: str) -> Object:
+        if (resource, namespace) == (CONFIG_MAPS, closed_namespace):
+            raise KubeError(403, "Forbidden", f"configmaps {name} is forbidden")
+        return get(resource, namespace, name)
+
+    return found
 
 
 class TestMeasuring:
@@ -270,6 +283,36 @@ class TestUse:
         measure(operating)
         assert operating.phase(self.submitted(operating, **changes)) is Phase.PROFILING
 
+    def test_what_another_operator_measured_is_left_to_it(
+        self, operating: Operating, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two that see to one namespace each measure a profile once between them."""
+        measure(operating)
+        told = profile_of(operating)["status"]
+        told["profileRef"] = f"elsewhere/{JOB}"
+        monkeypatch.setattr(operating.kube, "get", closed(operating, "elsewhere"))
+        for _ in range(3):
+            operating.now += 60.0
+            operating.profiles.turn()
+        assert profile_of(operating)["status"] == told
+
+    def test_what_it_may_not_read_in_its_own_namespace_is_told(
+        self, operating: Operating, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measure(operating)
+        monkeypatch.setattr(operating.kube, "get", closed(operating, "default"))
+        operating.profiles.turn()
+        assert profiled(operating).reason == "Forbidden"
+
+    def test_one_that_never_ages_is_used_after_a_month(self, operating: Operating) -> None:
+        profile_of(operating)["spec"]["maxAgeSeconds"] = 0
+        operating.now = PROFILE.measured_at
+        measure(operating)
+        operating.now += 30 * 86_400.0
+        uid = self.submitted(operating)
+        operating.turn(12)
+        assert operating.phase(uid) is Phase.RUNNING
+
     def test_other_hosts_are_measured(self, operating: Operating) -> None:
         measure(operating)
         operating.kube.add_node("north")
@@ -289,7 +332,17 @@ class TestUse:
         operating.turn(8)
         operating.kube.start_pods(*NODES)
         operating.turn()
-        assert (operating.phase(uid), operating.status(uid).attempt) == (Phase.PROFILING, 2)
+        assert (operating.phase(uid), operating.status(uid).attempt) == (Phase.PROFILING, 1)
+
+    def test_one_that_may_not_be_read_is_measured_by_the_job_itself(
+        self, operating: Operating, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An operator of one namespace alone, beside another that measured."""
+        measure(operating)
+        monkeypatch.setattr(operating.kube, "get", closed(operating, "default"))
+        uid = self.submitted(operating)
+        operating.turn(8)
+        assert (operating.phase(uid), operating.status(uid).attempt) == (Phase.PROFILING, 1)
 
 
 def test_the_job_says_what_the_profile_does() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.core.job import PipelineJob
 from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE, PLAN_FILE, POD_FILES, TOKEN_FILE
 from penstock.kube.packing import packed, unpacked
 from penstock.operator.manifests import claims, config_map, jobset, num_pods
-from penstock.operator.podspec import AGENT_BYTES, pod_spec
+from penstock.operator.podspec import AGENT_BYTES, REPORTER_LIMITS, REPORTER_REQUESTS, pod_spec
 from penstock.operator.settings import Settings
 from tests.support.manifest_strategies import valid
 from tests.support.manifests import FULL, example, loaded
@@ -22,6 +23,8 @@ from tests.support.sample_run import sample_plan
 
 SETTINGS = Settings(image="penstock/trainer:1", service="https://service:8470", service_ca="-----BEGIN")
 GRACE = 75
+TOKEN = TOKEN_FILE.rpartition("/")[0]
+Container = Callable[[PipelineJob], dict[str, Any]]
 MOST_NAME = 63
 ALLOWED_VOLUMES = {
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"
@@ -47,36 +50,55 @@ JOBS = {"small": job(), "full": full(), "cuda": job(resources__device="cuda")}
 everywhere = pytest.mark.parametrize("told", JOBS.values(), ids=JOBS)
 
 
+def trainer_of(told: PipelineJob) -> dict[str, Any]:
+    (found,) = spec_of(told)["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def reporter_of(told: PipelineJob) -> dict[str, Any]:
+    (found,) = spec_of(told)["initContainers"]
+    assert isinstance(found, dict)
+    return found
+
+
+@everywhere
+@pytest.mark.parametrize("container", [trainer_of, reporter_of])
+class TestRestrictedContainers:
+    """Each rule of https://kubernetes.io/docs/concepts/security/pod-security-standards#restricted for containers."""
+
+    def test_not_privileged_and_not_escalating(self, container: Container, told: PipelineJob) -> None:
+        context = container(told)["securityContext"]
+        assert not context.get("privileged")
+        assert context["allowPrivilegeEscalation"] is False
+
+    def test_all_capabilities_are_dropped_and_none_added(self, container: Container, told: PipelineJob) -> None:
+        assert container(told)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+    def test_no_host_ports(self, container: Container, told: PipelineJob) -> None:
+        assert not any("hostPort" in port for port in container(told).get("ports", ()))
+
+    def test_no_profile_of_its_own(self, container: Container, told: PipelineJob) -> None:
+        for context in (spec_of(told)["securityContext"], container(told)["securityContext"]):
+            assert not {"appArmorProfile", "seLinuxOptions", "procMount", "sysctls"} & context.keys()
+
+    def test_not_as_root(self, container: Container, told: PipelineJob) -> None:
+        assert "runAsUser" not in container(told)["securityContext"]
+
+    def test_beyond_the_standard(self, container: Container, told: PipelineJob) -> None:
+        assert container(told)["securityContext"]["readOnlyRootFilesystem"] is True
+
+
 @everywhere
 class TestRestricted:
-    """Each rule of https://kubernetes.io/docs/concepts/security/pod-security-standards#restricted."""
-
-    def container(self, told: PipelineJob) -> dict[str, Any]:
-        (found,) = spec_of(told)["containers"]
-        assert isinstance(found, dict)
-        return found
+    """Each rule of the same for pods."""
 
     def test_no_host_namespaces(self, told: PipelineJob) -> None:
         assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & spec_of(told).keys()
 
-    def test_not_privileged_and_not_escalating(self, told: PipelineJob) -> None:
-        context = self.container(told)["securityContext"]
-        assert not context.get("privileged")
-        assert context["allowPrivilegeEscalation"] is False
-
-    def test_all_capabilities_are_dropped_and_none_added(self, told: PipelineJob) -> None:
-        assert self.container(told)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-
     def test_volumes_are_of_the_kinds_that_are_allowed(self, told: PipelineJob) -> None:
         kinds = {kind for volume in spec_of(told)["volumes"] for kind in volume if kind != "name"}
         assert kinds <= ALLOWED_VOLUMES
-
-    def test_no_host_ports(self, told: PipelineJob) -> None:
-        assert not any("hostPort" in port for port in self.container(told).get("ports", ()))
-
-    def test_no_profile_of_its_own(self, told: PipelineJob) -> None:
-        for context in (spec_of(told)["securityContext"], self.container(told)["securityContext"]):
-            assert not {"appArmorProfile", "seLinuxOptions", "procMount", "sysctls"} & context.keys()
 
     def test_the_runtime_s_seccomp_profile(self, told: PipelineJob) -> None:
         assert spec_of(told)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -85,30 +107,36 @@ class TestRestricted:
         context = spec_of(told)["securityContext"]
         assert context["runAsNonRoot"] is True
         assert context["runAsUser"] > 0
-        assert "runAsUser" not in self.container(told)["securityContext"]
 
     def test_no_more_containers(self, told: PipelineJob) -> None:
-        assert not {"initContainers", "ephemeralContainers"} & spec_of(told).keys()
+        assert "ephemeralContainers" not in spec_of(told)
+        assert (trainer_of(told)["name"], reporter_of(told)["name"]) == ("trainer", "reporter")
 
     def test_beyond_the_standard(self, told: PipelineJob) -> None:
-        assert self.container(told)["securityContext"]["readOnlyRootFilesystem"] is True
         assert spec_of(told)["automountServiceAccountToken"] is False
         assert spec_of(told)["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
 @everywhere
 class TestMounts:
-    def mounts(self, told: PipelineJob) -> dict[str, dict[str, Any]]:
-        return {each["mountPath"]: each for each in spec_of(told)["containers"][0]["volumeMounts"]}
+    def mounts(self, container: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        return {each["mountPath"]: each for each in container["volumeMounts"]}
 
     def test_every_mount_has_its_volume_and_every_volume_its_mount(self, told: PipelineJob) -> None:
         volumes = [volume["name"] for volume in spec_of(told)["volumes"]]
-        assert sorted(volumes) == sorted(each["name"] for each in self.mounts(told).values())
+        mounts = {**self.mounts(trainer_of(told)), **self.mounts(reporter_of(told))}
+        assert sorted(volumes) == sorted(each["name"] for each in mounts.values())
         assert len(set(volumes)) == len(volumes)
 
     def test_what_it_is_told_it_cannot_change(self, told: PipelineJob) -> None:
-        for path in (ATTEMPT_FILES, POD_FILES, TOKEN_FILE.rpartition("/")[0]):
-            assert self.mounts(told)[path]["readOnly"] is True
+        for path in (ATTEMPT_FILES, POD_FILES):
+            assert self.mounts(trainer_of(told))[path]["readOnly"] is True
+        for path in (ATTEMPT_FILES, TOKEN):
+            assert self.mounts(reporter_of(told))[path]["readOnly"] is True
+
+    def test_the_token_is_for_what_reports(self, told: PipelineJob) -> None:
+        assert TOKEN in self.mounts(reporter_of(told))
+        assert TOKEN not in self.mounts(trainer_of(told))
 
     def test_its_token_is_for_the_service_alone_and_short_lived(self, told: PipelineJob) -> None:
         tokens = [
@@ -122,9 +150,27 @@ class TestMounts:
         (volume,) = (each for each in spec_of(told)["volumes"] if "configMap" in each)
         assert volume["configMap"] == {"name": f"{told.metadata.name}-a1", "optional": True}
 
-    def test_only_the_output_can_be_written(self, told: PipelineJob) -> None:
-        roots = {path: each for path, each in self.mounts(told).items() if path.startswith("/penstock/")}
+    @pytest.mark.parametrize("container", [trainer_of, reporter_of])
+    def test_only_the_output_can_be_written(self, container: Container, told: PipelineJob) -> None:
+        roots = {path: each for path, each in self.mounts(container(told)).items() if path.startswith("/penstock/")}
         assert {path for path, each in roots.items() if not each["readOnly"]} == {"/penstock/out"}
+
+
+@everywhere
+class TestReporter:
+    """See https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers."""
+
+    def test_it_is_started_first_ended_last_and_started_again(self, told: PipelineJob) -> None:
+        assert reporter_of(told)["restartPolicy"] == "Always"
+
+    def test_it_asks_for_next_to_nothing_and_is_limited(self, told: PipelineJob) -> None:
+        """Namespaces with a ResourceQuota let no pod in that leaves anything open."""
+        assert reporter_of(told)["resources"] == {"requests": REPORTER_REQUESTS, "limits": REPORTER_LIMITS}
+        assert REPORTER_REQUESTS.keys() == REPORTER_LIMITS.keys() == {"cpu", "memory"}
+
+    def test_it_is_of_the_same_image_and_in_the_same_environment(self, told: PipelineJob) -> None:
+        for name in ("image", "env"):
+            assert reporter_of(told)[name] == trainer_of(told)[name]
 
 
 class TestSizes:

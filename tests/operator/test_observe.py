@@ -12,8 +12,11 @@ from penstock.core.lifecycle import AttemptState, Phase, Step
 from penstock.core.pod import PodBinding
 from penstock.core.status import JobProgress, JobStatus
 from penstock.core.supervision import AttemptReport
-from penstock.operator.observe import Facts, is_gone, measuring, missing_pods, observe
+from penstock.operator.facts import Facts
+from penstock.operator.observe import is_gone, measuring, observe
+from penstock.operator.room import Room
 from penstock.operator.seen import End, Hindrance, SeenJobSet, SeenNode, SeenPod
+from penstock.operator.waiting import missing_pods, unstarted_pods
 from tests.support.manifests import example
 
 NODES = {name: SeenNode(name=name, uid=name, boot_id="b") for name in ("east", "west")}
@@ -183,9 +186,24 @@ def test_measuring_means_all() -> None:
 def test_when_a_step_could_have_been_heard_of(
     stepped_at: float, entered_at: float, service_since: float | None, expected: float | None
 ) -> None:
-    told = facts(*(Phase.RUNNING, *BOUND), stepped_at=stepped_at, service_since=service_since)
+    told = stepping(JobProgress(attempt=1, epoch=1, step=3), stepped_at=stepped_at, service_since=service_since)
     assert entered_at == told.status.phase_entered_at
     assert observe(told).last_step_at == expected
+
+
+@pytest.mark.parametrize(
+    "progress", [None, JobProgress(attempt=1, epoch=0, profile_ref="p"), JobProgress(attempt=0, epoch=1, step=3)]
+)
+def test_before_its_first_step_an_attempt_is_waited_for_since_it_was_bound(progress: JobProgress | None) -> None:
+    seen = observe(stepping(progress, stepped_at=500.0, service_since=0.0))
+    assert (seen.last_step_at, seen.training_since) == (None, 100.0)
+    assert observe(stepping(progress, service_since=700.0)).training_since == 700.0
+    assert observe(stepping(progress, service_since=None)).training_since is None
+
+
+def stepping(progress: JobProgress | None, **changes: Any) -> Facts:
+    told = facts(Phase.RUNNING, *BOUND, **changes)
+    return replace(told, status=replace(told.status, progress=progress))
 
 
 def test_a_checkpoint_of_an_earlier_attempt_is_not_this_one_s() -> None:
@@ -205,10 +223,39 @@ def test_pods_that_are_not_made_are_told_of_after_a_while() -> None:
     assert missing_pods(facts(Phase.QUEUED), 120.0) == ""
 
 
+def test_a_pod_that_does_not_start_is_told_of_after_a_while() -> None:
+    late = pod(0, running=False, placed_at=100.0)
+    told = facts(Phase.QUEUED, late, pod(1, placed_at=90.0))
+    assert unstarted_pods(told, 129.0) == ""
+    message = unstarted_pods(told, 130.0)
+    assert message == f"pod {late.name} has not started on node east yet; kubectl describe pod {late.name} says why"
+    assert unstarted_pods(replace(told, ahead_seconds=1.0), 130.0) == ""
+    pulls = Hindrance(reason="ErrImagePull", message="no such image")
+    for changes in ({"running": True}, {"end": BROKE}, {"hindrance": pulls}, {"placed_at": None}):
+        assert unstarted_pods(facts(Phase.QUEUED, replace(late, **changes), pod(1)), 130.0) == ""
+
+
 def test_why_there_is_no_plan() -> None:
     told = facts(Phase.PLANNING, plan=Step.FAILED, plan_message="nothing fits")
     assert observe(told).message == "nothing fits"
     assert "ranks-0-0: broke" in observe(replace(told, pods=(pod(0, end=BROKE), pod(1)))).message
+
+
+def pinned(pp: int) -> PipelineJob:
+    return PipelineJob.from_manifest(example(resources={"ranks": 2, "minRanks": 1}, parallelism={"pp": pp}))
+
+
+@pytest.mark.parametrize(("room", "expected"), [(0, 4), (1, 4), (2, 6), (3, 6), (4, 8), (9, 8)])
+def test_an_elastic_job_has_as_many_ranks_as_what_is_pinned_divides(room: int, expected: int) -> None:
+    job = PipelineJob.from_manifest(example(resources={"ranks": 8, "minRanks": 2}, parallelism={"pp": 2}))
+    status = JobStatus(phase=Phase.RUNNING, attempt=1, launched=1, ranks=4)
+    assert observe(facts(status=status, job=job, room=Room(num_pods=room, since=0.0))).feasible_ranks == expected
+
+
+def test_a_node_that_the_job_never_had_is_none_that_it_lost() -> None:
+    told = facts(Phase.QUEUED, pod(0), nodes=LOST)
+    assert observe(replace(told, hosts=frozenset({"east"}))).node_lost_since is None
+    assert observe(replace(told, hosts=frozenset({"east", "west"}))).node_lost_since == 50.0
 
 
 def test_how_many_ranks_have_a_place() -> None:
@@ -216,4 +263,5 @@ def test_how_many_ranks_have_a_place() -> None:
     short = pod(1, node="", hindrance=Hindrance(reason="Unschedulable", message="", since=7.0))
     seen = observe(facts(Phase.QUEUED, pod(0), short, job=job))
     assert (seen.feasible_ranks, seen.short_since) == (1, 7.0)
+    assert observe(facts(Phase.QUEUED, pod(0), short, job=pinned(2))).feasible_ranks == 0
     assert observe(facts(Phase.QUEUED, pod(0), short)).feasible_ranks is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 import urllib.error
@@ -26,6 +25,7 @@ from penstock.operator import handlers, operation
 from penstock.operator.metrics import serve
 from penstock.operator.operation import Operation, StuckError
 from penstock.operator.settings import Settings
+from penstock.trainer.ports import free_port
 from tests.support.fake_kube import FakeKube
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.manifests import example
@@ -41,8 +41,11 @@ class Watchable(FakeKube):
     def __init__(self) -> None:
         super().__init__()
         self.unlistable: set[str] = set()
+        self.closed: set[str] = set()
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
+        if resource.plural in self.closed and not namespace:
+            raise KubeError(403, "Forbidden", f"{resource.plural} is forbidden at the cluster scope")
         if resource.plural in self.unlistable:
             raise KubeError(500, "Internal", "etcd")
         return super().list(resource, namespace, selector)
@@ -63,9 +66,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def operating(kube: Watchable) -> AsyncIterator[Operation]:
+async def operating(kube: Watchable, **settings: Any) -> AsyncIterator[Operation]:
     """An operator that runs."""
-    found = Operation(kube, FakePlanner(), Settings(image="trainer:1", resync_seconds=0.05), time.time)
+    found = Operation(kube, FakePlanner(), Settings(image="trainer:1", resync_seconds=0.05, **settings), time.time)
     await found.start(asyncio.get_running_loop())
     try:
         yield found
@@ -159,6 +162,26 @@ def test_nothing_follows_from_the_half_of_the_truth() -> None:
             await asyncio.sleep(0.5)
             assert phase(kube, uid) == Phase.RUNNING
             assert [each["metadata"]["name"] for each in kube.all(JOBSETS)] == ["stdlib-llama-a1"]
+
+    run(test)
+
+
+def test_who_may_not_see_other_namespaces_knows_of_no_room_and_sees_to_its_own() -> None:
+    async def test() -> None:
+        kube, before = Watchable(), Operating(FakePlanner())
+        before.kube = kube
+        before.restart()
+        uid = before.running(shared_output(), sample_profile(), "east", "west")
+        kube.change_spec(uid, resources={"ranks": 4, "minRanks": 2})
+        kube.closed = {PODS.plural}
+        async with operating(kube, namespace="default") as found:
+            await until(lambda: found.cache.room(uid) is not None)
+            room = found.cache.room(uid)
+            assert room is not None
+            assert room.num_pods == 0
+            other = kube.submit(named("other"))
+            await until(lambda: phase(kube, other) == Phase.QUEUED)
+            assert phase(kube, uid) == Phase.RUNNING
 
     run(test)
 
@@ -284,9 +307,7 @@ class TestProbe:
         async def test() -> int:
             memo, ready = kopf.Memo(), asyncio.Event()
             memo.operation = type("Probed", (), {"silences": staticmethod(silences)})()
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
+            port = free_port()
             reporter = probing.health_reporter(
                 f"http://127.0.0.1:{port}/healthz",
                 memo=ephemera.AnyMemo(memo),
@@ -336,9 +357,7 @@ class TestProbe:
 
 def test_prometheus_is_answered() -> None:
     found = Operation(Watchable(), FakePlanner(), Settings(), time.time)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     close = serve(found.registry, port)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:

@@ -155,8 +155,17 @@ class TestLoss:
         uid = running(operating)
         for step in range(1, 30):
             operating.now += 50
-            operating.kube.report(uid, attempt=1, step=step, reportedAt="2001-01-01T00:00:00Z")
+            operating.kube.report(uid, attempt=1, epoch=1, step=step, reportedAt="2001-01-01T00:00:00Z")
             operating.turn()
+        assert operating.phase(uid) is Phase.RUNNING
+        operating.now += 61
+        operating.turn()
+        assert condition(operating, uid, ConditionType.STALLED) == (ConditionStatus.TRUE, "NoStep")
+
+    def test_the_first_step_may_take_longer_than_the_others(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.now += 590
+        operating.turn()
         assert operating.phase(uid) is Phase.RUNNING
 
     def test_nobody_stalls_while_the_service_is_away(self, operating: Operating) -> None:

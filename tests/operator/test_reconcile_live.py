@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.resources import JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
 from tests.support import manifests
 from tests.support.fake_supervisors import FakePlanner
-from tests.support.one_job import NODES, condition, example, running
+from tests.support.one_job import NODES, condition, example, measured_again, running
 from tests.support.operating import Operating
+from tests.support.sample_run import sample_profile
 
 
 @pytest.fixture
@@ -137,15 +139,57 @@ class TestWhatTheClusterKnowsBetter:
         operating.kube.remove(operating.kube.config_map("measured"))
         operating.kube.remove(operating.kube.all(PODS)[0])
         operating.turn(8)
-        operating.kube.start_pods(*NODES)
-        operating.turn(12)
-        operating.now += 300
-        operating.turn(12)
-        operating.kube.start_pods(*NODES)
+        assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "Waiting")
+        message = measured_again(operating, uid)
+        assert message.startswith("ConfigMap measured: with what was measured is gone")
+        operating.measured(uid, sample_profile(), attempt=2)
         operating.turn(12)
         status = operating.status(uid)
-        assert (status.attempt, status.failures, status.phase) == (3, 1, Phase.PROFILING)
-        told = [message for reason, message in operating.events() if reason == "AttemptFailed"]
-        assert told == [
-            "Recovering: ConfigMap measured: with what was measured is gone\n  remedy: nothing: it is measured again"
-        ]
+        assert (status.attempt, status.failures, status.phase) == (2, 0, Phase.RUNNING)
+
+    def test_a_measurement_that_is_old_is_made_again(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.now = sample_profile().measured_at + OLDEST_SECONDS + 86_400.0
+        operating.kube.remove(operating.kube.all(PODS)[0])
+        operating.turn(8)
+        assert measured_again(operating, uid) == "ConfigMap measured is 8 days old: it is measured again"
+
+    def test_a_measurement_that_went_as_it_was_chosen_costs_an_attempt_and_no_more(self, operating: Operating) -> None:
+        uid = running(operating)
+        (job,) = operating.kube.all(JOBS)
+        job["status"]["phase"] = "Planning"
+        del job["status"]["profile"]
+        operating.kube.touch(job)
+        operating.restart()
+        operating.turn()
+        assert operating.status(uid).failures == 1
+        operating.now += 60.0
+        operating.turn(12)
+        operating.kube.start_pods(*NODES)
+        operating.turn(12)
+        assert (operating.phase(uid), operating.status(uid).attempt) == (Phase.PROFILING, 2)
+
+    def test_why_a_job_failed_is_not_lost_to_what_the_cluster_refuses_then(self, operating: Operating) -> None:
+        uid = running(operating, runPolicy={"backoffLimit": 0})
+
+        def deny(write: str) -> None:
+            if write.startswith("delete"):
+                raise KubeError(403, "Forbidden", "a policy says no")
+
+        operating.kube.hook = deny
+        operating.kube.report(uid, attempt=1, epoch=1, step=9)
+        operating.turn()
+        operating.now += 3600.0
+        with pytest.raises(KubeError, match="a policy says no"):
+            operating.turn()
+        assert "no step within" in operating.status(uid).message
+
+    def test_a_job_that_was_done_is_done_where_its_pods_are_gone(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.report(uid, attempt=1, epoch=1, step=example()["spec"]["training"]["steps"])
+        for pod in operating.kube.all(PODS):
+            operating.kube.remove(pod)
+        done = {"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}
+        operating.kube.all(JOBSETS)[0]["status"] = {"conditions": [done]}
+        operating.turn(8)
+        assert (operating.phase(uid), operating.status(uid).attempt) == (Phase.SUCCEEDED, 1)

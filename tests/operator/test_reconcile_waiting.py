@@ -8,6 +8,7 @@ from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import QUEUE_LABEL, STOP_ANNOTATION
 from penstock.kube.resources import JOBSETS, PODS
+from penstock.kube.transport import KubeError
 from penstock.planning.questions import Answer
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.one_job import NODES, condition, end_all, example, running
@@ -89,6 +90,26 @@ class TestWaiting:
         operating.turn(8)
         status = operating.status(uid)
         assert (status.attempt, status.ranks, status.failures) == (2, 1, 0)
+
+    def test_what_the_cluster_denies_is_told(self, operating: Operating) -> None:
+        for node in NODES:
+            operating.kube.add_node(node)
+        uid = operating.kube.submit(example())
+        operating.turn()
+        operating.kube.start_pods(*NODES)
+
+        def deny(write: str) -> None:
+            if write.startswith("annotate"):
+                raise KubeError(403, "Forbidden", "a policy says no")
+
+        operating.kube.hook = deny
+        with pytest.raises(KubeError, match="a policy says no"):
+            operating.turn()
+        assert (operating.phase(uid), operating.status(uid).message) == (Phase.PROFILING, "a policy says no")
+        assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "Forbidden")
+        operating.kube.hook = lambda write: None
+        operating.turn()
+        assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "Measuring")
 
     def shrunken(self, operating: Operating, steps: int) -> str:
         """An elastic job that runs on one rank of two."""

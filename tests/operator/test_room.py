@@ -12,13 +12,16 @@ from penstock.core.job import PipelineJob
 from penstock.operator.room import num_pods, offers
 from tests.support.manifests import example
 
+ONE_POD = 1.02
+FULL_MEMORY = 39
+
 
 def job(**kubernetes: Any) -> PipelineJob:
-    """Pods of one core and 1.5 GiB."""
+    """Pods of a core for their ranks, a fiftieth of one for what reports, and 1.6 GiB."""
     return PipelineJob.from_manifest(example(resources={"ranks": 4, "memoryPerRank": "1Gi"}, kubernetes=kubernetes))
 
 
-def node(name: str = "n", *, cpu: str = "4", ready: str = "True", **more: Any) -> dict[str, Any]:
+def node(name: str = "n", *, cpu: str = "4100m", ready: str = "True", **more: Any) -> dict[str, Any]:
     status = {"conditions": [{"type": "Ready", "status": ready}]}
     return {
         "metadata": {"name": name, "labels": more.pop("labels", {})},
@@ -96,4 +99,4 @@ def test_devices_that_no_node_has() -> None:
 @given(st.integers(0, 40), st.lists(st.integers(1, 3), max_size=8))
 def test_room_never_exceeds_what_is_left(cores: int, held: list[int]) -> None:
     found = room(node(cpu=str(cores)), pods=tuple(pod(str(each)) for each in held))
-    assert found == min(max(cores - sum(held), 0), 42)
+    assert found == min(max(int((cores - sum(held)) / ONE_POD), 0), FULL_MEMORY)

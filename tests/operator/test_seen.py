@@ -31,6 +31,10 @@ def container(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [others, {"name": "trainer", "imageID": "sha256:1", "state": state}]}
 
 
+def beside(**state: Any) -> dict[str, Any]:
+    return {"initContainerStatuses": [{"name": "reporter", "imageID": "sha256:2", "state": state}]}
+
+
 def ended(code: int, message: str = "", phase: str = "Failed", **more: Any) -> dict[str, Any]:
     terminated = {"exitCode": code, "message": message, "finishedAt": "2026-01-01T00:00:00Z", **more}
     return pod(phase=phase, **container(terminated=terminated))
@@ -54,6 +58,25 @@ class TestPods:
             None,
         )
 
+    def test_what_reports_runs_before_the_ranks_do(self) -> None:
+        waiting = container(waiting={"reason": "PodInitializing"})
+        del waiting["containerStatuses"][1]["imageID"]
+        seen = see_pod(pod(phase="Pending", **waiting, **beside(running={})))
+        assert (seen.running, seen.image_id, seen.hindrance, seen.end) == (True, "sha256:2", None, None)
+
+    def test_it_has_ended_once_its_reports_are_brought(self) -> None:
+        terminated = container(terminated={"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z"})
+        assert see_pod(pod(phase="Running", **terminated, **beside(running={}))).end is None
+        seen = see_pod(pod(phase="Running", **terminated, **beside(terminated={"exitCode": 0})))
+        assert seen.end is not None
+        assert seen.end.succeeded
+
+    def test_what_keeps_it_from_reporting_keeps_its_ranks_from_starting(self) -> None:
+        waiting = container(waiting={"reason": "PodInitializing"})
+        seen = see_pod(pod(**waiting, **beside(waiting={"reason": "ErrImagePull", "message": "not found"})))
+        assert seen.hindrance is not None
+        assert (seen.hindrance.reason, seen.hindrance.message) == ("ErrImagePull", "not found")
+
     def test_one_that_nobody_has_placed(self) -> None:
         seen = see_pod({"metadata": {"namespace": "team", "name": "a", "uid": "p"}, "spec": {}})
         assert (seen.node, seen.address, seen.running, seen.attempt, seen.index) == ("", "", False, 0, 0)
@@ -75,6 +98,12 @@ class TestPods:
         assert annotated(**{STOP_ANNOTATION: "1970-01-01T00:01:00Z"}).stop_asked_at == 60.0
         assert annotated(**{STOP_ANNOTATION: "yesterday"}).stop_asked_at == 0.0
         assert annotated().stop_asked_at is None
+
+
+def test_when_it_was_put_on_its_node() -> None:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:00:05Z"}
+    assert see_pod(pod(conditions=[placed])).placed_at == 5.0
+    assert see_pod(pod(conditions=[{**placed, "status": "False"}])).placed_at is None
 
 
 class TestHindrances:

@@ -47,6 +47,9 @@ RANKS_JOB = "ranks"
 """The one replicated job of an attempt's JobSet."""
 
 TRAINER_CONTAINER = "trainer"
+REPORTER_CONTAINER = "reporter"
+"""In every pod: where its ranks run, and what brings their records to the service."""
+
 INGEST_AUDIENCE = "penstock-ingest"
 PEOPLE_AUDIENCE = "penstock"
 """What a token has to be meant for: a pod's that reports, and a person's."""

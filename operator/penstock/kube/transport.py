@@ -65,6 +65,11 @@ class KubeError(PenstockError):
         return self.status in (400, 403, 404, 409, 422) and not self.is_conflict
 
     @property
+    def is_denial(self) -> bool:
+        """Whether it is refused for who asks or what is asked, not for what is there."""
+        return self.status in (400, 403, 413, 422)
+
+    @property
     def is_expired(self) -> bool:
         """Whether a watch has to begin anew, from a list."""
         return self.status == 410

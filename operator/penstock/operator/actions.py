@@ -41,7 +41,7 @@ from penstock.operator.settings import Settings
 from penstock.operator.storage import require_shared_output
 
 MOST_TOLD_AT_ONCE = 8
-"""Pods of a job; one after the other, a hundred would take a second."""
+"""How many pods of a job are annotated at the same time; one after the other, a hundred would take a second."""
 
 
 class Actions:
@@ -174,9 +174,12 @@ class Actions:
 
     def bind(self, pods: Iterable[SeenPod], bindings: Iterable[PodBinding]) -> None:
         """Tell each pod its place, unless it was told."""
-        untold = [(pod, binding) for pod, binding in zip(pods, bindings, strict=True) if pod.binding != binding]
-        texts = [json.dumps(binding.to_manifest(), separators=(",", ":")) for _, binding in untold]
-        self._annotate_all(BINDING_ANNOTATION, [(pod, text) for (pod, _), text in zip(untold, texts, strict=True)])
+        untold = [
+            (pod, json.dumps(binding.to_manifest(), separators=(",", ":")))
+            for pod, binding in zip(pods, bindings, strict=True)
+            if pod.binding != binding
+        ]
+        self._annotate_all(BINDING_ANNOTATION, untold)
 
     def ask_to_stop(self, pods: Iterable[SeenPod], now: float) -> None:
         """Ask each pod that still runs to end with a checkpoint, unless it was asked."""
@@ -210,16 +213,17 @@ class Actions:
     def profile(self, namespace: str, name: str) -> Profile:
         """The measurement that lies in a ConfigMap of that namespace, or of the one that ``name`` begins with.
 
-        Raises `UserError` if it is gone, or none.
+        Raises `UserError` if it is gone, or none, or another namespace's that this operator may not read.
         """
         where, remedy = f"ConfigMap {name}", "nothing: it is measured again"
-        if "/" in name:
+        is_elsewhere = "/" in name
+        if is_elsewhere:
             namespace, _, name = name.partition("/")
         try:
             found = self._kube.get(CONFIG_MAPS, namespace, name)
             return Profile.from_manifest(unpacked(found.get("binaryData", {}).get(PROFILE_FILE, "")))
         except KubeError as error:
-            if not error.is_missing:
+            if not error.is_missing and not (is_elsewhere and error.is_refusal):
                 raise
             raise UserError(what="with what was measured is gone", where=where, remedy=remedy) from None
         except (ValueError, OSError, EOFError, RecursionError, UserError) as error:

@@ -65,6 +65,7 @@ def profile_key(
         "batches": batches_to_measure(global_batch or spec.training.global_batch),
         "resources": replace(spec.resources, min_ranks=None).to_manifest(),
         "ranksPerPod": spec.kubernetes.ranks_per_pod,
+        "accelerator": spec.kubernetes.accelerator_resource,
     }
     return digest(named)[:40]
 

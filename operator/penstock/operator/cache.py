@@ -113,11 +113,11 @@ class Cache:
             if job.uid not in kept and job.version <= version:
                 self.remove_job(job.uid)
 
-    def profile(self, namespace: str, key: str) -> ProfileStatus | None:
-        """A measurement with that key which a job of the namespace went by."""
+    def profiles(self, namespace: str, key: str) -> list[ProfileStatus]:
+        """The measurements with that key which jobs of the namespace went by."""
         with self._lock:
             told = (job.status.profile for job in self._jobs.values() if job.namespace == namespace)
-            return next((each for each in told if each is not None and each.key == key), None)
+            return [each for each in told if each is not None and each.key == key]
 
     def shared_profile(self, key: str) -> ProfileStatus | None:
         """The measurement with that key which a ClusterProfile names, for jobs of all namespaces."""

@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from penstock.core.job import PipelineJob
-from penstock.core.lifecycle import LIVE, AttemptState, Observed, Phase, Step
+from penstock.core.lifecycle import LIVE, AttemptState, Observed, Phase
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
-from penstock.core.status import JobStatus
-from penstock.kube.names import RANKS_JOB
+from penstock.operator.drift import hardware_drifted_since
+from penstock.operator.facts import Facts
+from penstock.operator.gains import feasible_ranks, growth_pays, replan_pays
 from penstock.operator.grace import grace_seconds
-from penstock.operator.manifests import num_pods
-from penstock.operator.remedies import remedied
-from penstock.operator.room import Room
-from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
+from penstock.operator.seen import SeenNode, SeenPod
+from penstock.operator.waiting import hindrance, short_since
 
 _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
-
-RESTART_SECONDS = 120.0
-"""What another attempt costs, with a measurement on hosts that are new to it."""
-
-POD_SECONDS = 15.0
-"""A cluster that would make pods has made them by then."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What is known of a job: its own words, and the objects of its newest attempt.
-
-    ``profile`` and ``plan`` are where measuring and planning for that attempt are, with a message for one that failed.
-    ``service_since`` is since when the service has been there without a break; none while it is away. ``stepped_at`` is
-    when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for. By
-    this process's clock all that the cluster dated is ``ahead_seconds`` later.
-    """
-
-    job: PipelineJob
-    status: JobStatus
-    jobset: SeenJobSet | None
-    pods: tuple[SeenPod, ...]
-    nodes: Mapping[str, SeenNode]
-    profile: Step = Step.MISSING
-    plan: Step = Step.MISSING
-    plan_message: str = ""
-    service_since: float | None = None
-    stepped_at: float = 0.0
-    profile_message: str = ""
-    room: Room | None = None
-    ahead_seconds: float = 0.0
-
-    @property
-    def wanted_pods(self) -> int:
-        """Pods that the newest attempt has when it is complete."""
-        return num_pods(self.job, self.status.ranks)
 
 
 def observe(facts: Facts) -> Observed:
@@ -60,7 +21,7 @@ def observe(facts: Facts) -> Observed:
     status, spec = facts.status, facts.job.spec
     state, message = attempt_state(facts)
     stop_asked_at = min((pod.stop_asked_at for pod in facts.pods if pod.stop_asked_at is not None), default=None)
-    progress = status.progress if status.progress and status.progress.attempt == status.attempt else None
+    progress = facts.progress
     return Observed(
         phase=status.phase,
         attempt=status.attempt,
@@ -81,13 +42,16 @@ def observe(facts: Facts) -> Observed:
         failed_at=status.failed_at,
         finished_at=status.finished_at,
         queued_at=status.phase_entered_at if status.phase is Phase.QUEUED else None,
+        training_since=_listening_since(facts),
         last_step_at=_last_step_at(facts),
         predicted_step_seconds=status.plan.step_seconds if status.plan else None,
         last_checkpoint=progress.last_checkpoint if progress else None,
-        feasible_ranks=_feasible_ranks(facts) if spec.resources.min_ranks is not None else None,
+        feasible_ranks=feasible_ranks(facts) if spec.resources.min_ranks is not None else None,
         capacity_stable_since=facts.room.since if facts.room else None,
         checkpoint_is_current=True,  # what is asked to stop makes one first
-        growth_pays=_growth_pays(facts),
+        growth_pays=growth_pays(facts),
+        drifted_since=hardware_drifted_since(facts),
+        replan_pays=replan_pays(facts),
     )
 
 
@@ -98,7 +62,7 @@ def attempt_state(facts: Facts) -> tuple[AttemptState, str]:
     """
     if facts.status.attempt == 0 or (_is_closed(facts) and facts.status.phase not in LIVE):
         return AttemptState.NONE, ""
-    ended = _failed(facts) or _done(facts) or _taken(facts) or _failed_as_a_whole(facts)
+    ended = _failed(facts) or _done(facts) or _completed(facts) or _taken(facts) or _failed_as_a_whole(facts)
     if ended is not None:
         return ended
     if not _is_complete(facts):
@@ -129,6 +93,14 @@ def _done(facts: Facts) -> tuple[AttemptState, str] | None:
         return None
     stopped = any(report and report.state is AttemptState.STOPPED for report in reports)
     return (AttemptState.STOPPED, "stopped after a checkpoint") if stopped else (AttemptState.SUCCEEDED, "")
+
+
+def _completed(facts: Facts) -> tuple[AttemptState, str] | None:
+    """Whether its JobSet says so, where pods that ended were removed unseen; one that was stopped says the same."""
+    progress = facts.progress
+    if facts.jobset is None or not facts.jobset.completed or progress is None:
+        return None
+    return (AttemptState.SUCCEEDED, "") if progress.step >= facts.job.spec.training.steps else None
 
 
 def _failed_as_a_whole(facts: Facts) -> tuple[AttemptState, str] | None:
@@ -190,7 +162,7 @@ def _may_write(pod: SeenPod, nodes: Mapping[str, SeenNode]) -> bool:
 
 def _may_bear(facts: Facts) -> bool:
     """Whether the JobSet may still make pods, because it has not ended."""
-    if facts.jobset is not None and facts.jobset.failure:
+    if facts.jobset is not None and (facts.jobset.failure or facts.jobset.completed):
         return False
     return len([pod for pod in facts.pods if pod.end]) < facts.wanted_pods
 
@@ -205,66 +177,25 @@ def measuring(facts: Facts) -> bool:
     return bool(bound) and len(bound) == facts.wanted_pods
 
 
-def hindrance(facts: Facts) -> str:
-    """What keeps the attempt from starting, of the first pod that says something; empty if nothing does."""
-    if facts.jobset is not None and facts.jobset.suspended:
-        queue = facts.job.spec.kubernetes.queue_name
-        return f"queue {queue} has not admitted it yet; it has to be in this namespace, and Kueue in the cluster"
-    found = next((pod for pod in facts.pods if pod.hindrance), None)
-    if found is None or found.hindrance is None:
-        return ""
-    return remedied(f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}")
-
-
-def missing_pods(facts: Facts, now: float) -> str:
-    """That the cluster refuses to make pods, where it has not made them for long; it tells the child Job why."""
-    since = facts.status.phase_entered_at or now
-    if facts.jobset is None or facts.jobset.suspended or now < since + POD_SECONDS:
-        return ""
-    if len(facts.pods) >= facts.wanted_pods:
-        return ""
-    job = f"{facts.jobset.name}-{RANKS_JOB}-0"
-    return f"{len(facts.pods)} of {facts.wanted_pods} pods were made; kubectl describe job {job} says why"
-
-
-def short_since(facts: Facts) -> float | None:
-    """Since when pods of the attempt have had no place."""
-    times = [pod.hindrance.since for pod in facts.pods if pod.hindrance and pod.hindrance.since is not None]
-    return min(times) + facts.ahead_seconds if times else None
-
-
 def _node_lost_since(facts: Facts) -> float | None:
-    times = [node.not_ready_since for node in facts.nodes.values() if node.not_ready_since is not None]
+    hosts = [node for name, node in facts.nodes.items() if name in facts.hosts]
+    times = [node.not_ready_since for node in hosts if node.not_ready_since is not None]
     return min(times) + facts.ahead_seconds if times else None
-
-
-def _feasible_ranks(facts: Facts) -> int | None:
-    """Ranks that the scheduler has found a place for; all of them as long as it has not said otherwise."""
-    if facts.status.phase is Phase.RUNNING and facts.room is not None:
-        return facts.status.ranks + facts.room.num_pods * facts.job.spec.kubernetes.ranks_per_pod
-    if short_since(facts) is None:
-        return facts.status.feasible_ranks
-    placed = sum(1 for pod in facts.pods if pod.node)
-    return min(placed * facts.job.spec.kubernetes.ranks_per_pod, facts.status.ranks)
-
-
-def _growth_pays(facts: Facts) -> bool:
-    """Whether the steps that are left would be done sooner, if they took less time in proportion to the ranks."""
-    status, plan = facts.status, facts.status.plan
-    grown = _feasible_ranks(facts)
-    if plan is None or plan.step_seconds is None or not grown:
-        return False
-    done = status.progress.step if status.progress and status.progress.attempt == status.attempt else 0
-    left_seconds = (facts.job.spec.training.steps - done) * plan.step_seconds
-    return left_seconds * (1 - status.ranks / grown) > RESTART_SECONDS
 
 
 def _last_step_at(facts: Facts) -> float | None:
-    """When a step was heard of last, or could have been: while the service is away nobody tells it.
+    """When a step of the attempt was heard of last, or could have been; none before its first."""
+    progress, listening = facts.progress, _listening_since(facts)
+    if listening is None or progress is None or progress.epoch < TRAIN_EPOCH:
+        return None
+    return max(facts.stepped_at, listening)
+
+
+def _listening_since(facts: Facts) -> float | None:
+    """Since when the attempt trains and steps could have been heard of: while the service is away nobody tells them.
 
     All by this process's clock, so that nobody stalls because another's is off.
     """
-    status = facts.status
-    if status.phase is not Phase.RUNNING or facts.service_since is None:
+    if facts.status.phase is not Phase.RUNNING or facts.service_since is None:
         return None
-    return max(facts.stepped_at, status.phase_entered_at or 0.0, facts.service_since)
+    return max(facts.status.phase_entered_at or 0.0, facts.service_since)

@@ -15,6 +15,7 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, SetPhase
 from penstock.kube.connecting import connect
 from penstock.kube.resources import JOBS, NODES, PODS
+from penstock.kube.transport import KubeError
 from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer, about
@@ -25,7 +26,7 @@ from penstock.operator.metrics import MeteredKube, Metrics, Now
 from penstock.operator.planning import Planning
 from penstock.operator.presence import ServicePresence
 from penstock.operator.reconcile import Reconciler
-from penstock.operator.room import num_pods, offers
+from penstock.operator.room import Offer, num_pods, offers
 from penstock.operator.settings import Settings
 from penstock.operator.watches import watched
 from penstock.operator.workqueue import WorkQueue
@@ -175,19 +176,31 @@ class Operation:
         """Every job, and those that vanished unseen."""
         listing = await asyncio.to_thread(partial(self._kube.list, JOBS, self._settings.namespace))
         self.cache.replace_jobs(listing.objects, int(listing.version))
-        await asyncio.to_thread(self._look_for_room)
         for job in self.cache.jobs():
             self._queue.add(job.uid)
+        await asyncio.to_thread(self._look_for_room)
 
     def _look_for_room(self) -> None:
-        """Of the cluster's whole nodes and pods, and so only while some job has fewer ranks than it would have."""
+        """Of the cluster's whole nodes and pods, and so only while some job has fewer ranks than it would have.
+
+        Who sees to one namespace alone may be denied what runs in others, and then knows of no room.
+        """
         small = [job for job in map(_shrunken, self.cache.jobs()) if job is not None]
         found: dict[str, int] = {}
         if small:
-            nodes, pods = self._kube.list(NODES).objects, self._kube.list(PODS).objects
-            left = offers(nodes, pods)
+            left = self._offers()
             found = {job.metadata.uid: num_pods(job, left) for job in small}
         self.cache.see_rooms(found, self._clock())
+
+    def _offers(self) -> list[Offer]:
+        """What all nodes have left; nothing where this operator may not see who else is there."""
+        try:
+            return offers(self._kube.list(NODES).objects, self._kube.list(PODS).objects)
+        except KubeError as error:
+            if not error.is_denial:
+                raise
+            log.info("jobs that shrank do not grow: %s", error)
+            return []
 
     async def _look_for_service(self) -> None:
         self.cache.see_service(await asyncio.to_thread(self._presence.look), self._clock())

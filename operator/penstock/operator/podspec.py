@@ -2,10 +2,13 @@
 
 It may do nothing in the cluster: the one token that it holds is for the service's ears alone. See
 https://kubernetes.io/docs/concepts/security/pod-security-standards
+
+Beside the ranks' container there is one that reports, a sidecar: it starts first and is ended last (ADR 0020).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.job import Device, PipelineJob
@@ -23,6 +26,7 @@ from penstock.kube.names import (
     BINDING_ANNOTATION,
     HOST_LABEL,
     INGEST_AUDIENCE,
+    REPORTER_CONTAINER,
     STOP_ANNOTATION,
     TRAINER_CONTAINER,
     UID_LABEL,
@@ -41,7 +45,12 @@ STORAGE = "/penstock"
 
 LOCAL = "/var/lib/penstock"
 AGENT_BYTES = 512 * 2**20
-"""What a pod gets beside its ranks' memory, for the processes that start, watch and report."""
+"""What the ranks' container gets beside their memory, for the processes that start and watch them."""
+
+REPORTER_MEMORY = str(128 * 2**20)
+REPORTER_REQUESTS = {"cpu": "20m", "memory": REPORTER_MEMORY}
+REPORTER_LIMITS = {"cpu": "1", "memory": REPORTER_MEMORY}
+"""It sleeps but for its start, and then takes what ranks that wait for messages leave of their processors."""
 
 
 def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: int) -> dict[str, Any]:
@@ -62,7 +71,8 @@ def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: 
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(job, attempt, settings)],
+        "initContainers": [_reporter(job, attempt, settings)],
+        "containers": [_trainer(job, attempt, settings)],
         "volumes": [*_own_volumes(job, attempt), *_storage(job)],
         "topologySpreadConstraints": [_spread(job, attempt)],
     }
@@ -73,27 +83,41 @@ def pod_spec(job: PipelineJob, attempt: int, settings: Settings, grace_seconds: 
     return found
 
 
-def _container(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, Any]:
+def _trainer(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, Any]:
+    folders = ["--out", f"{STORAGE}/{OUT}", "--data", f"{STORAGE}/data", "--local", LOCAL]
     return {
+        **_container(job, settings),
         "name": TRAINER_CONTAINER,
-        "image": job.spec.kubernetes.image or settings.image,
-        "command": ["penstock"],
-        "args": _arguments(attempt),
-        "env": _env(job),
+        "args": ["pod", "--attempt", str(attempt), *folders],
         "resources": {"requests": resources(job), "limits": resources(job)},
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*_mounts("attempt", "pod", "local", "shm"), *_storage_mounts(job)],
+    }
+
+
+def _reporter(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, Any]:
+    folders = ["--out", f"{STORAGE}/{OUT}", "--local", LOCAL]
+    return {
+        **_container(job, settings),
+        "name": REPORTER_CONTAINER,
+        "restartPolicy": "Always",
+        "args": ["report-pod", "--attempt", str(attempt), *folders],
+        "resources": {"requests": REPORTER_REQUESTS, "limits": REPORTER_LIMITS},
+        "volumeMounts": [*_mounts("attempt", "token", "local"), _storage_mount(OUT)],
+    }
+
+
+def _container(job: PipelineJob, settings: Settings) -> dict[str, Any]:
+    return {
+        "image": job.spec.kubernetes.image or settings.image,
+        "command": ["penstock"],
+        "env": _env(job),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [*_own_mounts(), *_storage_mounts(job)],
     }
-
-
-def _arguments(attempt: int) -> list[str]:
-    folders = ["--out", f"{STORAGE}/{OUT}", "--data", f"{STORAGE}/data", "--local", LOCAL]
-    return ["pod", "--attempt", str(attempt), *folders]
 
 
 def _env(job: PipelineJob) -> list[dict[str, Any]]:
@@ -107,7 +131,10 @@ def _env(job: PipelineJob) -> list[dict[str, Any]]:
 
 
 def resources(job: PipelineJob) -> dict[str, str]:
-    """What a pod asks for, and is limited to: what a plan counts on is there, and no neighbour takes it."""
+    """What the ranks' container asks for, and is limited to: what a plan counts on is there, and no neighbour takes it.
+
+    The pod asks for `REPORTER_REQUESTS` besides.
+    """
     wanted, ranks = job.spec.resources, job.spec.kubernetes.ranks_per_pod
     if wanted.device is Device.CUDA:
         return {job.spec.kubernetes.accelerator_resource: str(ranks)}
@@ -144,14 +171,17 @@ def _own_volumes(job: PipelineJob, attempt: int) -> list[dict[str, Any]]:
     ]
 
 
-def _own_mounts() -> list[dict[str, Any]]:
-    return [
-        {"name": "attempt", "mountPath": ATTEMPT_FILES, "readOnly": True},
-        {"name": "pod", "mountPath": POD_FILES, "readOnly": True},
-        {"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True},
-        {"name": "local", "mountPath": LOCAL},
-        {"name": "shm", "mountPath": "/dev/shm"},
-    ]
+_MOUNTS: Mapping[str, Mapping[str, Any]] = {
+    "attempt": {"mountPath": ATTEMPT_FILES, "readOnly": True},
+    "pod": {"mountPath": POD_FILES, "readOnly": True},
+    "token": {"mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True},
+    "local": {"mountPath": LOCAL},
+    "shm": {"mountPath": "/dev/shm"},
+}
+
+
+def _mounts(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, **_MOUNTS[name]} for name in names]
 
 
 def _storage(job: PipelineJob) -> list[dict[str, Any]]:
@@ -164,10 +194,11 @@ def _storage(job: PipelineJob) -> list[dict[str, Any]]:
 
 
 def _storage_mounts(job: PipelineJob) -> list[dict[str, Any]]:
-    return [
-        {"name": _volume(root), "mountPath": f"{STORAGE}/{root}", "readOnly": root != OUT}
-        for root in {OUT: None, **job.spec.kubernetes.volumes}
-    ]
+    return [_storage_mount(root) for root in {OUT: None, **job.spec.kubernetes.volumes}]
+
+
+def _storage_mount(root: str) -> dict[str, Any]:
+    return {"name": _volume(root), "mountPath": f"{STORAGE}/{root}", "readOnly": root != OUT}
 
 
 def _volume(root: str) -> str:

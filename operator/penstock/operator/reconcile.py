@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.fitness import ANY_GLOBAL_BATCH
 from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.lifecycle import (
@@ -29,15 +28,16 @@ from penstock.core.lifecycle import (
     decide,
 )
 from penstock.core.plan import Plan
-from penstock.core.pod import MEASURES_LABEL
-from penstock.core.status import JobStatus, ProfileStatus
+from penstock.core.status import JobStatus
 from penstock.kube.transport import KubeError
 from penstock.operator import binding
 from penstock.operator.actions import Actions
 from penstock.operator.cache import Cache, SeenJob
-from penstock.operator.observe import Facts, measuring, observe
+from penstock.operator.facts import Facts
+from penstock.operator.measurements import Measurements, is_measuring
+from penstock.operator.observe import observe
 from penstock.operator.planning import Planning
-from penstock.operator.statuses import begun, entered, in_short, not_launched, refused, told
+from penstock.operator.statuses import begun, denied, entered, in_short, refused, told
 from penstock.planning.questions import Question
 
 PLANNING_SECONDS = 5.0
@@ -82,7 +82,7 @@ class Reconciler:
         self._cache, self._actions, self._planning = cache, actions, planning
         self._clock, self._announce = clock, announce
         self._questions: dict[str, str] = {}
-        self._lost: dict[tuple[str, str], str] = {}
+        self._measurements = Measurements(cache, actions)
         self._unreminded: dict[str, float] = {}
 
     def reconcile(self, uid: str) -> float | None:
@@ -90,8 +90,7 @@ class Reconciler:
         for _ in range(MOST_ROUNDS):
             seen = self._cache.job(uid)
             if seen is None or seen.being_deleted:
-                self._questions.pop(uid, None)
-                self._unreminded.pop(uid, None)
+                self._forget(uid)
                 return None
             try:
                 return self._look(_Draft(seen, seen.job, seen.status)) if seen.job is not None else self._refuse(seen)
@@ -107,6 +106,11 @@ class Reconciler:
         """The jobs that wait for the answer to this question."""
         return [uid for uid, asked in list(self._questions.items()) if asked == key]
 
+    def _forget(self, uid: str) -> None:
+        self._questions.pop(uid, None)
+        self._unreminded.pop(uid, None)
+        self._measurements.forget(uid)
+
     def _refuse(self, seen: SeenJob) -> float | None:
         """What the cluster's own checks let pass and core does not ends the job, and what it has begun."""
         if seen.status.phase.terminal:
@@ -117,10 +121,15 @@ class Reconciler:
         return None
 
     def _look(self, draft: _Draft) -> float | None:
-        for _ in range(MOST_ROUNDS):
-            if not self._advance(draft):
-                break
-        return self._finish(draft)
+        try:
+            for _ in range(MOST_ROUNDS):
+                if not self._advance(draft):
+                    break
+            return self._finish(draft)
+        except KubeError as error:
+            if error.is_denial:
+                self._write(draft, denied(draft.status, error, draft.seen.generation, self._clock()))
+            raise
 
     def _advance(self, draft: _Draft) -> bool:
         """One decision; whether it changed something, so that there may be another."""
@@ -132,6 +141,8 @@ class Reconciler:
         now = self._clock()
         facts = self._facts(draft)
         decisions = decide(draft.job.spec, observe(facts), now)
+        if _plans(decisions) and not self._measurements.holds(facts, now):
+            return True
         if _should_confirm(draft.seen, decisions) and not self._confirmed(draft, decisions):
             return True
         changed = [self._act(draft, facts, decision, now) for decision in sorted(decisions, key=_is_effect)]
@@ -194,33 +205,10 @@ class Reconciler:
             stepped_at=draft.seen.stepped_at,
             room=self._cache.room(uid),
             ahead_seconds=self._cache.ahead_seconds,
-            profile_message=self._lost.get(_place(draft.job, status.profile), ""),
+            hosts=frozenset(pod.node for pod in self._cache.pods(uid) if pod.node),
         )
         plan, plan_message = self._plan_step(draft)
-        return replace(bare, profile=self._profile_step(bare), plan=plan, plan_message=plan_message)
-
-    def _profile_step(self, facts: Facts) -> Step:
-        status = facts.status
-        if status.phase not in (Phase.QUEUED, Phase.PROFILING):
-            return Step.FAILED if facts.profile_message else Step.DONE
-        if facts.pods and self._known_profile(facts) is not None:
-            return Step.DONE
-        progress = status.progress
-        if progress is not None and progress.attempt == status.attempt and progress.profile_ref and measuring(facts):
-            return Step.DONE
-        return Step.WORKING if measuring(facts) else Step.MISSING
-
-    def _known_profile(self, facts: Facts) -> ProfileStatus | None:
-        """A measurement of the same work on the same hosts: this job's, another's of its namespace, or everybody's."""
-        if is_measuring(facts.job):
-            return None
-        own = self._cache.profile(facts.job.metadata.namespace, self._profile_key(facts))
-        shared = self._cache.shared_profile(self._profile_key(facts, ANY_GLOBAL_BATCH))
-        return next((each for each in (own, shared) if each and _place(facts.job, each) not in self._lost), None)
-
-    @staticmethod
-    def _profile_key(facts: Facts, global_batch: int | None = None) -> str:
-        return binding.profile_key(facts.job, binding.in_order(facts.pods, facts.nodes), facts.nodes, global_batch)
+        return replace(self._measurements.told(bare), plan=plan, plan_message=plan_message)
 
     def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
         key = self._questions.get(draft.seen.uid)
@@ -251,8 +239,8 @@ class Reconciler:
             return True
         if isinstance(decision, Launch):
             return self._begin(draft, facts, decision, now)
-        if isinstance(decision, StartPlan):  # equal questions have one answer, which may be there
-            return not self._ask(draft) or self._plan_step(draft)[0] is not Step.WORKING
+        if isinstance(decision, StartPlan):
+            return self._ask(draft, facts, now)
         if isinstance(decision, Wait):
             return False
         if isinstance(decision, Stop) and decision.reason == "Grow":
@@ -275,7 +263,7 @@ class Reconciler:
     def _enter(self, draft: _Draft, facts: Facts, decision: SetPhase, now: float) -> None:
         status = entered(draft.status, decision, now)
         if decision.phase is Phase.PLANNING:
-            status = replace(status, profile=self._profile_status(facts))
+            status = replace(status, profile=self._measurements.chosen(facts))
         if decision.phase is Phase.BINDING:
             plan = self._plan(draft)
             status = replace(status, plan=in_short(plan) if plan else None)
@@ -286,13 +274,6 @@ class Reconciler:
         looked = replace(facts, status=status)
         draft.status = told(status, looked, observe(looked), draft.seen.generation, now)
         draft.untold.append(decision)
-
-    def _profile_status(self, facts: Facts) -> ProfileStatus | None:
-        """The measurement that is at hand: the one that was just made, or an older one of the same hosts."""
-        known, progress = self._known_profile(facts), facts.status.progress
-        if known is not None or progress is None:
-            return known
-        return ProfileStatus(ref=progress.profile_ref, key=self._profile_key(facts))
 
     def _begin(self, draft: _Draft, facts: Facts, launch: Launch, now: float) -> bool:
         """The attempt's number is written down before anything bears it, so that no other attempt ever does."""
@@ -319,12 +300,12 @@ class Reconciler:
             self._actions.launch(draft.job, draft.status)
         except KubeError as error:
             if error.is_refusal:
-                self._write(draft, not_launched(draft.status, error, draft.seen.generation, self._clock()))
+                self._write(draft, denied(draft.status, error, draft.seen.generation, self._clock()))
             raise
         draft.status = replace(draft.status, message="")
 
-    def _ask(self, draft: _Draft) -> bool:
-        """Whether it could be asked; if not, the measurement is lost, and with it the attempt.
+    def _ask(self, draft: _Draft, facts: Facts, now: float) -> bool:
+        """Whether something follows at once: there is nothing to ask by, or the answer is there.
 
         Equal questions of many jobs have equal keys, so the question holds nothing of the job's name.
         """
@@ -334,12 +315,16 @@ class Reconciler:
         try:
             profile = self._actions.profile(draft.seen.namespace, known.ref)
         except UserError as lost:
-            self._lost[_place(draft.job, known)] = str(lost)
-            return False
-        resources = replace(spec.resources, ranks=draft.status.ranks)
-        question = Question(spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile)
+            self._measurements.lose(facts, known.ref, str(lost))
+            return True
+        try:
+            resources = replace(spec.resources, ranks=draft.status.ranks)
+            question = Question(spec=replace(spec, resources=resources, kubernetes=KubernetesSpec()), profile=profile)
+        except UserError as mistake:
+            self._enter(draft, facts, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), now)
+            return True
         self._questions[draft.seen.uid] = self._planning.ask(question)
-        return True
+        return self._plan_step(draft)[0] is not Step.WORKING
 
     def _plan(self, draft: _Draft) -> Plan | None:
         key = self._questions.get(draft.seen.uid)
@@ -355,11 +340,6 @@ class Reconciler:
         self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, plan.digest))
 
 
-def is_measuring(job: PipelineJob) -> bool:
-    """Whether the job is there to measure, and for nothing else."""
-    return MEASURES_LABEL in job.metadata.labels
-
-
 def _has_measured(draft: _Draft) -> bool:
     return is_measuring(draft.job) and draft.status.profile is not None
 
@@ -367,6 +347,10 @@ def _has_measured(draft: _Draft) -> bool:
 def _is_effect(decision: Decision) -> bool:
     """Phases come first: an operator that ends in between has said why before it did anything about it."""
     return not isinstance(decision, SetPhase)
+
+
+def _plans(decisions: list[Decision]) -> bool:
+    return any(isinstance(each, SetPhase) and each.phase is Phase.PLANNING for each in decisions)
 
 
 def _should_confirm(seen: SeenJob, decisions: list[Decision]) -> bool:
@@ -383,8 +367,3 @@ def _gives_up(decision: Decision) -> bool:
     if not isinstance(decision, SetPhase):
         return False
     return decision.phase.terminal or decision.phase is Phase.RECOVERING
-
-
-def _place(job: PipelineJob, profile: ProfileStatus | None) -> tuple[str, str]:
-    """The namespace and the name of a measurement's ConfigMap."""
-    return job.metadata.namespace, profile.ref if profile is not None else ""

@@ -16,7 +16,7 @@ from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import Operator, Toleration
 from penstock.kube.quantities import amount
 from penstock.kube.transport import Object
-from penstock.operator.podspec import resources
+from penstock.operator.podspec import REPORTER_REQUESTS, resources
 
 Amounts = Mapping[str, Decimal]
 """By resource: cores, bytes, devices, pods."""
@@ -54,7 +54,9 @@ def offers(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Offer]:
 
 def num_pods(job: PipelineJob, found: Iterable[Offer]) -> int:
     """How many pods of the job there is room for."""
-    needs = {**{name: amount(text) for name, text in resources(job).items()}, "pods": Decimal(1)}
+    needs = {"pods": Decimal(1)}
+    for asked in (resources(job), REPORTER_REQUESTS):
+        _add(needs, {name: amount(text) for name, text in asked.items()})
     return sum(_fitting(offer, needs) for offer in found if _lets_on(offer, job))
 
 

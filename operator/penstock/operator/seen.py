@@ -17,6 +17,7 @@ from penstock.kube.names import (
     BINDING_ANNOTATION,
     INDEX_LABEL,
     REMINDER_ANNOTATION,
+    REPORTER_CONTAINER,
     STOP_ANNOTATION,
     TRAINER_CONTAINER,
     UID_LABEL,
@@ -26,7 +27,10 @@ from penstock.kube.transport import Object
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenJobSet:
-    """An attempt's JobSet. ``failure`` is what the JobSet controller says about one that failed."""
+    """An attempt's JobSet. ``failure`` is what the JobSet controller says about one that failed.
+
+    ``completed`` says that all its pods ended well, also where they are gone.
+    """
 
     namespace: str
     name: str
@@ -35,6 +39,7 @@ class SeenJobSet:
     attempt: int
     suspended: bool
     being_deleted: bool
+    completed: bool = False
     failure: str = ""
     message: str = ""
     version: int = field(default=0, compare=False)
@@ -62,7 +67,12 @@ class Hindrance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenPod:
-    """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one."""
+    """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one.
+
+    ``placed_at`` is when it was put on its ``node``, by the cluster's clock. It is ``running`` once anything in it
+    does, and has its ``end`` when nothing does: its ranks have ended by then, and what they recorded was brought to the
+    service or could not be.
+    """
 
     namespace: str
     name: str
@@ -74,6 +84,7 @@ class SeenPod:
     address: str
     running: bool
     being_deleted: bool
+    placed_at: float | None = None
     image_id: str = ""
     binding: PodBinding | None = None
     stop_asked_at: float | None = None
@@ -112,6 +123,7 @@ def see_jobset(found: Object) -> SeenJobSet:
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         suspended=bool(found["spec"].get("suspend")),
         being_deleted="deletionTimestamp" in metadata,
+        completed=bool(_condition(found, "Completed")),
         failure=str(failed.get("reason", "Failed")) if failed else "",
         message=str(failed.get("message", "")) if failed else "",
         version=_number(metadata.get("resourceVersion")),
@@ -122,7 +134,9 @@ def see_pod(found: Object) -> SeenPod:
     """The extract of an attempt's pod."""
     metadata, status = found["metadata"], found.get("status", {})
     labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
-    container = _trainer(status)
+    container = _container(status, "containerStatuses", TRAINER_CONTAINER)
+    reporter = _container(status, "initContainerStatuses", REPORTER_CONTAINER)
+    reports = "running" in reporter.get("state", {})
     return SeenPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -132,14 +146,15 @@ def see_pod(found: Object) -> SeenPod:
         index=_number(labels.get(INDEX_LABEL)),
         node=found["spec"].get("nodeName", ""),
         address=status.get("podIP", ""),
-        running="running" in container.get("state", {}),
+        running=reports or "running" in container.get("state", {}),
         being_deleted="deletionTimestamp" in metadata,
-        image_id=container.get("imageID", ""),
+        placed_at=parse_instant(_condition(found, "PodScheduled").get("lastTransitionTime"), "PodScheduled"),
+        image_id=container.get("imageID") or reporter.get("imageID", ""),
         binding=_binding(annotations.get(BINDING_ANNOTATION, "")),
         stop_asked_at=_instant(annotations.get(STOP_ANNOTATION, "")),
         reminder=annotations.get(REMINDER_ANNOTATION, ""),
-        hindrance=_hindrance(found, container),
-        end=_end(found, container),
+        hindrance=_hindrance(found, reporter, container),
+        end=_end(found, container, reports),
         version=_number(metadata.get("resourceVersion")),
     )
 
@@ -166,9 +181,8 @@ def _condition(found: Object, kind: str, wanted: str | None = "True") -> Object:
     return next((c for c in conditions if c["type"] == kind and wanted in (None, c["status"])), {})
 
 
-def _trainer(status: Object) -> Object:
-    containers = status.get("containerStatuses") or ()
-    return next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
+def _container(status: Object, kind: str, name: str) -> Object:
+    return next((c for c in status.get(kind) or () if c["name"] == name), {})
 
 
 def _binding(text: str) -> PodBinding | None:
@@ -187,21 +201,22 @@ def _instant(text: str) -> float | None:
         return 0.0
 
 
-def _hindrance(pod: Object, container: Object) -> Hindrance | None:
+def _hindrance(pod: Object, *containers: Object) -> Hindrance | None:
     unscheduled = _condition(pod, "PodScheduled", wanted="False")
     if unscheduled:
         since = parse_instant(unscheduled.get("lastTransitionTime"), "PodScheduled")
         return Hindrance(reason=unscheduled.get("reason", ""), message=unscheduled.get("message", ""), since=since)
-    waiting = container.get("state", {}).get("waiting", {})
-    if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
-        return None
-    return Hindrance(reason=waiting["reason"], message=waiting.get("message", ""))
+    for container in containers:
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return Hindrance(reason=waiting["reason"], message=waiting.get("message", ""))
+    return None
 
 
-def _end(pod: Object, container: Object) -> End | None:
+def _end(pod: Object, container: Object, reports: bool) -> End | None:
     status = pod.get("status", {})
     terminated = container.get("state", {}).get("terminated", {})
-    if status.get("phase") not in ("Succeeded", "Failed") and not terminated:
+    if status.get("phase") not in ("Succeeded", "Failed") and (reports or not terminated):
         return None
     report = _report(terminated.get("message", ""))
     taken = _condition(pod, "DisruptionTarget")

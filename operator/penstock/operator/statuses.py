@@ -11,14 +11,23 @@ from penstock.core.records import WARM_UP_STEPS
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.core.units import format_seconds
 from penstock.kube.transport import KubeError
-from penstock.operator.observe import Facts, hindrance, missing_pods
+from penstock.operator.drift import DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
+from penstock.operator.facts import Facts
 from penstock.operator.remedies import clocks_differ
+from penstock.operator.waiting import hindrance, missing_pods, unstarted_pods
 
-_DRIFTED_RATIO, _SETTLED_RATIO = 1.3, 1.15
 """Of measured and predicted length of a step, whichever way: from where on it is told, and until where."""
 
 _NO_STEP = "no step within"
 """How the life cycle, and a pod that goes by the same rule, say that a run stands still."""
+
+_WAITS = {
+    Phase.QUEUED: ConditionType.ADMITTED,
+    Phase.PROFILING: ConditionType.PROFILED,
+    Phase.PLANNING: ConditionType.PLANNED,
+    Phase.BINDING: ConditionType.BOUND,
+}
+"""What a phase waits for."""
 
 _PLANNED = frozenset({Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED})
 _PROFILED = _PLANNED | {Phase.PLANNING}
@@ -63,14 +72,13 @@ def in_short(plan: Plan) -> PlanStatus:
 def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: float) -> JobStatus:
     """The status with its conditions, and with what keeps it waiting as its message; equal if nothing changed."""
     queued = status.phase is Phase.QUEUED
-    waits_for = (hindrance(facts) or missing_pods(facts, now)) if queued else ""
+    waits_for = (hindrance(facts) or missing_pods(facts, now) or unstarted_pods(facts, now)) if queued else ""
     message = waits_for if queued else status.message
     conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for), generation, now)
     return dataclasses.replace(
-        status,
+        judged(dataclasses.replace(status, conditions=conditions), facts, now),
         observed_generation=generation,
         message=message,
-        conditions=conditions,
         started_at=_active_since(status, facts, now),
     )
 
@@ -82,16 +90,13 @@ def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
     return now if status.started_at is None and facts.jobset is not None else status.started_at
 
 
-def not_launched(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
-    """The status of a job whose attempt the cluster refuses to take; it is tried again."""
-    told = Condition(
-        type=ConditionType.ADMITTED,
-        status=ConditionStatus.FALSE,
-        reason=error.reason or "Refused",
-        message=error.message,
-    )
-    conditions = _merged(status.conditions, [told], generation, now)
-    return dataclasses.replace(status, observed_generation=generation, message=error.message, conditions=conditions)
+def denied(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
+    """The status of a job for which the cluster refuses to do something; it is tried again."""
+    waits = _WAITS.get(status.phase)
+    found = [] if waits is None else [_condition(waits, False, "", error.reason or "Refused", error.message)]
+    conditions = _merged(status.conditions, found, generation, now)
+    message = error.message if found else status.message  # why it failed is not to be lost
+    return dataclasses.replace(status, observed_generation=generation, message=message, conditions=conditions)
 
 
 def refused(status: JobStatus, mistake: str, generation: int, now: float) -> JobStatus:
@@ -119,10 +124,11 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str)
     if live:
         is_bound = seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
         yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
+    yield from _outlived(status)
     if status.condition(ConditionType.STALLED) or _NO_STEP in status.message:
         stalled = _NO_STEP in status.message and status.phase in (Phase.RECOVERING, Phase.FAILED)
         yield _condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
-    drifted = _drifted(status)
+    drifted = _drifted(facts)
     if drifted is not None:
         yield drifted
     if facts.job.spec.run_policy.suspend or status.condition(ConditionType.SUSPENDED):
@@ -133,13 +139,23 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str)
         yield _condition(ConditionType.FAILED, not succeeded, status.reason or "Failed", "Completed", status.message)
 
 
+def _outlived(status: JobStatus) -> Iterable[Condition]:
+    """What was true of an attempt that is over, or of the one before."""
+    gone = [ConditionType.PROFILED, ConditionType.PLANNED] if status.phase is Phase.QUEUED else []
+    if status.phase not in LIVE and status.phase is not Phase.SUCCEEDED:
+        gone.append(ConditionType.BOUND)
+    for kind in gone:
+        if status.condition(kind) is not None:
+            yield _condition(kind, False, "", "Waiting", "")
+
+
 def _profiled(status: JobStatus, facts: Facts) -> Condition:
     if status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
         return _condition(ConditionType.PROFILED, True, "Measured", "", "")
     if facts.service_since is None:
         message = "what was measured is reported to the service, which is not there; start it, or wait"
         return _condition(ConditionType.PROFILED, False, "", "ServiceUnavailable", message)
-    return _condition(ConditionType.PROFILED, False, "", "Measuring", "")
+    return _condition(ConditionType.PROFILED, False, "", "Measuring", facts.profile_message)
 
 
 def _planned(status: JobStatus) -> Condition:
@@ -150,20 +166,22 @@ def _planned(status: JobStatus) -> Condition:
     return _condition(ConditionType.PLANNED, False, "", "Planning", "")
 
 
-def _drifted(status: JobStatus) -> Condition | None:
-    """Whether steps take another time than was predicted. What has drifted has to come well back, or it would waver."""
-    plan, progress, before = status.plan, status.progress, status.condition(ConditionType.DRIFTED)
-    if status.phase is not Phase.RUNNING or plan is None or progress is None or progress.attempt != status.attempt:
-        return None
-    predicted, measured = plan.step_seconds, progress.step_seconds
-    if not predicted or not measured or progress.step < WARM_UP_STEPS:
-        return None
+def _drifted(facts: Facts) -> Condition | None:
+    """Whether steps take another time than was predicted.
+
+    What was told of an attempt stays until the next one trains, because a measurement may have to be newer than it.
+    """
+    status, progress = facts.status, facts.progress
+    before, seconds = status.condition(ConditionType.DRIFTED), step_seconds(facts)
+    if seconds is None:
+        begins = status.phase is Phase.RUNNING and (progress is None or progress.step < WARM_UP_STEPS)
+        return _condition(ConditionType.DRIFTED, False, "", "Beginning", "") if begins and before is not None else None
     was_drifted = before is not None and before.status is ConditionStatus.TRUE
-    ratio = max(measured / predicted, predicted / measured)
-    if ratio > (_SETTLED_RATIO if was_drifted else _DRIFTED_RATIO):
-        message = f"a step takes {format_seconds(measured)}, and {format_seconds(predicted)} were predicted"
-        return _condition(ConditionType.DRIFTED, True, "Slower" if measured > predicted else "Faster", "", message)
-    return _condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
+    if ratio(*seconds) <= (SETTLED_RATIO if was_drifted else DRIFTED_RATIO):
+        return _condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
+    measured, predicted = seconds
+    message = f"a step takes {format_seconds(measured)}, and {format_seconds(predicted)} were predicted"
+    return _condition(ConditionType.DRIFTED, True, "Slower" if measured > predicted else "Faster", "", message)
 
 
 def _condition(kind: ConditionType, holds: bool, when_true: str, when_false: str, message: str) -> Condition:

@@ -212,6 +212,7 @@ class RunPolicySpec(Manifest):
     ttl_seconds_after_finished: int = 86_400
     active_deadline_seconds: int = 0
     priority: int = 0
+    replan_on_drift: bool = False
 
     def __post_init__(self) -> None:
         _not_negative(self, "backoff_limit", "ttl_seconds_after_finished", "active_deadline_seconds")

@@ -67,9 +67,12 @@ BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_MOST_SECONDS = 300.0
 STALL_LEAST_SECONDS = 60.0
 STALL_STEPS = 10.0
+FIRST_STEP_SECONDS = 600.0
+"""Until an attempt takes its first step it starts processes, connects them and reads a model or a checkpoint."""
 SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
 SHRINK_AFTER_NODE_LOST_SECONDS = 60.0
 GROW_AFTER_STABLE_SECONDS = 300.0
+REPLAN_AFTER_DRIFT_SECONDS = 1800.0
 
 
 class AttemptState(enum.StrEnum):
@@ -103,6 +106,8 @@ class Observed:
 
     ``failures`` counts attempts that ended without being asked to. ``attempt_gone`` says that nothing of the newest
     attempt is left to write. ``feasible_ranks`` is the largest number of ranks that capacity would admit now.
+    ``last_step_at`` is none before the attempt's first step, which is waited for since ``training_since``. Since
+    ``drifted_since`` steps take another time than predicted because the hardware is no longer as it was measured.
 
     ``admitted`` lets a job that waits be launched. Where ``attempts_queue``, as on a cluster, a job is launched first
     and its attempt waits for a place itself: it is ready once all of it has one. Some of it has had none since
@@ -132,6 +137,7 @@ class Observed:
     failed_at: float | None = None
     finished_at: float | None = None
     queued_at: float | None = None
+    training_since: float | None = None
     last_step_at: float | None = None
     predicted_step_seconds: float | None = None
     last_checkpoint: int | None = None
@@ -139,6 +145,8 @@ class Observed:
     feasible_ranks: int | None = None
     capacity_stable_since: float | None = None
     growth_pays: bool = False
+    drifted_since: float | None = None
+    replan_pays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +238,7 @@ def backoff_seconds(failures: int) -> float:
 
 
 def stall_seconds(predicted_step_seconds: float | None) -> float:
-    """How long a running attempt may go without a step before it counts as lost."""
+    """How long an attempt that has taken a step may go without another before it counts as lost."""
     return max(STALL_LEAST_SECONDS, STALL_STEPS * (predicted_step_seconds or 0.0))
 
 
@@ -302,12 +310,29 @@ def _loss(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if seen.attempt_state is AttemptState.FAILED or (seen.attempt_state is AttemptState.NONE and seen.attempt):
         return _lost(spec, seen, seen.message or "the attempt ended")
     if seen.attempt_state is AttemptState.STOPPED and not spec.run_policy.suspend:
-        return [SetPhase(Phase.RECOVERING, "Stopped", seen.message or "stopped after a checkpoint")]
-    if seen.attempt_state is AttemptState.RUNNING and seen.last_step_at is not None:
-        silent = stall_seconds(seen.predicted_step_seconds)
-        if now >= seen.last_step_at + silent:
-            return _lost(spec, seen, f"no step within {silent:.0f} s")
+        reason = _makes_room(spec, seen, now) or "Stopped"
+        return [SetPhase(Phase.RECOVERING, reason, seen.message or "stopped after a checkpoint")]
+    due = _step_due(seen)
+    if seen.attempt_state is AttemptState.RUNNING and due is not None and now >= due.at:
+        return _lost(spec, seen, due.missed)
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    at: float
+    missed: str
+
+
+def _step_due(seen: Observed) -> _Due | None:
+    """When the next step has to have been taken; none while nobody could have told of it."""
+    if seen.last_step_at is not None:
+        silent = stall_seconds(seen.predicted_step_seconds)
+        return _Due(seen.last_step_at + silent, f"no step within {silent:.0f} s")
+    if seen.training_since is not None:
+        patience = FIRST_STEP_SECONDS + stall_seconds(seen.predicted_step_seconds)
+        return _Due(seen.training_since + patience, f"no step within {patience:.0f} s of its start")
+    return None
 
 
 def _lost(spec: JobSpec, seen: Observed, message: str) -> list[Decision]:
@@ -413,11 +438,26 @@ def _running(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
         return [SetPhase(Phase.SUCCEEDED, "Completed")]
     if seen.stop_requested:
         return _stop(seen, now)
+    if reason := _makes_room(spec, seen, now):
+        return [Stop(seen.attempt, reason)]
+    due = _step_due(seen)
+    times = [at for at in (due.at if due is not None else None, _replan_at(spec, seen)) if at is not None]
+    return [Wait(min(times))] if times else []
+
+
+def _makes_room(spec: JobSpec, seen: Observed, now: float) -> str:
+    """Why the attempt is to make room for one that is faster, in a word; empty if it is not to."""
     if _should_grow(spec, seen, now):
-        return [Stop(seen.attempt, "Grow")]
-    if seen.last_step_at is None:
-        return []
-    return [Wait(seen.last_step_at + stall_seconds(seen.predicted_step_seconds))]
+        return "Grow"
+    replan_at = _replan_at(spec, seen)
+    return "Drift" if replan_at is not None and now >= replan_at else ""
+
+
+def _replan_at(spec: JobSpec, seen: Observed) -> float | None:
+    """When the attempt makes room for one that measures anew; none if it is not to."""
+    if not spec.run_policy.replan_on_drift or not seen.replan_pays or seen.drifted_since is None:
+        return None
+    return seen.drifted_since + REPLAN_AFTER_DRIFT_SECONDS
 
 
 def _should_grow(spec: JobSpec, seen: Observed, now: float) -> bool:

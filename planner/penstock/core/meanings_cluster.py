@@ -95,6 +95,7 @@ CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
         "summary": "the plan in a few words",
         "stepSeconds": "predicted length of a step",
         "peakBytes": "predicted memory of the fullest rank",
+        "mispredicted": "its steps were off from the first, on hardware that had just been measured",
     },
     Condition: {
         "type": "what is observed",

@@ -62,7 +62,9 @@ class LinkRecord(Manifest):
     """One directed channel fitted to latency + bytes / bandwidth, with the fit's mean absolute relative error.
 
     The latency is half a round trip of the smallest message, so links that are later one way are not told apart. What
-    bytes take is measured each way, by messages that follow each other without a pause.
+    bytes take is measured each way, by messages that follow each other without a pause. A hundred ranks have ten
+    thousand such records, and a ConfigMap holds a mebibyte, so what it was fitted to is not kept; older profiles have
+    it, as ``sizes_bytes`` and ``seconds``.
     """
 
     source: int

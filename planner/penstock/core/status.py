@@ -52,12 +52,16 @@ class Condition(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanStatus(Manifest):
-    """The plan of the newest attempt, in short; it lies whole in the attempt's ConfigMap."""
+    """The plan of the newest attempt, in short; it lies whole in the attempt's ConfigMap.
+
+    It is ``mispredicted`` if its steps took another time from the first on, on hardware that had just been measured.
+    """
 
     digest: str
     summary: str
     step_seconds: float | None = None
     peak_bytes: int | None = None
+    mispredicted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,68 @@
+"""Steps that take another time than was predicted: how far off, since when, and whether measuring anew would help."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock.core import lifecycle
+from penstock.core.lifecycle import Phase
+from penstock.core.records import WARM_UP_STEPS
+from penstock.core.status import ConditionStatus, ConditionType, JobStatus
+from penstock.operator.facts import Facts
+
+DRIFTED_RATIO, SETTLED_RATIO = 1.3, 1.15
+"""What has drifted has to come well back, or it would waver."""
+
+
+def step_seconds(facts: Facts) -> tuple[float, float] | None:
+    """What the newest step took, and what was predicted; none before there is one to judge by."""
+    plan, progress = facts.status.plan, facts.progress
+    if facts.status.phase is not Phase.RUNNING or plan is None or progress is None or progress.step < WARM_UP_STEPS:
+        return None
+    if not plan.step_seconds or not progress.step_seconds:
+        return None
+    return progress.step_seconds, plan.step_seconds
+
+
+def ratio(measured: float, predicted: float) -> float:
+    """How many times as long, or as short."""
+    return max(measured / predicted, predicted / measured)
+
+
+def drifted_since(status: JobStatus) -> float | None:
+    """Since when steps have taken another time, also those of an attempt before; none if they do not.
+
+    Also none where the prediction was found wrong by hardware that had just been measured.
+    """
+    told = status.condition(ConditionType.DRIFTED)
+    if told is None or told.status is not ConditionStatus.TRUE or (status.plan and status.plan.mispredicted):
+        return None
+    return told.last_transition_time
+
+
+def hardware_drifted_since(facts: Facts) -> float | None:
+    """Since when steps have taken another time, and do, because the hardware is no longer as it was measured."""
+    since, seconds = drifted_since(facts.status), step_seconds(facts)
+    if since is None or seconds is None or ratio(*seconds) <= SETTLED_RATIO or _is_own(facts, since):
+        return None
+    return since
+
+
+def judged(status: JobStatus, facts: Facts, now: float) -> JobStatus:
+    """The status, with what is found of the prediction once an attempt that measured itself was off from its beginning
+    for as long as would have another measured: that one would be predicted as wrongly.
+    """
+    since = drifted_since(status)
+    if status.plan is None or since is None or now < since + lifecycle.REPLAN_AFTER_DRIFT_SECONDS:
+        return status
+    if status.phase is not Phase.RUNNING or not _is_own(facts, since):
+        return status
+    return dataclasses.replace(status, plan=dataclasses.replace(status.plan, mispredicted=True))
+
+
+def _is_own(facts: Facts, since: float) -> bool:
+    """Whether the attempt measured itself, soon before its steps were off."""
+    begun, progress = facts.status.phase_entered_at, facts.progress
+    if begun is None or progress is None or not progress.profile_ref:
+        return False
+    return since < begun + lifecycle.REPLAN_AFTER_DRIFT_SECONDS

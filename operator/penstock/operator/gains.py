@@ -1,0 +1,55 @@
+"""Whether another attempt is worth its restart: with more ranks, or by a newer measurement."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.core.job import JobSpec
+from penstock.core.lifecycle import Phase
+from penstock.operator.facts import Facts
+from penstock.operator.waiting import short_since
+
+RESTART_SECONDS = 120.0
+"""What another attempt costs, with a measurement on hosts that are new to it."""
+
+
+def feasible_ranks(facts: Facts) -> int | None:
+    """Ranks that the scheduler has found a place for; all of them as long as it has not said otherwise."""
+    per_pod = facts.job.spec.kubernetes.ranks_per_pod
+    if facts.status.phase is Phase.RUNNING and facts.room is not None:
+        return _whole(facts.job.spec, facts.status.ranks + facts.room.num_pods * per_pod)
+    if short_since(facts) is None:
+        return facts.status.feasible_ranks
+    placed = sum(1 for pod in facts.pods if pod.node)
+    return _whole(facts.job.spec, min(placed * per_pod, facts.status.ranks))
+
+
+def _whole(spec: JobSpec, ranks: int) -> int:
+    """The most of so many ranks that what is pinned of the plan divides, and that fill their pods."""
+    pinned = spec.parallelism
+    unit = math.lcm((pinned.dp or 1) * (pinned.tp or 1) * (pinned.pp or 1), spec.kubernetes.ranks_per_pod)
+    most = min(ranks, spec.resources.ranks)
+    return most - most % unit
+
+
+def growth_pays(facts: Facts) -> bool:
+    """Whether the steps that are left would be done sooner, if they took less time in proportion to the ranks."""
+    status, plan = facts.status, facts.status.plan
+    grown = feasible_ranks(facts)
+    if plan is None or plan.step_seconds is None or not grown:
+        return False
+    left_seconds = _steps_left(facts) * plan.step_seconds
+    return left_seconds * (1 - status.ranks / grown) > RESTART_SECONDS
+
+
+def _steps_left(facts: Facts) -> int:
+    progress = facts.progress
+    return facts.job.spec.training.steps - (progress.step if progress else 0)
+
+
+def replan_pays(facts: Facts) -> bool:
+    """Whether the steps that are left might gain more than another attempt costs."""
+    plan, progress = facts.status.plan, facts.progress
+    if plan is None or plan.step_seconds is None or progress is None or progress.step_seconds is None:
+        return False
+    return _steps_left(facts) * abs(progress.step_seconds - plan.step_seconds) > RESTART_SECONDS

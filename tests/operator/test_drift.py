@@ -1,0 +1,172 @@
+"""A job whose steps take another time than was predicted, and that may be planned anew for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.core.lifecycle import REPLAN_AFTER_DRIFT_SECONDS, AttemptState, Phase
+from penstock.core.status import ConditionStatus, ConditionType
+from penstock.kube.names import STOP_ANNOTATION
+from penstock.kube.resources import PODS
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.one_job import NODES, condition, end_all, example, measured_again, running, word
+from tests.support.operating import Operating, measured
+from tests.support.sample_run import sample_profile
+
+SLOWER = 2.0
+REPORT_SECONDS = 50.0
+
+
+@pytest.fixture
+def operating() -> Operating:
+    found = Operating(FakePlanner())
+    found.now = sample_profile().measured_at
+    return found
+
+
+def told(operating: Operating, uid: str, ratio: float, attempt: int = 1, *, ref: str = "") -> None:
+    """The service tells of one more step, which took so many times what was predicted."""
+    status = operating.status(uid)
+    assert status.plan is not None
+    assert status.plan.step_seconds is not None
+    step = status.progress.step + 1 if status.progress and status.progress.step else 9
+    seconds = ratio * status.plan.step_seconds
+    operating.kube.report(uid, attempt=attempt, epoch=1, step=step, stepSeconds=seconds, profileRef=ref)
+    operating.turn()
+
+
+def trained(operating: Operating, uid: str, seconds: float, ratio: float, *, ref: str = "") -> None:
+    """For so long, at that pace, of which is reported meanwhile."""
+    end = operating.now + seconds
+    while operating.now < end:
+        operating.now += REPORT_SECONDS
+        told(operating, uid, ratio, ref=ref)
+
+
+def is_asked_to_stop(operating: Operating) -> bool:
+    return all(STOP_ANNOTATION in pod["metadata"]["annotations"] for pod in operating.kube.all(PODS))
+
+
+ALLOWED = {"runPolicy": {"replanOnDrift": True}, "training": {"globalBatch": 64, "steps": 100_000}}
+
+
+def drifted(operating: Operating) -> str:
+    """A job that has trained for long as predicted, and is slower since."""
+    uid = running(operating, **ALLOWED)
+    trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS, 1.0)
+    trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS, SLOWER)
+    assert not is_asked_to_stop(operating)
+    return uid
+
+
+def test_what_drifts_for_long_is_measured_and_planned_anew(operating: Operating) -> None:
+    uid = drifted(operating)
+    trained(operating, uid, REPORT_SECONDS, SLOWER)
+    assert is_asked_to_stop(operating)
+    end_all(operating, AttemptState.STOPPED)
+    operating.turn(12)
+    assert measured_again(operating, uid) == "ConfigMap measured is older than the drift: it is measured again"
+    operating.measured(uid, replace(sample_profile(), measured_at=operating.now), attempt=2)
+    operating.turn(12)
+    assert operating.phase(uid) is Phase.RUNNING
+    assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.FALSE, "Beginning")
+
+
+def test_where_the_new_prediction_is_wrong_too_it_stays(operating: Operating) -> None:
+    """What was just measured is not measured again because steps, from the first, take another time."""
+    uid = running(operating, **ALLOWED)
+    trained(operating, uid, 3 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
+    assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.TRUE, "Slower")
+    assert not is_asked_to_stop(operating)
+
+
+def test_a_step_that_is_as_predicted_by_chance_makes_no_wrong_prediction_right(operating: Operating) -> None:
+    uid = running(operating, **ALLOWED)
+    trained(operating, uid, 1.5 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
+    told(operating, uid, 1.0, ref="measured")
+    assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.FALSE, "AsPredicted")
+    trained(operating, uid, 3 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
+    plan = operating.status(uid).plan
+    assert plan is not None
+    assert plan.mispredicted
+    assert not is_asked_to_stop(operating)
+
+
+def test_what_came_back_while_nobody_looked_stays(operating: Operating) -> None:
+    uid = drifted(operating)
+    operating.now += REPORT_SECONDS
+    told(operating, uid, 1.1)
+    assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.FALSE, "AsPredicted")
+    assert not is_asked_to_stop(operating)
+
+
+def test_it_goes_by_its_newer_measurement_and_not_by_another_job_s(operating: Operating) -> None:
+    other = running(operating, **ALLOWED)
+    end_all(operating, AttemptState.SUCCEEDED)
+    operating.turn(8)
+    assert operating.phase(other) is Phase.SUCCEEDED
+    uid = operating.kube.submit({**example(**ALLOWED), "metadata": {"name": "another"}})
+    operating.turn(8)
+    operating.kube.start_pods(*NODES)
+    operating.turn(12)
+    trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS + REPORT_SECONDS, SLOWER)
+    end_pods_of(operating, "another-a1", AttemptState.STOPPED)
+    operating.turn(12)
+    operating.kube.start_pods(*NODES)
+    operating.turn(12)
+    newer = replace(sample_profile(), measured_at=operating.now)
+    measured(operating.kube, uid, newer, attempt=2, name="newer")
+    operating.turn(12)
+    told(operating, uid, 1.0, attempt=2)
+    told(operating, uid, 1.0, attempt=2)
+    operating.kube.remove(next(pod for pod in operating.kube.all(PODS) if "another-a2" in pod["metadata"]["name"]))
+    operating.turn(12)
+    operating.kube.start_pods(*NODES)
+    operating.turn(12)
+    profile = operating.status(uid).profile
+    assert profile is not None
+    assert (operating.status(uid).attempt, operating.phase(uid), profile.ref) == (3, Phase.RUNNING, "newer")
+
+
+def end_pods_of(operating: Operating, jobset: str, state: AttemptState) -> None:
+    """All pods of an attempt end so."""
+    for index, pod in enumerate(operating.kube.all(PODS)):
+        if pod["metadata"]["name"].startswith(jobset):
+            operating.kube.end_pod(index, code=0, word=word(state))
+
+
+def test_what_measured_itself_may_drift_later(operating: Operating) -> None:
+    uid = running(operating, **ALLOWED)
+    trained(operating, uid, 2 * REPLAN_AFTER_DRIFT_SECONDS, 1.0, ref="measured")
+    trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS + REPORT_SECONDS, SLOWER, ref="measured")
+    assert is_asked_to_stop(operating)
+
+
+def test_what_comes_back_in_time_stays(operating: Operating) -> None:
+    uid = drifted(operating)
+    told(operating, uid, 1.0)
+    trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS, SLOWER)
+    assert not is_asked_to_stop(operating)
+
+
+def test_nothing_is_planned_anew_unasked_or_for_a_few_steps(operating: Operating) -> None:
+    """Steps that are nearly done gain less than another attempt costs."""
+    unasked, short = {**ALLOWED, "runPolicy": {}}, {**ALLOWED, "training": {"globalBatch": 64, "steps": 200}}
+    for changes in (unasked, short):
+        there = Operating(FakePlanner())
+        there.now = sample_profile().measured_at
+        uid = running(there, **changes)
+        trained(there, uid, REPLAN_AFTER_DRIFT_SECONDS + REPORT_SECONDS, SLOWER)
+        assert condition(there, uid, ConditionType.DRIFTED)[0] is ConditionStatus.TRUE
+        assert not is_asked_to_stop(there)
+
+
+def test_the_attempt_after_another_loss_measures_too(operating: Operating) -> None:
+    uid = drifted(operating)
+    operating.kube.remove(operating.kube.all(PODS)[0])
+    operating.turn(12)
+    operating.kube.start_pods(*NODES)
+    operating.turn(12)
+    assert (operating.status(uid).attempt, operating.phase(uid)) == (2, Phase.PROFILING)
