@@ -171,13 +171,14 @@ class TestProgress:
         here.turn(1.0)
         assert here.progress()["step"] == 3
 
-    def test_a_loss_that_is_no_number_is_told(self, here: OnCluster) -> None:
+    @pytest.mark.parametrize(("loss", "told"), [("1e999", "inf"), ("6.1815694272518", "6.18157")])
+    def test_a_loss_fits_a_column_and_may_be_no_number(self, here: OnCluster, loss: str, told: str) -> None:
         job = running(here)
         metrics, _ = step_records(uid_of(job), range(1))
-        text = json.dumps({"records": [metrics.to_manifest()]}).replace('"loss": 5.0', '"loss": 1e999')
+        text = json.dumps({"records": [metrics.to_manifest()]}).replace('"loss": 5.0', f'"loss": {loss}')
         assert here.client(POD).post("/v1/ingest", content=text).status_code == 200
         here.turn()
-        assert here.progress()["loss"] == "inf"
+        assert here.progress()["loss"] == told
 
 
 class TestMeasurements:

@@ -21,9 +21,9 @@ from penstock.cli.posting import http_post
 from penstock.cli.shipping import Shipper
 from penstock.core.records import RecordKind
 from penstock.trainer.outbox import Outbox
+from penstock.trainer.ports import free_port
 from tests.support.command import Command
 from tests.support.fake_apiserver import FakeApiserver, Found, served
-from tests.support.load_service import free_ports
 from tests.support.on_cluster import instant
 from tests.support.outboxes import address_file
 from tests.support.sample_run import sample_profile
@@ -56,7 +56,7 @@ def kubeconfig(tmp_path: Path, fake: FakeApiserver) -> Iterator[Path]:
 
 def test_it_mirrors_reports_and_hands_over_at_its_end(tmp_path: Path, fake: FakeApiserver, kubeconfig: Path) -> None:
     """Without a machine's executor, a token file, or anything else that a machine needs."""
-    (port,) = free_ports(1)
+    port = free_port()
     job = running_job(fake)
     with serving(tmp_path, kubeconfig, port) as process:
         wait_until(lambda: fake.objects.get(LEASE) is not None and answers(port), 60)
@@ -74,7 +74,7 @@ def test_it_mirrors_reports_and_hands_over_at_its_end(tmp_path: Path, fake: Fake
 
 def test_what_ranks_report_while_it_is_away_is_caught_up(tmp_path: Path, fake: FakeApiserver, kubeconfig: Path) -> None:
     """It is killed; meanwhile an attempt measures and takes steps, and deletes are missed."""
-    (port,) = free_ports(1)
+    port = free_port()
     job, gone = running_job(fake), fake.add_job(job_manifest("gone"))
     (tmp_path / "token").write_text(POD)
     (tmp_path / "outbox").mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from penstock.cli import pod as module
 from penstock.cli import supervisor
 from penstock.cli.main import main
 from penstock.cli.pod import Pod, lay_out, run_pod
-from penstock.cli.pod_mailbox import PodFiles
+from penstock.cli.pod_files import PodFiles
 from penstock.cli.stalling import StallWatch
 from penstock.cli.workers import Workers
 from penstock.core.errors import RunError, UserError
@@ -29,7 +28,6 @@ from penstock.core.supervision import AttemptReport
 from penstock.trainer.outbox import read_records
 from penstock.trainer.rundir import RunDir
 from tests.support.fake_workers import FakeWorkers, Script, killed, refused
-from tests.support.ingest_server import IngestServer, Request
 from tests.support.pods import UID, Attempt, identified
 from tests.support.sample_run import sample_plan, sample_profile
 from tests.support.supervised import STEPS, sample_job
@@ -58,23 +56,14 @@ class Cluster:
         files = PodFiles(
             attempt=folder.attempt_files,
             pod=folder.pod_files,
-            token=folder.token,
             termination=folder.termination,
             cgroups=self.cgroups,
         )
-        return Pod(
-            uid=folder.uid,
-            attempt=3,
-            files=files,
-            out=self.attempt.out,
-            data=self.attempt.data,
-            local=folder.local,
-        )
+        return Pod(folders=folder.folders(3, self.attempt.out), files=files, data=self.attempt.data)
 
     @property
     def run(self) -> RunDir:
-        root = self.attempt.run.root
-        return RunDir(root, root / "hosts" / self.folder.uid, self.folder.local)
+        return self.folder.folders(3, self.attempt.out).run(identified(sample_job()))
 
     def live(self, meanwhile: Callable[[], None] = lambda: None) -> int:
         """The pod's exit code."""
@@ -361,33 +350,3 @@ def test_without_steps_the_attempt_has_failed(tmp_path: Path, monkeypatch: pytes
     assert cluster.live() == 1
     assert (cluster.report.state, cluster.report.refused) == (AttemptState.FAILED, False)
     assert cluster.report.message == "no step within 60 s"
-
-
-# Shipping
-
-
-def acknowledge(request: Request) -> tuple[int, bytes]:
-    records = json.loads(gzip.decompress(request.body))["records"]
-    return 200, json.dumps({"sequence": records[-1]["sequence"]}).encode()
-
-
-@pytest.mark.parametrize("there_is_one", [True, False])
-def test_records_are_shipped_where_there_is_a_service(cluster: Cluster, there_is_one: bool) -> None:
-    with IngestServer(acknowledge) as server:
-        if there_is_one:
-            cluster.attempt.serve_at(server.url)
-        else:
-            (cluster.folder.attempt_files / "address.json").touch()
-        test_a_pod_measures_waits_and_trains(cluster)
-        assert bool(server.requests) == there_is_one
-        assert (cluster.run.outbox / "a3-profile.shipped").exists() == there_is_one
-
-
-def test_a_service_that_is_away_holds_no_pod_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.5)
-    cluster.attempt.serve_at("http://127.0.0.1:9")
-    begin = time.monotonic()
-    test_a_pod_measures_waits_and_trains(cluster)
-    assert time.monotonic() - begin < PATIENCE_SECONDS / 2
-    assert (cluster.run.outbox / "a3-profile.jsonl").exists()
-    assert not (cluster.run.outbox / "a3-profile.shipped").exists()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.pod_mailbox import PLAN_SECONDS, PodFiles, PodMailbox
+from penstock.cli.pod_files import PodFiles
+from penstock.cli.pod_mailbox import PLAN_SECONDS, PodMailbox
 from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PLAN_FILE
@@ -30,7 +31,7 @@ class Bench:
         self.now = 0.0
         self.said: list[str] = []
         pod = self.pod
-        files = PodFiles(attempt=pod.attempt_files, pod=pod.pod_files, token=pod.token, termination=pod.termination)
+        files = PodFiles(attempt=pod.attempt_files, pod=pod.pod_files, termination=pod.termination)
         self.box = PodMailbox(files, self.run, pod.uid, 3, say=self.said.append, clock=lambda: self.now)
 
     @property
@@ -132,7 +133,11 @@ def test_another_plan_is_never_trained(bench: Bench) -> None:
         bench.box.binding()
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b"[]" * 999)[:-20]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b"[]" * 999)[:-20]],
+    ids=["empty", "no gzip", "no JSON", "cut"],
+)
 def test_a_plan_that_cannot_be_read_is_said(bench: Bench, content: bytes) -> None:
     bench.plan_file.write_bytes(content)
     bench.pod.bind(bench.attempt.binding(1, 1, sample_plan()))

@@ -19,8 +19,8 @@ from penstock.cli.locks import alone
 from penstock.cli.main import main
 from penstock.cli.service_files import address_file, executor_name, ingest_token
 from penstock.core.supervision import Address
+from penstock.trainer.ports import free_port
 from tests.support.certificates import certificate
-from tests.support.load_service import free_ports
 from tests.support.service import Clock, new_service
 
 
@@ -120,7 +120,7 @@ def test_what_is_no_token_is_replaced(service: Service, tmp_path: Path, content:
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What a service says that cannot be there."""
-    (port,) = free_ports(1)
+    port = free_port()
     assert main(["serve", "--folder", str(folder), "--port", str(port)]) == 2
     return " ".join(capsys.readouterr().err.split())
 

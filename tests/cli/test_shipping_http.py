@@ -16,7 +16,8 @@ import pytest
 
 from penstock.cli import shipping
 from penstock.cli.posting import Post, Reply, http_post
-from penstock.cli.shipping import ship
+from penstock.cli.shipping import Orphaned, ship
+from penstock.cli.stopping import StopRequests, listening
 from penstock.trainer.rundir import RunDir
 from tests.support.ingest_server import IngestServer, Request
 from tests.support.outboxes import address_file, fill
@@ -171,15 +172,15 @@ def test_a_run_is_shipped_until_somebody_asks_to_stop(tmp_path: Path, token_file
         os.kill(os.getpid(), signal.SIGTERM)
         return acknowledging(request) if len(server.requests) > 2 else (503, b"")
 
-    handler = signal.getsignal(signal.SIGTERM)
-    with IngestServer(answer) as server:
-        assert ship(run, address_file(tmp_path / "address.json", server.url), token_file, lambda line: None)
+    with IngestServer(answer) as server, listening() as requests:
+        until = Orphaned(requests, sys.stdin)
+        assert ship(run, address_file(tmp_path / "address.json", server.url), token_file, lambda line: None, until)
     assert len(server.requests) == 3
-    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_run_without_records_is_shipped_too(tmp_path: Path, address: Path, token_file: Path, held: int) -> None:
     """Whoever started it ended before the first look."""
     os.close(held)
-    assert ship(RunDir(tmp_path / "run"), address, token_file, lambda line: None)
+    until = Orphaned(StopRequests(), sys.stdin)
+    assert ship(RunDir(tmp_path / "run"), address, token_file, lambda line: None, until)

@@ -4,106 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.api.executor.folder import AttemptFolder
 from penstock.cli import mailbox as module
-from penstock.cli.mailbox import FolderMailbox
-from penstock.cli.stopping import StopRequests
-from penstock.cli.supervisor import DEADLINE, STEP_GRAIN_SECONDS, Supervisor
-from penstock.cli.workers import Ranks
+from penstock.cli.supervisor import STEP_GRAIN_SECONDS
 from penstock.core.errors import RunError, UserError
-from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
-from penstock.core.supervision import AttemptReport, Binding, Wish
+from penstock.core.supervision import AttemptReport, Wish
 from penstock.trainer.launch import Failure, Outcome
-from penstock.trainer.rundir import RunDir, metrics_line, write_json
-from penstock.trainer.status import StatusFile, read_status, status_path
+from penstock.trainer.rundir import metrics_line, write_json
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, fake_metrics, killed, refused
 from tests.support.sample_run import sample_plan
-from tests.support.supervised import EVERY, STEPS, FakeDecider, sample_job
+from tests.support.supervised import EVERY, STEPS, FakeDecider
+from tests.support.supervising import SILENT, Bench, silently_profiling
 
 PATIENCE_SECONDS = 60.0
-SILENT = Script(until=6, end=None)
-
-
-class Bench:
-    """A supervisor on simulated time; at every pause the service reads the report and then does ``meanwhile``."""
-
-    def __init__(
-        self,
-        root: Path,
-        workers: FakeWorkers | None = None,
-        *,
-        decider: FakeDecider | None = None,
-        deadline_at: float | None = None,
-    ) -> None:
-        self.run = RunDir(root)
-        self.run.create()
-        self.job = sample_job()
-        self.folder = AttemptFolder(root, 3)
-        self.folder.path.mkdir(parents=True)
-        self.deadline_at = deadline_at
-        self.workers, self.decider = workers or FakeWorkers(), decider or FakeDecider()
-        self.requests = StopRequests()
-        self.now = 1000.0
-        self.pauses = 0
-        self.seen: list[AttemptReport] = []
-        self.meanwhile: Callable[[AttemptReport], None] = self.serve
-
-    def supervise(self) -> AttemptReport:
-        supervisor = Supervisor(
-            self.job,
-            self.run,
-            self.folder.attempt,
-            FolderMailbox(self.folder),
-            workers=self.workers,
-            decider=self.decider,
-            requests=self.requests,
-            deadline_at=self.deadline_at,
-            clock=lambda: self.now,
-            pause=self.pause,
-        )
-        try:
-            return supervisor.run()
-        finally:
-            assert not self.workers.alive
-
-    def pause(self, seconds: float) -> None:
-        self.pauses += 1
-        assert self.pauses < 1000, "the attempt does not end"
-        self.now += seconds
-        report = self.report
-        if report not in self.seen[-1:]:
-            self.seen.append(report)
-        self.meanwhile(report)
-
-    @property
-    def report(self) -> AttemptReport:
-        return AttemptReport.from_manifest(json.loads(self.folder.report.read_text()))
-
-    @property
-    def states(self) -> list[tuple[AttemptState, Step]]:
-        """What the service saw, each once."""
-        return list(dict.fromkeys((report.state, report.profile) for report in self.seen))
-
-    def wish(self, wish: Wish) -> None:
-        self.folder.wish(wish).touch()
-
-    def bind(self, digest: str | None = None) -> None:
-        write_json(self.run.plan, sample_plan().to_manifest())
-        write_json(self.folder.binding, Binding(plan_digest=digest or sample_plan().digest).to_manifest())
-
-    def serve(self, report: AttemptReport) -> None:
-        """What a service does that wants the job done."""
-        if report.state is AttemptState.READY and report.profile is Step.MISSING:
-            self.wish(Wish.MEASURE)
-        if report.state is AttemptState.READY and report.profile is Step.DONE:
-            self.bind()
 
 
 def fail_with(error: Exception) -> Callable[[], None]:
@@ -176,15 +94,6 @@ def test_measuring_tells_how_far_it_is(tmp_path: Path) -> None:
     assert working == [(0, 0), (1, 9), (2, 9), (3, 9), (4, 9)]
 
 
-def silently_profiling() -> FakeWorkers:
-    """Workers whose measurement does not end by itself."""
-    workers = FakeWorkers()
-    workers.profile = lambda job, run, attempt: workers._add(  # type: ignore[method-assign]
-        Script(end=None), lambda: False, lambda _: None
-    )
-    return workers
-
-
 def test_the_newest_checkpoint_is_told_while_training(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.supervise()
@@ -224,97 +133,6 @@ def test_steps_of_attempts_before_are_none_of_this_one(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FakeWorkers(scripts=[Script(until=0, end=None)]), deadline_at=1030.0)
     bench.run.metrics.write_text(metrics_line(fake_metrics(0)))
     assert bench.supervise().last_step_at is None
-
-
-# Stopping
-
-
-def stop_at_step(bench: Bench, step: int) -> Callable[[AttemptReport], None]:
-    """The service asks once that many steps were taken."""
-
-    def meanwhile(report: AttemptReport) -> None:
-        bench.serve(report)
-        if bench.run.metrics.exists() and len(bench.run.read_metrics()) >= step:
-            bench.wish(Wish.STOP)
-
-    return meanwhile
-
-
-def test_a_stop_while_training_ends_after_a_checkpoint(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.meanwhile = stop_at_step(bench, 7)
-    report = bench.supervise()
-    assert report.state is AttemptState.STOPPED
-    assert bench.workers.ranks[-1].asked_to_stop
-    assert not bench.workers.ranks[-1].killed
-    assert report.last_checkpoint == len(bench.run.read_metrics())
-
-
-def test_a_stop_before_training_is_at_once(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.meanwhile = lambda report: bench.wish(Wish.STOP)
-    assert bench.supervise().state is AttemptState.STOPPED
-    assert bench.workers.started == ["prepare"]
-
-
-def test_a_stop_while_measuring_ends_the_measurement(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, silently_profiling())
-
-    def meanwhile(report: AttemptReport) -> None:
-        bench.wish(Wish.MEASURE)
-        if report.profile is Step.WORKING:
-            bench.wish(Wish.STOP)
-
-    bench.meanwhile = meanwhile
-    assert bench.supervise().state is AttemptState.STOPPED
-    assert bench.workers.ranks[-1].killed
-
-
-def test_a_stop_that_comes_with_the_binding_trains_nothing(tmp_path: Path) -> None:
-    """Ranks that were started a moment ago cannot hear it, and it is told only once."""
-    bench = Bench(tmp_path, decider=FakeDecider(has_profile=True))
-    bench.bind()
-    bench.wish(Wish.STOP)
-    assert bench.supervise().state is AttemptState.STOPPED
-    assert bench.workers.started == ["prepare"]
-
-
-class LateRanks(FakeRanks):
-    """Hear nothing before they left their status, as real ones."""
-
-    run: RunDir
-
-    def all_started(self) -> bool:
-        return read_status(status_path(self.run.status, 0)) is not None
-
-    def stop(self) -> None:
-        if self.all_started():
-            super().stop()
-
-
-def test_a_stop_is_heard_by_ranks_that_still_start(tmp_path: Path) -> None:
-    workers = FakeWorkers()
-    bench = Bench(tmp_path, workers, decider=FakeDecider(has_profile=True))
-
-    def train(job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
-        stopped = {"outcome": "stopped", "step": 1}
-        ranks = LateRanks(Script(end=None), lambda: False, lambda outcome: write_json(run.result, stopped))
-        ranks.run = run
-        workers.ranks.append(ranks)
-        return ranks
-
-    def meanwhile(report: AttemptReport) -> None:
-        bench.bind()
-        if report.state is AttemptState.STARTING:
-            bench.wish(Wish.STOP)
-        if bench.pauses == 10:
-            for rank in range(sample_plan().num_ranks):
-                StatusFile(status_path(bench.run.status, rank), 1).start(["0F0.0"])
-
-    workers.train = train  # type: ignore[method-assign]
-    bench.meanwhile = meanwhile
-    assert bench.supervise().state is AttemptState.STOPPED
-    assert not workers.ranks[-1].killed
 
 
 # Failing
@@ -418,69 +236,6 @@ def test_a_binding_without_a_plan_is_refused(tmp_path: Path) -> None:
     report = bench.supervise()
     assert (report.state, report.refused) == (AttemptState.FAILED, True)
     assert "plan.json" in report.message
-
-
-# Ending early
-
-
-def test_the_deadline_ends_what_trains(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, FakeWorkers(scripts=[SILENT]), deadline_at=1030.0)
-    report = bench.supervise()
-    assert (report.state, report.message, report.refused) == (AttemptState.FAILED, DEADLINE, False)
-    assert bench.report == report
-    assert bench.workers.ranks[-1].killed
-    assert bench.now >= 1030.0
-
-
-def test_the_deadline_ends_what_measures(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, silently_profiling(), deadline_at=1030.0)
-    assert bench.supervise().message == DEADLINE
-    assert bench.workers.ranks[-1].killed
-
-
-def test_nothing_is_started_after_the_deadline(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, decider=FakeDecider(has_profile=True), deadline_at=1030.0)
-    bench.workers.prepare_with = lambda: setattr(bench, "now", 1030.0)
-    bench.bind()
-    assert bench.supervise().message == DEADLINE
-    assert bench.workers.started == ["prepare"]
-
-
-@pytest.mark.parametrize("state", [AttemptState.READY, AttemptState.RUNNING])
-def test_a_signal_ends_everything(tmp_path: Path, state: AttemptState) -> None:
-    bench = Bench(tmp_path, FakeWorkers(scripts=[SILENT]))
-
-    def meanwhile(report: AttemptReport) -> None:
-        bench.serve(report)
-        if report.state is state:
-            bench.requests(signal.SIGTERM)
-
-    bench.meanwhile = meanwhile
-    report = bench.supervise()
-    assert (report.state, report.message) == (AttemptState.FAILED, "was ended from outside")
-    assert not report.refused
-    assert bench.report == report
-
-
-def test_a_signal_ends_what_measures(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, silently_profiling())
-
-    def meanwhile(report: AttemptReport) -> None:
-        bench.serve(report)
-        if report.profile is Step.WORKING:
-            bench.requests(signal.SIGTERM)
-
-    bench.meanwhile = meanwhile
-    assert bench.supervise().message == "was ended from outside"
-    assert bench.workers.ranks[-1].killed
-
-
-def test_a_signal_cuts_preparing_short(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.workers.prepare_with = lambda: bench.requests(signal.SIGTERM)
-    report = bench.supervise()
-    assert (report.state, report.message) == (AttemptState.FAILED, "was ended from outside")
-    assert bench.workers.started == ["prepare"]
 
 
 # The report's file

@@ -32,7 +32,7 @@ from penstock.cli.summary import Summary, summarise
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import MISTAKES, Phase
-from penstock.trainer.launch import free_port
+from penstock.trainer.ports import free_port
 from penstock.trainer.rundir import RunDir
 
 PATIENCE_SECONDS = 60.0

@@ -1,18 +1,11 @@
 """What runs in a pod of an attempt: the supervisor with the pod's mailbox, over storage that all pods share.
 
-    OUT/UID/                    all that the job leaves
-        checkpoints/aN/step-S   of every attempt: out://UID/N/S
-        data/                   prepared data, made by the first pod that needs it
-        aN/                     the run directory of attempt N, which its pods share
-            hosts/POD_UID/      what one pod alone writes: logs and outbox
-
 Exit codes: 0 succeeded or stopped, 1 failed, 2 the user's mistake.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,14 +13,14 @@ from pathlib import Path
 
 from penstock.api.locations import Locations
 from penstock.cli.offspring import offspring_ended
-from penstock.cli.pod_mailbox import PodFiles, PodMailbox, read_text
+from penstock.cli.pod_files import PodFiles, PodFolders, read_job
+from penstock.cli.pod_mailbox import PodMailbox
 from penstock.cli.pod_workers import PodWorkers
-from penstock.cli.shipper import shipping_at_most
 from penstock.cli.stalling import RankSteps, StallWatch
 from penstock.cli.stopping import StopRequests, listening
 from penstock.cli.supervisor import Supervisor
 from penstock.cli.workers import Workers
-from penstock.core.errors import RunError, UserError
+from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PodBinding, termination_message
@@ -38,9 +31,6 @@ from penstock.planner import yamltext
 from penstock.trainer.outbox import Outbox
 from penstock.trainer.rundir import RunDir, write_atomically
 
-DRAIN_SECONDS = 30.0
-"""What a service that does not answer may hold a pod up at its end."""
-
 PROFILE_SOURCE = "profile"
 
 FAILED, REFUSED = 1, 2
@@ -48,16 +38,11 @@ FAILED, REFUSED = 1, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """Who the pod is, its files, and its folders: ``out`` is shared by all pods, ``data`` holds a folder for each root
-    of ``data://``, ``local`` is the pod's own.
-    """
+    """Its folders and files; ``data`` holds a folder for each root of ``data://``."""
 
-    uid: str
-    attempt: int
+    folders: PodFolders
     files: PodFiles
-    out: Path
     data: Path
-    local: Path
 
 
 class PodDecider:
@@ -84,9 +69,8 @@ class PodDecider:
 def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
     """The job with paths of this pod, and the attempt's run directory; raises `UserError` if either cannot be."""
     job = located(read_job(pod.files.job), pod)
-    root = pod.out / job.metadata.uid / f"a{pod.attempt}"
-    run = RunDir(root, root / "hosts" / pod.uid, pod.local)
-    checkpoints = root.parent / "checkpoints"
+    run = pod.folders.run(job)
+    root, checkpoints = run.root, run.root.parent / "checkpoints"
     with _writable(root):
         for folder in (root, checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
@@ -98,21 +82,6 @@ def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
     return job, run
 
 
-def read_job(path: Path) -> PipelineJob:
-    """The manifest that the pod was given; raises `RunError` if it is gone, `UserError` if it cannot be read."""
-    try:
-        job = PipelineJob.from_manifest(json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise RunError(
-            f"{path} is not there: the attempt's ConfigMap was deleted; the next attempt has its own"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(what=f"cannot be read: {error}", where=str(path), remedy="delete the attempt") from None
-    if not job.metadata.uid:
-        raise UserError(what="is missing", where="metadata.uid", remedy="let the cluster give the job one")
-    return job
-
-
 def located(job: PipelineJob, pod: Pod) -> PipelineJob:
     """The job with paths of this pod. Whatever schedule it names was planned for, or will not be found here."""
     pinned = job.spec.parallelism.schedule
@@ -120,7 +89,7 @@ def located(job: PipelineJob, pod: Pod) -> PipelineJob:
     roots = {folder.name: folder for folder in pod.data.glob("*") if folder.is_dir()}
     places = Locations(
         data_roots=roots,
-        runs=pod.out,
+        runs=pod.folders.out,
         schedules=frozenset({name} if name else ()),
         place="the job's volumes",
         remedy="name its claim in spec.kubernetes.volumes",
@@ -149,7 +118,7 @@ def run_pod(
     with listening() as requests:
         try:
             job, run = lay_out(pod)
-            mailbox = PodMailbox(pod.files, run, pod.uid, pod.attempt, say=say)
+            mailbox = PodMailbox(pod.files, run, pod.folders.uid, pod.folders.attempt, say=say)
             workers = make_workers(lambda: mailbox.place, run.root.parent / "data")
             report = _supervised(pod, job, run, mailbox, workers, requests)
         except Exception as error:
@@ -164,17 +133,15 @@ def run_pod(
 def _supervised(
     pod: Pod, job: PipelineJob, run: RunDir, mailbox: PodMailbox, workers: Workers, requests: StopRequests
 ) -> AttemptReport:
-    with contextlib.ExitStack() as stack:
-        if read_text(pod.files.address):
-            stack.enter_context(shipping_at_most(run, pod.files.address, pod.files.token, DRAIN_SECONDS))
-        stack.enter_context(offspring_ended())  # but the shipper, which goes on
+    attempt = pod.folders.attempt
+    with offspring_ended():
         return Supervisor(
             job,
             run,
-            pod.attempt,
+            attempt,
             mailbox,
             workers=workers,
-            decider=PodDecider(job, run, pod.attempt, lambda: mailbox.place),
+            decider=PodDecider(job, run, attempt, lambda: mailbox.place),
             requests=requests,
             steps=lambda run: RankSteps(run.status),
             watch=StallWatch(),

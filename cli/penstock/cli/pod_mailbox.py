@@ -11,19 +11,13 @@ import json
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
-from penstock.cli.pod_memory import CGROUPS, explained
+from penstock.cli.pod_files import PodFiles, read_text
+from penstock.cli.pod_memory import explained
 from penstock.core.errors import RunError, UserError
 from penstock.core.plan import Plan
 from penstock.core.pod import (
-    ADDRESS_FILE,
-    BINDING_FILE,
-    JOB_FILE,
     MEASURE_EPOCH,
-    PLAN_FILE,
-    STOP_FILE,
     PodBinding,
     termination_message,
 )
@@ -32,50 +26,6 @@ from penstock.trainer.rundir import RunDir, write_json
 
 PLAN_SECONDS = 300.0
 """How much later than its binding a plan may come: the kubelet refreshes a ConfigMap once a minute or so."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodFiles:
-    """Where a pod finds what is told to it, and where it answers."""
-
-    attempt: Path
-    pod: Path
-    token: Path
-    termination: Path
-    cgroups: Path = CGROUPS
-
-    @property
-    def job(self) -> Path:
-        """The manifest."""
-        return self.attempt / JOB_FILE
-
-    @property
-    def address(self) -> Path:
-        """Where the service answers."""
-        return self.attempt / ADDRESS_FILE
-
-    @property
-    def plan(self) -> Path:
-        """What was decided."""
-        return self.attempt / PLAN_FILE
-
-    @property
-    def binding(self) -> Path:
-        """See `PodBinding`."""
-        return self.pod / BINDING_FILE
-
-    @property
-    def stop(self) -> Path:
-        """Not empty once the attempt is to stop."""
-        return self.pod / STOP_FILE
-
-
-def read_text(path: Path) -> str:
-    """Empty if there is nothing."""
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return ""
 
 
 class PodMailbox:

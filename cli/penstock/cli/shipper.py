@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.core.supervision import Order
-from penstock.trainer.rundir import RunDir
 
 
 @contextlib.contextmanager
@@ -18,36 +17,9 @@ def shipping(root: Path, order: Order) -> Iterator[None]:
     if not order.address_file:
         yield
         return
-    process = _start(RunDir(root), Path(order.address_file), Path(order.token_file))
+    command = [sys.executable, "-m", "penstock.cli", "ship", str(root)]
+    command += ["--address-file", order.address_file, "--token-file", order.token_file]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     with process.stdin:  # it goes on until this end is closed, by this block or by the death of this process
         yield
-
-
-@contextlib.contextmanager
-def shipping_at_most(run: RunDir, address_file: Path, token_file: Path, drain_seconds: float) -> Iterator[None]:
-    """The same, but after the block it is waited for, and ended if it takes longer."""
-    process = _start(run, address_file, token_file)
-    assert process.stdin is not None
-    try:
-        with process.stdin:
-            yield
-    finally:
-        _end(process, drain_seconds)
-
-
-def _start(run: RunDir, address_file: Path, token_file: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "penstock.cli", "ship", str(run.root)]
-    command += ["--address-file", str(address_file), "--token-file", str(token_file)]
-    for option, folder in (("--host-dir", run.host), ("--local-dir", run.local)):
-        command += [option, str(folder)] if folder is not None else []
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-
-def _end(process: subprocess.Popen[bytes], drain_seconds: float) -> None:
-    """What it did not bring stays in the outbox. Killed, it may bring something twice, which does no harm."""
-    try:
-        process.wait(drain_seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

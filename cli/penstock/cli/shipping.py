@@ -11,17 +11,16 @@ import fcntl
 import gzip
 import json
 import select
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, Protocol, TextIO
 
 from penstock.api.executor.folder import shipping_lock
 from penstock.cli.following import Follower
 from penstock.cli.posting import Post, http_post
-from penstock.cli.stopping import listening
+from penstock.cli.stopping import StopRequests
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import read_status
 
@@ -31,6 +30,7 @@ POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
 DRAIN_SECONDS = 3600.0
 RANKS_SECONDS = 20.0
+_LOOK_SECONDS = 0.1
 
 STALE = 409
 UNKNOWN_JOB = 404
@@ -57,13 +57,16 @@ class _Line:
 
 @dataclass
 class Shipper:
-    """Ships the files of ``outbox`` by ``post``; ``say`` is told what people should know."""
+    """Ships the files of ``outbox`` by ``post``; ``say`` is told what people should know. What is left at the end is
+    tried for ``drain_seconds``.
+    """
 
     outbox: Path
     post: Post
     say: Callable[[str], None]
     pause: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    drain_seconds: float = DRAIN_SECONDS
     _boxes: dict[str, _Box] = field(default_factory=dict)
     _most_records: int = MOST_RECORDS
 
@@ -73,7 +76,7 @@ class Shipper:
         while True:
             last = ended()
             if last and deadline is None:
-                deadline = self.clock() + DRAIN_SECONDS
+                deadline = self.clock() + self.drain_seconds
             if self.ship():
                 wait = FIRST_WAIT_SECONDS
                 if last:
@@ -162,55 +165,105 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
         yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
 
 
-def ship(run: RunDir, address_file: Path, token_file: Path, say: Callable[[str], None]) -> bool:
-    """Ship the outbox of ``run`` until stdin ends or somebody asks to stop, then what is left; whether everything was
-    acknowledged. A second shipper of an outbox waits for the first; every host that takes part in a run has its own.
+class Until(Protocol):
+    """When shipping ends but for what is left."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it is to end."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """So long, or until it is to end; all of it once it is."""
+        ...
+
+
+def ship(
+    run: RunDir,
+    address_file: Path,
+    token_file: Path,
+    say: Callable[[str], None],
+    until: Until,
+    drain_seconds: float = DRAIN_SECONDS,
+) -> bool:
+    """Ship the outbox of ``run`` until it is over and its ranks have ended, then what is left for ``drain_seconds``;
+    whether everything was acknowledged. A second shipper of an outbox waits for the first; every host that takes part
+    in a run has its own.
 
     It goes to the service whose `penstock.core.supervision.Address` lies in ``address_file``.
-
-    Whoever starts this holds the other end of stdin: however that process ends, it is noticed here. If it was killed,
-    its ranks may live a little longer, and save what they have; they are waited for.
     """
     run.outbox.mkdir(parents=True, exist_ok=True)
-    with listening() as requests, shipping_lock(run.outbox.parent).open("a") as lock:
+    with shipping_lock(run.outbox.parent).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
             contextlib.closing(Follower(run, say, time.time)) as follower,
             http_post(address_file, token_file) as post,
         ):
-            starter, ranks = _Starter(sys.stdin), _Ranks(run)
+            ranks = _Ranks(run)
 
             def ended() -> bool:
                 """What was printed until now is shipped too: the last lines matter most."""
-                over = (bool(requests.received) or starter.gone or starter.left_within(0)) and not ranks.live()
+                over = until.over and not ranks.live()
                 follower.look(last=over)
                 return over
 
             def pause(seconds: float) -> None:
                 """Lines are taken in while the service is away too, or too many would come at once."""
-                end, known = time.monotonic() + seconds, starter.gone
-                while (left := end - time.monotonic()) > 0 and starter.gone == known:
-                    starter.left_within(min(left, POLL_SECONDS))
+                end, known = time.monotonic() + seconds, until.over
+                while (left := end - time.monotonic()) > 0 and until.over == known:
+                    until.wait(min(left, POLL_SECONDS))
                     follower.look()
 
-            return Shipper(outbox=run.outbox, post=post, say=say, pause=pause).run(ended)
+            shipper = Shipper(outbox=run.outbox, post=post, say=say, pause=pause, drain_seconds=drain_seconds)
+            return shipper.run(ended)
 
 
-class _Starter:
-    """Whoever holds the other end of a stream; ``gone`` once it was seen that nobody does."""
+class Requested:
+    """Until somebody asked to stop."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.gone = False
+    def __init__(self, requests: StopRequests) -> None:
+        self._requests = requests
 
-    def left_within(self, seconds: float) -> bool:
-        """Wait so long for it to go; true if it went."""
-        if self.gone:
+    @property
+    def over(self) -> bool:
+        """See `Until`."""
+        return bool(self._requests.received)
+
+    def wait(self, seconds: float) -> None:
+        """See `Until`."""
+        end, known = time.monotonic() + seconds, self.over
+        while (left := end - time.monotonic()) > 0 and self.over == known:
+            time.sleep(min(left, _LOOK_SECONDS))
+
+
+class Orphaned:
+    """Until nobody holds the other end of a stream any more, or somebody asked to stop.
+
+    Whoever starts this holds the other end: however that process ends, it is noticed here. If it was killed, its ranks
+    may live a little longer, and save what they have; they are waited for.
+    """
+
+    def __init__(self, requests: StopRequests, stream: TextIO) -> None:
+        self._requests, self._stream = requests, stream
+        self._gone = False
+
+    @property
+    def over(self) -> bool:
+        """See `Until`."""
+        return bool(self._requests.received) or self._gone_within(0)
+
+    def wait(self, seconds: float) -> None:
+        """See `Until`."""
+        if self._gone:
             time.sleep(seconds)
-            return False
-        readable, _, _ = select.select([self._stream], [], [], seconds)
-        self.gone = bool(readable) and not self._stream.read(1)
-        return self.gone
+        else:
+            self._gone_within(seconds)
+
+    def _gone_within(self, seconds: float) -> bool:
+        if not self._gone:
+            readable, _, _ = select.select([self._stream], [], [], seconds)
+            self._gone = bool(readable) and not self._stream.read(1)
+        return self._gone
 
 
 class _Ranks:

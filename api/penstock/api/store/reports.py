@@ -12,6 +12,9 @@ from penstock.api.store.schema import jobs, measurements, progress
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobProgress
 
+LOSS_DIGITS = 6
+"""That a status tells; the service has all of them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
@@ -38,13 +41,13 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
 
 
 def _report(row: Any) -> Report:
-    """``step`` of the table is how many are done, and none before the first."""
+    """``step`` of the table is how many are done, and none before the first. People read the loss in a column."""
     trains = row.step is not None
     told = JobProgress(
         attempt=row.attempt,
         epoch=TRAIN_EPOCH if trains else MEASURE_EPOCH,
         step=row.step or 0,
-        loss=row.loss,
+        loss=None if row.loss is None else float(f"{row.loss:.{LOSS_DIGITS}g}"),
         step_seconds=row.step_seconds,
         last_checkpoint=row.last_checkpoint,
         profile_ref=row.ref or "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -113,12 +114,14 @@ def ship(
     root: Path,
     address_file: Annotated[Path, typer.Option(help="The file in which the service says where it answers.")],
     token_file: Annotated[Path, typer.Option(help="The file that holds the token.")],
-    host_dir: Annotated[Path | None, typer.Option(help="What this host alone writes of the run.")] = None,
-    local_dir: Annotated[Path | None, typer.Option(help="What its ranks map into memory.")] = None,
 ) -> None:
     """Bring a run's records to a service; whoever runs ranks for one starts this."""
+    from penstock.cli.shipping import Orphaned
     from penstock.cli.shipping import ship as bring
+    from penstock.cli.stopping import listening
     from penstock.trainer.rundir import RunDir
 
-    run = RunDir(root.absolute(), host_dir, local_dir)
-    raise typer.Exit(0 if bring(run, address_file, token_file, output.say) else 1)
+    run = RunDir(root.absolute())
+    with listening() as requests:
+        is_done = bring(run, address_file, token_file, output.say, Orphaned(requests, sys.stdin))
+    raise typer.Exit(0 if is_done else 1)
