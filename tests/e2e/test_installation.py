@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from deploy import own_images
 from deploy.demonstration import Demonstration, shown, with_storage
-from deploy.installation import Installation
+from deploy.installation import SERVICE_PORT, Installation
+from deploy.lab.console import LabError
 from deploy.site import site_of_lab
 from penstock.core.lifecycle import Phase
 from tests.support.cluster import COLD_SECONDS, Cluster
@@ -97,6 +99,31 @@ def test_what_a_demonstration_shows(
     assert "12 steps, attempt 1" in out
 
 
+def test_the_operator_s_log_can_be_searched_by_job_and_phase(installation: Installation, space: JobSpace) -> None:
+    operator = f"deploy/{installation.release}-operator"
+    said = space.cluster.kubectl("--namespace", installation.namespace, "logs", operator).splitlines()
+    lines = [json.loads(line) for line in said]
+    phases = [line["phase"] for line in lines if line.get("job") == "shown" and "reason" in line]
+    assert (phases[0], phases[-1]) == (Phase.QUEUED, Phase.SUCCEEDED)
+    assert {line["namespace"] for line in lines if "job" in line} == {space.namespace}
+
+
+def test_people_get_a_token_where_the_service_runs(installation: Installation) -> None:
+    """As the guide says, but that it is asked from within the pod."""
+    inside = ("exec", f"deploy/{installation.release}-service", "--", "env")
+    penstock = ("python", "-m", "penstock.cli")
+
+    def said(*words: str, **environment: str) -> str:
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        return installation.site.kubectl("--namespace", installation.namespace, *inside, *variables, *penstock, *words)
+
+    token = said("token", "create", "me", "--role", "admin", "--folder", "/var/lib/penstock").strip()
+    server = {"PENSTOCK_SERVER": f"http://127.0.0.1:{SERVICE_PORT}"}
+    assert "shown" in said("status", **server, PENSTOCK_TOKEN=token)
+    with pytest.raises(LabError, match="token"):
+        said("status", **server, PENSTOCK_TOKEN="another")
+
+
 def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, space: JobSpace) -> None:
     with paced(space):
         job = submitted(space, "outlives", training=small_training(STEPS))
@@ -125,4 +152,4 @@ def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, s
     status = job.wait_for(Phase.SUCCEEDED)
     assert (status.attempt, status.failures) == (1, 0)
     assert len(job.losses()) == STEPS
-    assert told_step(job) == STEPS
+    job.wait(lambda: told_step(job) == STEPS, "the last step is not told")

@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 from penstock.core.lifecycle import Phase
 from penstock.core.pod import TOKEN_FILE
 from penstock.core.records import LogLine, Record, RecordKind
-from penstock.kube.names import INGEST_AUDIENCE, PEOPLE_AUDIENCE
+from penstock.kube.names import INGEST_AUDIENCE, PEOPLE_AUDIENCE, REPORTER_CONTAINER, TRAINER_CONTAINER
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import ClusterJob, paced, small_training, submitted
 from tests.support.installed import READER, READY, Installed
@@ -23,6 +24,7 @@ from tests.support.story import Story
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 UNENDING_STEPS = 5000
+SECRETS = "/var/run/secrets/*"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def rank(penstock_there: Installed, first: Story) -> Iterator[Rank]:
         job = submitted(penstock_there, "narrow", training=small_training(UNENDING_STEPS))
         job.wait_for(Phase.RUNNING)
         pod = job.pods()[0]["metadata"]["name"]
-        yield Rank(job, pod, penstock_there.kubectl("exec", pod, "--", "cat", TOKEN_FILE))
+        yield Rank(job, pod, penstock_there.kubectl("exec", pod, "-c", REPORTER_CONTAINER, "--", "cat", TOKEN_FILE))
     penstock_there.kubectl("delete", "pj", job.name, "--ignore-not-found")
     penstock_there.wait_for_room([job.name])
 
@@ -73,7 +75,10 @@ def report(uid: str, attempt: int = 1) -> dict[str, Any]:
 
 
 def test_its_pod_holds_no_other_token(penstock_there: Installed, rank: Rank) -> None:
-    assert penstock_there.kubectl("exec", rank.pod, "--", "ls", "/var/run/secrets").split() == ["penstock"]
+    found = {TRAINER_CONTAINER: [], REPORTER_CONTAINER: ["penstock"]}
+    for container, names in found.items():
+        look = ("exec", rank.pod, "-c", container, "--", "find", "/var/run/", "-maxdepth", "2", "-path", SECRETS)
+        assert [Path(path).name for path in penstock_there.kubectl(*look).split()] == names
     spec = penstock_there.cluster.get("pod", rank.pod, "--namespace", penstock_there.namespace)["spec"]
     assert spec["automountServiceAccountToken"] is False
 

@@ -81,7 +81,7 @@ def test_what_is_printed_is_true(first: Story) -> None:
         assert status.get("plan", {}).get("summary") == (summary if planned else None)
         progress = status.get("progress", {})
         if progress.get("step"):
-            assert float(progress["loss"]) == losses[progress["step"] - 1]
+            assert float(progress["loss"]) == pytest.approx(losses[progress["step"] - 1], rel=1e-5)
     last = status_of(first.objects[-1])["progress"]
     assert (last["step"], last["lastCheckpoint"]) == (60, 60)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from penstock.trainer.ports import free_port
 from penstock.trainer.rundir import RunDir
 from tests.support import prometheus
 from tests.support.command import ended, give_way, laid_out, tiny_job, wait_for_step
@@ -59,7 +60,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, measurements: Path) -> It
 @contextmanager
 def ranks_of_its_own(service: Served) -> Iterator[int]:
     """The port at which `penstock run` answers, which trains a job of the same name."""
-    port = prometheus.free_port()
+    port = free_port()
     run = laid_out(service.folder / "own")
     job = tiny_job(service.folder, **ENDLESS)
     process = service.command.start("run", job, "--run-dir", run.root, "--metrics-port", str(port))

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.cli import pod as pod_module
 from penstock.cli.pod import Pod, run_pod
-from penstock.cli.pod_mailbox import PodFiles
+from penstock.cli.pod_files import PodFiles
 from penstock.cli.stalling import StallWatch
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
@@ -199,8 +199,8 @@ def test_a_hung_rank_is_noticed_without_anybody_s_help(root: Path, monkeypatch: 
         stopped.append((victim.pid, time.monotonic()))
 
     first = attempt.pods[0]
-    files = PodFiles(attempt=first.attempt_files, pod=first.pod_files, token=first.token, termination=first.termination)
-    pod = Pod(uid=first.uid, attempt=1, files=files, out=attempt.out, data=attempt.data, local=first.local)
+    files = PodFiles(attempt=first.attempt_files, pod=first.pod_files, termination=first.termination)
+    pod = Pod(folders=first.folders(1, attempt.out), files=files, data=attempt.data)
     with attempt.started(first=1):
         attempt.train(tiny_plan(job, 2))
         hanging = threading.Thread(target=hang, daemon=True)

@@ -13,8 +13,8 @@ from penstock.api.auth.identity import Role
 from penstock.api.store import tokens
 from penstock.cli.administration import opened
 from penstock.cli.locks import Lock, machine_lock_path
+from penstock.trainer.ports import free_port
 from tests.support.command import ended
-from tests.support.load_service import free_ports
 from tests.support.serving import served, wait_until
 
 LONG = {"training": {"globalBatch": 2, "steps": 3000, "optimizer": {"learningRate": 1e-3}}}
@@ -35,7 +35,7 @@ def test_a_job_reports_to_a_service_that_came_back_elsewhere_by_a_new_token(tmp_
         service.end(signal.SIGKILL)
         before = service.steps_done(uid)
         revoke_what_attempts_report_with(service.folder / "data")
-        (service.port,) = free_ports(1)
+        service.port = free_port()
         service.start()
         wait_until(lambda: (service.status("moves")["progress"] or {"step": 0})["step"] > before)
         assert (service.status("moves")["attempt"], service.status("moves")["failures"]) == (1, 0)

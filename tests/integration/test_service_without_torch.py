@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from penstock.api.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
+from penstock.trainer.ports import free_port
 from tests.support.extras import modules_beyond
-from tests.support.load_service import free_ports
 from tests.support.repository import ROOT
 from tests.support.service import job_manifest
 from tests.support.serving import wait_until
@@ -49,7 +49,7 @@ def environment(folder: Path, refused: frozenset[str] = BEYOND) -> dict[str, str
 @contextmanager
 def served(folder: Path, refused: frozenset[str] = BEYOND) -> Iterator[httpx.Client]:
     """A service there, and somebody who may ask it anything."""
-    (port,) = free_ports(1)
+    port = free_port()
     configuration = folder / "penstock" / "service.json"
     command = [sys.executable, "-m", "penstock.cli", "serve", "--folder", str(folder / "data"), "--port", str(port)]
     with subprocess.Popen(command, env=environment(folder, refused), stderr=subprocess.PIPE, text=True) as process:

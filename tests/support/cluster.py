@@ -26,7 +26,7 @@ from tests.support.not_run import BEGINNING, missing
 
 NAME = "cluster"
 NUM_NODES = 3
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 COLD_SECONDS = 1800
 """For tests that use it, as a time limit: the first of all may have to build Kubernetes."""
 

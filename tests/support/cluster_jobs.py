@@ -24,7 +24,7 @@ from penstock.trainer.rundir import RunDir
 from tests.support.command import Command, ended
 from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, JobSpace, components
 
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 600.0
 HERE_SECONDS = 900.0
 SEQUENCE = 128
 PACE = "20mbit"

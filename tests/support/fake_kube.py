@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from penstock.core.instants import format_instant
-from penstock.kube.names import INDEX_LABEL, TRAINER_CONTAINER
+from penstock.kube.names import INDEX_LABEL, REPORTER_CONTAINER, TRAINER_CONTAINER
 from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, Resource
 from penstock.kube.transport import Change, KubeError, Listing, Object
 from penstock.operator.kube import KINDS
@@ -214,7 +214,9 @@ class FakeKube:
             namespace = jobset["metadata"]["namespace"]
             metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": owner}
             state = {"name": TRAINER_CONTAINER, "imageID": "image@1", "state": {"running": {}}}
-            status = {"phase": "Running", "podIP": f"10.0.0.{index + 1}", "containerStatuses": [state]}
+            beside = {**state, "name": REPORTER_CONTAINER}
+            containers = {"initContainerStatuses": [beside], "containerStatuses": [state]}
+            status = {"phase": "Running", "podIP": f"10.0.0.{index + 1}", **containers}
             self.add(PODS, {"metadata": metadata, "spec": {"nodeName": node}, "status": status})
 
     def hinder_pod(self, index: int, reason: str, message: str, at: float) -> None:
@@ -226,11 +228,12 @@ class FakeKube:
         self.touch(pod)
 
     def end_pod(self, index: int, *, code: int, word: str = "", at: float = 0.0) -> None:
-        """A pod's container ends with an exit code and a termination message."""
+        """A pod's ranks end with an exit code and a termination message, and what reports after them."""
         pod = self.all(PODS)[index]
         ended = {"exitCode": code, "message": word, "finishedAt": format_instant(at)}
         pod["status"]["phase"] = "Failed" if code else "Succeeded"
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+        pod["status"]["initContainerStatuses"][0]["state"] = {"terminated": {"exitCode": 0}}
         self.touch(pod)
 
     def config_map(self, name: str) -> dict[str, Any]:

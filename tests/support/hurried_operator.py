@@ -1,4 +1,4 @@
-"""An operator that shrinks and grows jobs after seconds instead of minutes: kopf loads this module instead of
+"""An operator that shrinks, grows and replans jobs after seconds instead of minutes: kopf loads this module instead of
 `penstock.operator.handlers`.
 """
 
@@ -11,7 +11,7 @@ from penstock.core import lifecycle
 from penstock.operator import handlers
 from penstock.operator.settings import Settings, settings_from
 
-SHRINK_SECONDS, GROW_SECONDS, LOOK_SECONDS = 5.0, 10.0, 3.0
+SHRINK_SECONDS, GROW_SECONDS, REPLAN_SECONDS, LOOK_SECONDS = 5.0, 10.0, 10.0, 3.0
 
 
 def _hurried(environment: Mapping[str, str]) -> Settings:
@@ -20,4 +20,5 @@ def _hurried(environment: Mapping[str, str]) -> Settings:
 
 lifecycle.SHRINK_AFTER_NODE_LOST_SECONDS = SHRINK_SECONDS
 lifecycle.GROW_AFTER_STABLE_SECONDS = GROW_SECONDS
+lifecycle.REPLAN_AFTER_DRIFT_SECONDS = REPLAN_SECONDS
 handlers.settings_from = _hurried  # type: ignore[attr-defined]

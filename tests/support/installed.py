@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,12 +20,13 @@ from deploy.lab.state import State
 from penstock.api.client import Client
 from penstock.api.client.config import Target
 from penstock.kube.names import JOB_LABEL, PEOPLE_AUDIENCE
+from penstock.trainer.ports import free_port
 from tests.support.cluster import Cluster
 from tests.support.kubectl import kubectl_of, with_crds
 from tests.support.repository import ROOT
 
-START_SECONDS = 90.0
-END_SECONDS = 30.0
+START_SECONDS = 240.0
+END_SECONDS = 60.0
 PAIR = {"penstock-test": "pair"}
 """A label of the two nodes that jobs train on, so that the second has the hosts of the first."""
 
@@ -193,7 +193,7 @@ def operated_by(on: Installed, module: str, **environment: str) -> Iterator[Prog
 
 
 def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system: str) -> Installed:
-    service_port, health_port = free_ports(str(lab.addresses.host), 2)
+    service_port, health_port = free_port(str(lab.addresses.host)), free_port()
     url = f"http://{lab.addresses.host}:{service_port}"
     both = {
         "KUBECONFIG": str(cluster.kubeconfig),
@@ -264,12 +264,3 @@ def folder_of_claim(found: JobSpace, name: str) -> Path:
 def components() -> list[str]:
     """The folders that this process has penstock from."""
     return [str(Path(path).parent) for path in penstock.__path__]
-
-
-def free_ports(address: str, number: int) -> list[int]:
-    """Ports of an address that nobody uses now."""
-    probes = [socket.create_server((address, 0)) for _ in range(number)]
-    found = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return found

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx
 from penstock.api.server import Server, collect_garbage_seldom
 from penstock.api.service import open_service
 from penstock.api.settings import Settings
+from penstock.trainer.ports import free_port
 from tests.support.load import Target
 from tests.support.repository import ROOT
 
@@ -92,21 +92,12 @@ def lone_services(target: Target, count: int = 1) -> Iterator[list[LoneService]]
     """So many services on one database; none is left after the block."""
     with ExitStack() as ends:
         made = []
-        for port in free_ports(count):
-            service = LoneService(target, port)
+        for _ in range(count):
+            service = LoneService(target, free_port())
             service.start()
             ends.callback(service.close)
             made.append(service)
         yield made
-
-
-def free_ports(count: int) -> Sequence[int]:
-    """Ports of the loopback that nobody uses."""
-    with ExitStack() as open_:
-        probes = [open_.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.core.lifecycle import AttemptState
+from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.pod import PodBinding
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.core.supervision import AttemptReport
@@ -44,6 +44,17 @@ def end_all(operating: Operating, state: AttemptState) -> None:
     """All pods end so."""
     for index in range(len(operating.kube.all(PODS))):
         operating.kube.end_pod(index, code=0, word=word(state))
+
+
+def measured_again(operating: Operating, uid: str) -> str:
+    """Pods come for a second attempt, of which nothing failed, and which measures; why it does."""
+    operating.kube.start_pods(*NODES)
+    operating.turn(12)
+    status = operating.status(uid)
+    assert (status.attempt, status.failures, status.phase) == (2, 0, Phase.PROFILING)
+    profiled = status.condition(ConditionType.PROFILED)
+    assert profiled is not None
+    return profiled.message
 
 
 def condition(operating: Operating, uid: str, kind: ConditionType) -> tuple[ConditionStatus, str]:

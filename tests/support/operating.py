@@ -104,9 +104,8 @@ class Operating:
         return [(each["reason"], each["message"]) for each in found]
 
 
-def measured(kube: FakeKube, uid: str, profile: Profile, attempt: int = 1) -> None:
+def measured(kube: FakeKube, uid: str, profile: Profile, attempt: int = 1, name: str = "measured") -> None:
     """The service lays out what a job's ranks measured."""
-    name = "measured"
     found = {"metadata": {"name": name, "namespace": "default"}}
     kube.add(CONFIG_MAPS, {**found, "binaryData": {PROFILE_FILE: packed(profile.to_manifest())}})
     kube.report(uid, attempt=attempt, profileRef=name)

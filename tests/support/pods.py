@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.cli.pod_files import PodFolders
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.pod import (
@@ -30,26 +30,13 @@ from penstock.core.pod import (
     PodBinding,
 )
 from penstock.core.supervision import Address, AttemptReport
-from penstock.trainer.launch import LOOPBACK
+from penstock.trainer.ports import LOOPBACK, free_port
 from penstock.trainer.rundir import RunDir
 from tests.support.repository import ROOT
 
 UID = "11111111-2222-3333-4444-555555555555"
 PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
-
-
-def two_free_ports() -> int:
-    """A port of the loopback that nobody uses now, as the one that follows it: an epoch each."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind((LOOPBACK, 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind((LOOPBACK, port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def identified(job: PipelineJob, uid: str = UID) -> PipelineJob:
@@ -97,10 +84,13 @@ class PodFolder:
             "local": self.local,
             "attempt-files": self.attempt_files,
             "pod-files": self.pod_files,
-            "token-file": self.token,
             "termination-log": self.termination,
         }
         return [f"--{name}={value}" for name, value in named.items()]
+
+    def folders(self, attempt: int, out: Path) -> PodFolders:
+        """Who it is, in that attempt."""
+        return PodFolders(uid=self.uid, attempt=attempt, out=out, local=self.local)
 
 
 class Attempt:
@@ -111,7 +101,7 @@ class Attempt:
     ) -> None:
         self.number, self.ranks_per_pod = number, ranks_per_pod
         self.out, self.data = root / "out", root / "data"
-        self.master, self.port = LOOPBACK, two_free_ports()
+        self.master, self.port = LOOPBACK, free_port(count=2)  # an epoch each
         self.pods = [PodFolder(root / f"attempt-{number}", f"pod-{number}-{k}") for k in range(num_pods)]
         (self.pods[0].attempt_files / JOB_FILE).write_text(json.dumps(job.to_manifest()))
         self.run = RunDir(self.out / job.metadata.uid / f"a{number}")

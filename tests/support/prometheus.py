@@ -10,7 +10,6 @@ import io
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from penstock.trainer.ports import free_port
 from tests.support.not_run import missing
 
 NAME = "prometheus"
@@ -149,11 +149,3 @@ def _wait(found: Prometheus, process: subprocess.Popen[bytes], log: Path) -> Non
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -1,7 +1,7 @@
 """Plays `penstock pod` where only the operator is tried: it heeds its binding, trains nothing, and ends at once.
 
-The first attempt fails, the second runs until it is asked to stop, and those after it succeed. It needs nothing but
-Python, so that it starts in no time.
+The first attempt fails, the second runs until it is asked to stop, and those after it succeed. Beside it, it plays
+`penstock report-pod`, which has nothing to report. It needs nothing but Python, so that it starts in no time.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def wait_until(happened: Callable[[], bool]) -> None:
 def main() -> int:
     """The exit code. The first process of a container hears no signal that it does not ask for."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if sys.argv[1] == "report-pod":
+        signal.pause()
     attempt = int(sys.argv[sys.argv.index("--attempt") + 1])
     wait_until(lambda: is_bound() or bool(text("stop")))
     if attempt == 2:

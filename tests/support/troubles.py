@@ -23,7 +23,7 @@ from tests.support.repository import ROOT
 from tests.support.troubled_operator import FOLDER_VARIABLE, Trouble, read_writes, write_trouble
 
 MEASURED = "stub-measured"
-LIFE_SECONDS = 300.0
+LIFE_SECONDS = 1200.0
 LOOK_SECONDS = 0.2
 PATH = f"{ROOT / 'tests' / 'support' / 'stub_trainer'}:/usr/bin:/bin"
 RESOURCES = {"ranks": 2, "memoryPerRank": "896Mi"}

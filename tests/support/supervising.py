@@ -1,0 +1,104 @@
+"""A supervisor on simulated time, whose workers follow scripts; the test is the service beyond the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.api.executor.folder import AttemptFolder
+from penstock.cli.mailbox import FolderMailbox
+from penstock.cli.stopping import StopRequests
+from penstock.cli.supervisor import Supervisor
+from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.supervision import AttemptReport, Binding, Wish
+from penstock.trainer.rundir import RunDir, write_json
+from tests.support.fake_workers import FakeWorkers, Script
+from tests.support.sample_run import sample_plan
+from tests.support.supervised import FakeDecider, sample_job
+
+SILENT = Script(until=6, end=None)
+
+
+class Bench:
+    """A supervisor on simulated time; at every pause the service reads the report and then does ``meanwhile``."""
+
+    def __init__(
+        self,
+        root: Path,
+        workers: FakeWorkers | None = None,
+        *,
+        decider: FakeDecider | None = None,
+        deadline_at: float | None = None,
+    ) -> None:
+        self.run = RunDir(root)
+        self.run.create()
+        self.job = sample_job()
+        self.folder = AttemptFolder(root, 3)
+        self.folder.path.mkdir(parents=True)
+        self.deadline_at = deadline_at
+        self.workers, self.decider = workers or FakeWorkers(), decider or FakeDecider()
+        self.requests = StopRequests()
+        self.now = 1000.0
+        self.pauses = 0
+        self.seen: list[AttemptReport] = []
+        self.meanwhile: Callable[[AttemptReport], None] = self.serve
+
+    def supervise(self) -> AttemptReport:
+        supervisor = Supervisor(
+            self.job,
+            self.run,
+            self.folder.attempt,
+            FolderMailbox(self.folder),
+            workers=self.workers,
+            decider=self.decider,
+            requests=self.requests,
+            deadline_at=self.deadline_at,
+            clock=lambda: self.now,
+            pause=self.pause,
+        )
+        try:
+            return supervisor.run()
+        finally:
+            assert not self.workers.alive
+
+    def pause(self, seconds: float) -> None:
+        self.pauses += 1
+        assert self.pauses < 1000, "the attempt does not end"
+        self.now += seconds
+        report = self.report
+        if report not in self.seen[-1:]:
+            self.seen.append(report)
+        self.meanwhile(report)
+
+    @property
+    def report(self) -> AttemptReport:
+        return AttemptReport.from_manifest(json.loads(self.folder.report.read_text()))
+
+    @property
+    def states(self) -> list[tuple[AttemptState, Step]]:
+        """What the service saw, each once."""
+        return list(dict.fromkeys((report.state, report.profile) for report in self.seen))
+
+    def wish(self, wish: Wish) -> None:
+        self.folder.wish(wish).touch()
+
+    def bind(self, digest: str | None = None) -> None:
+        write_json(self.run.plan, sample_plan().to_manifest())
+        write_json(self.folder.binding, Binding(plan_digest=digest or sample_plan().digest).to_manifest())
+
+    def serve(self, report: AttemptReport) -> None:
+        """What a service does that wants the job done."""
+        if report.state is AttemptState.READY and report.profile is Step.MISSING:
+            self.wish(Wish.MEASURE)
+        if report.state is AttemptState.READY and report.profile is Step.DONE:
+            self.bind()
+
+
+def silently_profiling() -> FakeWorkers:
+    """Workers whose measurement does not end by itself."""
+    workers = FakeWorkers()
+    workers.profile = lambda job, run, attempt: workers._add(  # type: ignore[method-assign]
+        Script(end=None), lambda: False, lambda _: None
+    )
+    return workers
