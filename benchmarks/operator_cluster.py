@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import subprocess
 import threading
@@ -129,12 +130,17 @@ class Cluster:
 
     # Nodes
 
-    def add_device(self, node: str, name: str) -> None:
-        """Let a node have one device of that name. See
+    def set_devices(self, node: str, name: str, count: int) -> None:
+        """Let a node have so many devices of that name. See
         https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node
         """
-        body = {"status": {"capacity": {name: "1"}, "allocatable": {name: "1"}}}
+        body = {"status": {"capacity": {name: str(count)}, "allocatable": {name: str(count)}}}
         self._kube.call("PATCH", NODES.path("", node, "status"), body=body, content_type=MERGE)
+
+    def label_node(self, node: str, name: str) -> None:
+        """Let a node bear the label, which says nothing more."""
+        body = {"metadata": {"labels": {name: ""}}}
+        self._kube.call("PATCH", NODES.path("", node), body=body, content_type=MERGE)
 
     def add_fake_nodes(self, count: int) -> None:
         """Nodes that kwok plays."""
@@ -201,8 +207,9 @@ class Cluster:
     # The service's part
 
     def lay_out_profile(self, num_ranks: int) -> None:
-        """A measurement, which every job with so many ranks may go by."""
-        data = {PROFILE_FILE: packed(profile(num_ranks=num_ranks).to_manifest())}
+        """A measurement of this moment, which every job with so many ranks may go by."""
+        measured = dataclasses.replace(profile(num_ranks=num_ranks), measured_at=time.time())
+        data = {PROFILE_FILE: packed(measured.to_manifest())}
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROFILE_NAME}, "binaryData": data}
         self.create(CONFIG_MAPS, manifest)
 

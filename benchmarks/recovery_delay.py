@@ -1,0 +1,145 @@
+"""How soon another attempt is asked for, from when the cluster can see that one is needed.
+
+    ./dev bench recovery_delay
+
+Root on Linux. A small job trains on two of three real nodes, with cards so slow that ranks mostly wait for them, as in
+`tests/e2e/test_recovery.py`. Control plane, service, operator and ranks share this machine's cores, so nothing else may
+run: with half a core used or more it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.on_lab import on_lab
+from benchmarks.support import write_results
+
+from deploy.lab import lab
+from penstock.core.lifecycle import Phase
+from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training, submitted
+from tests.support.installed import Installed
+from tests.support.losing import BESIDE, LOST, delete_a_pod, not_ready_since, only, spare, trained
+
+TIMES = 3
+ENDLESS = 100_000
+WANTED_SECONDS = 10.0
+LATER = (Phase.QUEUED, Phase.PLANNING, Phase.BINDING, Phase.RUNNING)
+
+Losing = Callable[[Installed, ClusterJob], float]
+"""Lets a job lose something; when the cluster could see it, in seconds since the epoch."""
+
+
+def main() -> int:
+    """Lose each thing a few times, and write the table."""
+    with on_lab("recovery") as on:
+        know_the_pairs(on)
+        with paced(on):
+            results = {what: [delay(on, number, what) for number in range(TIMES)] for what in LOSSES}
+    write_results("recovery_delay", json.dumps({"delays": results}), table)
+    return 0
+
+
+def know_the_pairs(on: Installed) -> None:
+    """Both pairs of nodes that jobs run on are measured with fast cards, once."""
+    done(submitted(on, "first", parallelism=PINNED, training=small_training(2)))
+    with only(on, BESIDE), spare(on):
+        done(submitted(on, "beside", parallelism=PINNED, training=small_training(2)))
+
+
+def done(job: ClusterJob) -> None:
+    """Until it has ended and holds no place any more."""
+    job.wait_for(Phase.SUCCEEDED)
+    job.wait(job.has_left, "its pods hold their places")
+
+
+def delay(on: Installed, number: int, what: str) -> float:
+    """Seconds, whole ones as the apiserver keeps times, until a second attempt was asked for."""
+    lose, surroundings = LOSSES[what]
+    job = trained(on, f"{what.split()[-1]}-{number}", ENDLESS)
+    with surroundings(on):
+        visible_at = lose(on, job)
+        found = job.jobset_made_at(2) - visible_at
+        job.wait_for(Phase.RUNNING, attempt=2)
+    on.kubectl("delete", "pj", job.name)
+    job.wait(lambda: not job.pods(), "its pods stay")
+    return found
+
+
+@contextmanager
+def without_it(on: Installed) -> Iterator[None]:
+    """Another node is there meanwhile, and the lost one is back afterwards."""
+    with spare(on):
+        yield
+        lab.set_link(on.lab, LOST, "up")
+        lab.bring_back(on.lab, LOST)
+
+
+@contextmanager
+def as_it_was(on: Installed) -> Iterator[None]:
+    """No node is lost."""
+    yield
+
+
+def kill_a_node(on: Installed, job: ClusterJob) -> float:
+    """Its kubelet and its container runtime."""
+    lab.kill(on.lab, LOST)
+    return not_ready_since(on.cluster, LOST)
+
+
+def pull_a_cable(on: Installed, job: ClusterJob) -> float:
+    """Its node's."""
+    lab.set_link(on.lab, LOST, "down")
+    return not_ready_since(on.cluster, LOST)
+
+
+def stop_a_rank(on: Installed, job: ClusterJob) -> float:
+    """It neither ends nor answers; the job says when it was taken for lost."""
+    job.stop_rank(1)
+    status = job.wait_for(*LATER, attempt=2)
+    assert status.failed_at is not None
+    return status.failed_at
+
+
+LOSSES: Mapping[str, tuple[Losing, Callable[[Installed], Any]]] = {
+    "a pod is deleted": (delete_a_pod, as_it_was),
+    "a rank hangs": (stop_a_rank, as_it_was),
+    "a node is killed": (kill_a_node, without_it),
+    "a cable is pulled": (pull_a_cable, without_it),
+}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results as Markdown."""
+    delays = results["delays"]
+    most = max(max(found) for found in delays.values())
+    lines = [
+        "# From a loss to the next attempt",
+        "",
+        f"A job on two real nodes; all on one machine: {results['machine']}.",
+        "Seconds from when the cluster can see it (a pod is being deleted, a node is not ready, no step was taken for",
+        "a minute) until the next attempt's JobSet is made. What is left of the attempt makes a checkpoint meanwhile.",
+        "",
+        f"| what | times | median | most (wanted {WANTED_SECONDS:.0f}) |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| {what} | {len(found)} | {statistics.median(found):.0f} | {max(found):.0f} |"
+            for what, found in delays.items()
+        ),
+        "",
+        f"All: {most:.0f} s at most. Times of the cluster are whole seconds.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(what: str, found: list[float]) -> str:
+    return f"| {what} | {len(found)} | {statistics.median(found):.0f} | {max(found):.0f} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
