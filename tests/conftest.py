@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support import not_run
+from tests.support.told_at_once import TellsAtOnce
 
 if TYPE_CHECKING:
     from tests.support.worker_pool import WorkerPool
@@ -20,8 +21,10 @@ settings.register_profile("penstock", deadline=None)  # a busy machine is no fai
 settings.load_profile("penstock")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell has what it runs in the background ignore SIGINT, and so would all that is started here."""
+    if not hasattr(config, "workerinput"):  # of pytest-xdist, whose workers have no terminal
+        config.pluginmanager.register(TellsAtOnce(config))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,0 +1,45 @@
+"""What failed or took long stands in a run's output before the run has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.repository import ROOT
+from tests.support.told_at_once import LONG_SECONDS, told
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+import os
+import pytest
+
+def test_that_fails():
+    assert 1 + 1 == 3
+
+def test_that_ends_the_run():
+    os.kill(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid(), 9)
+"""
+
+
+def report(outcome: str, seconds: float, said: str = "") -> pytest.TestReport:
+    return pytest.TestReport(
+        "tests/test_it.py::test_it", ("tests/test_it.py", 1, "test_it"), {}, outcome, said, "call", duration=seconds
+    )
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_run_that_was_ended_has_told(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makepyfile(TESTS)
+    ran = pytester.runpytest_subprocess("-n", workers)
+    ran.stdout.fnmatch_lines("FAILED *::test_that_fails (call, * s): assert (1 + 1) == 3")
+    assert "short test summary" not in ran.stdout.str()
+
+
+def test_a_line_says_what_where_and_how_long() -> None:
+    assert told(report("failed", 3.2, "E   no\nmore")) == "FAILED tests/test_it.py::test_it (call, 3 s): E   no"
+    assert told(report("passed", LONG_SECONDS)) == "took long: tests/test_it.py::test_it (call, 60 s)"
+    assert told(report("passed", LONG_SECONDS - 1)) is None
+    assert told(report("skipped", 0.0)) is None

@@ -1,0 +1,35 @@
+"""What failed or took long is written when it happens: a run that is ended early has told what it knew."""
+
+from __future__ import annotations
+
+import pytest
+
+LONG_SECONDS = 60.0
+
+
+class TellsAtOnce:
+    """A plugin for the process that writes to the terminal."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write a line below the dots, which pytest-xdist does not let end."""
+        line = told(report)
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if line is not None and reporter is not None:
+            reporter.write_line("\n" + line, red=report.failed)
+
+
+def told(report: pytest.TestReport) -> str | None:
+    """The line about it, unless it passed in good time."""
+    where = f"{report.nodeid} ({report.when}, {report.duration:.0f} s)"
+    if report.failed:
+        return f"FAILED {where}: {_first_line(report)}"
+    return f"took long: {where}" if report.duration >= LONG_SECONDS else None
+
+
+def _first_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = report.longreprtext if crash is None else crash.message
+    return said.strip().partition("\n")[0]
