@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import itertools
 import os
 import shutil
@@ -299,10 +300,18 @@ class TestProcesses:
         for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET"):
             monkeypatch.setenv(name, "/astray")
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         environ = dev.work_environ(dev.FULL)
+        assert "PYTHONDONTWRITEBYTECODE" not in environ
         assert "/astray" not in environ.values()
         assert environ["OMP_NUM_THREADS"] == "1"
         assert environ["PATH"].split(os.pathsep)[0] == str(ROOT / ".venv" / "bin")
+
+    def test_what_is_installed_is_compiled(self) -> None:
+        """Or every process that needs torch compiles it anew, and takes three times as long to start."""
+        import torch
+
+        assert Path(importlib.util.cache_from_source(torch.__file__)).exists()
 
     def test_a_second_setup_waits_for_the_first(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
