@@ -7,7 +7,9 @@ ARG BASE=docker.io/library/python:3.12-slim-bookworm
 ARG TRAINER_BASE=${BASE}
 
 FROM ${BASE} AS build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 SOURCE_DATE_EPOCH=315532800
+# pip compiles what it installs, as the images' file systems are read-only and every process would compile torch anew.
+# Given this date, compiled files hold hashes of their sources (PEP 552), where times would differ from build to build.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 SOURCE_DATE_EPOCH=315532800
 RUN python3 -m venv /opt/penstock
 COPY constraints.txt /src/
 # The tools that build the package are pinned like all else.

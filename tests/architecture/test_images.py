@@ -57,6 +57,13 @@ def test_what_builds_it_stays_behind(target: str) -> None:
     assert copied == [f"COPY --from=build-{target} /opt/penstock /opt/penstock"]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_it_holds_is_compiled_the_same_in_every_build(target: str) -> None:
+    (variables,) = (line for line in lineage(f"build-{target}") if line.startswith("ENV "))
+    assert "PIP_NO_COMPILE" not in variables
+    assert "SOURCE_DATE_EPOCH=" in variables
+
+
 def test_whatever_is_installed_is_pinned() -> None:
     installs = re.findall(r"pip install ([^&\n]*)", TEXT)
     assert len(installs) >= 4
