@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,16 +54,27 @@ class _Pools:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
+            self._pool = None
 
 
-@pytest.fixture(scope="session")
-def _pools() -> Iterator[_Pools]:
-    pools = _Pools()
-    yield pools
-    pools.close()
+_pools = pytest.StashKey[_Pools]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.stash[_pools] = _Pools()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No pool waits beside tests without it: gloo wakes a hundred times a second for each of a rank's groups."""
+    if "worker_pool" not in getattr(item, "fixturenames", ()):
+        item.session.stash[_pools].close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    session.stash[_pools].close()
 
 
 @pytest.fixture
-def worker_pool(_pools: _Pools) -> WorkerPool:
+def worker_pool(request: pytest.FixtureRequest) -> WorkerPool:
     """Sixteen processes joined by gloo. Mark tests that use it ``xdist_group("worker-pool")``: one pool is enough."""
-    return _pools.get()
+    return request.session.stash[_pools].get()
