@@ -9,6 +9,7 @@ import pytest
 
 from deploy.lab.network import bits_per_second
 from penstock.core.lifecycle import Phase
+from penstock.core.profile import Profile
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import ClusterJob, shaped, submitted
 from tests.support.installed import Installed
@@ -18,6 +19,8 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECON
 
 RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
 MOST_ERROR = 0.15
+LITTLE_WORK = 0.1
+"""As measured beside other tests, a rank may work so long that its links hardly count."""
 LEAST_PREDICTED_RATIO, LEAST_RATIO = 1.2, 1.1
 """By how much is what `./dev bench cluster_placement` says, on a quiet machine."""
 
@@ -36,6 +39,19 @@ def job(unequal: Installed) -> Iterator[ClusterJob]:
     found.wait_for(Phase.SUCCEEDED)
     yield found
     unequal.kubectl("delete", "pj", found.name)
+
+
+def with_little_work(profile: Profile) -> Profile:
+    """The same links between ranks that need a tenth of the time for their work."""
+    units = [
+        dataclasses.replace(
+            each,
+            alone_seconds=LITTLE_WORK * each.alone_seconds,
+            together_seconds=LITTLE_WORK * each.together_seconds,
+        )
+        for each in profile.units
+    ]
+    return dataclasses.replace(profile, units=tuple(units))
 
 
 def test_a_link_is_as_fast_as_its_slower_end(job: ClusterJob) -> None:
@@ -58,15 +74,14 @@ def test_ranks_are_put_where_a_step_is_shortest(job: ClusterJob) -> None:
 
 
 def test_the_worst_placement_is_slower(unequal: Installed, job: ClusterJob) -> None:
-    plan, profile = job.run(1).read_plan(), job.run(1).read_profile()
+    plan, profile = job.run(1).read_plan(), with_little_work(job.run(1).read_profile())
     steps = placed_everywhere(plan, profile)
-    worst = max(steps, key=lambda devices: steps[devices])
-    placements = {"best": plan.placement, "worst": worst}
+    best, worst = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
     found = {
         name: rehearsed(unequal, name, dataclasses.replace(plan, placement=devices), profile).step_ns
-        for name, devices in placements.items()
+        for name, devices in (("best", best), ("worst", worst))
     }
-    assert steps[worst] > LEAST_PREDICTED_RATIO * steps[plan.placement]
+    assert steps[worst] > LEAST_PREDICTED_RATIO * steps[best]
     assert found["worst"] > LEAST_RATIO * found["best"], (steps, found)
 
 

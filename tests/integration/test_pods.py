@@ -32,7 +32,7 @@ from tests.support.not_run import missing
 from tests.support.pods import Attempt, PodFolder, identified
 from tests.support.training_run import losses, make_run, tiny_job, tiny_plan, train, write_corpus
 
-pytestmark = pytest.mark.xdist_group("pods")
+pytestmark = [pytest.mark.xdist_group("pods"), pytest.mark.timeout(900)]
 
 NOTICED_SECONDS = 10.0
 

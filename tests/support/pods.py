@@ -35,7 +35,7 @@ from penstock.trainer.rundir import RunDir
 from tests.support.repository import ROOT
 
 UID = "11111111-2222-3333-4444-555555555555"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 280.0
 _POLL_SECONDS = 0.05
 
 
