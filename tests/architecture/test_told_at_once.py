@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from tests.support.repository import ROOT
@@ -21,14 +23,16 @@ def test_that_ends_the_run():
 """
 
 
-def report(outcome: str, seconds: float, said: str = "") -> pytest.TestReport:
+def report(outcome: Literal["passed", "failed", "skipped"], seconds: float, said: str = "") -> pytest.TestReport:
     return pytest.TestReport(
         "tests/test_it.py::test_it", ("tests/test_it.py", 1, "test_it"), {}, outcome, said, "call", duration=seconds
     )
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_run_that_was_ended_has_told(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
+def test_a_run_that_was_ended_has_told(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
@@ -39,7 +43,7 @@ def test_a_run_that_was_ended_has_told(pytester: pytest.Pytester, monkeypatch: p
 
 
 def test_a_line_says_what_where_and_how_long() -> None:
-    assert told(report("failed", 3.2, "E   no\nmore")) == "FAILED tests/test_it.py::test_it (call, 3 s): E   no"
+    assert told(report("failed", 3.2, "no\nmore\n")) == "FAILED tests/test_it.py::test_it (call, 3 s): no\nmore"
     assert told(report("passed", LONG_SECONDS)) == "took long: tests/test_it.py::test_it (call, 60 s)"
     assert told(report("passed", LONG_SECONDS - 1)) is None
     assert told(report("skipped", 0.0)) is None

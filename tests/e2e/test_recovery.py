@@ -37,6 +37,7 @@ minute to make a checkpoint. What it takes on a machine that has nothing else to
 """
 
 MORE_STEPS = 30
+UNHEARD_STEPS = 15
 DELETED_STEPS = 200
 ENDLESS = 100_000
 LONELY: dict[str, Any] = {
@@ -144,6 +145,22 @@ def test_a_rank_hangs(slow: Installed, undisturbed: list[float]) -> None:
     stalled = status.condition(ConditionType.STALLED)
     assert stalled is not None
     assert status.failures == 1
+    assert status.failed_at is not None
+    goes_on(job, status.failed_at, undisturbed)
+
+
+def test_what_killed_ranks_recorded_arrives(slow: Installed, undisturbed: list[float]) -> None:
+    """Also what was not brought to the service before."""
+    job = trained(slow, "killed", steps=DELETED_STEPS)
+    with job.silenced(1):
+        job.wait_for_step(max(job.losses_of(1)) + UNHEARD_STEPS)
+    status = job.wait_for(Phase.QUEUED, Phase.PLANNING, Phase.BINDING, Phase.RUNNING, attempt=2)
+    assert status.failures == 1
+    with slow.client as client:
+        series = client.metrics(Place(name=job.name, namespace=slow.namespace))
+    loss = next(each for each in series if each.name == "loss")
+    recorded = max(job.losses_of(1)) - 1  # of the last step the report may be unwritten
+    assert max(point.step for point in loss.points if point.attempt == 1) >= recorded
     assert status.failed_at is not None
     goes_on(job, status.failed_at, undisturbed)
 

@@ -215,6 +215,24 @@ class ClusterJob:
         """Let one of the attempt's ranks hang."""
         os.kill(self.ranks(attempt)[0], signal.SIGSTOP)
 
+    @contextmanager
+    def silenced(self, attempt: int) -> Iterator[None]:
+        """The reporter beside rank 0, which tells of steps, is held up for as long as the block.
+
+        At its end all processes of that rank's container are killed, as the kernel does with one that has taken more
+        memory than it may (`memory.oom.group`).
+        """
+        [rank] = [each for each in self.ranks(attempt) if "RANK=0" in _words(each, "environ")]
+        trainer = _sharing(rank, "mnt")
+        [reporter] = [each for each in _sharing(rank, "pid") if "report-pod" in command_line(each)]
+        os.kill(reporter, signal.SIGSTOP)
+        try:
+            yield
+            for each in trainer:
+                os.kill(each, signal.SIGKILL)
+        finally:
+            os.kill(reporter, signal.SIGCONT)
+
 
 def submitted(on: JobSpace, name: str, *, labels: Mapping[str, str] | None = None, **changes: Any) -> ClusterJob:
     """A job of that name; ``changes`` replace whole fields of its spec, but add to ``kubernetes``."""
@@ -278,10 +296,26 @@ def shaped(on: JobSpace, rates: Mapping[str, str]) -> Iterator[None]:
             lab.shape(on.lab, node, "none")
 
 
+def _sharing(pid: int, namespace: str) -> list[int]:
+    """The processes that are in the same namespace of that kind."""
+    return [each for each in processes.pids() if _namespace(each, namespace) == _namespace(pid, namespace)]
+
+
+def _namespace(pid: int, kind: str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
+    except OSError:
+        return ""
+
+
 def command_line(pid: int) -> list[str]:
     """What a process was started with; nothing if it is gone."""
+    return _words(pid, "cmdline")
+
+
+def _words(pid: int, name: str) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return Path(f"/proc/{pid}/{name}").read_text().split("\0")
     except OSError:
         return []
 

@@ -18,8 +18,8 @@ QUEUE = "team"
 LOW, HIGH = "low", "high"
 """Priority classes."""
 
-NUM_CPUS = 3
-"""A small job's two pods ask for one each, so a second job would find room for one of its pods."""
+CPUS = "3100m"
+"""A small job's two pods ask for one and a little each, so a second job would find room for one of its pods."""
 
 RETRY_SECONDS = 30.0
 
@@ -69,7 +69,7 @@ def _flavor() -> dict[str, Any]:
 
 
 def _cluster_queue(namespace: str) -> dict[str, Any]:
-    quotas = [{"name": "cpu", "nominalQuota": NUM_CPUS}, {"name": "memory", "nominalQuota": "1Ti"}]
+    quotas = [{"name": "cpu", "nominalQuota": CPUS}, {"name": "memory", "nominalQuota": "1Ti"}]
     group = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": "any", "resources": quotas}]}
     chosen = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     preemption = {"withinClusterQueue": "LowerPriority"}

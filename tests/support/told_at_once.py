@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 LONG_SECONDS = 60.0
+MOST_CHARACTERS = 1000
 
 
 class TellsAtOnce:
@@ -25,11 +26,12 @@ def told(report: pytest.TestReport) -> str | None:
     """The line about it, unless it passed in good time."""
     where = f"{report.nodeid} ({report.when}, {report.duration:.0f} s)"
     if report.failed:
-        return f"FAILED {where}: {_first_line(report)}"
+        return f"FAILED {where}: {_why(report)}"
     return f"took long: {where}" if report.duration >= LONG_SECONDS else None
 
 
-def _first_line(report: pytest.TestReport) -> str:
+def _why(report: pytest.TestReport) -> str:
+    """The beginning of what the exception says; the whole report follows at the run's end."""
     crash = getattr(report.longrepr, "reprcrash", None)
     said = report.longreprtext if crash is None else crash.message
-    return said.strip().partition("\n")[0]
+    return said.strip()[:MOST_CHARACTERS]
