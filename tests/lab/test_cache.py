@@ -86,6 +86,13 @@ def test_a_module_builds_what_is_asked_of_it(part: build.Part) -> None:
         assert (part.folder / package).is_dir() if package.startswith(".") else f"tool {package}\n" in text
 
 
+def test_all_modules_are_one_workspace() -> None:
+    """Or what they share is compiled for each of them, and Kueue takes as long as Kubernetes."""
+    used = re.findall(r"^\t\./(\S+)$", (build.MODULES / "go.work").read_text(), re.MULTILINE)
+    assert used == sorted(part.name for part in build.PARTS)
+    assert build.go_environ()["GOWORK"] == str(build.MODULES / "go.work")
+
+
 def test_parts_of_kubernetes_have_one_version() -> None:
     replaced = re.findall(r"=> k8s.io/\S+ (\S+)", (build.KUBERNETES.folder / "go.mod").read_text())
     assert len(replaced) == 33

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from deploy import kind
-from deploy.lab import base_image, lab, processes, state
+from deploy.lab import base_image, build, lab, processes, state
 from deploy.lab.console import LabError, plain_environ, run
 from tests.support.not_run import BEGINNING, missing
 
@@ -185,7 +185,9 @@ def _started(name: str) -> Cluster:
     if kind.fits():
         kind.up(argparse.Namespace(name=name, nodes=NUM_NODES, kueue=False, kwok=False))
     else:
-        lab.up(lab.Wanted(name=name, num_nodes=NUM_NODES))
+        wanted = lab.Wanted(name=name, num_nodes=NUM_NODES)
+        lab.fill_cache([*wanted.parts, build.KUEUE])  # which a test installs, and whose libraries are these parts' too
+        lab.up(wanted)
     return _opened(name)
 
 
