@@ -35,6 +35,7 @@ def test_a_run_that_was_ended_has_told(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the process that ends is not one of this run
     pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
     pytester.makepyfile(TESTS)
     ran = pytester.runpytest_subprocess("-n", workers)
