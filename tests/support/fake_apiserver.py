@@ -305,6 +305,7 @@ def served(fake: FakeApiserver) -> Iterator[ApiClient]:
 def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # headers and body are sent apart, and the client would acknowledge 40 ms later
 
         def do(self) -> None:
             parts = urlsplit(self.path)
