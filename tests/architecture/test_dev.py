@@ -358,12 +358,32 @@ class TestProcesses:
         assert left == ["runs", "runs/demo", "runs/demo/1", "view", "view/penstock"]
 
 
+def run_of_two_workers(folder: Path, tests: str) -> str:
+    """What pytest says to these tests."""
+    (folder / "test_these.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *dev.TWO_WORKERS, "."]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+
+
 def test_tests_of_a_group_share_a_worker(tmp_path: Path) -> None:
     """They share fixtures that take long to make; xdist and pytest of some versions lose the groups without a word."""
     marked = (
         "import pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('n', range(3))\ndef test(n): pass\n"
     )
-    (tmp_path / "test_marked.py").write_text(marked)
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "test_marked.py::test[2]@one" in done.stdout, done.stdout
+    said = run_of_two_workers(tmp_path, marked)
+    assert "test_these.py::test[2]@one" in said, said
+
+
+DYING = """
+import os, pytest
+
+@pytest.mark.parametrize("n", range(60))
+def test(n):
+    if n == 17:
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_worker_that_crashes_ends_the_run(tmp_path: Path) -> None:
+    said = run_of_two_workers(tmp_path, DYING)
+    assert "crashed while running 'test_these.py::test[17]'" in said, said
