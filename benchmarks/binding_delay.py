@@ -111,6 +111,11 @@ class Bench:
         self._let_on[node].add(name)
         self._cluster.set_devices(node, DEVICE, len(self._let_on[node]))
 
+    def close(self, node: str, name: str) -> None:
+        """Once the job's pod is there the node is for no other of it, or that would take the next job's device."""
+        self._cluster.wait(lambda: self._places.of(self._uids[name]) or None)
+        self._cluster.label_node(node, f"{LABELS}/{name}", wanted=False)
+
     def result(self, name: str, epoch: int) -> dict[str, Any]:
         """Seconds from the address of the job's last pod until it saw that binding, and until all of them did."""
 
@@ -241,6 +246,7 @@ def late(bench: Bench) -> list[dict[str, Any]]:
     names = [f"late-{number}" for number in range(WAITING)]
     for number, name in enumerate(names):
         bench.submit(name, _epoch(number), NODES[:1])
+        bench.close(NODES[0], name)
         rest()
     time.sleep(max(WAIT_SECONDS - BETWEEN_SECONDS[0] * WAITING, 0.0))
     found = []

@@ -137,9 +137,9 @@ class Cluster:
         body = {"status": {"capacity": {name: str(count)}, "allocatable": {name: str(count)}}}
         self._kube.call("PATCH", NODES.path("", node, "status"), body=body, content_type=MERGE)
 
-    def label_node(self, node: str, name: str) -> None:
-        """Let a node bear the label, which says nothing more."""
-        body = {"metadata": {"labels": {name: ""}}}
+    def label_node(self, node: str, name: str, wanted: bool = True) -> None:
+        """Let a node bear the label, which says nothing more, or no longer."""
+        body = {"metadata": {"labels": {name: "" if wanted else None}}}
         self._kube.call("PATCH", NODES.path("", node), body=body, content_type=MERGE)
 
     def add_fake_nodes(self, count: int) -> None:
