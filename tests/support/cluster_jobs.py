@@ -297,8 +297,10 @@ def shaped(on: JobSpace, rates: Mapping[str, str]) -> Iterator[None]:
 
 
 def _sharing(pid: int, namespace: str) -> list[int]:
-    """The processes that are in the same namespace of that kind."""
-    return [each for each in processes.pids() if _namespace(each, namespace) == _namespace(pid, namespace)]
+    """The processes that are in the same namespace of that kind; fails if this one is gone."""
+    own = _namespace(pid, namespace)
+    assert own, f"process {pid} is gone"
+    return [each for each in processes.pids() if _namespace(each, namespace) == own]
 
 
 def _namespace(pid: int, kind: str) -> str:
