@@ -13,12 +13,17 @@ pytest_plugins = ["pytester"]
 
 TESTS = """
 import os
-import pytest
+import time
+from pathlib import Path
 
 def test_that_fails():
     assert 1 + 1 == 3
 
 def test_that_ends_the_run():
+    end = time.monotonic() + 30
+    while "PYTEST_XDIST_WORKER" in os.environ and "FAILED" not in Path("stdout").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
     os.kill(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid(), 9)
 """
 

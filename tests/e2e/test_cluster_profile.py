@@ -11,6 +11,7 @@ import pytest
 from penstock.core.cluster_profile import ClusterProfileStatus
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus
+from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import SEQUENCE, small_spec, small_training, submitted
 from tests.support.installed import PAIR, Installed
@@ -40,7 +41,7 @@ def profile(on: Installed) -> Iterator[str]:
 
 
 def status_of(on: Installed, name: str) -> ClusterProfileStatus:
-    return ClusterProfileStatus.from_manifest(on.cluster.get("cprof", name).get("status") or {})
+    return ClusterProfileStatus.from_manifest(on.cluster.get(CLUSTER_PROFILES, name).get("status") or {})
 
 
 def test_it_is_measured_once_and_for_all(on: Installed, profile: str) -> None:
@@ -49,7 +50,7 @@ def test_it_is_measured_once_and_for_all(on: Installed, profile: str) -> None:
         holds = any(each.status is ConditionStatus.TRUE for each in found.conditions)
         return found if holds else None
 
-    status: Any = on.cluster.wait(measured, f"it is not measured: {on.cluster.get('cprof', profile)}")
+    status: Any = on.cluster.wait(measured, f"it is not measured: {on.cluster.get(CLUSTER_PROFILES, profile)}")
     assert status.links.num_links == 2
     assert status.links.slowest.bytes_per_second > 0
     namespace, _, name = status.profile_ref.partition("/")
@@ -74,5 +75,5 @@ def _jobs(on: Installed, name: str) -> list[str]:
 
 
 def _config_maps(on: Installed) -> list[str]:
-    found = on.cluster.get("configmaps", "--namespace", on.namespace)["items"]
+    found = on.cluster.all(CONFIG_MAPS, on.namespace)
     return [each["metadata"]["name"] for each in found]

@@ -14,6 +14,7 @@ from deploy.installation import SERVICE_PORT, Installation
 from deploy.lab.console import LabError
 from deploy.site import site_of_lab
 from penstock.core.lifecycle import Phase
+from penstock.kube.resources import PODS
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.cluster_jobs import ClusterJob, paced, small_spec, small_training, submitted
 from tests.support.installed import PAIR_NODES, JobSpace, label_node
@@ -57,7 +58,7 @@ def installation(space: JobSpace) -> Iterator[Installation]:
 
 def programs(space: JobSpace) -> dict[str, str]:
     """The uid of each program's pod that is not about to end."""
-    pods = space.cluster.get("pods", "--namespace", space.system)["items"]
+    pods = space.cluster.all(PODS, space.system)
     live = [each["metadata"] for each in pods if "deletionTimestamp" not in each["metadata"]]
     return {each["labels"]["app.kubernetes.io/component"]: each["uid"] for each in live}
 

@@ -15,7 +15,8 @@ import pytest
 from deploy.lab import build, control_plane, images, lab, network, processes, rooms, state
 from deploy.lab.addresses import free_slot
 from deploy.lab.console import LabError, run
-from tests.support.cluster import COLD_SECONDS, Cluster, end_orphans, of
+from penstock.kube.resources import JOBSETS, NODES, PODS
+from tests.support.cluster import COLD_SECONDS, SERVICES, Cluster, end_orphans, of
 from tests.support.repository import ROOT
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
@@ -73,7 +74,7 @@ def served(cluster: Cluster, namespace: str, node: str) -> str:
 
 
 def test_all_nodes_are_ready(cluster: Cluster) -> None:
-    nodes = {node["metadata"]["name"] for node in cluster.get("nodes")["items"]}
+    nodes = {node["metadata"]["name"] for node in cluster.all(NODES)}
     assert len(nodes) >= 3
     cluster.wait(lambda: cluster.ready() == nodes, f"not all of {nodes} are ready")
 
@@ -91,10 +92,12 @@ def test_a_jobset_of_two_pods_completes_on_two_nodes(cluster: Cluster, namespace
         "spec": {"replicatedJobs": [{"name": "workers", "template": {"spec": job}}]},
     }
     cluster.create(namespace, jobset)
-    path = ("jobset", "pair", "--namespace", namespace)
-    cluster.wait(lambda: cluster.get(*path)["status"].get("terminalState"), "the JobSet does not end")
-    assert cluster.get(*path)["status"]["terminalState"] == "Completed"
-    pods = cluster.get("pods", "--namespace", namespace)["items"]
+
+    def end() -> Any:
+        return cluster.get(JOBSETS, "pair", namespace).get("status", {}).get("terminalState")
+
+    assert cluster.wait(end, "the JobSet does not end") == "Completed"
+    pods = cluster.all(PODS, namespace)
     assert len({each["spec"]["nodeName"] for each in pods}) == 2
 
 
@@ -110,7 +113,7 @@ def test_a_service_leads_to_its_pod(cluster: Cluster, namespace: str) -> None:
     served(cluster, namespace, one)
     cluster.kubectl("--namespace", namespace, "label", "pod", "server", "app=server")
     cluster.kubectl("--namespace", namespace, "create", "service", "clusterip", "server", f"--tcp={PORT}")
-    address = cluster.get("service", "server", "--namespace", namespace)["spec"]["clusterIP"]
+    address = cluster.get(SERVICES, "server", namespace)["spec"]["clusterIP"]
     for node in (one, other):
         assert fetched(cluster, namespace, f"from-{node}", node, address, MEGABYTE)[0] == MEGABYTE
     if cluster.lab is not None:

@@ -16,6 +16,7 @@ from penstock.core.lifecycle import Phase
 from penstock.core.pod import TOKEN_FILE
 from penstock.core.records import LogLine, Record, RecordKind
 from penstock.kube.names import INGEST_AUDIENCE, PEOPLE_AUDIENCE, REPORTER_CONTAINER, TRAINER_CONTAINER
+from penstock.kube.resources import PODS
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import ClusterJob, paced, small_training, submitted
 from tests.support.installed import READER, READY, Installed
@@ -79,7 +80,7 @@ def test_its_pod_holds_no_other_token(penstock_there: Installed, rank: Rank) -> 
     for container, names in found.items():
         look = ("exec", rank.pod, "-c", container, "--", "find", "/var/run/", "-maxdepth", "2", "-path", SECRETS)
         assert [Path(path).name for path in penstock_there.kubectl(*look).split()] == names
-    spec = penstock_there.cluster.get("pod", rank.pod, "--namespace", penstock_there.namespace)["spec"]
+    spec = penstock_there.cluster.get(PODS, rank.pod, penstock_there.namespace)["spec"]
     assert spec["automountServiceAccountToken"] is False
 
 
@@ -101,7 +102,7 @@ def test_the_apiserver_knows_nobody_by_it(penstock_there: Installed, rank: Rank,
 
 def test_the_account_behind_it_may_nothing(penstock_there: Installed, rank: Rank) -> None:
     """Even if somebody had a token of it that the apiserver takes."""
-    pod = penstock_there.cluster.get("pod", rank.pod, "--namespace", penstock_there.namespace)
+    pod = penstock_there.cluster.get(PODS, rank.pod, penstock_there.namespace)
     account = f"system:serviceaccount:{penstock_there.namespace}:{pod['spec']['serviceAccountName']}"
     listed = penstock_there.kubectl("auth", "can-i", "--list", "--no-headers", f"--as={account}")
     named = [line.split()[0] for line in listed.splitlines() if not line.startswith(" ")]
@@ -145,7 +146,7 @@ def test_a_person_reports_nothing(penstock_there: Installed, rank: Rank) -> None
 
 def test_it_ends_with_its_pod(penstock_there: Installed, rank: Rank) -> None:
     """One that the service has not seen yet is refused at once; one that it has, a minute later."""
-    pod = penstock_there.cluster.get("pod", rank.pod, "--namespace", penstock_there.namespace)["metadata"]
+    pod = penstock_there.cluster.get(PODS, rank.pod, penstock_there.namespace)["metadata"]
     bound = ("--bound-object-kind=Pod", f"--bound-object-name={rank.pod}", f"--bound-object-uid={pod['uid']}")
     token = penstock_there.kubectl("create", "token", "default", "--audience", INGEST_AUDIENCE, *bound).strip()
     penstock_there.kubectl("delete", "pj", rank.job.name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from deploy.lab.console import LabError
-from tests.support.cluster import COLD_SECONDS, Cluster
+from tests.support.cluster import COLD_SECONDS, SERVICES, Cluster
 from tests.support.helm import CHART, helm_of
 from tests.support.not_run import BEGINNING
 
@@ -127,7 +127,7 @@ def opened(cluster: Cluster) -> Iterator[Network]:
 
 def apiserver(cluster: Cluster) -> tuple[str, int]:
     """Where pods find it: its Service, which leads to the port that the policies name."""
-    spec = cluster.get("service", "kubernetes", "--namespace", "default")["spec"]
+    spec = cluster.get(SERVICES, "kubernetes", "default")["spec"]
     return str(spec["clusterIP"]), int(spec["ports"][0]["port"])
 
 

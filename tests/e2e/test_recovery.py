@@ -12,6 +12,7 @@ from penstock.api.client import Place
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionType
 from penstock.kube.quantities import amount
+from penstock.kube.resources import NODES
 from penstock.operator.grace import LEAST_SECONDS
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, shaped, small_training, submitted
@@ -203,7 +204,7 @@ def test_what_is_cut_off_and_writes_on_harms_nothing(on: Installed) -> None:
 
 def most_of_a_node(cluster: Cluster) -> str:
     """So much memory that no node has room for two."""
-    allocatable = cluster.get("node", LOST)["status"]["allocatable"]["memory"]
+    allocatable = cluster.get(NODES, LOST)["status"]["allocatable"]["memory"]
     return f"{int(amount(allocatable)) * 6 // 10 // 2**20}Mi"
 
 

@@ -35,6 +35,7 @@ from penstock.kube.names import (
     attempt_name,
     profile_name,
 )
+from penstock.kube.resources import CONFIG_MAPS, JOBS, LEASES, PODS
 from penstock.kube.transport import KubeError
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.repository import ROOT
@@ -161,7 +162,7 @@ def reports(cluster: Cluster, namespace: str, job: dict[str, Any], attempt: int 
         return cluster.kubectl("--namespace", namespace, "logs", "--selector", selector, "--tail=1").strip()
 
     def running() -> bool:
-        pods = cluster.get("pods", "--namespace", namespace, "--selector", selector)["items"]
+        pods = cluster.all(PODS, namespace, selector)
         return [each["status"].get("phase") for each in pods] == ["Running"]
 
     cluster.wait(running, "the rank does not run")
@@ -176,8 +177,7 @@ def made(cluster: Cluster, namespace: str, name: str = "tiny", **status: Any) ->
         patch = json.dumps({"status": status})
         where = ("--namespace", namespace, "patch", "pipelinejob", name, "--subresource=status")
         cluster.kubectl(*where, "--type=merge", "--patch", patch)
-    found: dict[str, Any] = cluster.get("pipelinejob", name, "--namespace", namespace)
-    return found
+    return cluster.get(JOBS, name, namespace)
 
 
 class TestPeople:
@@ -194,7 +194,7 @@ class TestPeople:
         assert reader.delete(path).status_code == 403
         editor = client_of(service, person(cluster, namespace, "editor", "get", "update", "create", "delete"))
         assert editor.post(f"{path}/suspend").status_code == 200
-        found = cluster.get("pipelinejob", "tiny", "--namespace", namespace)
+        found = cluster.get(JOBS, "tiny", namespace)
         assert found["spec"]["runPolicy"]["suspend"] is True
         assert editor.delete(path).status_code == 202
         cluster.wait(lambda: reader.get(path).json()["metadata"].get("deletionTimestamp"), "it is not deleted")
@@ -211,10 +211,10 @@ class TestPeople:
         manifest = job_manifest(namespace=namespace)
         proposed = client.post("/v1/jobs?dryRun=true", json=manifest)
         assert proposed.status_code == 200, proposed.text
-        assert cluster.get("pipelinejobs", "--namespace", namespace)["items"] == []
+        assert cluster.all(JOBS, namespace) == []
         answer = client.post("/v1/jobs", json=manifest, headers={"Idempotency-Key": "once"})
         assert answer.status_code == 201, answer.text
-        found = cluster.get("pipelinejob", "tiny", "--namespace", namespace)
+        found = cluster.get(JOBS, "tiny", namespace)
         assert found["metadata"]["uid"] == answer.json()["metadata"]["uid"]
         assert client.post("/v1/jobs", json=manifest).status_code == 409
 
@@ -243,23 +243,22 @@ class TestRanks:
 
         def told() -> Any:
             part.report()
-            progress = cluster.get("pipelinejob", "tiny", "--namespace", namespace)["status"].get("progress", {})
+            progress = cluster.get(JOBS, "tiny", namespace)["status"].get("progress", {})
             return progress if progress.get("step") == 3 and progress.get("profileRef") else None
 
         progress = cluster.wait(told, "the cluster is told nothing")
         name = profile_name("tiny", 1)
         assert (progress["epoch"], progress["profileRef"], progress["loss"]) == (1, name, "4.998")
-        shown = ("--namespace", namespace, "--show-managed-fields")
-        fields = cluster.get("pipelinejob", "tiny", *shown)["metadata"]["managedFields"]
+        fields = cluster.get(JOBS, "tiny", namespace)["metadata"]["managedFields"]
         mine = [each for each in fields if each["manager"] == SERVICE_MANAGER]
         assert [(each["operation"], each["subresource"]) for each in mine] == [("Apply", "status")]
         assert list(mine[0]["fieldsV1"]["f:status"]) == ["f:progress"]
-        laid = cluster.get("configmap", name, "--namespace", namespace)
+        laid = cluster.get(CONFIG_MAPS, name, namespace)
         assert laid["metadata"]["ownerReferences"][0]["uid"] == uid
         cluster.kubectl("--namespace", namespace, "delete", "pipelinejob", "tiny")
 
         def collected() -> bool:
-            names = [each["metadata"]["name"] for each in cluster.get("configmaps", "--namespace", namespace)["items"]]
+            names = [each["metadata"]["name"] for each in cluster.all(CONFIG_MAPS, namespace)]
             return name not in names
 
         cluster.wait(collected, "the measurement outlives its job")
@@ -285,13 +284,13 @@ def test_a_namesake_is_known_by_its_version(
     with pytest.raises(KubeError) as raised:
         kube.report(meant, progress, gone["resourceVersion"])
     assert raised.value.is_conflict
-    assert "progress" not in cluster.get("pipelinejob", "tiny", "--namespace", namespace)["status"]
+    assert "progress" not in cluster.get(JOBS, "tiny", namespace)["status"]
     kube.report(meant, progress, job["metadata"]["resourceVersion"])
-    assert cluster.get("pipelinejob", "tiny", "--namespace", namespace)["status"]["progress"]["step"] == 3
+    assert cluster.get(JOBS, "tiny", namespace)["status"]["progress"]["step"] == 3
 
 
 def test_the_lease_is_fresh(cluster: Cluster, namespace: str, part: Following) -> None:
-    spec = cluster.get("lease", SERVICE_LEASE, "--namespace", namespace)["spec"]
+    spec = cluster.get(LEASES, SERVICE_LEASE, namespace)["spec"]
     assert spec["holderIdentity"] == f"test-{os.getpid()}"
     part.close()
-    assert not cluster.get("lease", SERVICE_LEASE, "--namespace", namespace)["spec"].get("holderIdentity")
+    assert not cluster.get(LEASES, SERVICE_LEASE, namespace)["spec"].get("holderIdentity")

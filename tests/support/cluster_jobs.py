@@ -18,6 +18,7 @@ from penstock.core.lifecycle import Phase
 from penstock.core.records import StepMetrics
 from penstock.core.status import ConditionType, JobStatus
 from penstock.kube.names import ATTEMPT_LABEL, UID_LABEL, attempt_name
+from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Resource
 from penstock.planner import yamltext
 from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
 from penstock.trainer.rundir import RunDir
@@ -69,8 +70,7 @@ class ClusterJob:
 
     def get(self) -> dict[str, Any]:
         """The object as the apiserver has it."""
-        found: dict[str, Any] = self.on.cluster.get("pj", self.name, "--namespace", self.on.namespace)
-        return found
+        return self.on.cluster.get(JOBS, self.name, self.on.namespace)
 
     def status(self) -> JobStatus:
         """Its status."""
@@ -126,7 +126,7 @@ class ClusterJob:
 
     def pods(self, attempt: int | None = None) -> list[dict[str, Any]]:
         """Those there are, of one attempt or of all."""
-        return self._children("pods", attempt)
+        return self._children(PODS, attempt)
 
     def has_left(self) -> bool:
         """Whether its pods hold no place any more; that they have ended is seen earlier."""
@@ -134,17 +134,15 @@ class ClusterJob:
 
     def jobsets(self) -> list[dict[str, Any]]:
         """Those there are, oldest attempt first."""
-        return sorted(self._children("jobsets"), key=lambda each: int(each["metadata"]["labels"][ATTEMPT_LABEL]))
+        return sorted(self._children(JOBSETS), key=lambda each: int(each["metadata"]["labels"][ATTEMPT_LABEL]))
 
     def config_maps(self) -> list[str]:
         """The names of those that attempts have."""
-        return sorted(each["metadata"]["name"] for each in self._children("configmaps"))
+        return sorted(each["metadata"]["name"] for each in self._children(CONFIG_MAPS))
 
-    def _children(self, kind: str, attempt: int | None = None) -> list[dict[str, Any]]:
+    def _children(self, resource: Resource, attempt: int | None = None) -> list[dict[str, Any]]:
         selector = f"{UID_LABEL}={self.uid}" + (f",{ATTEMPT_LABEL}={attempt}" if attempt is not None else "")
-        found = self.on.cluster.get(kind, "--namespace", self.on.namespace, "--selector", selector)
-        items: list[dict[str, Any]] = found["items"]
-        return items
+        return self.on.cluster.all(resource, self.on.namespace, selector)
 
     def jobset_made_at(self, attempt: int) -> float:
         """When that attempt was asked for, in whole seconds as the apiserver keeps them."""
@@ -156,11 +154,10 @@ class ClusterJob:
 
     def events(self) -> list[tuple[str, str]]:
         """Reasons and messages that people were told, in order."""
-        found = self.on.cluster.get(
-            "events", "--namespace", self.on.namespace, "--field-selector", f"involvedObject.uid={self.uid}"
-        )
-        items = sorted(found["items"], key=lambda each: int(each["metadata"]["resourceVersion"]))
-        return [(each["reason"], each["message"]) for each in items]
+        found = self.on.cluster.all(EVENTS, self.on.namespace)
+        own = [each for each in found if each["involvedObject"].get("uid") == self.uid]
+        own.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+        return [(each["reason"], each["message"]) for each in own]
 
     # What it leaves
 
@@ -249,7 +246,7 @@ def made(on: JobSpace, manifest: dict[str, Any]) -> ClusterJob:
     """The job of a manifest."""
     name = manifest["metadata"]["name"]
     on.cluster.create(on.namespace, manifest)
-    return ClusterJob(on, name, on.cluster.get("pj", name, "--namespace", on.namespace)["metadata"]["uid"])
+    return ClusterJob(on, name, on.cluster.get(JOBS, name, on.namespace)["metadata"]["uid"])
 
 
 def local_losses(on: JobSpace, folder: Path, spec: dict[str, Any], plan: RunDir) -> list[float]:

@@ -20,6 +20,7 @@ from deploy.lab.state import State
 from penstock.api.client import Client
 from penstock.api.client.config import Target
 from penstock.kube.names import JOB_LABEL, PEOPLE_AUDIENCE
+from penstock.kube.resources import CLAIMS, JOBS, PODS
 from penstock.trainer.ports import free_port
 from tests.support.cluster import Cluster
 from tests.support.kubectl import kubectl_of, with_crds
@@ -124,14 +125,13 @@ class JobSpace:
 
     def jobs(self) -> list[dict[str, Any]]:
         """All there are."""
-        found: list[dict[str, Any]] = self.cluster.get("pj", "--namespace", self.namespace)["items"]
-        return found
+        return self.cluster.all(JOBS, self.namespace)
 
     def wait_for_room(self, jobs: Collection[str]) -> None:
         """Until no pod of these jobs, which were deleted, holds anything."""
 
         def gone() -> bool:
-            pods = self.cluster.get("pods", "--namespace", self.namespace)["items"]
+            pods = self.cluster.all(PODS, self.namespace)
             return not [each for each in pods if each["metadata"]["labels"].get(JOB_LABEL) in jobs]
 
         self.cluster.wait(gone, f"pods of {', '.join(jobs)} stay")
@@ -255,7 +255,7 @@ def folder_of_claim(found: JobSpace, name: str) -> Path:
     """The folder on this machine behind a claim."""
 
     def volume() -> str:
-        claim = found.cluster.get("pvc", name, "--namespace", found.namespace)
+        claim = found.cluster.get(CLAIMS, name, found.namespace)
         return str(claim["spec"].get("volumeName", "")) if claim["status"]["phase"] == "Bound" else ""
 
     return found.lab.folder / "volumes" / str(found.cluster.wait(volume, f"nothing is behind the claim {name}"))

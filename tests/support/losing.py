@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.kube.resources import NODES
 from tests.support.cluster import Cluster
 from tests.support.cluster_jobs import PINNED, ClusterJob, instant, small_training, submitted
 from tests.support.installed import PAIR_NODES, SPARE_NODE, Installed, label_node
@@ -59,7 +60,7 @@ def not_ready_since(cluster: Cluster, node: str) -> float:
     """When the apiserver was told that the node does not answer."""
 
     def lost() -> str:
-        conditions = cluster.get("node", node)["status"]["conditions"]
+        conditions = cluster.get(NODES, node)["status"]["conditions"]
         [ready] = [each for each in conditions if each["type"] == "Ready"]
         return "" if ready["status"] == "True" else str(ready["lastTransitionTime"])
 

@@ -7,13 +7,13 @@ import itertools
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from penstock.cli.manifests import read_timeline
 from penstock.cli.rehearsing import lay_out
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
+from penstock.kube.resources import PODS
 from penstock.planner.replay import simulated
 from penstock.trainer.launch import MALLOC
 from penstock.trainer.rundir import RunDir
@@ -71,7 +71,7 @@ VOLUMES = [{"name": OUT, "persistentVolumeClaim": {"claimName": OUT}}, {"name": 
 
 
 def _address(on: Installed, pod: str) -> str:
-    found: dict[str, Any] = on.cluster.get("pod", pod, "--namespace", on.namespace)
+    found = on.cluster.get(PODS, pod, on.namespace)
     return str(found["status"].get("podIP", ""))
 
 

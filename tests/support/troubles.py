@@ -17,6 +17,7 @@ from deploy.lab.console import plain_environ
 from penstock.core.lifecycle import Phase
 from penstock.core.status import JobStatus
 from penstock.kube.names import PROFILE_FILE, UID_LABEL
+from penstock.kube.resources import CONFIG_MAPS
 from tests.support.cluster_jobs import ClusterJob, small_training, submitted
 from tests.support.installed import Installed, Program, operated_by
 from tests.support.repository import ROOT
@@ -119,7 +120,7 @@ def sieve(on: Installed, measured: ClusterJob, folder: Path) -> Iterator[Sieve]:
     """Such an operator sees to the jobs during the block; ``measured`` is a job with two ranks that has ended."""
     profile = measured.status().profile
     assert profile is not None
-    found = on.cluster.get("configmap", profile.ref, "--namespace", on.namespace)
+    found = on.cluster.get(CONFIG_MAPS, profile.ref, on.namespace)
     data = {PROFILE_FILE: found["binaryData"][PROFILE_FILE]}
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": MEASURED}, "binaryData": data}
     on.cluster.create(on.namespace, made)
