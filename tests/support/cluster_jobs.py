@@ -202,10 +202,11 @@ class ClusterJob:
 
     def ranks(self, attempt: int) -> list[int]:
         """The processes of this machine that are the attempt's training ranks."""
-        return [each for each in processes.pids() if self._is_rank(command_line(each), attempt)]
+        return [each for each in processes.pids() if self._is_rank(each, attempt)]
 
-    def _is_rank(self, words: list[str], attempt: int) -> bool:
-        trains = {"penstock.trainer", "train"} <= set(words) and "torch.distributed.run" not in words
+    def _is_rank(self, pid: int, attempt: int) -> bool:
+        words = command_line(pid)
+        trains = _name(pid).startswith("rank ") and {"penstock.trainer", "train"} <= set(words)
         return trains and any(word.endswith(f"{self.uid}/a{attempt}") for word in words)
 
     def stop_rank(self, attempt: int) -> None:
@@ -219,7 +220,7 @@ class ClusterJob:
         At its end all processes of that rank's container are killed, as the kernel does with one that has taken more
         memory than it may (`memory.oom.group`).
         """
-        [rank] = [each for each in self.ranks(attempt) if "RANK=0" in _words(each, "environ")]
+        [rank] = [each for each in self.ranks(attempt) if _name(each) == "rank 0"]
         trainer = _sharing(rank, "mnt")
         [reporter] = [each for each in _sharing(rank, "pid") if "report-pod" in command_line(each)]
         os.kill(reporter, signal.SIGSTOP)
@@ -310,6 +311,11 @@ def _namespace(pid: int, kind: str) -> str:
 def command_line(pid: int) -> list[str]:
     """What a process was started with; nothing if it is gone."""
     return _words(pid, "cmdline")
+
+
+def _name(pid: int) -> str:
+    """What the process calls itself."""
+    return "".join(_words(pid, "comm")).strip()
 
 
 def _words(pid: int, name: str) -> list[str]:

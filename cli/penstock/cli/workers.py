@@ -16,6 +16,10 @@ from penstock.trainer.launch import Failure, LaunchSpec, Outcome, launch
 from penstock.trainer.rundir import RunDir
 
 MODULE = "penstock.trainer"
+TRAINING = "penstock.trainer.worker_train"
+LOADED = {"profile": TRAINING, "train": TRAINING, "rehearse": "penstock.trainer.worker_rehearse"}
+"""What each of its commands takes longest to load."""
+
 KILL_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
@@ -104,6 +108,7 @@ def launch_spec(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command
     return LaunchSpec(
         module=MODULE,
         arguments=(command, *_folders(run), *arguments),
+        preloaded=(LOADED[command],),
         num_ranks=num_ranks,
         threads_per_rank=job.spec.resources.threads_per_rank,
         log_folder=run.logs / log,

@@ -91,10 +91,11 @@ def test_a_killed_rank_is_named_with_its_action(tmp_path: Path) -> None:
 
 
 def test_a_failing_rank_says_why_and_its_peers_name_the_channel(tmp_path: Path) -> None:
-    """Also: the environment of the ranks is fixed, down to the devices that they may use."""
+    """Also: ranks are called by their numbers; their environment is fixed, down to the devices that they may use."""
     ranks = launch(dataclasses.replace(spec_for(tmp_path, "fail"), devices=("3", "1")))
     wait_for(lambda: len(pids(ranks)) == 2, ranks)
     environment = Path(f"/proc/{pids(ranks)[0]}/environ").read_text().split("\0")
+    assert [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids(ranks)] == ["rank 0", "rank 1"]
     assert {f"{name}={value}" for name, value in MALLOC.items()} <= set(environment)
     assert {"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "CUDA_VISIBLE_DEVICES=3,1"} <= set(environment)
     outcome = ranks.wait(PATIENCE_SECONDS)

@@ -1,6 +1,6 @@
 """Starting the ranks of a run on this host, watching them, and saying which one failed where.
 
-torchrun starts them (`python -m torch.distributed.run`, static, no restarts); each writes its logs to files and its
+torchrun starts them (static, no restarts; `penstock.trainer.worker_agent`); each writes its logs to files and its
 place in the Program to a status file. Who started them reads those: it needs no connection to any rank.
 
 Ranks on several hosts are launched on each of them, with its place among them.
@@ -58,7 +58,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes.
+    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes, which share what is ``preloaded``.
 
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting a free one is taken.
@@ -68,6 +68,7 @@ class LaunchSpec:
 
     module: str
     arguments: tuple[str, ...]
+    preloaded: tuple[str, ...] = ()
     num_ranks: int
     threads_per_rank: int
     log_folder: Path
@@ -255,11 +256,11 @@ def _alone(spec: LaunchSpec) -> Nodes:
 
 def _command(spec: LaunchSpec, nodes: Nodes) -> list[str]:
     leash = [sys.executable, "-m", "penstock.trainer.worker_leash", str(os.getpid())]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={spec.num_ranks}"]
-    place = [f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
+    agent = [sys.executable, "-m", "penstock.trainer.worker_agent", ",".join(spec.preloaded)]
+    place = [f"--nproc-per-node={spec.num_ranks}", f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
     meeting = [f"--master-addr={nodes.master}", f"--master-port={nodes.port}", "--max-restarts=0"]
     logs = [f"--log-dir={spec.log_folder}", "--redirects=3"]
-    return [*leash, *torchrun, *place, *meeting, *logs, "-m", spec.module, *spec.arguments]
+    return [*leash, *agent, *place, *meeting, *logs, "-m", spec.module, *spec.arguments]
 
 
 def _environment(spec: LaunchSpec) -> dict[str, str]:

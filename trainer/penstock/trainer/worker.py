@@ -62,7 +62,9 @@ def run_worker(main: Callable[[Worker], None], *, device: str, status_folder: Pa
     die_with_parent(launcher(), signal.SIGKILL)
     stop = StopFlag()
     stop.raise_on(signal.SIGTERM, signal.SIGINT)
-    status = StatusFile(status_path(status_folder, int(os.environ["RANK"])), os.getpid())
+    rank = int(os.environ["RANK"])
+    Path("/proc/self/comm").write_text(f"rank {rank}")  # what top and the kernel's log call it
+    status = StatusFile(status_path(status_folder, rank), os.getpid())
     try:
         main(_join(device, status, stop))
         dist.barrier()

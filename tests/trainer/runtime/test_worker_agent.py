@@ -1,0 +1,91 @@
+"""Ranks that are forked from what watches them: what they share, what they are called, and that all of them end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from penstock.trainer.launch import LaunchSpec, Outcome, Ranks, launch
+from tests.support.repository import ROOT
+
+PATIENCE_SECONDS = 120.0
+CODE = """
+import os, sys, time
+from pathlib import Path
+rank, folder = os.environ["RANK"], Path(__file__).parent
+loaded = "penstock.trainer.worker_train" in sys.modules
+(folder / f"rank-{rank}").write_text(f"{loaded} {os.getpid()} {os.getppid()} {sys.argv[1:]} {__name__}")
+if rank in sys.argv[1:]:
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+
+
+def launched(folder: Path, *arguments: str, preloaded: tuple[str, ...] = ()) -> Ranks:
+    (folder / "own_rank.py").write_text(CODE)
+    return launch(
+        LaunchSpec(
+            module="own_rank",
+            arguments=arguments,
+            preloaded=preloaded,
+            num_ranks=2,
+            threads_per_rank=1,
+            log_folder=folder / "logs",
+            status_folder=folder / "status",
+            environment={"PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))},
+        )
+    )
+
+
+def told(folder: Path, rank: int) -> list[str]:
+    path, end = folder / f"rank-{rank}", time.monotonic() + PATIENCE_SECONDS
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < end, f"rank {rank} does not begin"
+        time.sleep(0.01)
+    return path.read_text().split()
+
+
+def test_ranks_share_what_was_loaded_and_are_modules_of_their_own(tmp_path: Path) -> None:
+    ranks = launched(tmp_path, "-v", "x", preloaded=("penstock.trainer.worker_train",))
+    assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
+    first, second = told(tmp_path, 0), told(tmp_path, 1)
+    assert first[:1] == second[:1] == ["True"]
+    assert first[3:] == second[3:] == ["['-v',", "'x']", "__main__"]
+    assert first[1] != second[1]
+    assert first[2] == second[2] == str(ranks.pid)
+
+
+def test_nothing_is_loaded_that_was_not_asked_for(tmp_path: Path) -> None:
+    assert launched(tmp_path).wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
+    assert told(tmp_path, 0)[0] == "False"
+
+
+def test_a_rank_that_is_done_ends_when_another_fails(tmp_path: Path) -> None:
+    ranks = launched(tmp_path, "1")
+    done, failing = (int(told(tmp_path, rank)[1]) for rank in (0, 1))
+    assert ranks.poll() is None
+    (tmp_path / "go").touch()
+    outcome = ranks.wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    assert outcome.exit_code == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (done, failing))
+
+
+def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    outcome = launched(tmp_path, preloaded=("no_such_module",)).wait(PATIENCE_SECONDS)
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert "No module named 'no_such_module'" in outcome.failure.message
+
+
+def test_a_signal_to_the_agent_ends_ranks(tmp_path: Path) -> None:
+    ranks = launched(tmp_path, "0", "1")
+    pids = [int(told(tmp_path, rank)[1]) for rank in (0, 1)]
+    os.kill(ranks.pid, signal.SIGTERM)
+    assert ranks.wait(PATIENCE_SECONDS) is not None
+    alive = subprocess.run(["ps", "-o", "pid=", *map(str, pids)], capture_output=True, text=True, check=False)
+    assert alive.stdout == ""
