@@ -90,6 +90,19 @@ class TestProgress:
         assert len(writes) == 4  # of twenty seconds
         assert told[-1] == 31
 
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Suspended", "Recovering"])
+    def test_an_attempt_s_last_steps_are_told_as_soon_as_it_has_ended(self, here: OnCluster, phase: str) -> None:
+        """A job that has succeeded does not show the step of some seconds ago."""
+        job = running(here)
+        for step in range(3):
+            here.send(POD, step_records(uid_of(job), range(step, step + 1), first=2 * step))
+            here.turn(0.5)
+        assert here.progress()["step"] == 1
+        here.fake.touch(job, phase=phase)
+        here.mirror()
+        here.turn(0.5)
+        assert here.progress()["step"] == 3
+
     def test_what_did_not_change_is_told_once(self, here: OnCluster) -> None:
         job = running(here)
         here.send(POD, step_records(uid_of(job), range(3)))

@@ -113,11 +113,11 @@ class Reporter:
         return self._mirror.told(uid) or NOTHING
 
     def _is_due(self, report: Report, now: float) -> bool:
-        """Whether it is time, or somebody waits for it: a measurement to plan by, or that an attempt takes steps."""
+        """Whether it is time, or somebody waits for it: for a measurement to plan by, a first step, or the last."""
         known, new = self._known(report.uid), report.progress
         tried_at, _ = self._last.get(report.uid, (-PAUSE_SECONDS, NOTHING))
         awaited = (new.attempt, new.epoch, new.profile_ref) != (known.attempt, known.epoch, known.profile_ref)
-        return now - tried_at >= (RETRY_SECONDS if awaited else PAUSE_SECONDS)
+        return now - tried_at >= (RETRY_SECONDS if awaited or not report.running else PAUSE_SECONDS)
 
     def _report(self, report: Report) -> bool:
         return _succeeds(lambda: self._tell_one(report), report.name)

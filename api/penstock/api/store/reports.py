@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_, select
 
 from penstock.api.store.schema import jobs, measurements, progress
+from penstock.core.lifecycle import Phase
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobProgress
 
@@ -18,12 +19,13 @@ LOSS_DIGITS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """A job, and where its newest attempt stands."""
+    """A job, and where its newest attempt stands; ``running`` while that may take steps."""
 
     uid: str
     namespace: str
     name: str
     progress: JobProgress
+    running: bool
 
 
 def reports(connection: Connection, cluster: str, since: float, others: Collection[str] = ()) -> list[Report]:
@@ -31,7 +33,7 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     measured = and_(measurements.c.uid == jobs.c.uid, measurements.c.attempt == jobs.c.attempt)
     told = (progress.c.step, progress.c.loss, progress.c.step_seconds, progress.c.last_checkpoint)
-    columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, jobs.c.attempt, measurements.c.ref)
+    columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, jobs.c.attempt, jobs.c.phase, measurements.c.ref)
     times = (progress.c.reported_at, measurements.c.reported_at.label("measured_at"))
     joined = jobs.outerjoin(progress, reported).outerjoin(measurements, measured)
     chosen = select(*columns, *told, *times).select_from(joined)
@@ -53,4 +55,6 @@ def _report(row: Any) -> Report:
         profile_ref=row.ref or "",
         reported_at=row.reported_at if trains else row.measured_at,
     )
-    return Report(uid=row.uid, namespace=row.namespace, name=row.name, progress=told)
+    return Report(
+        uid=row.uid, namespace=row.namespace, name=row.name, progress=told, running=row.phase == Phase.RUNNING
+    )
