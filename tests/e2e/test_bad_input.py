@@ -145,7 +145,8 @@ def test_data_that_is_not_there(on: Installed) -> None:
 
 def test_memory_that_measuring_exceeds(on: Installed) -> None:
     resources = {"ranks": 2, "memoryPerRank": "32Mi"}
-    job = submitted(on, "small", resources=resources, runPolicy={"backoffLimit": 0})
+    model = {"family": "llama", "layers": 2, "hidden": 2048, "heads": 16, "kvHeads": 16}
+    job = submitted(on, "large", model=model, resources=resources, runPolicy={"backoffLimit": 0})
     status = on.cluster.wait(lambda: (found := job.status()).phase is Phase.FAILED and found, "it does not fail")
     assert status.reason == "BackoffLimitExceeded"
     message = status.condition(ConditionType.FAILED).message
