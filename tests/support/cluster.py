@@ -202,22 +202,9 @@ def _started(name: str) -> Cluster:
         kind.up(argparse.Namespace(name=name, nodes=NUM_NODES, kueue=False, kwok=False))
     else:
         wanted = lab.Wanted(name=name, num_nodes=NUM_NODES)
-        with _first():
-            lab.fill_cache([*wanted.parts, build.KUEUE])  # which a test installs, and whose libraries are these parts'
+        lab.fill_cache([*wanted.parts, build.KUEUE])  # which a test installs, and whose libraries are these parts' too
         lab.up(wanted)
     return _opened(name)
-
-
-@contextmanager
-def _first() -> Iterator[None]:
-    """What is started meanwhile has the processors first: half of all tests wait for it, and the longer half."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, before - 5)
-    try:
-        yield
-    finally:
-        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def _opened(name: str) -> Cluster:

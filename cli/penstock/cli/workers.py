@@ -108,7 +108,7 @@ def launch_spec(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command
     return LaunchSpec(
         module=MODULE,
         arguments=(command, *_folders(run), *arguments),
-        preloaded=(LOADED[command],),
+        preloaded=LOADED[command],
         num_ranks=num_ranks,
         threads_per_rank=job.spec.resources.threads_per_rank,
         log_folder=run.logs / log,

@@ -25,7 +25,7 @@ if rank in sys.argv[1:]:
 """
 
 
-def launched(folder: Path, *arguments: str, preloaded: tuple[str, ...] = ()) -> Ranks:
+def launched(folder: Path, *arguments: str, preloaded: str = "") -> Ranks:
     (folder / "own_rank.py").write_text(CODE)
     return launch(
         LaunchSpec(
@@ -50,7 +50,7 @@ def told(folder: Path, rank: int) -> list[str]:
 
 
 def test_ranks_share_what_was_loaded_and_are_modules_of_their_own(tmp_path: Path) -> None:
-    ranks = launched(tmp_path, "-v", "x", preloaded=("penstock.trainer.worker_train",))
+    ranks = launched(tmp_path, "-v", "x", preloaded="penstock.trainer.worker_train")
     assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
     first, second = told(tmp_path, 0), told(tmp_path, 1)
     assert first[:1] == second[:1] == ["True"]
@@ -76,7 +76,7 @@ def test_a_rank_that_is_done_ends_when_another_fails(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
-    outcome = launched(tmp_path, preloaded=("no_such_module",)).wait(PATIENCE_SECONDS)
+    outcome = launched(tmp_path, preloaded="no_such_module").wait(PATIENCE_SECONDS)
     assert outcome is not None
     assert outcome.failure is not None
     assert "No module named 'no_such_module'" in outcome.failure.message

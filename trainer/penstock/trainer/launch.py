@@ -58,7 +58,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes, which share what is ``preloaded``.
+    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes that share a ``preloaded`` one.
 
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting a free one is taken.
@@ -68,7 +68,7 @@ class LaunchSpec:
 
     module: str
     arguments: tuple[str, ...]
-    preloaded: tuple[str, ...] = ()
+    preloaded: str = ""
     num_ranks: int
     threads_per_rank: int
     log_folder: Path
@@ -256,7 +256,7 @@ def _alone(spec: LaunchSpec) -> Nodes:
 
 def _command(spec: LaunchSpec, nodes: Nodes) -> list[str]:
     leash = [sys.executable, "-m", "penstock.trainer.worker_leash", str(os.getpid())]
-    agent = [sys.executable, "-m", "penstock.trainer.worker_agent", ",".join(spec.preloaded)]
+    agent = [sys.executable, "-m", "penstock.trainer.worker_agent", spec.preloaded]
     place = [f"--nproc-per-node={spec.num_ranks}", f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
     meeting = [f"--master-addr={nodes.master}", f"--master-port={nodes.port}", "--max-restarts=0"]
     logs = [f"--log-dir={spec.log_folder}", "--redirects=3"]

@@ -1,11 +1,11 @@
 """torchrun, but ranks are forked from it, once it has loaded what they need.
 
-``python -m penstock.trainer.worker_agent MODULE,... TORCHRUN_ARGUMENT...`` is ``python -m torch.distributed.run
+``python -m penstock.trainer.worker_agent MODULE TORCHRUN_ARGUMENT...`` is ``python -m torch.distributed.run
 TORCHRUN_ARGUMENT...``. A rank that is started anew loads torch and what trains for two seconds, after torchrun has done
 the same to watch it; forked it begins at once, and shares the memory of what was loaded. The forking is that of torch's
 own agent, which torchrun uses for functions alone.
 
-What is loaded may start no thread and ask nothing of CUDA: neither outlives a fork.
+What is loaded may ask nothing of CUDA and rely on no thread: neither outlives a fork.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch.distributed.run import config_from_args, parse_args
 @record
 def main(arguments: Sequence[str]) -> None:
     """Start the ranks and wait for them; raises what torchrun raises when one fails or a signal comes."""
-    modules, *rest = arguments
+    preloaded, *rest = arguments
     options = parse_args(["--start-method=fork", *rest])  # type: ignore[no-untyped-call]
     config, _, _ = config_from_args(options)
-    for module in filter(None, modules.split(",")):
-        importlib.import_module(module)
+    if preloaded:
+        importlib.import_module(preloaded)
     gc.freeze()  # or the first collection in every rank would write to what they share
     elastic_launch(config, run_module)(options.training_script, options.training_script_args)
 
