@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -157,8 +158,9 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[Installed]:
     """Both, with what they need, for as long as the block; skips, loudly, by kind, whose pods see no other machine."""
     lab = cluster.of_lab()
     with_crds(kubectl_of(cluster))
-    with cluster.namespace("baseline") as namespace, cluster.namespace() as system:
-        found = _prepared(cluster, lab, folder, namespace, system)
+    killed_leave = tempfile.TemporaryDirectory()  # not in `folder`: a socket's path has to be short
+    with cluster.namespace("baseline") as namespace, cluster.namespace() as system, killed_leave as temporary:
+        found = _prepared(cluster, lab, folder, namespace, system, temporary)
         try:
             found.service.start()
             found.operator.start()
@@ -192,13 +194,14 @@ def operated_by(on: Installed, module: str, **environment: str) -> Iterator[Prog
         on.operator.start()
 
 
-def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system: str) -> Installed:
+def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system: str, temporary: str) -> Installed:
     service_port, health_port = free_port(str(lab.addresses.host)), free_port()
     url = f"http://{lab.addresses.host}:{service_port}"
     both = {
         "KUBECONFIG": str(cluster.kubeconfig),
         "PENSTOCK_OWN_NAMESPACE": system,
         "PYTHONPATH": os.pathsep.join(components()),
+        "TMPDIR": temporary,
         **{f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "STATE", "DATA")},
     }
     serve = ["serve", "--cluster", "--namespace", namespace, "--folder", str(folder / "service")]
