@@ -13,11 +13,12 @@ from tests.support.repository import ROOT
 
 PATIENCE_SECONDS = 120.0
 CODE = """
-import os, sys, time
+import os, sys, tempfile, time
 from pathlib import Path
 rank, folder = os.environ["RANK"], Path(__file__).parent
 loaded = "penstock.trainer.worker_train" in sys.modules
-(folder / f"rank-{rank}").write_text(f"{loaded} {os.getpid()} {os.getppid()} {sys.argv[1:]} {__name__}")
+told = f"{loaded} {os.getpid()} {os.getppid()} {tempfile.gettempdir()} {sys.argv[1:]} {__name__}"
+(folder / f"rank-{rank}").write_text(told)
 if rank in sys.argv[1:]:
     while not (folder / "go").exists():
         time.sleep(0.01)
@@ -27,6 +28,8 @@ if rank in sys.argv[1:]:
 
 def launched(folder: Path, *arguments: str, preloaded: str = "") -> Ranks:
     (folder / "own_rank.py").write_text(CODE)
+    temporary = folder / "temporary"
+    temporary.mkdir()
     return launch(
         LaunchSpec(
             module="own_rank",
@@ -36,7 +39,7 @@ def launched(folder: Path, *arguments: str, preloaded: str = "") -> Ranks:
             threads_per_rank=1,
             log_folder=folder / "logs",
             status_folder=folder / "status",
-            environment={"PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))},
+            environment={"PYTHONPATH": os.pathsep.join((str(ROOT), str(folder))), "TMPDIR": str(temporary)},
         )
     )
 
@@ -54,7 +57,7 @@ def test_ranks_share_what_was_loaded_and_are_modules_of_their_own(tmp_path: Path
     assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
     first, second = told(tmp_path, 0), told(tmp_path, 1)
     assert first[:1] == second[:1] == ["True"]
-    assert first[3:] == second[3:] == ["['-v',", "'x']", "__main__"]
+    assert first[3:] == second[3:] == [str(tmp_path / "temporary"), "['-v',", "'x']", "__main__"]
     assert first[1] != second[1]
     assert first[2] == second[2] == str(ranks.pid)
 
@@ -89,3 +92,4 @@ def test_a_signal_to_the_agent_ends_ranks(tmp_path: Path) -> None:
     assert ranks.wait(PATIENCE_SECONDS) is not None
     alive = subprocess.run(["ps", "-o", "pid=", *map(str, pids)], capture_output=True, text=True, check=False)
     assert alive.stdout == ""
+    assert not list((tmp_path / "temporary").iterdir())

@@ -14,6 +14,7 @@ import gc
 import importlib
 import runpy
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -29,12 +30,14 @@ def main(arguments: Sequence[str]) -> None:
     config, _, _ = config_from_args(options)
     if preloaded:
         importlib.import_module(preloaded)
+    tempfile.tempdir = options.log_dir  # torch leaves a file there for a rank that a signal ended
     gc.freeze()  # or the first collection in every rank would write to what they share
     elastic_launch(config, run_module)(options.training_script, options.training_script_args)
 
 
 def run_module(module: str, arguments: Sequence[str]) -> None:
     """Be ``python -m module arguments...``."""
+    tempfile.tempdir = None
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
