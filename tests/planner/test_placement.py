@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.cluster import ClusterSpec
@@ -37,7 +37,7 @@ def uneven(draw: st.DrawFn, num_nodes: int, per_node: int) -> ClusterSpec:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Problem, Candidate]:
+def cases(draw: st.DrawFn, schedules: tuple[str, ...]) -> tuple[Problem, Candidate]:
     dp, pp = draw(st.sampled_from([(1, 3), (1, 4), (2, 2)]))
     described = draw(uneven(*draw(st.sampled_from([(4, 1), (5, 1), (2, 2), (3, 2)]))))
     cuts = draw(st.sets(st.integers(1, 9), min_size=pp - 1, max_size=pp - 1))
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> tuple[Problem, Candidate]:
         mesh=Mesh(dp=dp, tp=1, pp=pp, microbatch=1, num_microbatches=draw(st.integers(1, 3))),
         stages=tuple(itertools.pairwise((0, *sorted(cuts), 10))),
         slices=draw(st.sampled_from([(16,), (9, 7)])),
-        schedule=draw(st.sampled_from(SCHEDULES[:3])),
+        schedule=draw(st.sampled_from(schedules)),
     )
     return problem(described, ranks=described.num_devices, global_batch=6), candidate
 
@@ -59,7 +59,7 @@ def everywhere(asked: Problem, candidate: Candidate) -> dict[tuple[int, ...], in
 
 
 @settings(max_examples=8)
-@given(cases())
+@given(cases(schedules=SCHEDULES[:3]))
 def test_on_few_devices_no_placement_is_faster(case: tuple[Problem, Candidate]) -> None:
     asked, candidate = case
     judge = Simulated(asked)
@@ -71,6 +71,26 @@ def test_on_few_devices_no_placement_is_faster(case: tuple[Problem, Candidate]) 
     assert len(kept) == len(set(kept))
     assert {steps[each] for each in kept} == set(steps.values())
     assert all(bound_ns(judge, candidate, each) <= steps[each] for each in kept)
+
+
+def suits_elsewhere() -> tuple[Problem, Candidate]:
+    """The order that is made for the best device of each rank takes 1.8 % less time on others."""
+    links = tuple(slow_link(a, b, factor) for a, b, factor in ((0, 1, 62.0), (0, 2, 58.0), (1, 2, 10.0)))
+    mesh = Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=2)
+    candidate = Candidate(mesh=mesh, stages=((0, 6), (6, 9), (9, 10)), slices=(9, 7), schedule="zb")
+    return problem(cluster(num_nodes=3, devices_per_node=1, links=links), ranks=3, global_batch=2), candidate
+
+
+@settings(max_examples=8)
+@example(suits_elsewhere())
+@given(cases(schedules=("zb",)))
+def test_no_other_placement_suits_a_schedule_that_was_made_for_one(case: tuple[Problem, Candidate]) -> None:
+    asked, candidate = case
+    judge = Simulated(asked)
+    seated, found = placed(judge, judge.evaluate(candidate))
+    made = dataclasses.replace(found.candidate, schedule=seated.spec(found.candidate), variant=None)
+    steps = everywhere(asked, made)
+    assert steps[seated.placement(candidate.mesh)] == found.step_ns == min(steps.values())
 
 
 def shuffled(num_nodes: int, seed: int) -> tuple[ClusterSpec, list[int]]:

@@ -47,6 +47,11 @@ class Candidate:
         name = self.schedule if isinstance(self.schedule, str) else self.schedule.generator
         return f"{self.mesh.label}, {len(self.slices)} slices, {name}"
 
+    @property
+    def num_actions(self) -> int:
+        """F, I and W of every slice on every stage."""
+        return 3 * len(self.stages) * self.mesh.num_microbatches * len(self.slices)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:

@@ -107,7 +107,7 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
         seated, evaluation = placed(judge, found)
         draft = draft_plan(seated, evaluation)
         program = None
-        if _num_actions(evaluation) <= MOST_PROVED_ACTIONS:
+        if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS:
             program = lowered(draft, action_transients(problem, evaluation.candidate))
             evaluation = _with_arena(seated, evaluation, program)
         if max(evaluation.peak_bytes) > problem.memory_limit_bytes:
@@ -130,12 +130,6 @@ def _room(problem: Problem, candidate: Candidate) -> list[int]:
     """What every rank has for its arena and transients."""
     always = resident_bytes(problem, candidate, owners_of(candidate))
     return [problem.memory_limit_bytes - each for each in always.tolist()]
-
-
-def _num_actions(evaluation: Evaluation) -> int:
-    """F, I and W of every slice on every stage."""
-    candidate = evaluation.candidate
-    return 3 * len(candidate.stages) * candidate.mesh.num_microbatches * len(candidate.slices)
 
 
 def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:

@@ -2,7 +2,8 @@
 
 A seat is a block of ``tp`` neighbouring devices; an arrangement gives every rank of every replica a seat. Arrangements
 are ranked by a lower bound from the simulator's own tables, and the simulator judges: all of them in that order until
-none left can be faster, or the best that annealing came across. The default order always takes part.
+none left can be faster, or the best that annealing came across. The default order always takes part. A schedule that
+is made from costs is made for each arrangement, and the best then tried on all: it may suit another of them better.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from penstock.planner.candidates import Candidate
 from penstock.planner.cost import Floats
-from penstock.planner.evaluate import Simulated, owners_of
+from penstock.planner.evaluate import VARIED, Simulated, owners_of
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.search import Evaluation
 from penstock.planner.tables import devices_in_order
@@ -25,24 +27,40 @@ from penstock.planner.tables import devices_in_order
 MOST_SEATS_TRIED_IN_FULL = 7
 MOST_MOVES = 1_500
 MOST_FINALISTS = 12
+MOST_ACTIONS_TRIED_ELSEWHERE = 1_000_000
+"""Compute actions that are simulated to see whether a schedule suits another arrangement better."""
+
 HOTTEST, COLDEST = 0.02, 1e-5
 """The annealer's temperature falls geometrically between these shares of the first bound."""
 
 Arrangement = tuple[int, ...]
 """The seat of every rank, replica after replica."""
 
+Seated = tuple[Simulated, Evaluation]
+"""What was found of a candidate, and the judge that has its ranks on their devices."""
 
-def placed(judge: Simulated, found: Evaluation) -> tuple[Simulated, Evaluation]:
+
+def placed(judge: Simulated, found: Evaluation) -> Seated:
     """The same candidate on the devices where its step is shortest, and the judge that places it there."""
     problem, mesh = judge.problem, found.candidate.mesh
     if mesh.dp * mesh.pp == 1 or links_are_alike(problem, mesh):
         return judge, found
-    best = (judge, found)
-    for bound_ns, arrangement in _ranked(judge, found.candidate):
+    ranked = _ranked(judge, found.candidate)
+    best = _shortest((judge, found), found.candidate, ranked)
+    if found.candidate.schedule not in VARIED:
+        return best
+    made = replace(found.candidate, schedule=best[0].spec(found.candidate), variant=None)
+    return _shortest(best, made, ranked[: MOST_ACTIONS_TRIED_ELSEWHERE // made.num_actions])
+
+
+def _shortest(best: Seated, candidate: Candidate, ranked: Sequence[tuple[int, Arrangement]]) -> Seated:
+    """The best so far, or the candidate where its step is shorter than that and fits."""
+    problem = best[0].problem
+    for bound_ns, arrangement in ranked:
         if bound_ns >= best[1].step_ns:
             break
-        seated = _seated(judge, mesh, arrangement)
-        evaluation = seated.evaluate(found.candidate, in_full=found.is_exact)
+        seated = _seated(best[0], candidate.mesh, arrangement)
+        evaluation = seated.evaluate(candidate, in_full=best[1].is_exact)
         fits = max(evaluation.peak_bytes) <= problem.memory_limit_bytes
         if fits and evaluation.step_ns < best[1].step_ns:
             best = (seated, evaluation)
