@@ -19,6 +19,7 @@ from penstock.planner.order import Order
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
 from penstock.planner.schedules.greedy_order import Variants
+from penstock.planner.schedules.imported import CSV
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
 from penstock.planner.schedules.v_shape import ZBV
@@ -288,11 +289,11 @@ class Simulated:
 def owners_of(candidate: Candidate) -> tuple[int, ...]:
     """The rank of every stage."""
     schedule = candidate.schedule
-    return stage_ranks(schedule, candidate.mesh.pp) if isinstance(schedule, str) else _imported_owners(schedule)
-
-
-def _imported_owners(spec: ScheduleSpec) -> tuple[int, ...]:
-    return parsed_schedule(spec.text).stage_ranks
+    if isinstance(schedule, str):
+        return stage_ranks(schedule, candidate.mesh.pp)
+    if schedule.generator == CSV:
+        return parsed_schedule(schedule.text).stage_ranks
+    return stage_ranks(schedule.generator, candidate.mesh.pp)
 
 
 class _Shape(TypedDict):
