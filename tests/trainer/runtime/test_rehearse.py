@@ -54,6 +54,24 @@ def test_what_is_predicted_of_a_rank() -> None:
     assert predicted_ns(timeline, 1) == {"1F0.0": 20, "1REDUCE(norm)": 3, "1STEP": 4}
 
 
+def test_who_waits_for_others_at_a_reduction_does_so_by_meeting_them() -> None:
+    """The norm is one of all ranks, of whom rank 1 comes last; gradients are summed with other pipelines' ranks."""
+    events = (
+        Event(0, Activity.REDUCE, "0REDUCE(dp)", 10, 30),
+        Event(1, Activity.REDUCE, "1REDUCE(dp)", 60, 65),
+        Event(2, Activity.REDUCE, "2REDUCE(dp)", 15, 30),
+        Event(0, Activity.REDUCE, "0REDUCE(norm)", 30, 68),
+        Event(1, Activity.REDUCE, "1REDUCE(norm)", 65, 68),
+        Event(2, Activity.REDUCE, "2REDUCE(norm)", 30, 68),
+    )
+    timeline = Timeline(source=Source.SIMULATED, num_ranks=3, step_ns=68, events=events)
+    assert [predicted_ns(timeline, rank) for rank in range(3)] == [
+        {"0REDUCE(dp)": 20, "0REDUCE(norm)": 3},
+        {"1REDUCE(dp)": 5, "1REDUCE(norm)": 3},
+        {"2REDUCE(dp)": 15, "2REDUCE(norm)": 3},
+    ]
+
+
 @pytest.mark.parametrize("duration_ns", [0, SPIN_NS // 2, 3 * SPIN_NS])
 def test_a_wait_is_never_short(duration_ns: int) -> None:
     """The one thing a busy machine cannot break."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.program import Instruction, Program, RankProgram
+from penstock.core.schedule import Group, parse_action
 from penstock.core.timeline import Activity, Source, Timeline
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
@@ -39,9 +40,18 @@ def wait(duration_ns: int) -> None:
 
 
 def predicted_ns(predicted: Timeline, pipeline_rank: int) -> dict[str, int]:
-    """Nanoseconds of every action of a rank that a prediction gives a length: compute, reductions and step."""
+    """Nanoseconds of every action of a rank that a prediction gives a length: compute, reductions and step.
+
+    A reduction is predicted from when its rank comes to it. What the rank waits for the others of its pipeline is left
+    out, since it waits for them by meeting them: who comes last tells how long the rest takes.
+    """
     timed = (Activity.COMPUTE, Activity.REDUCE, Activity.STEP)
-    return {e.action: e.duration_ns for e in predicted.events if e.rank == pipeline_rank and e.activity in timed}
+    own = {e.action: e.duration_ns for e in predicted.events if e.rank == pipeline_rank and e.activity in timed}
+    reductions = [(parse_action(e.action), e.duration_ns) for e in predicted.events if e.activity is Activity.REDUCE]
+    for action, _ in reductions:
+        if str(action) in own and action.group not in (Group.DP, Group.TP):
+            own[str(action)] = min(duration for other, duration in reductions if other.group is action.group)
+    return own
 
 
 class WaitingExecutor:
