@@ -32,7 +32,7 @@ def assert_equal(found: StepTimes, expected: StepTimes) -> None:
 
 
 def pipeline_costs(rng: np.random.Generator, num_ranks: int, num_slices: int) -> Costs:
-    """Equal stages but for the head, or unequal ones; links from free to slow; one card and contention per host."""
+    """Equal or unequal stages, links from free to slow that take parts of cards, one card and contention per host."""
     table = (num_ranks, num_slices)
     if rng.random() < 0.6:
         forward, gradient, weight = (np.tile(rng.integers(5, 40, num_slices), (num_ranks, 1)) for _ in range(3))
@@ -44,6 +44,7 @@ def pipeline_costs(rng: np.random.Generator, num_ranks: int, num_slices: int) ->
     return dataclasses.replace(
         uncontended(compute, rng.integers(0, rng.choice([1, 5, 60]), (2, *table))),
         together_ppm=np.full_like(compute, together),
+        card_ppm=rng.integers(MILLION // 10, MILLION + 1, (2, 2, num_ranks)),
         hosts=hosts(tuple(sorted(rng.integers(0, rng.integers(1, num_ranks + 1), num_ranks).tolist()))),
         instructions=InstructionCosts(post_ns=int(rng.integers(0, 3)), wait_send_ns=int(rng.integers(0, 2))),
         reduce_ns={Group.NORM: (7,) * num_ranks},

@@ -17,6 +17,7 @@ from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.lowering import lower
 from penstock.planner.order import Order, from_schedule
 from penstock.planner.schedules.registry import find
+from penstock.planner.simulate import kernel
 from penstock.planner.simulate.arrays import simulate_arrays
 from penstock.planner.simulate.costs import MILLION, Costs, Hosts, InstructionCosts, hosts, uncontended
 from penstock.planner.simulate.simulation import simulate
@@ -106,6 +107,35 @@ def test_ranks_of_a_host_share_its_card_only_between_hosts() -> None:
     assert shared_card_step((0, 1, 2, 3)) == 10 * (3 + 2)
     assert shared_card_step((0, 0, 1, 1)) == 10 * (3 + 2)
     assert shared_card_step((0, 1, 0, 1)) > 10 * (3 + 2)
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "expected"),
+    [
+        pytest.param((10_000, 1.0), (10_000, 1.0), (20_000, 20_000), id="each has half of the card"),
+        pytest.param((30_000, 1.0), (10_000, 1.0), (40_000, 20_000), id="the longer has all of it in the end"),
+        pytest.param((90_000, 0.1), (9_000, 1.0), (90_000, 10_000), id="a slow link leaves what it cannot use"),
+        pytest.param((10_000, 0.4), (10_000, 0.6), (10_000, 10_000), id="there is enough for both"),
+        pytest.param((10_000, 0.4), (10_000, 0.8), (10_000, 12_500), id="what needs less than half has all it needs"),
+    ],
+)
+def test_messages_that_leave_by_one_card_share_it(
+    down: tuple[int, float], up: tuple[int, float], expected: tuple[int, int]
+) -> None:
+    """The middle of three ranks sends F1 down and B0 up at once: how long each takes, given its time and part alone."""
+    transfer, parts = np.zeros((2, 3, 1), dtype=np.int64), np.full((2, 2, 3), MILLION)
+    for direction, (duration, part) in enumerate((down, up)):
+        transfer[direction, 1], parts[0, direction, 1] = duration, round(part * MILLION)
+    costs = dataclasses.replace(
+        uncontended(np.zeros((5, 3, 1), dtype=np.int64), transfer), card_ppm=parts, hosts=hosts((0, 1, 2))
+    )
+    order = parse("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2B0,2F1,2B1\n")
+    trace = simulate_arrays(order, costs, receive_ahead=2, traced=True).trace
+    departed, arrived = (trace[4:8, column - kernel.REACHED] for column in (kernel.DEPARTED, kernel.ARRIVED))
+    assert departed[1] == departed[2] == down[0]
+    took = arrived - departed
+    assert took[2] == pytest.approx(expected[0], abs=1)
+    assert took[1] == pytest.approx(expected[1], abs=1)
 
 
 def test_a_sender_waits_for_room_at_its_receiver() -> None:

@@ -1,7 +1,7 @@
 """A slow simulator that follows a lowered Program instruction by instruction, in plain Python integers.
 
 It shares nothing with the compiled one but the cost tables and the rules: time goes from instant to instant; at every
-instant, in rounds until nothing changes, ranks run as far as they can, then transfers start.
+instant, until nothing changes, ranks run as far as they can and transfers end and start.
 """
 
 from __future__ import annotations
@@ -24,20 +24,18 @@ RELEASES = {Kind.WAIT_SEND_F, Kind.WAIT_SEND_B}
 
 @dataclass
 class Line:
-    """One channel: when each message was sent, posted and over, and how long it takes."""
+    """One channel: when each message was sent and posted, how long it takes alone, and what is left of it."""
 
-    number: int
     channel: Channel
     sent_at: list[int] = field(default_factory=list)
     posted_at: list[int] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
     num_arrived: int = 0
-    over_at: int | None = None
-    queued: bool = False
+    left: int | None = None
 
     @property
     def has_message(self) -> bool:
-        return self.over_at is None and min(len(self.sent_at), len(self.posted_at)) > self.num_arrived
+        return self.left is None and min(len(self.sent_at), len(self.posted_at)) > self.num_arrived
 
 
 @dataclass
@@ -73,9 +71,13 @@ class ReferenceSimulator:
         self.program = program
         self.costs = costs
         self.workers = [Worker(rank) for rank in program.ranks]
-        self.lines = {channel: Line(number, channel) for number, channel in enumerate(program.channels)}
-        self.queue: list[Line] = []
-        self.card_free: dict[tuple[str, int], int] = {}
+        self.lines = {channel: Line(channel) for channel in program.channels}
+        self.stage_ranks = {
+            instruction.action.stage: rank.rank
+            for rank in program.ranks
+            for instruction in rank.instructions
+            if instruction.action.kind in COMPUTE_KINDS
+        }
         self.joined: dict[Group, dict[int, int]] = {}
         self.makespan = self._run()
 
@@ -88,9 +90,13 @@ class ReferenceSimulator:
             if not later:
                 break
             after = min(later)
+            speeds = [(line, self._line_speed(line)) for line in self.lines.values() if line.left is not None]
             for rank, worker in enumerate(self.workers):
                 if worker.left is not None:
                     worker.left -= (after - now) * self._speed(rank)
+            for line, speed in speeds:
+                assert line.left is not None
+                line.left -= (after - now) * speed
             now = after
         assert all(worker.pending is None for worker in self.workers), "ranks wait for ever"
         last = max(worker.end for worker in self.workers)
@@ -99,21 +105,11 @@ class ReferenceSimulator:
         return last
 
     def _round(self, now: int) -> bool:
-        """Let ranks and transfers that are over go on, then start transfers; true if anything changed."""
-        changed = False
-        settled = False
-        while not settled:
-            moved = [self._finish_transfer(line, now) for line in self.lines.values()]
-            moved += [self._advance(rank, now) for rank in range(len(self.workers))]
-            settled = not any(moved)
-            changed |= not settled
-        for line in self.lines.values():
-            if line.has_message and not line.queued:
-                line.queued = True
-                self.queue.append(line)
-        for line in list(self.queue):
-            changed |= self._start_transfer(line, now)
-        return changed
+        """Let ranks and transfers that are over go on, and transfers start; true if anything changed."""
+        moved = [self._finish_transfer(line) for line in self.lines.values()]
+        moved += [self._advance(rank, now) for rank in range(len(self.workers))]
+        moved += [self._start_transfer(line) for line in self.lines.values()]
+        return any(moved)
 
     def _next_times(self, now: int) -> Iterator[int]:
         for rank, worker in enumerate(self.workers):
@@ -121,31 +117,49 @@ class ReferenceSimulator:
                 yield now + max(0, -(-worker.left // self._speed(rank)))
             elif worker.until is not None:
                 yield worker.until
-        yield from (line.over_at for line in self.lines.values() if line.over_at is not None)
+        for line in self.lines.values():
+            if line.left is not None:
+                yield now + max(0, -(-line.left // self._line_speed(line)))
 
     # Transfers
 
-    def _cards(self, line: Line) -> list[tuple[str, int]]:
+    def _cards(self, line: Line) -> list[tuple[int, int]]:
+        """(side, card): the sender's and the receiver's."""
         hosts = self.costs.hosts
         source, target = line.channel.source, line.channel.target
         inside = hosts.host_of[source] == hosts.host_of[target]
         cards = hosts.local_cards if inside else hosts.network_cards
-        return [(way, cards[rank]) for way, rank in (("out", source), ("in", target)) if cards[rank] >= 0]
+        return [(side, cards[rank]) for side, rank in enumerate((source, target)) if cards[rank] >= 0]
 
-    def _start_transfer(self, line: Line, now: int) -> bool:
-        if any(self.card_free.get(card, 0) > now for card in self._cards(line)):
-            return False
-        self.queue.remove(line)
-        line.queued = False
-        line.over_at = now + line.durations[line.num_arrived]
+    def _needed(self, line: Line, side: int) -> int:
+        """The part of that card that the line takes alone; the same for all stages that use the line."""
+        direction = 0 if line.channel.direction == "F" else 1
+        hop = 1 - 2 * direction
+        ends = (line.channel.source, line.channel.target)
+        users = [s for s, rank in self.stage_ranks.items() if (rank, self.stage_ranks.get(s + hop)) == ends]
+        return int(self.costs.card_ppm[side, direction, max(users)])
+
+    def _line_speed(self, line: Line) -> int:
+        """Millionths of its full speed, with those that share its cards now."""
+        speed = MILLION
         for card in self._cards(line):
-            self.card_free[card] = line.over_at
+            sharing = [other for other in self.lines.values() if other.left is not None and card in self._cards(other)]
+            needs = {id(other): self._needed(other, card[0]) for other in sharing}
+            needed = needs.pop(id(line))
+            share = max(MILLION - sum(needs.values()), MILLION // len(sharing))
+            speed = min(speed, share * MILLION // needed)
+        return speed
+
+    def _start_transfer(self, line: Line) -> bool:
+        if not line.has_message:
+            return False
+        line.left = MILLION * line.durations[line.num_arrived]
         return True
 
-    def _finish_transfer(self, line: Line, now: int) -> bool:
-        if line.over_at is None or line.over_at > now:
+    def _finish_transfer(self, line: Line) -> bool:
+        if line.left is None or line.left > 0:
             return False
-        line.over_at = None
+        line.left = None
         line.num_arrived += 1
         return True
 

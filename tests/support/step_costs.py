@@ -71,11 +71,19 @@ def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices
         compute_ns=draw.integers(0, rng.choice([2, 4, 20, 1000]), tables),
         together_ppm=together,
         transfer_ns=draw.integers(0, rng.choice([1, 2, 8, 400]), (2, num_stages, num_slices)),
+        card_ppm=_random_parts(rng, num_stages),
         hosts=_random_hosts(rng, num_ranks),
         instructions=_random_instructions(rng),
         reduce_ns={group: tuple(draw.integers(0, 30, num_ranks).tolist()) for group in Group},
         optimizer_ns=tuple(draw.integers(0, 9, num_ranks).tolist()),
     )
+
+
+def _random_parts(rng: random.Random, num_stages: int) -> Table:
+    """The parts of cards that messages take: all, or anything from next to nothing."""
+    draw = np.random.default_rng(rng.getrandbits(32))
+    table = (2, 2, num_stages)
+    return np.full(table, MILLION) if rng.random() < 0.5 else draw.integers(1, MILLION + 1, table)
 
 
 def _random_hosts(rng: random.Random, num_ranks: int) -> Hosts:

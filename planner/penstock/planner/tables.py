@@ -12,6 +12,7 @@ from penstock.core.layout import SlotKind
 from penstock.core.schedule import Group, Kind
 from penstock.core.units import NANOSECONDS_PER_SECOND, to_nanoseconds
 from penstock.planner.candidates import Candidate, in_flight_slices
+from penstock.planner.cost import Floats
 from penstock.planner.lowering import Transients
 from penstock.planner.memory import StageMemory
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
@@ -19,6 +20,8 @@ from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, StageCosts, prefixes, unit_counts
+
+Flags = npt.NDArray[np.bool_]
 
 Placement = Callable[[Mesh], tuple[int, ...]]
 """The first device of every rank, replica after replica."""
@@ -55,6 +58,7 @@ def simulation_costs(
         compute_ns=compute,
         together_ppm=_together(passes),
         transfer_ns=transfer_table(problem, candidate, stage_ranks, devices),
+        card_ppm=card_table(problem, mesh, stage_ranks, devices),
         hosts=_hosts(problem, mesh, devices),
         reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
         optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
@@ -91,6 +95,38 @@ def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, s
     seconds = (latency[..., None] + per_byte[..., None] * sizes).max(axis=0)
     slowest: Integers = np.rint(NANOSECONDS_PER_SECOND * seconds).astype(np.int64)
     return slowest
+
+
+def card_table(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], devices: tuple[int, ...]) -> Integers:
+    """[sender's or receiver's, direction, stage]: the part of its cards that a message takes by itself, in millionths.
+
+    Nobody says how fast a card is. It is as fast as its fastest link to any other of the ranks' devices is one way, out
+    or in: those of other hosts are reached by the host's card, those of the same host by the device's own.
+    """
+    first = np.array(devices[: mesh.pp])
+    _, per_byte = problem.cost_of(mesh.tp).transfer(first[:, None], first)
+    same_host = np.equal.outer(*[problem.host_of(first)] * 2)
+    owners = np.array(stage_ranks)
+    table = np.full((2, 2, len(owners)), MILLION, dtype=np.int64)
+    for side, fastest in enumerate((_fastest(per_byte, same_host), _fastest(per_byte.T, same_host).T)):
+        part = np.ones_like(per_byte)
+        np.divide(fastest, per_byte, out=part, where=per_byte > fastest)
+        needed = np.maximum(np.rint(MILLION * part).astype(np.int64), 1)
+        table[side, TO_NEXT, :-1] = needed[owners[:-1], owners[1:]]
+        table[side, TO_PREVIOUS, 1:] = needed[owners[1:], owners[:-1]]
+    return table
+
+
+def _fastest(per_byte: Floats, same_host: Flags) -> Floats:
+    """[from, to]: the seconds per byte of the fastest link by the card that the one from the first to the second uses.
+
+    On the diagonal, where there is no link, it is infinite.
+    """
+    itself = np.eye(len(per_byte), dtype=bool)
+    inside = np.where(same_host & ~itself, per_byte, np.inf).min(axis=1, keepdims=True)
+    outside = np.where(same_host, np.inf, per_byte).min(axis=1, keepdims=True)
+    of_host = np.where(same_host, outside.T, np.inf).min(axis=1, keepdims=True)
+    return np.where(itself, np.inf, np.where(same_host, inside, of_host))
 
 
 def _hosts(problem: Problem, mesh: Mesh, devices: tuple[int, ...]) -> Hosts:

@@ -132,13 +132,12 @@ def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
 
 
 def _cells(order: Order, linked: Linked, costs: Costs) -> Ints:
-    """Rows of ranks, channels and cards; the first card is the one that stands for none."""
+    """Rows of ranks, channels, cards that send and cards that receive; the first of each stands for none."""
     num_channels = len(linked.channels.sources)
     num_cards = 2 + max(*costs.hosts.local_cards, *costs.hosts.network_cards)
-    cells = np.zeros((order.num_ranks + num_channels + num_cards, kernel.FINISH + 1), dtype=np.int64)
+    cells = np.zeros((order.num_ranks + num_channels + 2 * num_cards, kernel.WIDTH), dtype=np.int64)
     _fill_ranks(cells[: order.num_ranks], order, linked, costs)
-    first_card = order.num_ranks + num_channels + 1
-    _fill_channels(cells[order.num_ranks : first_card - 1], linked, costs, first_card)
+    _fill_channels(cells[order.num_ranks : order.num_ranks + num_channels], linked, costs, order.num_ranks, num_cards)
     return cells
 
 
@@ -156,18 +155,24 @@ def _fill_ranks(rows: Ints, order: Order, linked: Linked, costs: Costs) -> None:
         rows[ring, kernel.RESIDENTS] = len(ring)
 
 
-def _fill_channels(rows: Ints, linked: Linked, costs: Costs, first_card: int) -> None:
+def _fill_channels(rows: Ints, linked: Linked, costs: Costs, num_ranks: int, num_cards: int) -> None:
     host_of, local, network = map(np.asarray, (costs.hosts.host_of, costs.hosts.local_cards, costs.hosts.network_cards))
     channels = linked.channels
     inside = host_of[channels.sources] == host_of[channels.targets]
     rows[:, kernel.FIRST] = linked.first_messages[:-1]
     rows[:, kernel.COUNT] = np.diff(linked.first_messages)
-    for end, card, ranks in (
-        (kernel.SOURCE, kernel.OUT_CARD, channels.sources),
-        (kernel.TARGET, kernel.IN_CARD, channels.targets),
-    ):
-        rows[:, end] = ranks
-        rows[:, card] = first_card + np.where(inside, local[ranks], network[ranks])
+    rows[:, [kernel.SOURCE, kernel.TARGET]] = np.stack([channels.sources, channels.targets], axis=1)
+    sends = channels.sends >= 0
+    for side, ranks in enumerate((channels.sources, channels.targets)):
+        card = np.where(inside, local[ranks], network[ranks])
+        needed = np.zeros(len(rows), dtype=np.int64)
+        needed[channels.sends[sends]] = costs.card_ppm[side][sends]
+        rows[:, kernel.CARD + side] = num_ranks + len(rows) + side * num_cards + card + 1
+        rows[:, kernel.NEEDED + side] = np.where(card < 0, 0, needed)
+        rows[:, kernel.SHARING + side] = num_ranks + np.arange(len(rows))
+        for each in np.unique(card[card >= 0]):
+            ring = np.flatnonzero(card == each)
+            rows[ring, kernel.SHARING + side] = num_ranks + np.roll(ring, -1)
 
 
 def _clock(num_ranks: int, num_channels: int) -> Clock:
@@ -182,7 +187,7 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
     counts = [costs.num_ranks, len(linked.channels.sources)]
     traced = linked.actions.shape[1] > kernel.REACHED
     constants = [*costs.instructions.as_tuple, receive_ahead, hosts.replicas, contended, traced, *counts]
-    return np.array(constants + [0] * (2 + counts[1]), dtype=np.int64)
+    return np.array(constants, dtype=np.int64)
 
 
 def _close(ranks: Ints, trace: Ints, costs: Costs, reductions: Sequence[Reduction]) -> StepTimes:

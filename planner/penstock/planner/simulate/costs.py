@@ -25,10 +25,10 @@ TO_NEXT, TO_PREVIOUS = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """Where the ranks of one pipeline run, and which network cards their messages occupy.
+    """Where the ranks of one pipeline run, and which network cards their messages share.
 
-    ``host_of`` numbers every rank's host. A message between ranks of one host occupies their ``local_cards``, between
-    hosts their ``network_cards``: the sender's on its way out, the receiver's on its way in, -1 for none. ``replicas``
+    ``host_of`` numbers every rank's host. A message between ranks of one host goes by their ``local_cards``, between
+    hosts by their ``network_cards``: out by the sender's and in by the receiver's, -1 for none. ``replicas``
     counts pipelines in lockstep whose equal ranks share these hosts (data parallelism within a host).
     """
 
@@ -71,13 +71,15 @@ class Costs:
     ``compute_ns`` [kind (`order.KINDS`), stage, slice] is the time of an action alone on its host, fixed overhead
     included; ``together_ppm``, of the same shape, how many times longer, in millionths, it takes while all ranks of the
     host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
-    over bandwidth of the message that the stage sends. ``reduce_ns`` gives, per group, every rank's time in one
-    reduction; ``optimizer_ns`` that of its STEP.
+    over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
+    receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
+    group, every rank's time in one reduction; ``optimizer_ns`` that of its STEP.
     """
 
     compute_ns: Nanoseconds
     together_ppm: Nanoseconds
     transfer_ns: Nanoseconds
+    card_ppm: Nanoseconds
     hosts: Hosts
     instructions: InstructionCosts = InstructionCosts()
     reduce_ns: Mapping[Group, tuple[int, ...]] = field(default_factory=dict)
@@ -87,6 +89,10 @@ class Costs:
         shape = self.compute_ns.shape
         if shape[0] != len(KINDS) or self.together_ppm.shape != shape or self.transfer_ns.shape != (2, *shape[1:]):
             raise ValueError("cost tables disagree about their shape")
+        if self.card_ppm.shape != (2, *self.transfer_ns.shape[:2]):
+            raise ValueError("the parts of cards disagree with the messages about their shape")
+        if not 1 <= self.card_ppm.min() <= self.card_ppm.max() <= MILLION:
+            raise ValueError("a message takes none of its card, or more than all")
         if min(self.compute_ns.min(), self.transfer_ns.min()) < 0 or self.together_ppm.min() < 1:
             raise UserError(what="holds a negative time or factor", where="costs", remedy="measure again")
         if max(self.compute_ns.max(), self.transfer_ns.max()) > MOST_NS:
@@ -111,6 +117,7 @@ def uncontended(compute_ns: Nanoseconds, transfer_ns: Nanoseconds, num_ranks: in
         compute_ns=compute_ns,
         together_ppm=np.full_like(compute_ns, MILLION),
         transfer_ns=transfer_ns,
+        card_ppm=np.full((2, *transfer_ns.shape[:2]), MILLION),
         hosts=Hosts(host_of=tuple(range(num_ranks)), local_cards=nothing, network_cards=nothing),
     )
 

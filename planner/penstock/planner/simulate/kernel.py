@@ -1,9 +1,7 @@
 """The event loop of the simulator, compiled: ranks and channels, and the next time at which each of them moves.
 
-At every instant, in rounds until nothing moves: first all ranks run on and all transfers that are over complete; then
-transfers start, those that could start in an earlier round first, then by channel number, each as soon as its channel
-and both its network cards are idle. Within a round nothing depends on the order in which ranks are taken, so the
-result is a function of the inputs alone.
+At every instant ranks run on and transfers complete and start, until nothing moves. Nothing depends on the order in
+which they are taken, so the result is a function of the inputs alone.
 
 An action of a rank is these steps; each may take time, and the starred ones may wait for a message to arrive:
 
@@ -12,6 +10,10 @@ An action of a rank is these steps; each may take time, and the starred ones may
 
 A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. Work left is kept in
 millionths of a nanosecond and speed in whole millionths, so that splitting a span changes nothing.
+
+A transfer starts when it is sent and posted and its channel is idle. Those of different channels share their cards, as
+connections do: a link needs a part of each of its two cards, and each card gives each of n transfers one n-th of
+itself, or what the others cannot use where that is more (`_share`).
 
 Everything lies in a few integer tables whose columns are named below. Few tables, because numba counts references to
 every array at every call: with one array per quantity that took ten times as long as the work itself, to run and to
@@ -44,16 +46,21 @@ SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
 STOP_AT, LAST_WAIT, RESIDENTS, NEIGHBOUR, POSITION, NEXT_WAIT, STEP, CHANNEL, NUMBER = range(9)
 SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH = range(9, 15)
 
-# In the rows of channels, which follow: constants, then state.
-SOURCE, TARGET, FIRST, COUNT, OUT_CARD, IN_CARD = range(6)
-NUM_SENT, NUM_POSTED, NUM_ARRIVED, NUM_RECEIVED, NUM_RELEASED, CARRYING, ROUND = range(6, 13)
+# In the rows of channels, which follow: constants, then state. Of the two cards, the sender's and the receiver's: its
+# row, the millionths of it that the link takes by itself (0 where there is no card), and the next of the channels that
+# share it, which form a ring.
+SOURCE, TARGET, FIRST, COUNT, CARD, NEEDED, SHARING = 0, 1, 2, 3, 4, 6, 8
+NUM_SENT, NUM_POSTED, NUM_ARRIVED, NUM_RECEIVED, NUM_RELEASED, CARRYING, MOVED_AT, TO_MOVE, SPEED = range(10, 19)
 
-# In the rows of cards, which come last: when the card is free to send and to receive.
-OUT_FREE, IN_FREE = range(2)
+# In the rows of cards, which come last, one for each way: how many transfers it carries, and what they need together.
+NUM_CARRIED, ALL_NEEDED = range(2)
 
-# Entries of `settings`: constants, state, and the queue of channels whose next message waits for a card.
+WIDTH = SPEED + 1
+"""Columns of `cells`."""
+
+# Entries of `settings`.
 POST_NS, WAIT_RECEIVE_NS, SEND_NS, WAIT_SEND_NS, RECEIVE_AHEAD, REPLICAS, CONTENDED, TRACED = range(8)
-NUM_RANKS, NUM_CHANNELS, ROUND_NOW, NUM_QUEUED, QUEUE = range(8, 13)
+NUM_RANKS, NUM_CHANNELS = range(8, 10)
 
 # Steps of a rank.
 OPEN, OPENED, RECEIVE, REPOST, REPOSTED, COMPUTE, COMPUTED, RELEASE, SENT = range(9)
@@ -67,15 +74,11 @@ def run(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints
     """Simulate until nothing moves."""
     now = next_time(clock)
     while now < never(clock):
-        while next_time(clock) == now:
-            cell = next_cell(clock)
-            if cell < settings[NUM_RANKS]:
-                _advance(actions, cells, messages, clock, settings, cell, now)
-            else:
-                set_time(clock, cell, never(clock))
-                _arrive(actions, cells, messages, clock, settings, cell, now)
-        _depart(actions, cells, messages, clock, settings, now)
-        settings[ROUND_NOW] += 1
+        cell = next_cell(clock)
+        if cell < settings[NUM_RANKS]:
+            _advance(actions, cells, messages, clock, settings, cell, now)
+        else:
+            _arrive(actions, cells, messages, clock, settings, cell, now)
         now = next_time(clock)
 
 
@@ -86,24 +89,24 @@ def _advance(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
     while duration == 0:
         step = cells[rank, STEP]
         if step <= OPENED:
-            duration = _open(cells, messages, settings, rank, now)
+            duration = _open(actions, cells, messages, clock, settings, rank, now)
         elif cells[rank, POSITION] == cells[rank, STOP_AT]:
             duration = _release(cells, messages, settings, rank, now, cells[rank, LAST_WAIT])
         elif step <= REPOSTED:
-            duration = _receive(actions, cells, messages, settings, rank, now)
+            duration = _receive(actions, cells, messages, clock, settings, rank, now)
         elif step <= COMPUTED:
             duration = _compute(actions, cells, clock, settings, rank, now)
         else:
-            duration = _send(actions, cells, messages, settings, rank, now)
+            duration = _send(actions, cells, messages, clock, settings, rank, now)
     if duration != TIMED:
         set_time(clock, rank, now + duration if duration > 0 else never(clock))
 
 
 @numba.njit(cache=True, nogil=True)
-def _open(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int) -> int:
+def _open(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     """The first POST_RECVs of every channel into the rank."""
     if cells[rank, STEP] == OPENED:
-        _post(cells, messages, settings, cells[rank, CHANNEL], now)
+        _post(actions, cells, messages, clock, settings, cells[rank, CHANNEL], now)
     cells[rank, STEP] = RECEIVE
     cells[rank, CHANNEL] = -1
     for channel in range(settings[NUM_RANKS] + settings[NUM_CHANNELS] - 1, settings[NUM_RANKS] - 1, -1):
@@ -116,7 +119,7 @@ def _open(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int) -> i
 
 
 @numba.njit(cache=True, nogil=True)
-def _receive(actions: Ints, cells: Ints, messages: Ints, settings: Ints, rank: int, now: int) -> int:
+def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     channel = settings[NUM_RANKS] + actions[index, NEEDS_CHANNEL]
     step = cells[rank, STEP]
@@ -126,7 +129,7 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, settings: Ints, rank: i
         cells[rank, STEP] = REPOSTED
         duration = settings[POST_NS]
     elif step == REPOSTED:
-        _post(cells, messages, settings, channel, now)
+        _post(actions, cells, messages, clock, settings, channel, now)
     elif actions[index, NEEDS_CHANNEL] < 0 or cells[channel, NUM_RECEIVED] > actions[index, NEEDS_NUMBER]:
         cells[rank, STEP] = COMPUTE
     else:
@@ -207,7 +210,7 @@ def _speed(factor_ppm: int, num_computing: int, num_residents: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _send(actions: Ints, cells: Ints, messages: Ints, settings: Ints, rank: int, now: int) -> int:
+def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     duration = 0
     if cells[rank, STEP] == RELEASE and cells[rank, NEXT_WAIT] < actions[index, STOP_WAIT]:
@@ -222,7 +225,7 @@ def _send(actions: Ints, cells: Ints, messages: Ints, settings: Ints, rank: int,
             channel = settings[NUM_RANKS] + actions[index, SENDS_CHANNEL]
             messages[cells[channel, FIRST] + cells[channel, NUM_SENT], SENT_AT] = now
             cells[channel, NUM_SENT] += 1
-            _request(cells, settings, channel)
+            _depart(actions, cells, messages, clock, settings, channel, now)
         cells[rank, STEP] = RECEIVE
         cells[rank, POSITION] += 1
     return duration
@@ -246,55 +249,65 @@ def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, s
 
 
 @numba.njit(cache=True, nogil=True)
-def _post(cells: Ints, messages: Ints, settings: Ints, channel: int, now: int) -> None:
+def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
     messages[cells[channel, FIRST] + cells[channel, NUM_POSTED], POSTED_AT] = now
     cells[channel, NUM_POSTED] += 1
-    _request(cells, settings, channel)
+    _depart(actions, cells, messages, clock, settings, channel, now)
 
 
 @numba.njit(cache=True, nogil=True)
-def _request(cells: Ints, settings: Ints, channel: int) -> None:
-    """Queue the channel's next message if it is sent and posted and the channel is idle."""
-    ready = min(cells[channel, NUM_SENT], cells[channel, NUM_POSTED]) > cells[channel, NUM_ARRIVED]
-    if ready and not cells[channel, CARRYING]:
-        cells[channel, CARRYING] = 1
-        cells[channel, ROUND] = settings[ROUND_NOW]
-        place = QUEUE + settings[NUM_QUEUED]
-        while place > QUEUE and _is_behind(cells, settings[place - 1], channel):
-            settings[place] = settings[place - 1]
-            place -= 1
-        settings[place] = channel
-        settings[NUM_QUEUED] += 1
+def _depart(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
+    """Start the channel's next transfer if it is sent and posted and the channel is idle."""
+    number = cells[channel, NUM_ARRIVED]
+    if cells[channel, CARRYING] or min(cells[channel, NUM_SENT], cells[channel, NUM_POSTED]) <= number:
+        return
+    sender = messages[cells[channel, FIRST] + number, SENDER]
+    if settings[TRACED]:
+        actions[sender, DEPARTED] = now
+    cells[channel, CARRYING] = 1
+    cells[channel, TO_MOVE] = actions[sender, SENDS_NS] * MILLION
+    cells[channel, MOVED_AT] = now
+    cells[channel, SPEED] = 0
+    _share_cards(cells, clock, channel, now)
 
 
 @numba.njit(cache=True, nogil=True)
-def _is_behind(cells: Ints, channel: int, other: int) -> bool:
-    behind: bool = cells[channel, ROUND] == cells[other, ROUND] and channel > other
-    return behind
+def _share_cards(cells: Ints, clock: Clock, channel: int, now: int) -> None:
+    """``channel`` has just begun or ended a transfer: all that share its cards go on at new speeds."""
+    change = 2 * cells[channel, CARRYING] - 1
+    for side in range(2):
+        card = cells[channel, CARD + side]
+        cells[card, NUM_CARRIED] += change
+        cells[card, ALL_NEEDED] += change * cells[channel, NEEDED + side]
+    for side in range(2):
+        other = cells[channel, SHARING + side]
+        while other != channel:
+            _move(cells, clock, other, now)
+            other = cells[other, SHARING + side]
+    _move(cells, clock, channel, now)
 
 
 @numba.njit(cache=True, nogil=True)
-def _depart(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, now: int) -> None:
-    """Start every queued transfer whose cards are free. The first card stands for none and is never busy."""
-    unlimited = settings[NUM_RANKS] + settings[NUM_CHANNELS]
-    kept = 0
-    for queued in range(settings[NUM_QUEUED]):
-        channel = settings[QUEUE + queued]
-        out_card, in_card = cells[channel, OUT_CARD], cells[channel, IN_CARD]
-        if cells[out_card, OUT_FREE] > now or cells[in_card, IN_FREE] > now:
-            settings[QUEUE + kept] = channel
-            kept += 1
-        else:
-            sender = messages[cells[channel, FIRST] + cells[channel, NUM_ARRIVED], SENDER]
-            over = now + actions[sender, SENDS_NS]
-            cells[out_card, OUT_FREE] = over
-            cells[in_card, IN_FREE] = over
-            cells[unlimited, OUT_FREE] = 0
-            cells[unlimited, IN_FREE] = 0
-            if settings[TRACED]:
-                actions[sender, DEPARTED] = now
-            set_time(clock, channel, over)
-    settings[NUM_QUEUED] = kept
+def _move(cells: Ints, clock: Clock, channel: int, now: int) -> None:
+    """The transfer, if there is one, went on at its old speed until now and goes on at what its cards give it."""
+    if cells[channel, CARRYING]:
+        cells[channel, TO_MOVE] -= (now - cells[channel, MOVED_AT]) * cells[channel, SPEED]
+        cells[channel, MOVED_AT] = now
+        cells[channel, SPEED] = min(_share(cells, channel, 0), _share(cells, channel, 1))
+        set_time(clock, channel, now - min(-cells[channel, TO_MOVE], 0) // cells[channel, SPEED])
+    else:
+        set_time(clock, channel, never(clock))
+
+
+@numba.njit(cache=True, nogil=True)
+def _share(cells: Ints, channel: int, side: int) -> int:
+    """Millionths of its full speed that the channel's card on this side lets it have."""
+    needed = cells[channel, NEEDED + side]
+    card = cells[channel, CARD + side]
+    left = MILLION - (cells[card, ALL_NEEDED] - needed)
+    share = max(left, MILLION // max(cells[card, NUM_CARRIED], 1))
+    speed: int = min(MILLION, share * MILLION // needed) if needed else MILLION
+    return speed
 
 
 @numba.njit(cache=True, nogil=True)
@@ -307,7 +320,8 @@ def _arrive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: 
         actions[messages[message, SENDER], ARRIVED] = now
     cells[channel, NUM_ARRIVED] += 1
     cells[channel, CARRYING] = 0
-    _request(cells, settings, channel)
+    _share_cards(cells, clock, channel, now)
+    _depart(actions, cells, messages, clock, settings, channel, now)
     for side in range(SOURCE, TARGET + 1):
         rank = cells[channel, side]
         if cells[rank, CHANNEL] == channel and cells[rank, NUMBER] == number:

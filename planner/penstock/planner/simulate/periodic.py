@@ -192,7 +192,8 @@ def _known_times(actions: Ints, once: Ints, again: Ints, cut: Cut) -> tuple[Ints
 
 def _look_back(linked: Linked, receive_ahead: int, cut: Cut) -> int:
     """When the oldest action began that still matters at the first time: one under way, one whose message is not
-    consumed, or one that posts a receive for which a WAIT_SEND is still to come.
+    consumed, one that posts a receive for which a WAIT_SEND is still to come, or one whose message may have shared a
+    card with that of such.
     """
     actions, start = linked.actions, linked.actions[:, kernel.START]
     is_begun = start <= cut.time_ns
@@ -203,7 +204,9 @@ def _look_back(linked: Linked, receive_ahead: int, cut: Cut) -> int:
     senders = linked.messages[:, link.SENDER]
     unconsumed = senders[is_begun[senders] & ~is_begun[consumers]]
     posts = consumers[_oldest_posts(linked, receive_ahead, cut)]
-    return int(start[np.concatenate([cut.at, unconsumed, posts])].min())
+    oldest = int(start[np.concatenate([cut.at, unconsumed, posts])].min())
+    beside = senders[is_begun[senders] & (actions[senders, kernel.ARRIVED] > oldest)]
+    return min(oldest, int(start[beside].min(initial=oldest)))
 
 
 def _oldest_posts(linked: Linked, receive_ahead: int, cut: Cut) -> Ints:
