@@ -105,7 +105,8 @@ def card_table(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], devic
     """
     first = np.array(devices[: mesh.pp])
     _, per_byte = problem.cost_of(mesh.tp).transfer(first[:, None], first)
-    same_host = np.equal.outer(*[problem.host_of(first)] * 2)
+    hosts_of = problem.host_of(first)
+    same_host = hosts_of[:, None] == hosts_of
     owners = np.array(stage_ranks)
     table = np.full((2, 2, len(owners)), MILLION, dtype=np.int64)
     for side, fastest in enumerate((_fastest(per_byte, same_host), _fastest(per_byte.T, same_host).T)):
