@@ -53,6 +53,11 @@ class Group(enum.StrEnum):
     TIE = "tie"
     NORM = "norm"
 
+    @property
+    def is_of_peers(self) -> bool:
+        """Whether each rank joins those of its own place alone, and does not wait for the others of its pipeline."""
+        return self in (Group.DP, Group.TP)
+
 
 @dataclass(frozen=True, slots=True)
 class Action:

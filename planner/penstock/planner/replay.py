@@ -43,7 +43,7 @@ def placement_of(plan: Plan) -> Placement:
 
 def num_actions(plan: Plan) -> int:
     """About how many compute actions a step has."""
-    return 3 * len(plan.stages) * plan.num_microbatches * len(plan.slices)
+    return candidate_of(plan).num_actions
 
 
 def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.core.program import Instruction, Program, RankProgram
 from penstock.core.schedule import Group, parse_action
-from penstock.core.timeline import Activity, Source, Timeline
+from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
 from penstock.trainer.recorder import HostRecorder, gather_times, merge
@@ -46,12 +46,19 @@ def predicted_ns(predicted: Timeline, pipeline_rank: int) -> dict[str, int]:
     out, since it waits for them by meeting them: who comes last tells how long the rest takes.
     """
     timed = (Activity.COMPUTE, Activity.REDUCE, Activity.STEP)
-    own = {e.action: e.duration_ns for e in predicted.events if e.rank == pipeline_rank and e.activity in timed}
-    reductions = [(parse_action(e.action), e.duration_ns) for e in predicted.events if e.activity is Activity.REDUCE]
-    for action, _ in reductions:
-        if str(action) in own and action.group not in (Group.DP, Group.TP):
-            own[str(action)] = min(duration for other, duration in reductions if other.group is action.group)
-    return own
+    own = [event for event in predicted.events if event.rank == pipeline_rank and event.activity in timed]
+    return {event.action: _without_the_wait(event, predicted) for event in own}
+
+
+def _without_the_wait(event: Event, predicted: Timeline) -> int:
+    group = _group(event)
+    if group is None or group.is_of_peers:
+        return event.duration_ns
+    return min(other.duration_ns for other in predicted.events if _group(other) is group)
+
+
+def _group(event: Event) -> Group | None:
+    return parse_action(event.action).group if event.activity is Activity.REDUCE else None
 
 
 class WaitingExecutor:

@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
-from penstock.core.schedule import Group
 from penstock.planner.clock import Clock, new_clock
 from penstock.planner.order import Order, action_of
 from penstock.planner.simulate import kernel, link
@@ -239,6 +238,6 @@ def _join(barrier: Reduction, reached: Ints, costs: Costs) -> tuple[Ints, Ints]:
     """
     every_rank = costs.reduce_ns.get(barrier.group, (0,) * costs.num_ranks)
     durations = np.array([every_rank[rank] for rank in barrier.ranks], dtype=np.int64)
-    if barrier.group in (Group.DP, Group.TP):
+    if barrier.group.is_of_peers:
         return reached, durations
     return np.full_like(reached, reached.max()), np.full_like(reached, durations.max())
