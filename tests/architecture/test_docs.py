@@ -82,6 +82,14 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert list(broken_links(tmp_path / "page.md")) == ["gone.md", "#no"]
 
 
+def test_every_decision_is_listed_by_its_title() -> None:
+    decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    titles = [path.read_text().splitlines()[0].removeprefix("# ").replace(".", "", 1) for path in decisions]
+    lines = [f"- [{title}](adr/{path.name})" for title, path in zip(titles, decisions, strict=True)]
+    listed = [line for line in ARCHITECTURE.read_text().splitlines() if line.startswith("- [00")]
+    assert listed == lines
+
+
 PATHS = re.compile(r"`((?:planner|view|trainer|cli|tests|core|docs|benchmarks|deploy)/[\w./-]+\.(?:py|md|toml))`")
 
 

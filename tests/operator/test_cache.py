@@ -100,7 +100,9 @@ class TestJobs:
         assert known.job is None
         assert "heads" in known.mistake
 
-    @pytest.mark.parametrize("status", [{"phase": "Dreaming"}, {"progress": {"attempt": 1, "loss": "much"}}])
+    @pytest.mark.parametrize(
+        "status", [{"phase": "Dreaming"}, {"progress": {"attempt": 1, "loss": "much"}}, {"profile": "old"}]
+    )
     def test_a_status_that_nobody_can_read_blinds_nobody(
         self, cache: Cache, status: dict[str, Any], caplog: pytest.LogCaptureFixture
     ) -> None:

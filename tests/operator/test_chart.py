@@ -88,7 +88,7 @@ class TestRights:
         }
         reviews = {"tokenreviews", "subjectaccessreviews"}
         profiles = {"clusterprofiles", "clusterprofiles/status"}
-        assert wide == {"nodes", "customresourcedefinitions", "namespaces"} | reviews | profiles
+        assert wide == {"nodes", "namespaces"} | reviews | profiles
         narrow = {each["metadata"]["namespace"] for each in of_kind(found, "Role", "RoleBinding")}
         assert narrow == {"team", NAMESPACE}
 

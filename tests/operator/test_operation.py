@@ -68,7 +68,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def operating(kube: Watchable, **settings: Any) -> AsyncIterator[Operation]:
     """An operator that runs."""
-    found = Operation(kube, FakePlanner(), Settings(image="trainer:1", resync_seconds=0.05, **settings), time.time)
+    told = Settings(**{"image": "trainer:1", "resync_seconds": 0.05, **settings})
+    found = Operation(kube, FakePlanner(), told, time.time)
     await found.start(asyncio.get_running_loop())
     try:
         yield found
@@ -162,6 +163,29 @@ def test_nothing_follows_from_the_half_of_the_truth() -> None:
             await asyncio.sleep(0.5)
             assert phase(kube, uid) == Phase.RUNNING
             assert [each["metadata"]["name"] for each in kube.all(JOBSETS)] == ["stdlib-llama-a1"]
+
+    run(test)
+
+
+def test_jobs_are_heard_of_at_once_however_long_the_cluster_was_away() -> None:
+    """The look at every job that comes now and then has no part in it."""
+
+    async def test() -> None:
+        kube = Watchable()
+        kube.unlistable = {JOBS.plural}
+        first = kube.submit(named("first"))
+        async with operating(kube, resync_seconds=3600.0) as found:
+            await asyncio.sleep(0.3)
+            assert found.cache.jobs() == []
+            kube.unlistable.clear()
+            await until(lambda: bool(kube.all(JOBSETS)))
+            kube.unlistable = {JOBS.plural}
+            await asyncio.sleep(0.3)
+            kube.submit(named("second"))
+            kube.remove(next(each for each in kube.all(JOBS) if each["metadata"]["uid"] == first))
+            kube.unlistable.clear()
+            await until(lambda: "second-a1" in [each["metadata"]["name"] for each in kube.all(JOBSETS)])
+            await until(lambda: found.cache.job(first) is None)
 
     run(test)
 
@@ -349,7 +373,7 @@ class TestProbe:
         now = [0.0]
         found = Operation(Watchable(), FakePlanner(), Settings(), lambda: now[0])
         now[0] = operation.MOST_STUCK_SECONDS
-        assert set(found.silences()) == {"jobsets", "pods", "nodes"}
+        assert set(found.silences()) == {"pipelinejobs", "jobsets", "pods", "nodes"}
         now[0] += 1
         with pytest.raises(StuckError, match="jobsets, pods, nodes"):
             found.silences()

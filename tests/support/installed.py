@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from tests.support.repository import ROOT
 
 START_SECONDS = 240.0
 END_SECONDS = 60.0
+KEEPING_SECONDS = 1.0
 PAIR = {"penstock-test": "pair"}
 """A label of the two nodes that jobs train on, so that the second has the hosts of the first."""
 
@@ -42,14 +44,19 @@ CORPUS = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(900))
 
 @dataclass
 class Program:
-    """A Python module that runs in the background and answers 200 at ``health`` once it is ready."""
+    """A Python module that runs in the background and answers 200 at ``health`` once it is ready.
+
+    One that is ``kept`` is started again when it ends by itself, as the pod of a Deployment is.
+    """
 
     name: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
     health: str
+    kept: bool = False
     process: subprocess.Popen[bytes] | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def log(self) -> Path:
@@ -58,7 +65,7 @@ class Program:
 
     def begin(self) -> None:
         """Start it."""
-        with self.log.open("ab") as log:
+        with self._lock, self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *self.arguments],
                 cwd=self.folder,
@@ -67,6 +74,17 @@ class Program:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        if self.kept:
+            threading.Thread(target=self._keep, args=(self.process,), daemon=True).start()
+
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        """Begin again, a second after it ended, unless it was asked to end."""
+        while process.poll() is None:
+            time.sleep(KEEPING_SECONDS)
+        time.sleep(KEEPING_SECONDS)
+        with self._lock:
+            if self.process is process:
+                self.begin()
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
@@ -86,15 +104,16 @@ class Program:
 
     def end(self, number: signal.Signals) -> None:
         """Send it a signal and wait; one that does not end is killed."""
-        if self.process is None:
+        with self._lock:
+            process, self.process = self.process, None
+        if process is None:
             return
-        self.process.send_signal(number)
+        process.send_signal(number)
         try:
-            self.process.wait(END_SECONDS)
+            process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process = None
+            process.kill()
+            process.wait()
 
     def kill(self) -> None:
         """End it as if its machine had failed."""
@@ -183,6 +202,7 @@ def operated_by(on: Installed, module: str, **environment: str) -> Iterator[Prog
             "PYTHONPATH": os.pathsep.join([str(ROOT), *components()]),
             **environment,
         },
+        kept=False,
         process=None,
     )
     on.operator.end(signal.SIGTERM)
@@ -221,6 +241,7 @@ def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system
         environment={**both, **told, "PENSTOCK_TRAINER_IMAGE": cluster.image},
         folder=folder,
         health=health,
+        kept=True,
     )
     found = Installed(
         cluster=cluster,

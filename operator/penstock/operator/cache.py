@@ -18,7 +18,7 @@ from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
 from penstock.operator.children import Child, Children, Gone
 from penstock.operator.room import Room
-from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
+from penstock.operator.seen import UNREADABLE, SeenJobSet, SeenNode, SeenPod
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Cache:
                 return known
             try:
                 job = see_job(found, self._clock(), known)
-            except (UserError, ValueError) as error:
+            except UNREADABLE as error:
                 log.error("the status of job %s cannot be read: %s", found["metadata"]["name"], error)
                 return known
             self._jobs[uid] = job

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -14,7 +13,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, SetPhase
 from penstock.kube.connecting import connect
-from penstock.kube.resources import JOBS, NODES, PODS
+from penstock.kube.resources import NODES, PODS
 from penstock.kube.transport import KubeError
 from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
@@ -173,9 +172,7 @@ class Operation:
     # What is looked at now and then
 
     async def _resync(self) -> None:
-        """Every job, and those that vanished unseen."""
-        listing = await asyncio.to_thread(partial(self._kube.list, JOBS, self._settings.namespace))
-        self.cache.replace_jobs(listing.objects, int(listing.version))
+        """Every job."""
         for job in self.cache.jobs():
             self._queue.add(job.uid)
         await asyncio.to_thread(self._look_for_room)

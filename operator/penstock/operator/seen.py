@@ -24,6 +24,9 @@ from penstock.kube.names import (
 )
 from penstock.kube.transport import Object
 
+UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
+"""What may be raised by an object that somebody made by hand, or that another version of penstock wrote."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenJobSet:

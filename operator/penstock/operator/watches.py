@@ -1,4 +1,4 @@
-"""What the operator watches beside the jobs themselves, and how the cache hears of it."""
+"""What the operator watches, and how the cache hears of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from penstock.core.errors import UserError
 from penstock.kube.names import UID_LABEL
-from penstock.kube.resources import JOBSETS, NODES, PODS, Resource
+from penstock.kube.resources import JOBS, JOBSETS, NODES, PODS, Resource
 from penstock.kube.transport import Object
 from penstock.kube.watching import Watched
 from penstock.operator.cache import Cache
-from penstock.operator.seen import see_jobset, see_node, see_pod
+from penstock.operator.seen import UNREADABLE, see_jobset, see_node, see_pod
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +20,22 @@ T = TypeVar("T")
 
 
 def watched(cache: Cache) -> list[Watched]:
-    """JobSets and pods of attempts, and nodes."""
+    """PipelineJobs, JobSets and pods of their attempts, and nodes."""
     jobsets = _children(JOBSETS, see_jobset, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
     pods = _children(PODS, see_pod, cache.replace_pods, cache.put_pod, cache.remove_pod)
-    return [replace(jobsets, optional=True), pods, _nodes(cache)]
+    return [_jobs(cache), replace(jobsets, optional=True), pods, _nodes(cache)]
+
+
+def _jobs(cache: Cache) -> Watched:
+    def put(found: Object) -> None:
+        cache.put_job(found)
+
+    return Watched(
+        resource=JOBS,
+        replace=lambda listing: cache.replace_jobs(listing.objects, int(listing.version)),
+        put=put,
+        remove=lambda found: cache.remove_job(found["metadata"]["uid"]),
+    )
 
 
 def _children(
@@ -65,6 +76,6 @@ def _readable(see: Callable[[Object], T], found: Iterable[Object]) -> Iterator[T
     for each in found:
         try:
             yield see(each)
-        except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             metadata = each.get("metadata", {})
             log.warning("%s/%s cannot be read: %r", metadata.get("namespace"), metadata.get("name"), error)
