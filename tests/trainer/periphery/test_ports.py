@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.trainer import ports
-from penstock.trainer.ports import LOOPBACK, PORTS, free_port
+from penstock.trainer.ports import EVERYWHERE, LOOPBACK, PORTS, complaint, free_port
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -27,6 +27,13 @@ def test_what_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {free_port() for _ in range(20)} == {taken}
         with pytest.raises(OSError, match="no free port"):
             free_port(count=2)
+
+
+def test_what_is_taken_at_one_address_is_not_free_at_all_of_them() -> None:
+    taken = free_port()
+    with socket.create_server(("127.0.0.2", taken)):
+        assert complaint(taken, LOOPBACK) == ""
+        assert complaint(taken, EVERYWHERE) == "Address already in use"
 
 
 @pytest.mark.skipif(not RANGE.exists(), reason="NOT RUN: this system does not say which ports it gives out")

@@ -212,9 +212,10 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_taken_port_is_refused_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_a_port_that_is_taken_anywhere_is_refused_at_once(tmp_path: Path, address: str) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind((address, 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port: {port} cannot be used: Address already in use"):

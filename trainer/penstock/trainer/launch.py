@@ -21,7 +21,7 @@ from pathlib import Path
 
 from penstock.core.errors import UserError
 from penstock.trainer.interfaces import LOOPBACK_INTERFACE, interface_towards
-from penstock.trainer.ports import LOOPBACK, complaint, free_port
+from penstock.trainer.ports import ANY_PORT, EVERYWHERE, LOOPBACK, complaint
 from penstock.trainer.status import RankStatus, State, read_status, status_path
 
 GRACE_SECONDS = 5.0
@@ -61,7 +61,7 @@ class LaunchSpec:
     """What to start: ``python -m module arguments...`` in ``num_ranks`` processes that share a ``preloaded`` one.
 
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
-    see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting a free one is taken.
+    see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting one that is free then is taken.
     ``devices`` are the CUDA devices that they may use; without any these are all that this process may use.
     With ``nodes`` there are as many on each host, and ``names`` says which ranks those of this one are.
     """
@@ -250,7 +250,7 @@ def launch(spec: LaunchSpec) -> Ranks:
 
 
 def _alone(spec: LaunchSpec) -> Nodes:
-    port = free_port() if spec.port is None else _checked(spec.port)
+    port = ANY_PORT if spec.port is None else _checked(spec.port)
     return Nodes(node_rank=0, num_nodes=1, master=LOOPBACK, port=port)
 
 
@@ -285,6 +285,6 @@ def seeing(devices: tuple[str, ...]) -> dict[str, str]:
 
 
 def _checked(port: int) -> int:
-    if found := complaint(port):
+    if found := complaint(port, EVERYWHERE):  # where torch's store listens
         raise UserError(what=f"{port} cannot be used: {found}", where="port", remedy="name another, or leave it out")
     return port

@@ -9,7 +9,10 @@ from __future__ import annotations
 import random
 import socket
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+ANY_PORT = 0
+"""Told to whoever listens later, to choose a free one then: one that is chosen before may be taken until then."""
+
 PORTS = range(20_000, 29_000)
 MOST_TRIES = 1000
 

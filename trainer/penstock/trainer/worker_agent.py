@@ -21,15 +21,19 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
+from penstock.trainer.ports import ANY_PORT, EVERYWHERE, free_port
+
 
 @record
 def main(arguments: Sequence[str]) -> None:
     """Start the ranks and wait for them; raises what torchrun raises when one fails or a signal comes."""
     preloaded, *rest = arguments
     options = parse_args(["--start-method=fork", *rest])  # type: ignore[no-untyped-call]
-    config, _, _ = config_from_args(options)
     if preloaded:
         importlib.import_module(preloaded)
+    if options.master_port == ANY_PORT:
+        options.master_port = free_port(EVERYWHERE)
+    config, _, _ = config_from_args(options)
     tempfile.tempdir = options.log_dir  # torch leaves a file there for a rank that a signal ended
     gc.freeze()  # or the first collection in every rank would write to what they share
     elastic_launch(config, run_module)(options.training_script, options.training_script_args)
