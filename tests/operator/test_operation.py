@@ -66,10 +66,10 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def operating(kube: Watchable, **settings: Any) -> AsyncIterator[Operation]:
+async def operating(kube: Watchable, *, namespace: str = "", resync_seconds: float = 0.05) -> AsyncIterator[Operation]:
     """An operator that runs."""
-    told = Settings(**{"image": "trainer:1", "resync_seconds": 0.05, **settings})
-    found = Operation(kube, FakePlanner(), told, time.time)
+    settings = Settings(image="trainer:1", namespace=namespace, resync_seconds=resync_seconds)
+    found = Operation(kube, FakePlanner(), settings, time.time)
     await found.start(asyncio.get_running_loop())
     try:
         yield found

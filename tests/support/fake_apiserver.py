@@ -22,7 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes.client import ApiClient, Configuration
 
 from penstock.core.instants import format_instant
-from penstock.kube.names import API_VERSION, JOB_KIND, JOB_PLURAL
+from penstock.kube.names import API_VERSION, JOB_KIND
+from penstock.kube.resources import JOBS
 
 Found = dict[str, Any]
 Key = tuple[str, str, str]
@@ -90,7 +91,7 @@ class FakeApiserver:
         """Somebody applies a PipelineJob with kubectl, and the operator has written this of its status."""
         job = copy.deepcopy(dict(manifest))
         job["metadata"].setdefault("namespace", "default")
-        return self.add(JOB_PLURAL, {**job, **({"status": status} if status else {})})
+        return self.add(JOBS.plural, {**job, **({"status": status} if status else {})})
 
     def touch(self, found: Found, **status: Any) -> Found:
         """The object was changed; the operator wrote this of its status."""
@@ -118,7 +119,7 @@ class FakeApiserver:
 
     def job(self, name: str, namespace: str = "default") -> Found:
         """A PipelineJob as it is."""
-        return self.objects[(JOB_PLURAL, namespace, name)]
+        return self.objects[(JOBS.plural, namespace, name)]
 
     def words(self, method: str) -> list[str]:
         """Every call by that method, in order."""
@@ -257,7 +258,7 @@ class FakeApiserver:
 
     def _allowed(self, asked: Found) -> bool:
         wanted = asked["resourceAttributes"]
-        assert (wanted["group"], wanted["resource"]) == ("penstock.dev", JOB_PLURAL)
+        assert (wanted["group"], wanted["resource"]) == ("penstock.dev", JOBS.plural)
         namespaces = ("", wanted.get("namespace", ""))
         return any((asked["user"], wanted["verb"], each) in self.rights for each in namespaces)
 

@@ -56,7 +56,7 @@ class Program:
     health: str
     kept: bool = False
     process: subprocess.Popen[bytes] | None = None
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
 
     @property
     def log(self) -> Path:

@@ -11,7 +11,6 @@ GROUP = "penstock.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 JOB_KIND = "PipelineJob"
-JOB_PLURAL = "pipelinejobs"
 PROFILE_KIND = "ClusterProfile"
 
 OPERATOR_MANAGER = "penstock-operator"

@@ -27,7 +27,6 @@ PROBE_LOG = "kopf.activities.probe"
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Make the operation, and wait until it knows everything there is."""
     logging.getLogger(PROBE_LOG).setLevel(logging.WARNING)  # or every probe would be told
-    settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.networking.request_timeout = 20
