@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ class TestProgress:
             "stepSeconds": 0.5,
             "reportedAt": instant(NOW),
         }
+
+    def test_one_long_step_is_not_the_length_of_a_step(self, here: OnCluster) -> None:
+        """The operator compares it with the prediction, and may have the job measured again for it."""
+        job = running(here)
+        records = step_records(uid_of(job), range(5))
+        newest = max(index for index, record in enumerate(records) if record.metrics is not None)
+        late = replace(records[newest], metrics=replace(records[newest].metrics, step_seconds=9.0))  # type: ignore[type-var]
+        records[newest] = late
+        assert here.send(POD, records).status_code == 200
+        here.turn(0.5)
+        progress = here.progress()
+        assert (progress["step"], progress["stepSeconds"]) == (5, 0.5)
 
     def test_then_at_most_once_in_five_seconds(self, here: OnCluster) -> None:
         job = running(here)

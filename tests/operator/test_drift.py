@@ -37,12 +37,12 @@ def told(operating: Operating, uid: str, ratio: float, attempt: int = 1, *, ref:
     operating.turn()
 
 
-def trained(operating: Operating, uid: str, seconds: float, ratio: float, *, ref: str = "") -> None:
+def trained(operating: Operating, uid: str, seconds: float, ratio: float, *, attempt: int = 1, ref: str = "") -> None:
     """For so long, at that pace, of which is reported meanwhile."""
     end = operating.now + seconds
     while operating.now < end:
         operating.now += REPORT_SECONDS
-        told(operating, uid, ratio, ref=ref)
+        told(operating, uid, ratio, attempt, ref=ref)
 
 
 def is_asked_to_stop(operating: Operating) -> bool:
@@ -80,6 +80,37 @@ def test_where_the_new_prediction_is_wrong_too_it_stays(operating: Operating) ->
     trained(operating, uid, 3 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
     assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.TRUE, "Slower")
     assert not is_asked_to_stop(operating)
+
+
+def test_where_its_first_steps_come_late_the_new_prediction_is_wrong_too(operating: Operating) -> None:
+    """On a slow machine, or with long steps, the first step is reported long after the attempt was bound."""
+    uid = running(operating, **ALLOWED)
+    operating.now += 2 * REPLAN_AFTER_DRIFT_SECONDS
+    trained(operating, uid, 3 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
+    plan = operating.status(uid).plan
+    assert plan is not None
+    assert plan.mispredicted
+    assert not is_asked_to_stop(operating)
+
+
+def test_each_new_plan_makes_the_next_drift_wait_twice_as_long(operating: Operating) -> None:
+    """A machine whose speed comes and goes costs a job few restarts."""
+    uid = drifted(operating)
+    trained(operating, uid, REPORT_SECONDS, SLOWER)
+    assert is_asked_to_stop(operating)
+    end_all(operating, AttemptState.STOPPED)
+    operating.turn(12)
+    operating.kube.start_pods(*NODES)
+    operating.turn(12)
+    newer = replace(sample_profile(), measured_at=operating.now)
+    measured(operating.kube, uid, newer, attempt=2, name="newer")
+    operating.turn(12)
+    assert (operating.phase(uid), operating.status(uid).replans) == (Phase.RUNNING, 1)
+    trained(operating, uid, 2 * REPLAN_AFTER_DRIFT_SECONDS, 1.0, attempt=2, ref="newer")
+    trained(operating, uid, 2 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, attempt=2, ref="newer")
+    assert not is_asked_to_stop(operating)
+    trained(operating, uid, 2 * REPORT_SECONDS, SLOWER, attempt=2, ref="newer")
+    assert is_asked_to_stop(operating)
 
 
 def test_a_step_that_is_as_predicted_by_chance_makes_no_wrong_prediction_right(operating: Operating) -> None:

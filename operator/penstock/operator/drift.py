@@ -7,7 +7,7 @@ import dataclasses
 from penstock.core import lifecycle
 from penstock.core.lifecycle import Phase
 from penstock.core.records import WARM_UP_STEPS
-from penstock.core.status import ConditionStatus, ConditionType, JobStatus
+from penstock.core.status import ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.operator.facts import Facts
 
 DRIFTED_RATIO, SETTLED_RATIO = 1.3, 1.15
@@ -43,26 +43,33 @@ def drifted_since(status: JobStatus) -> float | None:
 def hardware_drifted_since(facts: Facts) -> float | None:
     """Since when steps have taken another time, and do, because the hardware is no longer as it was measured."""
     since, seconds = drifted_since(facts.status), step_seconds(facts)
-    if since is None or seconds is None or ratio(*seconds) <= SETTLED_RATIO or _is_own(facts, since):
+    if since is None or seconds is None or ratio(*seconds) <= SETTLED_RATIO or _is_own(facts.status.plan, facts, since):
         return None
     return since
 
 
 def judged(status: JobStatus, facts: Facts, now: float) -> JobStatus:
-    """The status, with what is found of the prediction once an attempt that measured itself was off from its beginning
-    for as long as would have another measured: that one would be predicted as wrongly.
+    """The status with the verdict on its prediction: since when steps are compared with it, and whether it is wrong.
+
+    It is wrong if an attempt that measured its own hardware was off from the first comparison on, for as long as would
+    have that hardware measured again: the next prediction would be as wrong.
     """
+    if status.phase is not Phase.RUNNING or status.plan is None or step_seconds(facts) is None:
+        return status
+    plan = status.plan
+    if plan.compared_since is None:
+        plan = dataclasses.replace(plan, compared_since=now)
     since = drifted_since(status)
-    if status.plan is None or since is None or now < since + lifecycle.REPLAN_AFTER_DRIFT_SECONDS:
-        return status
-    if status.phase is not Phase.RUNNING or not _is_own(facts, since):
-        return status
-    return dataclasses.replace(status, plan=dataclasses.replace(status.plan, mispredicted=True))
+    if since is not None and now >= since + lifecycle.REPLAN_AFTER_DRIFT_SECONDS and _is_own(plan, facts, since):
+        plan = dataclasses.replace(plan, mispredicted=True)
+    return dataclasses.replace(status, plan=plan)
 
 
-def _is_own(facts: Facts, since: float) -> bool:
-    """Whether the attempt measured itself, soon before its steps were off."""
-    begun, progress = facts.status.phase_entered_at, facts.progress
-    if begun is None or progress is None or not progress.profile_ref:
+def _is_own(plan: PlanStatus | None, facts: Facts, since: float) -> bool:
+    """Whether the attempt measured its own hardware, and its steps were off soon after the first comparison.
+
+    The attempt's start says nothing here: its first step may come long after it, on a slow machine or with long steps.
+    """
+    if plan is None or plan.compared_since is None or facts.progress is None or not facts.progress.profile_ref:
         return False
-    return since < begun + lifecycle.REPLAN_AFTER_DRIFT_SECONDS
+    return since < plan.compared_since + lifecycle.REPLAN_AFTER_DRIFT_SECONDS

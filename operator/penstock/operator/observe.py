@@ -52,6 +52,7 @@ def observe(facts: Facts) -> Observed:
         growth_pays=growth_pays(facts),
         drifted_since=hardware_drifted_since(facts),
         replan_pays=replan_pays(facts),
+        replans=status.replans,
     )
 
 

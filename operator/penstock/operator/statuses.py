@@ -44,6 +44,7 @@ def entered(status: JobStatus, decision: SetPhase, now: float) -> JobStatus:
         message=decision.message,
         phase_entered_at=now,
         failures=status.failures + lost,
+        replans=status.replans + (decision.reason == "Drift"),
         failed_at=now if lost else status.failed_at,
         finished_at=now if phase.terminal else status.finished_at,
     )

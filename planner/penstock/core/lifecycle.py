@@ -73,6 +73,7 @@ SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
 SHRINK_AFTER_NODE_LOST_SECONDS = 60.0
 GROW_AFTER_STABLE_SECONDS = 300.0
 REPLAN_AFTER_DRIFT_SECONDS = 1800.0
+REPLAN_MOST_DOUBLINGS = 16
 
 
 class AttemptState(enum.StrEnum):
@@ -107,7 +108,8 @@ class Observed:
     ``failures`` counts attempts that ended without being asked to. ``attempt_gone`` says that nothing of the newest
     attempt is left to write. ``feasible_ranks`` is the largest number of ranks that capacity would admit now.
     ``last_step_at`` is none before the attempt's first step, which is waited for since ``training_since``. Since
-    ``drifted_since`` steps take another time than predicted because the hardware is no longer as it was measured.
+    ``drifted_since`` steps take another time than predicted because the hardware is no longer as it was measured;
+    ``replans`` attempts have ended for that.
 
     ``admitted`` lets a job that waits be launched. Where ``attempts_queue``, as on a cluster, a job is launched first
     and its attempt waits for a place itself: it is ready once all of it has one. Some of it has had none since
@@ -147,6 +149,7 @@ class Observed:
     growth_pays: bool = False
     drifted_since: float | None = None
     replan_pays: bool = False
+    replans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,13 @@ def backoff_seconds(failures: int) -> float:
     """How long to wait after that many failures: 1, 2, 4, ... up to five minutes."""
     doublings = min(max(failures - 1, 0), 16)
     return float(min(BACKOFF_BASE_SECONDS * 2**doublings, BACKOFF_MOST_SECONDS))
+
+
+def replan_patience_seconds(replans: int) -> float:
+    """How long steps must have drifted before another plan is made: twice as long after each, so that hardware whose
+    speed comes and goes costs a job restarts in the logarithm of its length.
+    """
+    return REPLAN_AFTER_DRIFT_SECONDS * float(2 ** min(replans, REPLAN_MOST_DOUBLINGS))
 
 
 def stall_seconds(predicted_step_seconds: float | None) -> float:
@@ -457,7 +467,7 @@ def _replan_at(spec: JobSpec, seen: Observed) -> float | None:
     """When the attempt makes room for one that measures anew; none if it is not to."""
     if not spec.run_policy.replan_on_drift or not seen.replan_pays or seen.drifted_since is None:
         return None
-    return seen.drifted_since + REPLAN_AFTER_DRIFT_SECONDS
+    return seen.drifted_since + replan_patience_seconds(seen.replans)
 
 
 def _should_grow(spec: JobSpec, seen: Observed, now: float) -> bool:

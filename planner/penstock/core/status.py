@@ -54,13 +54,15 @@ class Condition(Manifest):
 class PlanStatus(Manifest):
     """The plan of the newest attempt, in short; it lies whole in the attempt's ConfigMap.
 
-    It is ``mispredicted`` if its steps took another time from the first on, on hardware that had just been measured.
+    Its steps are compared with the prediction since ``compared_since``. It is ``mispredicted`` if they took another
+    time from then on, on hardware that had just been measured.
     """
 
     digest: str
     summary: str
     step_seconds: float | None = None
     peak_bytes: int | None = None
+    compared_since: float | None = field(default=None, metadata=INSTANT)
     mispredicted: bool = False
 
 
@@ -104,8 +106,9 @@ class JobStatus(Manifest):
     """``launched`` is the newest attempt whose JobSet was made, which is told together with what is told next; until
     then ``attempt`` is ahead of it.
 
-    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to. An
-    elastic job that shrank was found to have room for ``feasible_ranks``.
+    ``ranks`` are those of the newest attempt; ``failures`` counts attempts that ended without being asked to, and
+    ``replans`` those that ended because steps had drifted from the prediction. An elastic job that shrank was found to
+    have room for ``feasible_ranks``.
     """
 
     observed_generation: int = 0
@@ -116,6 +119,7 @@ class JobStatus(Manifest):
     launched: int = 0
     ranks: int = 0
     failures: int = 0
+    replans: int = 0
     phase_entered_at: float | None = field(default=None, metadata=INSTANT)
     started_at: float | None = field(default=None, metadata=INSTANT)
     failed_at: float | None = field(default=None, metadata=INSTANT)

@@ -58,7 +58,10 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
         "Most memory of any rank by the plan",
         lambda _, promise: promise.peak_bytes if promise else None,
     ),
-    "step_seconds": ("Seconds of the newest step, while running", _running(lambda job: job.step_seconds)),
+    "step_seconds": (
+        "Median seconds of the steps in the newest report, while running",
+        _running(lambda job: job.step_seconds),
+    ),
     "tokens_per_second": (
         "Tokens per second in the newest step, while running",
         _running(lambda job: job.tokens_per_second),

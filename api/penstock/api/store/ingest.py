@@ -9,6 +9,7 @@ Batches that come at about the same time are kept together: a statement costs mo
 from __future__ import annotations
 
 import functools
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -229,8 +230,9 @@ def rank_points(timeline: Timeline) -> Iterator[Point]:
 
 
 def _reported(batch: Batch) -> Reported | None:
-    """Where the attempt stands: every step tells it, and checkpoints tell of themselves."""
-    metrics = next((record.metrics for record in reversed(batch.records) if record.metrics is not None), None)
+    """Where the attempt stands: the newest step, the newest checkpoint, and the median length of the batch's steps."""
+    steps = [record.metrics for record in batch.records if record.metrics is not None]
+    metrics = steps[-1] if steps else None
     progress = next((record.progress for record in reversed(batch.records) if record.progress is not None), None)
     if metrics is None and progress is None:
         return None
@@ -238,7 +240,7 @@ def _reported(batch: Batch) -> Reported | None:
         attempt=batch.attempt,
         step=max(metrics.step + 1 if metrics else 0, progress.step if progress else 0),
         loss=metrics.loss if metrics else None,
-        step_seconds=metrics.step_seconds if metrics else None,
+        step_seconds=statistics.median(each.step_seconds for each in steps) if steps else None,
         last_checkpoint=progress.last_checkpoint if progress else None,
         reported_at=batch.received_at,
     )
