@@ -10,6 +10,7 @@ import pytest
 from penstock.cli import pod_workers
 from penstock.cli.pod_workers import RESULT_SECONDS, Patient, PodWorkers
 from penstock.core.errors import RunError, UserError
+from penstock.core.job import Device
 from penstock.core.pod import MEASURES_LABEL, PodBinding
 from penstock.trainer.data.reporter import SILENT
 from penstock.trainer.launch import LaunchSpec, Nodes
@@ -58,6 +59,13 @@ def test_a_job_that_only_measures_has_no_data(run: RunDir, tmp_path: Path) -> No
         workers().prepare(away, run, SILENT)
     workers().prepare(replace(away, metadata=replace(away.metadata, labels={MEASURES_LABEL: "pool"})), run, SILENT)
     assert not run.data.exists()
+
+
+def test_ranks_start_for_the_job_s_device(run: RunDir, launched: list[LaunchSpec]) -> None:
+    job = sample_job()
+    cuda = replace(job, spec=replace(job.spec, resources=replace(job.spec.resources, device=Device.CUDA)))
+    workers().profile(cuda, run, 2)
+    assert [spec.device for spec in launched] == [Device.CUDA]
 
 
 def test_measuring_ranks_are_devices(run: RunDir, launched: list[LaunchSpec]) -> None:

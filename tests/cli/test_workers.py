@@ -13,6 +13,7 @@ from penstock.cli.attempt import MOST_LAST_WORDS, Attempt
 from penstock.cli.stopping import StopRequestedError, StopRequests
 from penstock.cli.workers import LocalWorkers, end, finish, refusal
 from penstock.core.errors import RunError, UserError
+from penstock.core.job import Device
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.launch import Failure, LaunchSpec, Outcome
@@ -77,6 +78,15 @@ def test_every_entry_point_sees_the_devices_that_the_job_holds(run: RunDir, laun
     local.profile(job, run, 1)
     local.train(job, run, 1, 2, None)
     assert [spec.devices for spec in launched] == [("1", "3")] * 2
+
+
+@pytest.mark.parametrize("device", Device)
+def test_every_entry_point_starts_for_the_job_s_device(run: RunDir, launched: list[LaunchSpec], device: Device) -> None:
+    job, local = local_job(resources__device=device.value), LocalWorkers()
+    local.profile(job, run, 1)
+    local.train(job, run, 1, 2, None)
+    local.rehearse(job, run, 2)
+    assert [spec.device for spec in launched] == [device] * 3
 
 
 @pytest.mark.parametrize("package", ["torch", "tokenizers"])

@@ -110,6 +110,7 @@ def start(run: RunDir, command: str, num_ranks: int, *arguments: str) -> Ranks:
         LaunchSpec(
             module="penstock.trainer",
             arguments=(command, "--run-dir", str(run.root), *arguments),
+            device=run.read_job().spec.resources.device,
             num_ranks=num_ranks,
             threads_per_rank=1,
             log_folder=run.logs / f"{command}-{'-'.join(arguments)}",

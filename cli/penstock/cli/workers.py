@@ -108,6 +108,7 @@ def launch_spec(job: PipelineJob, run: RunDir, log: str, num_ranks: int, command
     return LaunchSpec(
         module=MODULE,
         arguments=(command, *_folders(run), *arguments),
+        device=job.spec.resources.device,
         preloaded=LOADED[command],
         num_ranks=num_ranks,
         threads_per_rank=job.spec.resources.threads_per_rank,

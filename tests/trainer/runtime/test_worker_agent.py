@@ -1,4 +1,4 @@
-"""Ranks that are forked from what watches them: what they share, what they are called, and that all of them end."""
+"""How the agent starts ranks, forked or spawned: what they share, what they are called, and that all of them end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+import torch
+
+from penstock.core.job import Device
 from penstock.trainer.launch import LaunchSpec, Outcome, Ranks, launch
 from tests.support.repository import ROOT
 
@@ -15,9 +19,11 @@ PATIENCE_SECONDS = 120.0
 CODE = """
 import os, sys, tempfile, time
 from pathlib import Path
+import torch
 rank, folder = os.environ["RANK"], Path(__file__).parent
 loaded = "penstock.trainer.worker_train" in sys.modules
-told = f"{loaded} {os.getpid()} {os.getppid()} {tempfile.gettempdir()} {sys.argv[1:]} {__name__}"
+is_bad_fork = torch.cuda._is_in_bad_fork()
+told = f"{loaded} {os.getpid()} {os.getppid()} {tempfile.gettempdir()} {is_bad_fork} {sys.argv[1:]} {__name__}"
 (folder / f"rank-{rank}").write_text(told)
 if rank in sys.argv[1:]:
     while not (folder / "go").exists():
@@ -26,7 +32,10 @@ if rank in sys.argv[1:]:
 """
 
 
-def launched(folder: Path, *arguments: str, preloaded: str = "") -> Ranks:
+TRAINING = "penstock.trainer.worker_train"
+
+
+def launched(folder: Path, *arguments: str, device: Device = Device.CPU, preloaded: str = "") -> Ranks:
     (folder / "own_rank.py").write_text(CODE)
     temporary = folder / "temporary"
     temporary.mkdir()
@@ -34,6 +43,7 @@ def launched(folder: Path, *arguments: str, preloaded: str = "") -> Ranks:
         LaunchSpec(
             module="own_rank",
             arguments=arguments,
+            device=device,
             preloaded=preloaded,
             num_ranks=2,
             threads_per_rank=1,
@@ -53,12 +63,25 @@ def told(folder: Path, rank: int) -> list[str]:
 
 
 def test_ranks_share_what_was_loaded_and_are_modules_of_their_own(tmp_path: Path) -> None:
-    ranks = launched(tmp_path, "-v", "x", preloaded="penstock.trainer.worker_train")
+    ranks = launched(tmp_path, "-v", "x", preloaded=TRAINING)
     assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
     first, second = told(tmp_path, 0), told(tmp_path, 1)
     assert first[:1] == second[:1] == ["True"]
-    assert first[3:] == second[3:] == [str(tmp_path / "temporary"), "['-v',", "'x']", "__main__"]
+    assert first[5:] == second[5:] == ["['-v',", "'x']", "__main__"]
+    assert first[3] == second[3] == str(tmp_path / "temporary")
     assert first[1] != second[1]
+    assert first[2] == second[2] == str(ranks.pid)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="NOT RUN: PyTorch without CUDA forbids nothing")
+@pytest.mark.parametrize("preloaded", ["", TRAINING])
+def test_cuda_ranks_can_use_cuda(tmp_path: Path, preloaded: str) -> None:
+    """Torch's agent asks which accelerators there are, and a process forked after that can never use CUDA."""
+    ranks = launched(tmp_path, "-v", "x", device=Device.CUDA, preloaded=preloaded)
+    assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
+    first, second = told(tmp_path, 0), told(tmp_path, 1)
+    assert first[3:] == second[3:] == [str(tmp_path / "temporary"), "False", "['-v',", "'x']", "__main__"]
+    assert first[:1] == second[:1] == ["False"]  # a rank that is a new Python shares nothing
     assert first[2] == second[2] == str(ranks.pid)
 
 
@@ -67,8 +90,9 @@ def test_nothing_is_loaded_that_was_not_asked_for(tmp_path: Path) -> None:
     assert told(tmp_path, 0)[0] == "False"
 
 
-def test_a_rank_that_is_done_ends_when_another_fails(tmp_path: Path) -> None:
-    ranks = launched(tmp_path, "1")
+@pytest.mark.parametrize("device", Device)
+def test_a_rank_that_is_done_ends_when_another_fails(tmp_path: Path, device: Device) -> None:
+    ranks = launched(tmp_path, "1", device=device)
     done, failing = (int(told(tmp_path, rank)[1]) for rank in (0, 1))
     assert ranks.poll() is None
     (tmp_path / "go").touch()
@@ -85,8 +109,9 @@ def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     assert "No module named 'no_such_module'" in outcome.failure.message
 
 
-def test_a_signal_to_the_agent_ends_ranks(tmp_path: Path) -> None:
-    ranks = launched(tmp_path, "0", "1")
+@pytest.mark.parametrize("device", Device)
+def test_a_signal_to_the_agent_ends_ranks(tmp_path: Path, device: Device) -> None:
+    ranks = launched(tmp_path, "0", "1", device=device)
     pids = [int(told(tmp_path, rank)[1]) for rank in (0, 1)]
     os.kill(ranks.pid, signal.SIGTERM)
     assert ranks.wait(PATIENCE_SECONDS) is not None

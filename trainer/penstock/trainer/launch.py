@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.errors import UserError
+from penstock.core.job import Device
 from penstock.trainer.interfaces import LOOPBACK_INTERFACE, interface_towards
 from penstock.trainer.ports import ANY_PORT, EVERYWHERE, LOOPBACK, complaint
 from penstock.trainer.status import RankStatus, State, read_status, status_path
@@ -58,7 +59,10 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes that share a ``preloaded`` one.
+    """What to start: ``python -m module arguments...`` in ``num_ranks`` processes that compute on ``device``.
+
+    CPU ranks are forked from a process that has imported ``preloaded``; CUDA ranks start as new Pythons, because CUDA
+    does not survive a fork.
 
     Logs go below ``log_folder``, which is this launch's own; status files to ``status_folder`` (tell the module,
     see `penstock.trainer.worker.run_worker`). Without a ``port`` for the ranks' meeting one that is free then is taken.
@@ -68,6 +72,7 @@ class LaunchSpec:
 
     module: str
     arguments: tuple[str, ...]
+    device: Device = Device.CPU
     preloaded: str = ""
     num_ranks: int
     threads_per_rank: int
@@ -256,7 +261,8 @@ def _alone(spec: LaunchSpec) -> Nodes:
 
 def _command(spec: LaunchSpec, nodes: Nodes) -> list[str]:
     leash = [sys.executable, "-m", "penstock.trainer.worker_leash", str(os.getpid())]
-    agent = [sys.executable, "-m", "penstock.trainer.worker_agent", spec.preloaded]
+    method = "fork" if spec.device is Device.CPU else "spawn"
+    agent = [sys.executable, "-m", "penstock.trainer.worker_agent", spec.preloaded, f"--start-method={method}"]
     place = [f"--nproc-per-node={spec.num_ranks}", f"--nnodes={nodes.num_nodes}", f"--node-rank={nodes.node_rank}"]
     meeting = [f"--master-addr={nodes.master}", f"--master-port={nodes.port}", "--max-restarts=0"]
     logs = [f"--log-dir={spec.log_folder}", "--redirects=3"]

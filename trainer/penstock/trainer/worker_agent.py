@@ -1,11 +1,14 @@
-"""torchrun, but ranks are forked from it, once it has loaded what they need.
+"""torchrun, but CPU ranks are forked from it once it has loaded what they need.
 
 ``python -m penstock.trainer.worker_agent MODULE TORCHRUN_ARGUMENT...`` is ``python -m torch.distributed.run
-TORCHRUN_ARGUMENT...``. A rank that is started anew loads torch and what trains for two seconds, after torchrun has done
-the same to watch it; forked it begins at once, and shares the memory of what was loaded. The forking is that of torch's
-own agent, which torchrun uses for functions alone.
+TORCHRUN_ARGUMENT...``, but that ``--start-method`` has a meaning for modules too:
 
-What is loaded may ask nothing of CUDA and rely on no thread: neither outlives a fork.
+- ``fork``: the agent imports MODULE and torch's own agent forks the ranks. A rank that starts as a new Python loads
+  torch and the trainer for two seconds, after the agent has loaded torch to watch it; a forked rank starts at once and
+  shares the memory of what was loaded. Only CPU ranks may be forked: torch's ``LaunchConfig`` asks in the agent which
+  accelerators there are, and CUDA cannot be used in a process forked from one that has asked. No thread outlives a
+  fork either.
+- ``spawn``: every rank is a new Python, as under plain torchrun. The agent imports nothing for it. CUDA ranks need it.
 """
 
 from __future__ import annotations
@@ -28,15 +31,21 @@ from penstock.trainer.ports import ANY_PORT, EVERYWHERE, free_port
 def main(arguments: Sequence[str]) -> None:
     """Start the ranks and wait for them; raises what torchrun raises when one fails or a signal comes."""
     preloaded, *rest = arguments
-    options = parse_args(["--start-method=fork", *rest])  # type: ignore[no-untyped-call]
-    if preloaded:
+    options = parse_args(rest)  # type: ignore[no-untyped-call]
+    is_forking = options.start_method == "fork"
+    if is_forking and preloaded:
         importlib.import_module(preloaded)
     if options.master_port == ANY_PORT:
         options.master_port = free_port(EVERYWHERE)
-    config, _, _ = config_from_args(options)
+    config, python, python_arguments = config_from_args(options)
+    # Ranks that torch binds to a device's cores would count fewer cores than `machine_key` did for the profile's key.
+    config.numa_options = None
     tempfile.tempdir = options.log_dir  # torch leaves a file there for a rank that a signal ended
-    gc.freeze()  # or the first collection in every rank would write to what they share
-    elastic_launch(config, run_module)(options.training_script, options.training_script_args)
+    if is_forking:
+        gc.freeze()  # or the first collection in every rank would write to what they share
+        elastic_launch(config, run_module)(options.training_script, options.training_script_args)
+    else:
+        elastic_launch(config, python)(*python_arguments)
 
 
 def run_module(module: str, arguments: Sequence[str]) -> None:
