@@ -147,12 +147,22 @@ def test_sums_are_those_of_the_nearest_number_of_ranks() -> None:
     assert measured_cost(profile()).all_reduce_seconds(100, [0, 1]) == 0.0
 
 
-def test_the_optimizer_grows_from_nothing() -> None:
+def test_the_optimizer_goes_on_along_the_line_of_what_was_measured() -> None:
     found = tuple(OptimizerRecord(num_parameters=n, seconds=s, spread=0.0) for n, s in ((100, 1.0), (300, 2.0)))
     cost = measured_cost(profile(optimizer=found))
-    for count, seconds in ((0, 0.0), (50, 0.5), (200, 1.5), (600, 4.0)):
+    for count, seconds in ((0, 0.5), (50, 0.75), (200, 1.5), (600, 3.5)):
         assert cost.optimizer_seconds(count) == pytest.approx(seconds)
     assert measured_cost(profile()).optimizer_seconds(100) == 0.0
+
+
+@pytest.mark.parametrize("points", [[(100, 1.0)], [(100, 1.0), (200, 0.9)], [(100, 1.0), (200, 40.0)]])
+def test_no_optimizer_is_predicted_to_take_less_than_nothing(points: list[tuple[int, float]]) -> None:
+    """Whatever was measured: a small buffer that took longer than a large one, or far less than its share."""
+    found = tuple(OptimizerRecord(num_parameters=n, seconds=s, spread=0.0) for n, s in points)
+    cost = measured_cost(profile(optimizer=found))
+    seconds = [cost.optimizer_seconds(count) for count in (0, 1, 50, 200, 400, 10**11)]
+    assert min(seconds) >= 0
+    assert seconds[-2] <= 2 * points[-1][1] * 400 / (2 * points[-1][0]) + 1e-9
 
 
 def test_transients_are_never_less_than_measured() -> None:

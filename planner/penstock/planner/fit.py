@@ -162,12 +162,22 @@ class MeasuredCost:
         return seconds * max(num_bytes / points[-1][0], 1.0)
 
     def optimizer_seconds(self, num_parameters: int) -> float:
-        """Interpolated over the measured sizes from zero, in proportion beyond the largest."""
+        """Interpolated over the measured sizes; beyond them on the line of the nearest two, never below nothing."""
         points = sorted((r.num_parameters, r.seconds) for r in self.profile.optimizer)
-        if not points:
-            return 0.0
-        sizes, seconds = [0, *(p[0] for p in points)], [0.0, *(p[1] for p in points)]
-        return float(np.interp(num_parameters, sizes, seconds)) * max(num_parameters / sizes[-1], 1.0)
+        return _on_line(points, num_parameters) if points else 0.0
+
+
+def _on_line(points: Sequence[tuple[int, float]], size: int) -> float:
+    """Seconds at ``size`` by the measured (size, seconds) ``points``, in order; one point alone stands for a
+    proportion.
+    """
+    sizes, seconds = np.array(points, dtype=np.float64).T
+    proportion = seconds[[0, -1]] / sizes[[0, -1]]
+    first, last = (
+        np.clip(np.diff(seconds)[[0, -1]] / np.diff(sizes)[[0, -1]], 0.0, proportion) if len(points) > 1 else proportion
+    )
+    inside = float(np.interp(size, sizes, seconds))
+    return inside + float(last * max(size - sizes[-1], 0.0) - first * max(sizes[0] - size, 0.0))
 
 
 REQUIRED = (

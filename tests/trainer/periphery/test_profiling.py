@@ -31,6 +31,7 @@ from penstock.trainer.profiling.machine import (
     this_place,
     trainer_digest,
 )
+from penstock.trainer.profiling.parts import Workload, choose_parts
 from penstock.trainer.profiling.units import UnitTimer, mean_and_spread
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model
@@ -158,7 +159,11 @@ def timer(family: Family, points: list[Point], precision: Precision = Precision.
     """On a clock that gains a second with every look."""
     ticks = itertools.count(0.0)
     spec = small_model(family, layers=layers)
-    return UnitTimer(spec, precision, 32, CPU, lambda: next(ticks), timed=points, weighed=[Point(3, 32, 0)])
+    load = Workload(
+        model=spec, precision=precision, sequence_length=32, timed=tuple(points), weighed=(Point(3, 32, 0),)
+    )
+    (part,) = choose_parts(load, 2**30)
+    return UnitTimer(part, CPU, lambda: next(ticks))
 
 
 @pytest.mark.parametrize("family", Family)

@@ -38,6 +38,14 @@ def resident_bytes() -> int:
     return _status_bytes("VmRSS")
 
 
+def held_bytes(device: torch.device) -> int:
+    """What the rank's process holds now: on CUDA all that is taken of its device, also outside of torch's allocator."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    return resident_bytes()
+
+
 def release_unused(device: torch.device) -> None:
     """Give back what allocators keep of freed memory, so that the next measurement counts only what is in use."""
     gc.collect()

@@ -8,7 +8,7 @@ import torch
 
 from penstock.core.errors import RunError
 from penstock.core.job import Decay, TrainingSpec
-from penstock.trainer.parameters import StageParameters
+from penstock.trainer.parameters import FlatParameters
 
 
 def learning_rate(training: TrainingSpec, step: int) -> float:
@@ -31,13 +31,13 @@ def learning_rate(training: TrainingSpec, step: int) -> float:
 
 
 class AdamW:
-    """AdamW over a stage's two flat ranges: the matrices, which decay, and the rest.
+    """AdamW over two flat ranges: the matrices, which decay, and the rest.
 
     ``moments`` are laid out like the parameters' ``master_flat``. The kernel is torch's own and called directly:
     ``torch.optim`` would load a compiler, five seconds and 160 MB in every rank, before its first step.
     """
 
-    def __init__(self, parameters: StageParameters, training: TrainingSpec) -> None:
+    def __init__(self, parameters: FlatParameters, training: TrainingSpec) -> None:
         self._parameters, self._training = parameters, training
         self.moments = {name: torch.zeros_like(parameters.master_flat) for name in ("exp_avg", "exp_avg_sq")}
         self._num_steps = torch.zeros((), device=parameters.master_flat.device)

@@ -19,12 +19,32 @@ _POSITION_STD = 0.01
 _RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight")
 
 
-class StageParameters:
+class FlatParameters:
+    """What an optimizer steps: flat buffers of ``total`` elements, of which weight decay applies to the first
+    ``num_decayed``.
+
+    ``compute_flat`` is what products use: ``master_flat`` itself, or its bf16 copy, renewed by `refresh_compute` after
+    every change of the masters.
+    """
+
+    def __init__(self, total: int, num_decayed: int, *, precision: Precision, device: torch.device) -> None:
+        wide, narrow = accumulate_dtype(precision), compute_dtype(precision)
+        self.num_decayed = num_decayed
+        self.master_flat = torch.empty(total, dtype=wide, device=device)
+        self.gradient_flat = torch.zeros(total, dtype=wide, device=device)
+        self.compute_flat = self.master_flat if narrow == wide else torch.empty(total, dtype=narrow, device=device)
+
+    def refresh_compute(self) -> None:
+        """Renew the copy used in products; nothing to do where it is the master itself."""
+        if self.compute_flat is not self.master_flat:
+            self.compute_flat.copy_(self.master_flat)
+
+
+class StageParameters(FlatParameters):
     """The parameters of units [first, stop), by global name.
 
-    ``master`` and ``gradients`` are views of ``master_flat`` and ``gradient_flat``: decayed tensors first, the first
-    ``num_decayed`` elements, then the others, each in the units' order. ``compute`` holds what products use: the
-    masters themselves, or their bf16 copies, renewed by `refresh_compute` after every change of the masters.
+    ``master``, ``gradients`` and ``compute`` are views of the flat buffers: decayed tensors first, then the others,
+    each in the units' order.
     """
 
     def __init__(
@@ -32,15 +52,12 @@ class StageParameters:
     ) -> None:
         """Initialised from (seed, name) alone, so that every partition starts from the same weights."""
         self.declared = _in_flat_order(spec, first, stop)
-        self.num_decayed = sum(p.num_elements for p in self.declared.values() if p.decay)
+        num_decayed = sum(p.num_elements for p in self.declared.values() if p.decay)
         total = sum(p.num_elements for p in self.declared.values())
-        wide, narrow = accumulate_dtype(precision), compute_dtype(precision)
-        self.master_flat = torch.empty(total, dtype=wide, device=device)
-        self.gradient_flat = torch.zeros(total, dtype=wide, device=device)
-        self.compute_flat = self.master_flat if narrow == wide else torch.empty(total, dtype=narrow, device=device)
+        super().__init__(total, num_decayed, precision=precision, device=device)
         self.master = self.by_name(self.master_flat)
         self.gradients = self.by_name(self.gradient_flat)
-        self.compute = self.master if narrow == wide else self.by_name(self.compute_flat)
+        self.compute = self.master if self.compute_flat is self.master_flat else self.by_name(self.compute_flat)
         for name, parameter in self.declared.items():
             self.master[name].copy_(initial_value(spec, parameter, seed))
         self.refresh_compute()
@@ -52,11 +69,6 @@ class StageParameters:
             views[name] = flat[offset : offset + parameter.num_elements].view(parameter.shape)
             offset += parameter.num_elements
         return views
-
-    def refresh_compute(self) -> None:
-        """Renew the copy used in products; nothing to do where it is the master itself."""
-        if self.compute_flat is not self.master_flat:
-            self.compute_flat.copy_(self.master_flat)
 
     def load(self, tensors: Mapping[str, Tensor], where: str = "") -> None:
         """Copy the named tensors into the masters; ``tensors`` may hold more than this stage needs.

@@ -1,4 +1,4 @@
-"""Times sums over all ranks, the optimizer and the start of a transfer."""
+"""Times sums over all ranks, the optimizer and the start of a transfer. None needs more memory than it is given."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ import torch.distributed as dist
 
 from penstock.core.job import TrainingSpec
 from penstock.core.layout import Precision
-from penstock.core.model import ModelSpec
 from penstock.core.profile import CollectiveRecord, OptimizerRecord
+from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
 from penstock.trainer.comm import GroupName, ProcessGroups
 from penstock.trainer.optimizer import AdamW
-from penstock.trainer.parameters import StageParameters
+from penstock.trainer.parameters import FlatParameters
 from penstock.trainer.profiling.units import mean_and_spread
 
 REDUCED_BYTES = (16, 2**18, 2**22)
+OPTIMIZER_SIZES = (2**16, 2**19, 2**22, 2**24)
 REPEATS = 9
+
+_DECAYED_PER_OTHER = 256
+"""Norms and biases are about this much fewer than the elements of matrices."""
 
 
 def measure_collectives(num_ranks: int, device: torch.device, clock: Clock) -> list[CollectiveRecord]:
@@ -35,22 +39,32 @@ def measure_collectives(num_ranks: int, device: torch.device, clock: Clock) -> l
 
 
 def measure_optimizer(
-    spec: ModelSpec, precision: Precision, training: TrainingSpec, device: torch.device, clock: Clock
+    precision: Precision, training: TrainingSpec, device: torch.device, clock: Clock, available_bytes: int
 ) -> list[OptimizerRecord]:
-    """Clipping and AdamW over one block, and over as many as fit half the model, all ranks at once."""
+    """The norm, clipping and AdamW over flat buffers, all ranks at once.
+
+    Cost grows linearly with size, so a few sizes tell that of any stage, and none depends on the model.
+    """
     records = []
-    for blocks in sorted({1, max(spec.layers // 2, 1)}):
-        parameters = StageParameters(spec, 1, 1 + 2 * blocks, precision=precision, device=device, seed=0)
+    for count in optimizer_sizes(precision, available_bytes):
+        parameters = FlatParameters(count, count - count // _DECAYED_PER_OTHER, precision=precision, device=device)
+        parameters.master_flat.zero_()
         optimizer = AdamW(parameters, training)
         seconds, spread = _repeated(partial(_step, parameters, optimizer), clock)
-        count = parameters.master_flat.numel()
         records.append(OptimizerRecord(num_parameters=count, seconds=seconds, spread=spread))
     return records
 
 
-def _step(parameters: StageParameters, optimizer: AdamW) -> None:
-    norm = float(torch.dot(parameters.gradient_flat, parameters.gradient_flat))
-    optimizer.step(0, norm)
+def optimizer_sizes(precision: Precision, available_bytes: int) -> tuple[int, ...]:
+    """Elements of the buffers to measure: those whose whole state fits, and the smallest in any case."""
+    per_parameter = state_bytes_per_parameter(precision)
+    smallest, *others = OPTIMIZER_SIZES
+    return smallest, *(count for count in others if count * per_parameter <= available_bytes)
+
+
+def _step(parameters: FlatParameters, optimizer: AdamW) -> None:
+    norm = float(torch.linalg.vector_norm(parameters.gradient_flat))  # torch.dot takes at most 2^31 elements on CUDA
+    optimizer.step(0, norm**2)
 
 
 def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int, clock: Clock) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,16 +16,20 @@ from penstock.core.fitness import batches_to_measure, model_digest
 from penstock.core.job import JobSpec
 from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
 from penstock.trainer.clock import device_clock
-from penstock.trainer.memory import release_unused, resident_bytes
+from penstock.trainer.memory import held_bytes, release_unused, resident_bytes
 from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
 from penstock.trainer.profiling.links import measure_links
 from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
 from penstock.trainer.profiling.network import measure_collectives, measure_instruction, measure_optimizer
+from penstock.trainer.profiling.parts import Part, Workload, choose_parts
 from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread
 from penstock.trainer.together import concatenated, gather
 from penstock.trainer.worker import Worker
 
 METHOD = "whole actions of one-unit stages, several blocks in turn; means, one rank alone and all together by turns"
+
+_KERNELS_SHARE = 8
+"""Of the memory that is left, this part is kept for what kernels allocate themselves."""
 
 Progress = Callable[[int, int], None]
 """Hears of points done, and how many there are."""
@@ -48,8 +53,11 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks, clock))
     collectives = measure_collectives(worker.num_ranks, worker.device, clock)
     crowded = hosts[worker.rank] == fullest_host(hosts)
-    units, transients = _measure_units(spec, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
-    optimizer = measure_optimizer(spec.model, spec.training.precision, spec.training, worker.device, clock)
+    available = min(gather(_available_bytes(spec, worker.device)))
+    parts = choose_parts(_workload(spec), available)
+    units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
+    release_unused(worker.device)
+    optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
     constant = max(gather(_constant_bytes(worker)))
     if worker.rank != 0:
         return None
@@ -71,30 +79,42 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     )
 
 
+def _available_bytes(spec: JobSpec, device: torch.device) -> int:
+    """What measuring may hold on this rank in addition to what it holds now, less a reserve for kernels."""
+    left = spec.resources.memory_per_rank - held_bytes(device)
+    return left - max(left, 0) // _KERNELS_SHARE
+
+
+def _workload(spec: JobSpec) -> Workload:
+    length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
+    return Workload(
+        model=spec.model,
+        precision=spec.training.precision,
+        sequence_length=length,
+        timed=profile_grid(length, batches),
+        weighed=transient_grid(length, batches),
+    )
+
+
 def _measure_units(
-    spec: JobSpec, worker: Worker, progress: Progress, *, crowded: bool
+    parts: Sequence[Part], worker: Worker, progress: Progress, *, crowded: bool
 ) -> tuple[list[UnitRecord], list[TransientRecord]]:
     """``crowded`` says that the rank's times together with others count."""
-    length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
-    timed, weighed = profile_grid(length, batches), transient_grid(length, batches)
-    timer = UnitTimer(
-        spec.model,
-        spec.training.precision,
-        length,
-        worker.device,
-        device_clock(worker.device),
-        timed=timed,
-        weighed=weighed,
-    )
+    total = sum(len(part.load.timed) + len(part.load.weighed) for part in parts)
+    count = itertools.count()
     units: list[UnitRecord] = []
     transients: list[TransientRecord] = []
-    for done, point in enumerate(timed):
-        progress(done, len(timed) + len(weighed))
-        units.extend(_unit_records(timer, point, first=worker.rank == 0, crowded=crowded))
-    for done, point in enumerate(weighed, start=len(timed)):
-        progress(done, len(timed) + len(weighed))
-        transients.extend(_transient_records(timer, point))
-    progress(len(timed) + len(weighed), len(timed) + len(weighed))
+    for part in parts:
+        release_unused(worker.device)  # before the next part is made
+        timer = UnitTimer(part, worker.device, device_clock(worker.device))
+        for point in part.load.timed:
+            progress(next(count), total)
+            units.extend(_unit_records(timer, point, first=worker.rank == 0, crowded=crowded))
+        for point in part.load.weighed:
+            progress(next(count), total)
+            transients.extend(_transient_records(timer, point))
+        del timer
+    progress(total, total)
     return units, transients
 
 

@@ -13,18 +13,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
-from penstock.core.model import ModelSpec, Unit, UnitKind
+from penstock.core.layout import SlotKind
+from penstock.core.model import Unit, UnitKind
 from penstock.core.schedule import Kind
 from penstock.trainer.clock import Clock
 from penstock.trainer.memory import peak_bytes, release_unused, reset_peak, resident_bytes
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
+from penstock.trainer.profiling.parts import Part
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.views import slot_views
-from penstock.trainer.units.workspace import Workspace, workspace_bytes
+from penstock.trainer.units.workspace import Workspace
 
-MOST_BLOCKS = 4
 SLOWEST_SHARE, FEWEST_TO_CUT = 20, 5
 
 Key = tuple[UnitKind, Kind]
@@ -33,7 +33,6 @@ Samples = Sequence[tuple[Key, float]]
 
 _Stages = Sequence[tuple[Unit, Stage]]
 
-_WHOLE_SEQUENCE = (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
 _GIVEN = (SlotKind.INPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.KEYS_VALUES)
 _BODY = (UnitKind.ATTENTION, UnitKind.MLP)
 
@@ -48,54 +47,23 @@ class _Bench:
 
 
 class UnitTimer:
-    """Embedding, a few blocks and head, ready to be timed at any of ``timed`` and weighed at any of ``weighed`` points.
+    """The units of a part, ready to be timed and weighed at any point of its workload.
 
     One piece of memory serves all points.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        precision: Precision,
-        sequence_length: int,
-        device: torch.device,
-        clock: Clock,
-        *,
-        timed: Sequence[Point],
-        weighed: Sequence[Point],
-    ) -> None:
-        self._spec, self._precision, self._length = spec, precision, sequence_length
-        self._device, self._clock = device, clock
-        blocks = min(spec.layers, MOST_BLOCKS)
-        units = (*spec.units[: 1 + 2 * blocks], spec.units[-1])
-        largest = max((*timed, *weighed), key=lambda point: point.tokens)
-        workspace = Workspace(max(self._workspace_bytes(unit, largest) for unit in units), device)
-        self._all = [(unit, self._stage(unit, workspace)) for unit in units]
-        self._one_of_each = list({unit.kind: (unit, stage) for unit, stage in self._all}.values())
-        needed = (
-            self._num_bytes(stages, point)
-            for stages, points in ((self._all, timed), (self._one_of_each, weighed))
-            for point in points
-        )
-        self._memory = torch.zeros(max(needed), dtype=torch.uint8, device=device)
+    def __init__(self, part: Part, device: torch.device, clock: Clock) -> None:
+        self._load, self._device, self._clock = part.load, device, clock
+        workspace = Workspace(part.workspace_bytes, device)
+        self._all = [(unit, self._stage(unit, workspace)) for unit in part.units]
+        self._one_of_each = [(unit, stage) for unit, stage in self._all if unit in part.one_of_each]
+        self._memory = torch.zeros(part.slot_bytes, dtype=torch.uint8, device=device)
 
     def _stage(self, unit: Unit, workspace: Workspace) -> Stage:
-        place = (self._spec, unit.index, unit.index + 1)
-        parameters = StageParameters(*place, precision=self._precision, device=self._device, seed=0)
-        return Stage(*place, parameters=parameters, workspace=workspace, sequence_length=self._length)
-
-    def _workspace_bytes(self, unit: Unit, point: Point) -> int:
-        return workspace_bytes(self._spec, self._precision, unit.index, unit.index + 1, point.tokens)
-
-    def _num_bytes(self, stages: _Stages, point: Point) -> int:
-        return sum(self._slot_bytes(unit, slot, point) for unit, _ in stages for slot in SlotKind)
-
-    def _slot_bytes(self, unit: Unit, slot: SlotKind, point: Point) -> int:
-        return stage_slot_bytes(self._spec, self._precision, *self._shape(unit, slot, point))
-
-    def _shape(self, unit: Unit, slot: SlotKind, point: Point) -> tuple[int, int, SlotKind, int, int]:
-        tokens = self._length if slot in _WHOLE_SEQUENCE else point.length
-        return unit.index, unit.index + 1, slot, point.batch, tokens
+        place = (self._load.model, unit.index, unit.index + 1)
+        parameters = StageParameters(*place, precision=self._load.precision, device=self._device, seed=0)
+        length = self._load.sequence_length
+        return Stage(*place, parameters=parameters, workspace=workspace, sequence_length=length)
 
     def visit(self, point: Point) -> Callable[[], Samples]:
         """One slice's visit to a rank at ``point``, to be taken as often as wanted; the first one warms up.
@@ -123,7 +91,7 @@ class UnitTimer:
         """Bytes that F and I take beyond their slots: the declared workspace, and what kernels allocate themselves."""
         ids = self._token_ids(point)
         for bench in self._benches(self._one_of_each, point):
-            declared = self._workspace_bytes(bench.unit, point)
+            declared = self._load.workspace_bytes(bench.unit, point)
             yield (bench.unit.kind, Kind.F), declared + self._growth(partial(_forward, bench, point, ids))
             if bench.unit.kind in _BODY:
                 yield (bench.unit.kind, Kind.I), declared + self._growth(partial(_backward_input, bench, point))
@@ -137,7 +105,7 @@ class UnitTimer:
         return max(peak_bytes(self._device) - before, 0)
 
     def _token_ids(self, point: Point) -> Tensor:
-        return torch.randint(self._spec.vocab, (point.batch, point.length), device=self._device)
+        return torch.randint(self._load.model.vocab, (point.batch, point.length), device=self._device)
 
     def _benches(self, stages: _Stages, point: Point) -> list[_Bench]:
         """All slots at ``point``, with ordinary numbers in those that no action fills before it reads them."""
@@ -145,8 +113,9 @@ class UnitTimer:
         for unit, stage in stages:
             views = {}
             for slot in SlotKind:
-                memory = self._memory[offset : offset + self._slot_bytes(unit, slot, point)]
-                views[slot] = slot_views(memory, self._spec, self._precision, *self._shape(unit, slot, point))
+                memory = self._memory[offset : offset + self._load.slot_bytes(unit, slot, point)]
+                shape = self._load.slot_shape(unit, slot, point)
+                views[slot] = slot_views(memory, self._load.model, self._load.precision, *shape)
                 offset += len(memory)
             _fill(views[slot] for slot in _GIVEN)
             for tensors in views[SlotKind.KEYS_VALUES_GRADIENTS].values():

@@ -1,0 +1,81 @@
+"""Which units are measured together in how little memory, and what the optimizer is measured on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision, num_parameters
+from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.planner.memory import state_bytes_per_parameter
+from penstock.trainer.profiling.grid import profile_grid, transient_grid
+from penstock.trainer.profiling.network import OPTIMIZER_SIZES, optimizer_sizes
+from penstock.trainer.profiling.parts import MOST_BLOCKS, Workload, choose_parts
+from tests.support.small_plans import small_model
+
+GIB = 2**30
+ENOUGH_BYTES = 2**20
+"""For one unit of a small model, whatever it is."""
+
+LARGE = ModelSpec(family=Family.LLAMA, layers=96, hidden=10240, heads=80, kv_heads=8, ffn_hidden=27648, vocab=128_000)
+
+
+def workload(model: ModelSpec, length: int, batches: tuple[int, ...], precision: Precision) -> Workload:
+    return Workload(
+        model=model,
+        precision=precision,
+        sequence_length=length,
+        timed=profile_grid(length, batches),
+        weighed=transient_grid(length, batches),
+    )
+
+
+@pytest.mark.parametrize("gib", [24, 40, 80])
+def test_a_model_of_a_hundred_billion_parameters_is_measured_on_devices_of_any_size(gib: int) -> None:
+    assert num_parameters(LARGE) > 10**11
+    parts = choose_parts(workload(LARGE, 4096, (1, 2, 4), Precision.BF16), gib * GIB)
+    assert [unit.kind for part in parts for unit in part.one_of_each] == list(UnitKind)
+    assert all(part.num_bytes <= gib * GIB for part in parts)
+    per_parameter = state_bytes_per_parameter(Precision.BF16)
+    assert max(optimizer_sizes(Precision.BF16, gib * GIB)) * per_parameter < GIB
+    assert max(optimizer_sizes(Precision.BF16, gib * GIB)) < 2**31
+
+
+def test_a_model_that_fits_is_measured_as_a_whole() -> None:
+    (part,) = choose_parts(workload(small_model(Family.LLAMA, layers=9), 32, (1, 2), Precision.FP32), GIB)
+    kinds = [unit.kind for unit in part.units]
+    body = [UnitKind.ATTENTION, UnitKind.MLP] * MOST_BLOCKS
+    assert kinds == [UnitKind.EMBEDDING, *body, UnitKind.HEAD]
+
+
+@given(
+    st.sampled_from(Family),
+    st.sampled_from(Precision),
+    st.integers(1, 6),
+    st.sampled_from([(1,), (1, 2, 4)]),
+    st.integers(0, 2**22),
+)
+def test_no_part_needs_more_than_there_is_and_all_is_measured(
+    family: Family, precision: Precision, layers: int, batches: tuple[int, ...], available: int
+) -> None:
+    model = small_model(family, layers=layers)
+    load = workload(model, 64, batches, precision)
+    try:
+        parts = choose_parts(load, available)
+    except UserError:
+        parts = ()
+    if not parts:
+        assert available < ENOUGH_BYTES
+        return
+    assert all(part.num_bytes <= available for part in parts)
+    assert {unit.kind for part in parts for unit in part.units} == {unit.kind for unit in model.units}
+    assert all(part.load.timed == load.timed for part in parts)
+    assert all(set(part.load.weighed) >= set(transient_grid(64, (1,))) for part in parts)
+
+
+def test_the_smallest_buffer_is_measured_in_any_case() -> None:
+    assert optimizer_sizes(Precision.FP32, -1) == OPTIMIZER_SIZES[:1]
+    assert optimizer_sizes(Precision.FP32, 2**40) == OPTIMIZER_SIZES
+    assert max(optimizer_sizes(Precision.FP32, 2**27)) * 16 <= 2**27

@@ -1,0 +1,137 @@
+"""Which units are measured at the same time, so that measuring needs no more memory than a plan may.
+
+Best is a whole visit: embedding, `MOST_BLOCKS` blocks that take turns, and head, so that a unit finds the caches as
+cold as in training. A rank of the plan may hold far less of a large model. Then fewer blocks are measured, and at last
+the units apart from each other: a rank that cannot hold one unit alone can hold no stage either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.core.errors import UserError
+from penstock.core.layout import Precision, SlotKind, stage_parameters, stage_slot_bytes
+from penstock.core.model import ModelSpec, Unit, UnitKind
+from penstock.core.units import format_bytes
+from penstock.trainer.profiling.grid import Point
+from penstock.trainer.units.workspace import workspace_bytes
+
+MOST_BLOCKS = 4
+
+_WHOLE_SEQUENCE = (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS)
+_GROUPINGS: tuple[tuple[tuple[UnitKind, ...], ...], ...] = (
+    ((UnitKind.EMBEDDING, UnitKind.ATTENTION, UnitKind.MLP, UnitKind.HEAD),),
+    ((UnitKind.EMBEDDING,), (UnitKind.ATTENTION, UnitKind.MLP), (UnitKind.HEAD,)),
+    ((UnitKind.EMBEDDING,), (UnitKind.ATTENTION,), (UnitKind.MLP,), (UnitKind.HEAD,)),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is to be measured of a model: passes at ``timed`` points, memory at ``weighed`` ones."""
+
+    model: ModelSpec
+    precision: Precision
+    sequence_length: int
+    timed: tuple[Point, ...]
+    weighed: tuple[Point, ...]
+
+    def slot_shape(self, unit: Unit, slot: SlotKind, point: Point) -> tuple[int, int, SlotKind, int, int]:
+        """First and last unit, slot, batch and tokens of the slot of a one-unit stage."""
+        tokens = self.sequence_length if slot in _WHOLE_SEQUENCE else point.length
+        return unit.index, unit.index + 1, slot, point.batch, tokens
+
+    def slot_bytes(self, unit: Unit, slot: SlotKind, point: Point) -> int:
+        """Bytes of one slot."""
+        return stage_slot_bytes(self.model, self.precision, *self.slot_shape(unit, slot, point))
+
+    def workspace_bytes(self, unit: Unit, point: Point) -> int:
+        """Bytes of the temporaries that a unit declares."""
+        return workspace_bytes(self.model, self.precision, unit.index, unit.index + 1, point.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Units that are in memory together, each a stage of its own, and the workload they are measured at."""
+
+    units: tuple[Unit, ...]
+    load: Workload
+
+    @property
+    def one_of_each(self) -> tuple[Unit, ...]:
+        """The last unit of each kind, in the order of kinds: memory is weighed with these."""
+        return tuple({unit.kind: unit for unit in self.units}.values())
+
+    @property
+    def slot_bytes(self) -> int:
+        """The slots of the point that needs most."""
+        return max(
+            sum(self.load.slot_bytes(unit, slot, point) for unit in units for slot in SlotKind)
+            for units, points in ((self.units, self.load.timed), (self.one_of_each, self.load.weighed))
+            for point in points
+        )
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The temporaries of the point that needs most."""
+        points = (*self.load.timed, *self.load.weighed)
+        return max(self.load.workspace_bytes(unit, point) for unit in self.one_of_each for point in points)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Masters, gradients and the copy used in products."""
+        precision = self.load.precision
+        narrow = 0 if precision.compute_bytes == precision.accumulate_bytes else precision.compute_bytes
+        elements = sum(stage_parameters(self.load.model, unit.index, unit.index + 1) for unit in self.units)
+        return elements * (2 * precision.accumulate_bytes + narrow)
+
+    @property
+    def num_bytes(self) -> int:
+        """All that it holds."""
+        return self.parameter_bytes + self.slot_bytes + self.workspace_bytes
+
+
+def choose_parts(load: Workload, available_bytes: int) -> tuple[Part, ...]:
+    """The parts that measure everything, one after the other, each within ``available_bytes``.
+
+    Where even a unit alone needs more, the memory of several whole sequences together is not weighed; the planner takes
+    it in proportion. Raises `UserError` if that is not enough.
+    """
+    for kinds in _GROUPINGS:
+        parts = [_largest_part(load, group, available_bytes) for group in kinds]
+        chosen = tuple(part for part in parts if part is not None)
+        if len(chosen) == len(parts):
+            return chosen
+    needed = max(min(part.num_bytes for part in _candidates(load, group)) for group in _GROUPINGS[-1])
+    raise UserError(
+        what=f"measuring one unit of this model needs {format_bytes(needed)}, memoryPerRank leaves "
+        f"{format_bytes(max(available_bytes, 0))}",
+        where="spec.resources.memoryPerRank",
+        remedy=f"write at least {format_bytes(needed - available_bytes)} more, or use a smaller model",
+    )
+
+
+def _largest_part(load: Workload, kinds: tuple[UnitKind, ...], available_bytes: int) -> Part | None:
+    return next((part for part in _candidates(load, kinds) if part.num_bytes <= available_bytes), None)
+
+
+def _candidates(load: Workload, kinds: tuple[UnitKind, ...]) -> Iterator[Part]:
+    """Parts of these kinds, the best first."""
+    for blocks in range(min(load.model.layers, MOST_BLOCKS), 0, -1):
+        yield Part(units=_units(load.model, kinds, blocks), load=load)
+    if len(kinds) == 1:
+        single = tuple(point for point in load.weighed if point.batch == 1)
+        small = Workload(
+            model=load.model,
+            precision=load.precision,
+            sequence_length=load.sequence_length,
+            timed=load.timed,
+            weighed=single,
+        )
+        yield Part(units=_units(load.model, kinds, 1), load=small)
+
+
+def _units(model: ModelSpec, kinds: Sequence[UnitKind], blocks: int) -> tuple[Unit, ...]:
+    some = (*model.units[: 1 + 2 * blocks], model.units[-1])
+    return tuple(unit for unit in some if unit.kind in kinds)
