@@ -6,15 +6,17 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.cli.deciding import plan_lines
 from penstock.cli.main import main
 from penstock.cli.probe import Identity
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.plan import Cost, Plan
+from penstock.core.plan import Cost, Plan, Prediction
 from penstock.core.schedule import parse_schedule
 from penstock.core.timeline import Source, Timeline
 from penstock.planner import yamltext
@@ -167,6 +169,21 @@ def test_a_plan_for_people_says_why(tmp_path: Path, cluster: str, capsys: Captur
     assert "units per stage: 2 x 9" in shown
     assert "predicted step" in shown
     assert "compute" in shown
+
+
+def test_a_plan_says_how_sure_its_prediction_is() -> None:
+    plan = local_plan()
+    assert plan.prediction is not None
+    doubtful = dataclasses.replace(plan.prediction, low_seconds=0.125, high_seconds=0.5, warnings=("it was busy",))
+
+    def plan_with(prediction: Prediction) -> Plan:
+        return dataclasses.replace(plan, prediction=prediction)
+
+    shown = "\n".join(map(str, plan_lines(plan_with(doubtful))))
+    assert re.search(r"predicted step \S+ m?s \(125 ms to 500 ms\): ", shown)
+    assert "warning: it was busy" in shown
+    described = dataclasses.replace(plan.prediction, low_seconds=None, high_seconds=None)
+    assert re.search(r"predicted step \S+ m?s: ", "\n".join(map(str, plan_lines(plan_with(described)))))
 
 
 def test_a_plan_for_hardware_with_a_price_says_what_it_costs(tmp_path: Path, cluster: str, capsys: Captured) -> None:

@@ -17,7 +17,7 @@ from penstock.core.errors import UserError
 from penstock.core.records import WARM_UP_STEPS
 from penstock.core.timeline import Source
 from penstock.planner.replay import simulated
-from penstock.trainer.rundir import RunDir, metrics_line
+from penstock.trainer.rundir import RunDir, metrics_line, write_json
 from penstock.view.report import figures_of_merit, measured_step_seconds
 from tests.support.fake_workers import fake_metrics
 from tests.support.local_run import NUM_STEPS, finished_run, local_plan, local_profile
@@ -85,6 +85,16 @@ def test_the_text_names_what_matters(run: RunDir) -> None:
     assert "loss 5.000 at first" in shown
     assert "guessing by token frequency gives 6.000" in shown
     assert "\x1b" not in shown
+
+
+def test_a_doubtful_prediction_says_so_next_to_what_was_measured(run: RunDir) -> None:
+    plan = run.read_plan()
+    assert plan.prediction is not None
+    doubtful = dataclasses.replace(plan.prediction, warnings=("the machine was busy",))
+    write_json(run.plan, dataclasses.replace(plan, prediction=doubtful).to_manifest())
+    summary = summarise(run, "Succeeded", 2, read_result(run))
+    assert summary.warnings == ("the machine was busy",)
+    assert "warning: the machine was busy" in text(summary)
 
 
 def test_what_is_missing_is_left_out(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ def test_a_profile_of_the_job_s_model_serves() -> None:
         ({"precision": Precision.BF16}, "was measured in bf16, the job trains in fp32"),
         ({"num_ranks": 4}, "was measured with 4 ranks, the job has 2"),
         ({"units": tuple(each for each in FITTING.units if each.batch == 1)}, "lacks micro-batch sizes"),
+        (
+            {"links": (dataclasses.replace(FITTING.links[0], bytes_per_second=1e15),)},
+            "has links of a speed that no network has",
+        ),
     ],
 )
 def test_another_does_not_and_says_why(changes: dict[str, Any], reason: str) -> None:

@@ -47,3 +47,26 @@ def test_hosts_survive_and_are_as_many_as_ranks() -> None:
     assert Profile.from_manifest(measured.to_manifest()) == measured
     with pytest.raises(UserError, match="hosts: names the machines of 2 ranks of 3"):
         profile(num_ranks=3, hosts=(0, 1))
+
+
+def test_a_quiet_machine_gives_no_warning() -> None:
+    assert profile(load=1.4).warnings == ()
+
+
+def test_a_busy_machine_and_links_that_were_not_fitted_are_said() -> None:
+    one, other = profile().links
+    busy, links = profile(load=3.91, links=(one, dataclasses.replace(other, bounded=True, error=0.8))).warnings
+    assert "busy" in busy
+    assert "load average 3.9 on 2 cores" in busy
+    assert "1 of 2 links" in links
+    assert "80%" in links
+    assert all("penstock profile JOB" in warning for warning in (busy, links))
+
+
+@pytest.mark.parametrize(
+    ("latency", "speed", "is_physical"),
+    [(1e-5, 1e9, True), (0.0, 1e12, True), (1e-5, 1e15, False), (-1e-6, 1e9, False), (1e-5, 0.0, False)],
+)
+def test_a_link_is_one_that_could_be(latency: float, speed: float, is_physical: bool) -> None:
+    link = dataclasses.replace(profile().links[0], latency_seconds=latency, bytes_per_second=speed)
+    assert link.is_physical is is_physical

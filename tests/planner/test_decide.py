@@ -14,13 +14,14 @@ from penstock.core.errors import UserError
 from penstock.core.invariants import prove
 from penstock.core.job import Objective
 from penstock.core.layout import stage_parameters
-from penstock.core.plan import Plan
+from penstock.core.plan import Plan, Prediction
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.decide import MOST_PROVED_ACTIONS, decide
+from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Problem
 from penstock.planner.realise import program_of, schedule_of
 from penstock.planner.search import Budget
-from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured_problem, problem, profile_for
 from tests.support.small_plans import looped_schedule
 
 QUICK = Budget(meshes=6, candidates=20, moves=6)
@@ -62,6 +63,47 @@ def test_the_parts_of_a_prediction_add_up() -> None:
     assert told is not None
     parts = (told.compute_seconds, told.bubble_seconds, told.communication_seconds, told.reduction_seconds)
     assert sum(parts) + told.optimizer_seconds == pytest.approx(told.step_seconds, rel=1e-9)
+
+
+def predicted(**changes: Any) -> Prediction:
+    pinned = job(ranks=2, pp=2, dp=1)
+    found = decide(problem_from_profile(pinned, profile_for(pinned, **changes)), QUICK).plan.prediction
+    assert found is not None
+    assert found.low_seconds is not None
+    assert found.high_seconds is not None
+    assert found.low_seconds <= found.step_seconds <= found.high_seconds
+    return found
+
+
+def test_a_prediction_of_described_hardware_has_no_interval() -> None:
+    told = decide(problem(), QUICK).plan.prediction
+    assert told is not None
+    assert (told.low_seconds, told.high_seconds, told.warnings) == (None, None, ())
+
+
+def test_the_interval_widens_with_what_measurements_spread() -> None:
+    def width(found: Prediction) -> float:
+        assert found.low_seconds is not None
+        assert found.high_seconds is not None
+        return found.high_seconds - found.low_seconds
+
+    def linked(error: float, *, bounded: bool = False) -> Prediction:
+        """On links slow enough that a step waits for them."""
+        measured = profile_for(job(ranks=2)).links
+        links = (dataclasses.replace(each, bytes_per_second=1e6, error=error, bounded=bounded) for each in measured)
+        return predicted(links=tuple(links))
+
+    assert linked(0.1).communication_seconds > 0
+    assert width(linked(0.1)) < width(linked(0.9, bounded=True))
+    spread = tuple(
+        dataclasses.replace(each, spread=0.5, together_spread=0.5) for each in profile_for(job(ranks=2)).units
+    )
+    assert width(predicted()) < width(predicted(units=spread))
+
+
+def test_a_prediction_says_why_it_may_be_wrong() -> None:
+    assert predicted(load=0.1).warnings == ()
+    assert predicted(load=13.96).warnings == profile_for(job(ranks=2), load=13.96).warnings != ()
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zbv"])

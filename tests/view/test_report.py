@@ -184,6 +184,16 @@ def test_the_parts_of_a_step_are_listed(full: Page) -> None:
     assert sum(flexes) == pytest.approx(1.0, abs=0.01)
 
 
+def test_a_doubtful_prediction_says_so_where_it_is_shown() -> None:
+    data = sample_report()
+    assert data.plan is not None
+    assert data.plan.prediction is not None
+    doubtful = dataclasses.replace(data.plan.prediction, low_seconds=0.125, high_seconds=0.5, warnings=("it was busy",))
+    shown = Page(report(dataclasses.replace(data, plan=dataclasses.replace(data.plan, prediction=doubtful))))
+    assert {"125 ms", "500 ms"} <= set(shown.texts("td"))
+    assert "Warning: it was busy." in shown.texts("p")
+
+
 def test_the_end_names_machine_versions_and_command(full: Page) -> None:
     assert {"build-7", "2.14.1+cpu", "0.22.1", "gloo, torch 2.14.1+cpu"} <= set(full.texts("td"))
     assert full.texts("pre")[-1] == sample_report().command

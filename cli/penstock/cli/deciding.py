@@ -164,9 +164,16 @@ def _prediction_lines(prediction: Prediction) -> list[str]:
     }
     told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds)
     return [
-        f"predicted step {format_seconds(prediction.step_seconds)}: {told}",
+        f"predicted step {format_seconds(prediction.step_seconds)}{_interval(prediction)}: {told}",
         f"predicted memory {format_bytes(max(prediction.peak_bytes, default=0))} on the fullest rank",
+        *(f"warning: {warning}" for warning in prediction.warnings),
     ]
+
+
+def _interval(prediction: Prediction) -> str:
+    if prediction.low_seconds is None or prediction.high_seconds is None:
+        return ""
+    return f" ({format_seconds(prediction.low_seconds)} to {format_seconds(prediction.high_seconds)})"
 
 
 def _cost_line(cost: Cost) -> str:

@@ -87,8 +87,9 @@ def profile_lines(profile: Profile) -> list[RenderableType]:
     lines += [table, ""]
     lines += [
         f"link {link.source} -> {link.target}: {format_seconds(link.latency_seconds)}, "
-        f"{format_bytes(link.bytes_per_second)}/s"
+        f"{'at least ' if link.bounded else ''}{format_bytes(link.bytes_per_second)}/s"
         for link in profile.links
     ]
     lines.append(f"a rank's process takes {format_bytes(profile.memory.constant_bytes)} before any parameter")
+    lines += [f"warning: {warning}" for warning in profile.warnings]
     return lines

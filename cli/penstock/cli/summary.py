@@ -38,6 +38,7 @@ class Summary(Manifest):
     tokens_per_second: float | None = None
     plan: str = ""
     reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     sample: str = ""
     report: str = ""
 
@@ -71,6 +72,7 @@ def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> 
         tokens_per_second=median_tokens_per_second(metrics),
         plan=plan_line(plan) if plan else "",
         reasons=plan.reasons if plan else (),
+        warnings=prediction.warnings if prediction else (),
         sample=str(result.get("sample", "")),
         report=str(run.report) if run.report.exists() else "",
     )
@@ -94,7 +96,8 @@ def rendered(summary: Summary) -> list[RenderableType]:
         ("peak memory", summary.predicted_peak_bytes, summary.measured_peak_bytes, format_bytes),
     ):
         table.add_row(*_compared(name, predicted, measured, form))
-    parts += ["", table, "", Text("Result", style="bold"), *(f"  {line}" for line in _results(summary))]
+    parts += ["", table, *(f"warning: {warning}" for warning in summary.warnings)]
+    parts += ["", Text("Result", style="bold"), *(f"  {line}" for line in _results(summary))]
     if summary.sample:
         lines = printable(summary.sample).splitlines()[:SAMPLE_LINES]
         parts += ["", Text("Sample", style="bold"), *(Text(f"  {line}", style="italic") for line in lines)]

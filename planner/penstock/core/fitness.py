@@ -43,6 +43,8 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
         return f"was measured with {profile.num_ranks} ranks, the job has {spec.resources.ranks}"
     if not set(batches_to_measure(spec.training.global_batch)) <= {record.batch for record in profile.units}:
         return "lacks micro-batch sizes that the job may use"
+    if not all(link.is_physical for link in profile.links):
+        return "has links of a speed that no network has"
     return None
 
 

@@ -18,6 +18,9 @@ class Prediction(Manifest):
 
     ``step_seconds`` = compute + bubble (waiting for other ranks) + communication (waiting on transfers alone)
     + reduction + optimizer. ``peak_bytes`` is per pipeline rank, constant included; ``slot_bytes`` the arenas.
+
+    A step is expected between ``low_seconds`` and ``high_seconds``, by how far the measurements it is predicted from
+    spread; none of described hardware. ``warnings`` say why it may be further off.
     """
 
     step_seconds: float
@@ -28,6 +31,9 @@ class Prediction(Manifest):
     optimizer_seconds: float
     peak_bytes: tuple[int, ...]
     slot_bytes: tuple[int, ...]
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
@@ -14,6 +15,14 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
+
+MOST_BYTES_PER_SECOND = 1e13
+"""No link is as fast: the memory of today's fastest devices is slower."""
+
+BUSY_SHARE = 0.75
+"""Of a machine's cores. With more processes that want to run before the measurement it was not the ranks' own."""
+
+_REMEDY = "measure again when nothing else runs: penstock profile JOB"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +74,9 @@ class LinkRecord(Manifest):
     bytes take is measured each way, by messages that follow each other without a pause. A hundred ranks have ten
     thousand such records, and a ConfigMap holds a mebibyte, so what it was fitted to is not kept; older profiles have
     it, as ``sizes_bytes`` and ``seconds``.
+
+    ``bounded`` says that no line could be fitted, however often it was measured: times did not grow with size. Then the
+    bandwidth is what the largest messages reached, latency included, and the error their spread.
     """
 
     source: int
@@ -74,6 +86,12 @@ class LinkRecord(Manifest):
     error: float
     sizes_bytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
+    bounded: bool = False
+
+    @property
+    def is_physical(self) -> bool:
+        """Whether a link can be like this; a fit to noise may say that bytes take no time."""
+        return 0 <= self.latency_seconds < math.inf and 0 < self.bytes_per_second <= MOST_BYTES_PER_SECOND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +161,24 @@ class Profile(Manifest):
         if self.hosts and len(self.hosts) != self.num_ranks:
             what = f"names the machines of {len(self.hosts)} ranks of {self.num_ranks}"
             raise UserError(what=what, where="hosts", remedy="measure again")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why predictions from this profile may be further off than its spreads say, each with a remedy."""
+        found = []
+        if self.load > BUSY_SHARE * self.key.num_cores:
+            cores = "1 core" if self.key.num_cores == 1 else f"{self.key.num_cores} cores"
+            found.append(
+                f"the machine was busy before it was measured (load average {self.load:.1f} on {cores}), so predicted "
+                f"times may be too long or too short; {_REMEDY}"
+            )
+        bounded = [link.error for link in self.links if link.bounded]
+        if bounded:
+            found.append(
+                f"{len(bounded)} of {len(self.links)} links could not be fitted: the times of their messages spread by "
+                f"{max(bounded):.0%} and did not grow with size, so their bandwidth is only a lower bound; {_REMEDY}"
+            )
+        return tuple(found)
 
     @property
     def digest(self) -> str:

@@ -13,7 +13,7 @@ from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.explain import alternatives, reasons
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
-from penstock.planner.problem import Problem, meshes
+from penstock.planner.problem import Confidence, Problem, meshes
 from penstock.planner.realise import lowered, prove_plan
 from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search
 from penstock.planner.tables import action_transients, resident_bytes, static_bytes
@@ -118,7 +118,7 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
         plan = dataclasses.replace(
             draft,
             program_digest=program.digest if program else "",
-            prediction=_prediction(evaluation),
+            prediction=_with_interval(_prediction(evaluation), problem.confidence),
             reasons=reasons(problem, result, evaluation),
             alternatives=alternatives(problem, result, evaluation),
         )
@@ -163,6 +163,24 @@ def _prediction(evaluation: Evaluation) -> Prediction:
         optimizer_seconds=to_seconds(evaluation.optimizer_ns),
         peak_bytes=evaluation.peak_bytes,
         slot_bytes=evaluation.slot_bytes,
+    )
+
+
+def _with_interval(prediction: Prediction, confidence: Confidence | None) -> Prediction:
+    """The prediction, and how far the step may be off if all that was measured is off the same way."""
+    if confidence is None:
+        return prediction
+    margin = (
+        confidence.computing * (prediction.compute_seconds + prediction.bubble_seconds)
+        + confidence.transfers * prediction.communication_seconds
+        + confidence.reductions * prediction.reduction_seconds
+        + confidence.optimizer * prediction.optimizer_seconds
+    )
+    return dataclasses.replace(
+        prediction,
+        low_seconds=max(prediction.step_seconds - margin, 0.0),
+        high_seconds=prediction.step_seconds + margin,
+        warnings=confidence.warnings,
     )
 
 

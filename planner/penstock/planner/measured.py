@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
+
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.profile import Profile
-from penstock.planner.fit import measured_cost
-from penstock.planner.problem import Problem, common_fields
+from penstock.planner.fit import FitReport, measured_cost
+from penstock.planner.problem import Confidence, Problem, common_fields
 
 LINK_TOLERANCE = 2.0
 """Links of one kind were seen to be measured up to so much apart."""
@@ -29,6 +33,23 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         hosts=_hosts(profile, spec.resources.ranks),
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
+        confidence=confidence_in(profile, cost.reports),
+    )
+
+
+def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:
+    """Half the interquartile range of what was measured, or the error of what was fitted to it where that is larger.
+
+    Of links and reductions the worst counts, since one slow link holds up all ranks.
+    """
+    spreads = [record.spread if record.together_spread is None else record.together_spread for record in profile.units]
+    held_out = [report.held_out_error for report in reports if not math.isnan(report.held_out_error)]
+    return Confidence(
+        computing=max(statistics.median(spreads) / 2, statistics.median(held_out) if held_out else 0.0),
+        transfers=max((link.error for link in profile.links), default=0.0),
+        reductions=max((record.spread for record in profile.collectives), default=0.0) / 2,
+        optimizer=max((record.spread for record in profile.optimizer), default=0.0) / 2,
+        warnings=profile.warnings,
     )
 
 

@@ -27,6 +27,17 @@ MOST_TP = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Confidence:
+    """How far costs may be off, as shares of themselves, and why they may be further off."""
+
+    computing: float
+    transfers: float
+    reductions: float
+    optimizer: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """Everything the search reads. ``cost_of(tp)`` is the cost model under that degree of tensor parallelism."""
 
@@ -48,6 +59,8 @@ class Problem:
     link_tolerance: float = 1.0
     """The factor within which links count as alike; measurements scatter."""
     profile_digest: str = ""
+    confidence: Confidence | None = None
+    """Of costs that were measured."""
 
     @property
     def quantum(self) -> int:

@@ -6,6 +6,7 @@ import itertools
 import os
 import statistics
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,23 @@ from hypothesis import strategies as st
 from penstock.core.fitness import model_digest
 from penstock.core.layout import Precision
 from penstock.core.model import Family, UnitKind
+from penstock.core.profile import LinkRecord
 from penstock.core.schedule import Kind
 from penstock.planner.fit import REQUIRED
 from penstock.trainer.profiling.grid import Point
-from penstock.trainer.profiling.links import MESSAGE_BYTES, fit_line, tournament, undisturbed
+from penstock.trainer.profiling.links import (
+    LEAST_BOUNDED_ERROR,
+    LEAST_EXPLAINED,
+    MESSAGE_BYTES,
+    MOST_ATTEMPTS,
+    ROW,
+    SMALLEST_BYTES,
+    fit_line,
+    measured_link,
+    message_sizes,
+    tournament,
+    undisturbed,
+)
 from penstock.trainer.profiling.machine import (
     MOST_NAME_CHARACTERS,
     Place,
@@ -133,6 +147,91 @@ def test_no_part_of_a_line_is_negative_and_none_would_be_better(seconds: list[fl
     for a, b in itertools.product((0.0, 0.9, 1.1), repeat=2):
         assert error(latency, per_byte) <= error(latency * a, per_byte * b) + 1e-9
     assert error(latency, per_byte) <= error(latency + 1e-7, per_byte + 1e-14) + 1e-6
+
+
+class FakeChannel:
+    """A line whose exchanges take what ``seconds`` says of (attempt, size, count), on a clock of its own."""
+
+    peer = 1
+
+    def __init__(self, seconds: Callable[[int, int, int], float]) -> None:
+        self._seconds, self._now, self.attempts, self.ended = seconds, 0.0, 0, False
+        self.sizes: set[int] = set()
+
+    def clock(self) -> float:
+        return self._now
+
+    def lead(self, size: int, count: int, times: int) -> Iterator[Callable[[], None]]:
+        self.attempts += size == SMALLEST_BYTES
+        self.sizes.add(size)
+
+        def exchange() -> None:
+            self._now += self._seconds(self.attempts, size, count)
+
+        return iter([exchange] * times)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def link(seconds: Callable[[int, int, int], float], largest: int = 0) -> tuple[LinkRecord, FakeChannel]:
+    channel = FakeChannel(seconds)
+    record = measured_link(channel, 0, channel.clock, message_sizes(largest))
+    assert channel.ended
+    return record, channel
+
+
+def test_a_link_is_measured_once_if_it_makes_sense() -> None:
+    record, channel = link(lambda _, size, count: 2e-4 + count * size / 1e9)
+    assert (channel.attempts, record.bounded) == (1, False)
+    assert record.bytes_per_second == pytest.approx(1e9, rel=0.02)
+    assert record.latency_seconds == pytest.approx(1e-4, rel=0.05)
+
+
+def test_a_link_whose_times_fall_is_measured_again() -> None:
+    """As on a busy machine, where round trips took longer than rows of two MiB."""
+    record, channel = link(lambda attempt, size, count: (5e-3 if attempt == 1 and count == 1 else 0) + size / 1e9)
+    assert (channel.attempts, record.bounded) == (2, False)
+    assert record.bytes_per_second < 1e10
+
+
+@given(
+    st.lists(st.floats(1e-6, 1.0), min_size=8, max_size=8),
+    st.sampled_from([0, 2**23, 2**26]),
+)
+def test_whatever_times_are_the_link_is_physical(noise: list[float], largest: int) -> None:
+    """Any times, in any order: what is stored could be a link, and claims no speed that was far from reached."""
+    steady = itertools.cycle(noise)
+    taken: dict[tuple[int, int, int], float] = {}
+    record, channel = link(lambda *series: taken.setdefault(series, next(steady)), largest)
+    assert record.is_physical
+    assert 1 <= channel.attempts <= MOST_ATTEMPTS
+    assert channel.attempts == MOST_ATTEMPTS or not record.bounded
+    reached = max(size * count / seconds for (_, size, count), seconds in taken.items())
+    assert record.bytes_per_second <= reached / LEAST_EXPLAINED * 1.001
+    if record.bounded:
+        assert record.error >= LEAST_BOUNDED_ERROR
+
+
+def test_a_line_that_never_makes_sense_is_bounded_by_its_largest_messages() -> None:
+    record, channel = link(lambda attempt, size, count: 3e-3 + 1e-3 * attempt)
+    assert (channel.attempts, record.bounded) == (MOST_ATTEMPTS, True)
+    assert record.bytes_per_second == pytest.approx(ROW * MESSAGE_BYTES[-1] / 5e-3, rel=1e-4)
+    assert record.latency_seconds == pytest.approx(2.5e-3)
+
+
+@pytest.mark.parametrize(("speed", "largest"), [(1e12, 2**25), (1e7, MESSAGE_BYTES[-1])])
+def test_messages_are_as_large_as_a_step_s_unless_that_takes_long(speed: float, largest: int) -> None:
+    _, channel = link(lambda _, size, count: 1e-6 + count * size / speed, 2**25)
+    assert max(channel.sizes) == largest
+
+
+@given(st.integers(0, 2**32))
+def test_sizes_reach_the_largest_message(largest: int) -> None:
+    sizes = message_sizes(largest)
+    assert sizes[: len(MESSAGE_BYTES)] == MESSAGE_BYTES
+    assert max(sizes) == max(largest, MESSAGE_BYTES[-1])
+    assert all(a < b <= max(4 * a, MESSAGE_BYTES[-1]) for a, b in itertools.pairwise(sizes))
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=4, max_size=50))

@@ -16,7 +16,7 @@ from penstock.view.gantt import gantt
 from penstock.view.markup import Markup, element
 from penstock.view.section import Section, left_out
 from penstock.view.stages import stages
-from penstock.view.tables import card, drawing, facts, table
+from penstock.view.tables import card, drawing, facts, paragraphs, table
 
 WIDE: Final = 1118
 NARROW: Final = 334
@@ -106,9 +106,13 @@ def _step_parts(prediction: Prediction, class_: str) -> Markup:
         for name, seconds, colour in shares
     ]
     rows.append((element("b", "step"), format_seconds(prediction.step_seconds), ""))
+    if prediction.low_seconds is not None and prediction.high_seconds is not None:
+        rows.append((element("span", "from"), format_seconds(prediction.low_seconds), ""))
+        rows.append((element("span", "to"), format_seconds(prediction.high_seconds), ""))
     strip = element("div", *bar, class_="parts", role="img", aria_label="shares of the step, listed below")
     listing = table(("busiest rank", "predicted", "share"), rows, numbers=(1, 2))
-    return card(strip, listing, title="Where a step goes", class_=class_)
+    warnings = paragraphs([f"Warning: {warning}." for warning in prediction.warnings])
+    return card(strip, listing, warnings, title="Where a step goes", class_=class_)
 
 
 def _named_swatch(name: str, colour: str) -> Markup:

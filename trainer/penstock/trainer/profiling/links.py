@@ -1,17 +1,26 @@
 """Times messages between every two ranks, both ways.
 
+The sender leads: it tells its peer of every series of messages how large and how many they are, so it can measure again
+what makes no sense. All messages go through the group of all ranks. Groups of two, as a step's channels have, would be
+thousands among a hundred ranks, and each is a communicator with buffers of its own on NCCL.
+
 A card that is limited by a bucket of tokens lets some of a message that comes after a pause through at once: at 100
 Mbit/s 64 KiB took half of their time in round trips, where each way rests while the other is used. Where a link
 matters, a step's messages follow each other. So they are measured in rows, and a first row, which finds a full bucket,
 does not count.
+
+On a busy machine a round trip may take longer than a row of large messages does at other times. A line through such
+times may fall, or say that bytes take no time: no link is like that. Then all is measured again, `MOST_ATTEMPTS` times
+at most, and after that the link is `bounded`: the largest messages' own speed, with their spread as its error.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,18 +28,28 @@ import torch.distributed as dist
 
 from penstock.core.profile import LinkRecord
 from penstock.trainer.clock import Clock
-from penstock.trainer.comm import GroupName, ProcessGroups
 
 SMALLEST_BYTES = 64
 MESSAGE_BYTES = (2**16, 2**19, 2**21)
 CALLS, ROW, ROWS = 9, 3, 3
 """Round trips, messages in a row, and rows of each size."""
 
+LONGEST_ROW_SECONDS = 0.25
+"""Larger messages than `MESSAGE_BYTES` are measured while a row of them takes no longer than this."""
+
+MOST_ATTEMPTS = 3
+
+LEAST_EXPLAINED = 0.1
+"""Of the largest rows' time by their bytes, or the fitted bandwidth is an accident."""
+
+LEAST_BOUNDED_ERROR = 0.5
+"""Of a link that is only bounded, however well its times agree: how much of them was latency is not known."""
+
 DIGITS = 5
 """That are kept of what is measured, which by itself repeats to two or three."""
 
-LEAST_SECONDS_PER_BYTE = 1e-15
-"""What a link is taken to need if the messages were too small to show it."""
+_END = (0, 0, 0)
+"""The order that ends a sender's turn."""
 
 
 def tournament(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
@@ -57,43 +76,93 @@ def undisturbed(pairs: Sequence[tuple[int, int]], nodes: Sequence[Hashable]) -> 
     return [chosen for _, chosen in rounds]
 
 
-def measure_links(groups: ProcessGroups, rank: int, nodes: Sequence[Hashable], clock: Clock) -> list[LinkRecord]:
+def message_sizes(largest: int) -> tuple[int, ...]:
+    """Sizes to measure where a step's largest message has so many bytes: fixed ones, then by fours up to it."""
+    sizes = list(MESSAGE_BYTES)
+    while sizes[-1] < largest:
+        sizes.append(min(4 * sizes[-1], largest))
+    return tuple(sizes)
+
+
+def measure_links(
+    device: torch.device, rank: int, nodes: Sequence[Hashable], clock: Clock, sizes: Sequence[int]
+) -> list[LinkRecord]:
     """The rank's outgoing channels, fitted to latency + bytes / bandwidth; all ranks call it together.
 
-    ``nodes`` says of every rank behind which network card it is.
+    ``nodes`` says of every rank behind which network card it is; ``sizes`` are those of `message_sizes`.
     """
     records: list[LinkRecord] = []
     rounds = (undisturbed(pairs, nodes) for pairs in tournament(len(nodes)))
     for pairs in itertools.chain.from_iterable(rounds):
-        groups.open(GroupName("F", pair) for pair in pairs)
         for first, second in (pair for pair in pairs if rank in pair):
-            line = _Line(second if rank == first else first, groups[GroupName("F", (first, second))], groups.device)
+            line = Line(second if rank == first else first, device)
             for source in (first, second):
                 if rank == source:
-                    records.append(_record(rank, line.peer, *_measured(line, clock)))
+                    records.append(measured_link(line, rank, clock, sizes))
                 else:
-                    _answer(line)
+                    line.answer()
         dist.barrier()
     return records
 
 
+class Channel(Protocol):
+    """What `measured_link` needs of a line to another rank."""
+
+    @property
+    def peer(self) -> int:
+        """The other rank."""
+        ...
+
+    def lead(self, size: int, count: int, times: int) -> Iterator[Callable[[], None]]:
+        """As many exchanges, each a row of ``count`` messages of ``size`` bytes and a small answer."""
+        ...
+
+    def end(self) -> None:
+        """The turn of this side is over."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
     """What leads to one other rank."""
 
     peer: int
-    group: dist.ProcessGroup
     device: torch.device
 
-    def send(self, size: int, count: int = 1) -> None:
-        """Messages that follow each other."""
-        message = self._message(size)
-        _finish([dist.isend(message, self.peer, self.group) for _ in range(count)])
+    def lead(self, size: int, count: int, times: int) -> Iterator[Callable[[], None]]:
+        """See `Channel`."""
+        self._order(size, count, times)
+        message, small = self._message(size), self._message(SMALLEST_BYTES)
 
-    def receive(self, size: int, count: int = 1) -> None:
-        """All are waited for at once, as a step's are."""
-        message = self._message(size)
-        _finish([dist.irecv(message, self.peer, self.group) for _ in range(count)])
+        def exchange() -> None:
+            _finish([dist.isend(message, self.peer) for _ in range(count)])
+            _finish([dist.irecv(small, self.peer)])
+
+        for _ in range(times):
+            yield exchange
+
+    def end(self) -> None:
+        """See `Channel`."""
+        self._order(*_END)
+
+    def answer(self) -> None:
+        """Be the other side of all that the peer leads, to its end. A row is waited for at once, as a step's is."""
+        small, order = self._message(SMALLEST_BYTES), torch.zeros(3, dtype=torch.int64, device=self.device)
+        while True:
+            _finish([dist.irecv(order, self.peer)])
+            size, count, times = order.tolist()
+            _finish([dist.isend(small, self.peer)])
+            if not times:
+                return
+            message = self._message(size)
+            for _ in range(times):
+                _finish([dist.irecv(message, self.peer) for _ in range(count)])
+                _finish([dist.isend(small, self.peer)])
+
+    def _order(self, *order: int) -> None:
+        """Returns when the peer has heard, so that it waits for what follows."""
+        _finish([dist.isend(torch.tensor(order, dtype=torch.int64, device=self.device), self.peer)])
+        _finish([dist.irecv(self._message(SMALLEST_BYTES), self.peer)])
 
     def _message(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
@@ -105,40 +174,89 @@ def _finish(works: Sequence[dist.Work | None]) -> None:
         work.wait()
 
 
-def _measured(line: _Line, clock: Clock) -> tuple[float, list[float]]:
-    """The latency, and what messages of each size take in a row, apart from it."""
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of round trips of the smallest message, and of rows of messages by their size."""
 
-    def seconds(size: int, count: int) -> float:
-        begin = clock()
-        line.send(size, count)
-        line.receive(SMALLEST_BYTES)
-        return clock() - begin
-
-    round_trip = statistics.median([seconds(SMALLEST_BYTES, 1) for _ in range(CALLS + 2)][2:])
-    rows = [statistics.median([seconds(size, ROW) for _ in range(ROWS + 1)][1:]) for size in MESSAGE_BYTES]
-    return round_trip / 2, [max(row - round_trip, 0.0) / ROW for row in rows]
+    round_trips: tuple[float, ...]
+    rows: Mapping[int, tuple[float, ...]]
 
 
-def _answer(line: _Line) -> None:
-    """The other side of `_measured`."""
-    for size, count, times in ((SMALLEST_BYTES, 1, CALLS + 2), *((size, ROW, ROWS + 1) for size in MESSAGE_BYTES)):
-        for _ in range(times):
-            line.receive(size, count)
-            line.send(SMALLEST_BYTES)
+def measured_link(channel: Channel, rank: int, clock: Clock, sizes: Sequence[int]) -> LinkRecord:
+    """The channel from ``rank``: a line through the medians of the first attempt that a link can be like; else a bound
+    from all attempts.
+    """
+    attempts: list[Times] = []
+    record = None
+    while record is None and len(attempts) < MOST_ATTEMPTS:
+        attempts.append(_measured(channel, clock, sizes))
+        record = fitted_link(rank, channel.peer, attempts[-1])
+    channel.end()
+    return record or bounded_link(rank, channel.peer, attempts)
 
 
-def _record(source: int, target: int, latency: float, in_rows: Sequence[float]) -> LinkRecord:
-    """A message by itself takes the latency, and then as long as one of a row."""
-    sizes = (SMALLEST_BYTES, *MESSAGE_BYTES)
-    seconds = (latency, *(latency + each for each in in_rows))
-    fitted, per_byte = fit_line(sizes, seconds)
-    error = float(np.mean([abs(fitted + size * per_byte - s) / s for size, s in zip(sizes, seconds, strict=True)]))
+def _measured(channel: Channel, clock: Clock, sizes: Sequence[int]) -> Times:
+    def seconds(size: int, count: int, times: int, uncounted: int) -> tuple[float, ...]:
+        taken = []
+        for exchange in channel.lead(size, count, times + uncounted):
+            begin = clock()
+            exchange()
+            taken.append(clock() - begin)
+        return tuple(taken[uncounted:])
+
+    round_trips = seconds(SMALLEST_BYTES, 1, CALLS, 2)
+    rows: dict[int, tuple[float, ...]] = {}
+    for size in sizes:
+        if rows and size not in MESSAGE_BYTES:
+            before = max(rows)
+            if statistics.median(rows[before]) * size / before > LONGEST_ROW_SECONDS:
+                break
+        rows[size] = seconds(size, ROW, ROWS, 1)
+    return Times(round_trips, rows)
+
+
+def fitted_link(source: int, target: int, times: Times) -> LinkRecord | None:
+    """The line through the medians: a message by itself takes the latency, and then as long as one of a row.
+
+    None if no link can be like it: larger messages took no longer, or bytes make up so little of the largest rows' time
+    that noise decided.
+    """
+    round_trip = statistics.median(times.round_trips)
+    rows = {size: statistics.median(row) for size, row in times.rows.items()}
+    in_rows = {size: max(row - round_trip, 0.0) / ROW for size, row in rows.items()}
+    sizes = (SMALLEST_BYTES, *in_rows)
+    seconds = (round_trip / 2, *(round_trip / 2 + each for each in in_rows.values()))
+    latency, per_byte = fit_line(sizes, seconds)
+    smallest, largest = min(in_rows), max(in_rows)
+    explained = per_byte * ROW * largest
+    if in_rows[largest] <= in_rows[smallest] or explained < LEAST_EXPLAINED * rows[largest]:
+        return None
+    errors = [abs(latency + size * per_byte - s) / s for size, s in zip(sizes, seconds, strict=True)]
+    return _record(source, target, latency, 1.0 / per_byte, float(np.mean(errors)))
+
+
+def bounded_link(source: int, target: int, attempts: Sequence[Times]) -> LinkRecord:
+    """What is certain of a link that no line could be fitted to: it was as fast as its largest messages were."""
+    largest = min(max(times.rows) for times in attempts)
+    rows = [each for times in attempts for each in times.rows[largest]]
+    round_trips = [each for times in attempts for each in times.round_trips]
+    middle = statistics.median(rows)
+    low, _, high = statistics.quantiles(rows, n=4)
+    error = max((high - low) / middle, LEAST_BOUNDED_ERROR)
+    latency, speed = statistics.median(round_trips) / 2, ROW * largest / middle
+    return _record(source, target, latency, speed, error, bounded=True)
+
+
+def _record(
+    source: int, target: int, latency: float, bytes_per_second: float, error: float, *, bounded: bool = False
+) -> LinkRecord:
     return LinkRecord(
         source=source,
         target=target,
-        latency_seconds=_rounded(fitted),
-        bytes_per_second=_rounded(1.0 / max(per_byte, LEAST_SECONDS_PER_BYTE)),
+        latency_seconds=_rounded(latency),
+        bytes_per_second=_rounded(bytes_per_second),
         error=_rounded(error),
+        bounded=bounded,
     )
 
 

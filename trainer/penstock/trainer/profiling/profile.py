@@ -18,7 +18,7 @@ from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRe
 from penstock.trainer.clock import device_clock
 from penstock.trainer.memory import held_bytes, release_unused, resident_bytes
 from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
-from penstock.trainer.profiling.links import measure_links
+from penstock.trainer.profiling.links import measure_links, message_sizes
 from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
 from penstock.trainer.profiling.network import measure_collectives, measure_instruction, measure_optimizer
 from penstock.trainer.profiling.parts import Part, Workload, choose_parts
@@ -49,11 +49,12 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     places = gather(this_place())
     hosts = hosts_of(places)
     nodes = [place.name for place in places]
-    links = concatenated(measure_links(groups, worker.rank, nodes, clock))
+    available = min(gather(_available_bytes(spec, worker.device)))
+    sizes = message_sizes(min(_largest_message_bytes(spec), available))
+    links = concatenated(measure_links(worker.device, worker.rank, nodes, clock, sizes))
     overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks, clock))
     collectives = measure_collectives(worker.num_ranks, worker.device, clock)
     crowded = hosts[worker.rank] == fullest_host(hosts)
-    available = min(gather(_available_bytes(spec, worker.device)))
     parts = choose_parts(_workload(spec), available)
     units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
     release_unused(worker.device)
@@ -83,6 +84,12 @@ def _available_bytes(spec: JobSpec, device: torch.device) -> int:
     """What measuring may hold on this rank in addition to what it holds now, less a reserve for kernels."""
     left = spec.resources.memory_per_rank - held_bytes(device)
     return left - max(left, 0) // _KERNELS_SHARE
+
+
+def _largest_message_bytes(spec: JobSpec) -> int:
+    """A hidden state of the largest micro-batch in one slice."""
+    sequences = max(batches_to_measure(spec.training.global_batch))
+    return sequences * spec.data.sequence_length * spec.model.hidden * spec.training.precision.compute_bytes
 
 
 def _workload(spec: JobSpec) -> Workload:
