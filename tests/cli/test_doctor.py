@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import shutil
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from penstock.cli import doctor, probe
 from penstock.cli.doctor import Finding, examine
 from penstock.cli.main import main
 from penstock.cli.probe import Answer, Question
+from penstock.cli.trial import Trial, try_ranks
 from penstock.core.errors import RunError
 from penstock.core.job import Device
 from tests.support.sample_run import sample_machine, sample_model
@@ -24,8 +27,13 @@ from tests.support.sample_run import sample_machine, sample_model
 
 @pytest.fixture(autouse=True)
 def known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's answer, without asking it."""
+    """PyTorch's answer, without asking it, and trials that go well."""
     monkeypatch.setattr(doctor, "ask", _answer)
+    monkeypatch.setattr(doctor, "try_ranks", _try)
+
+
+def _try(device: Device, num_ranks: int) -> Trial:
+    return Trial(done=f"{num_ranks} ranks on {device.value} did it", seconds=1.25)
 
 
 def _answer(question: Question) -> Answer:
@@ -52,6 +60,54 @@ def test_every_package_of_the_trainer_and_the_command_is_named(tmp_path: Path) -
 def test_devices_are_counted(tmp_path: Path) -> None:
     assert finding("cuda", tmp_path).found == "2 devices"
     assert finding("processor", tmp_path).found == sample_machine().device
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tried"),
+    [(None, ["trial on cpu", "trial on cuda"]), (Device.CPU, ["trial on cpu"]), (Device.CUDA, ["trial on cuda"])],
+)
+def test_ranks_are_tried_on_the_device_asked_for(tmp_path: Path, wanted: Device | None, tried: list[str]) -> None:
+    findings = examine(tmp_path, wanted)
+    assert [each.name for each in findings if each.name.startswith("trial")] == tried
+    assert findings[-1].found == f"2 ranks on {tried[-1].removeprefix('trial on ')} did it, in 1.2 s"
+
+
+def test_a_device_that_is_asked_for_and_not_here_is_a_complaint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ask", lambda question: dataclasses.replace(_answer(question), num_cuda_devices=0))
+    assert finding("cuda", tmp_path).fine
+    wanted = {each.name: each for each in examine(tmp_path, Device.CUDA)}
+    assert "driver" in wanted["cuda"].remedy
+    assert not any(name.startswith("trial") for name in wanted)
+
+
+def test_a_trial_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is counted may still not compute."""
+
+    def fail(device: Device, num_ranks: int) -> NoReturn:
+        raise RunError("RuntimeError: CUDA error: no kernel image is available")
+
+    monkeypatch.setattr(doctor, "try_ranks", fail)
+    found = finding("trial on cuda", tmp_path)
+    assert "no kernel image" in found.found
+    assert "nvidia-smi" in found.remedy
+
+
+def test_ranks_really_start_compute_and_sum() -> None:
+    trial = try_ranks(Device.CPU, 2)
+    assert trial.done == "2 ranks on cpu ran CpuFlash attention over 128 tokens in float32 and a sum by gloo"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN: here a trial on CUDA goes well")
+def test_ranks_without_their_device_say_so() -> None:
+    with pytest.raises(RunError, match="rank 0 has no device of its own"):
+        try_ranks(Device.CUDA, 1)
+
+
+def test_ranks_that_do_not_end_are_ended() -> None:
+    with pytest.raises(RunError, match="did not end within 0 s"):
+        try_ranks(Device.CPU, 1, patience_seconds=0.0)
 
 
 def test_a_missing_package_is_installed_by_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +155,9 @@ def test_the_exit_code_says_whether_something_has_to_be_done(
 ) -> None:
     assert main(["doctor"]) == 0
     assert "ready to train" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "examine", lambda folder: [Finding(name="disk", found="full", remedy="free some")])
+    monkeypatch.setattr(
+        doctor, "examine", lambda folder, device: [Finding(name="disk", found="full", remedy="free some")]
+    )
     assert main(["doctor"]) == 2
     assert "remedy: free some" in capsys.readouterr().out
     assert main(["doctor", "--output", "json"]) == 2

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.probe import Question, ask
+from penstock.cli.trial import MOST_RANKS, try_ranks
 from penstock.core.errors import RunError
 from penstock.core.job import Device
 from penstock.core.manifest import Manifest
@@ -46,8 +47,8 @@ class Finding(Manifest):
         return not self.remedy
 
 
-def examine(folder: Path) -> list[Finding]:
-    """Look at everything; runs would lie in ``folder``."""
+def examine(folder: Path, device: Device | None = None) -> list[Finding]:
+    """Look at everything; runs would lie in ``folder``. Ranks are tried out on ``device``, or on all that are here."""
     return [
         _python(),
         Finding(name="system", found=f"{platform.system()} {platform.release()} on {platform.machine()}"),
@@ -57,7 +58,7 @@ def examine(folder: Path) -> list[Finding]:
         _open_files(),
         _loopback(),
         *_packages(),
-        *_devices(),
+        *_devices(device),
     ]
 
 
@@ -116,8 +117,8 @@ def _package(name: str, wanted: str) -> Finding:
         return Finding(name=name, found="missing", remedy=f"pip install '{wanted}'")
 
 
-def _devices() -> list[Finding]:
-    """What PyTorch sees; nothing where it is missing, which another finding says."""
+def _devices(wanted: Device | None) -> list[Finding]:
+    """What PyTorch sees and does; nothing where it is missing, which another finding says."""
     if find_spec("torch") is None:
         return []
     try:
@@ -127,8 +128,36 @@ def _devices() -> list[Finding]:
             Finding(name="pytorch", found=str(error), remedy="install it again: pip install --force-reinstall torch")
         ]
     assert answer.key is not None, "the processor is always there"
-    found = f"{answer.num_cuda_devices} devices" if answer.num_cuda_devices else "no device; jobs run with device: cpu"
-    return [Finding(name="processor", found=answer.key.device), Finding(name="cuda", found=found)]
+    count = answer.num_cuda_devices
+    remedy = ""
+    if wanted is Device.CUDA and not count:
+        remedy = "install the NVIDIA driver and a PyTorch built for CUDA, or leave out --device cuda"
+    found = f"{count} devices" if count else "no device; jobs run with device: cpu"
+    findings = [
+        Finding(name="processor", found=answer.key.device),
+        Finding(name="cuda", found=found, remedy=remedy),
+    ]
+    if wanted is not Device.CUDA:
+        findings.append(_tried(Device.CPU, MOST_RANKS))
+    if wanted is not Device.CPU and count:
+        findings.append(_tried(Device.CUDA, min(count, MOST_RANKS)))
+    return findings
+
+
+def _tried(device: Device, num_ranks: int) -> Finding:
+    """What ranks did there that were started as those of a job are."""
+    name = f"trial on {device.value}"
+    try:
+        trial = try_ranks(device, num_ranks)
+    except RunError as error:
+        return Finding(name=name, found=str(error), remedy=_TRIAL_REMEDIES[device])
+    return Finding(name=name, found=f"{trial.done}, in {trial.seconds:.1f} s")
+
+
+_TRIAL_REMEDIES = {
+    Device.CPU: "see whether this PyTorch works alone: python -c 'import torch; print(torch.ones(1) + 1)'",
+    Device.CUDA: "compare the driver that nvidia-smi names with what this PyTorch needs, torch.version.cuda",
+}
 
 
 def rendered(findings: Sequence[Finding]) -> list[RenderableType]:

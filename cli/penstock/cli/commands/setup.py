@@ -10,6 +10,7 @@ import typer
 from penstock.cli import output
 from penstock.cli.commands.options import Output
 from penstock.cli.output import Format
+from penstock.core.job import Device
 
 
 def register(app: typer.Typer) -> None:
@@ -30,11 +31,14 @@ def init(
     output.say(f"wrote {path}; next: penstock run {path}")
 
 
-def doctor(form: Output = Format.TEXT) -> None:
-    """Say what this machine offers, what is missing, and what to do about it."""
+def doctor(
+    device: Annotated[Device | None, typer.Option(help="Try ranks on this device alone; all that are here.")] = None,
+    form: Output = Format.TEXT,
+) -> None:
+    """Say what this machine offers, what is missing, and what to do about it; start ranks and try them out."""
     from penstock.cli.doctor import examine, rendered
 
-    findings = examine(Path.cwd())
+    findings = examine(Path.cwd(), device)
     if form is Format.TEXT:
         output.show(*rendered(findings))
     else:

@@ -15,6 +15,9 @@ from torch import Tensor
 
 _aten = torch.ops.aten
 
+FLASH_CAPABILITY = (8, 0)
+"""Of the oldest CUDA devices that FlashAttention-2 runs on."""
+
 QUERY_BLOCK = 256
 """Queries per call on the CPU, about. A block sees only the keys up to its own end, so the masked triangle is computed
 for one block at a time; this is also the block at which the CPU kernel works best. All are equally large, since a small
@@ -55,9 +58,15 @@ def build_backend(device: torch.device, dtype: torch.dtype, head_dim: int, seque
     """The fastest backend that serves the device, the type and the head dimension."""
     if device.type == "cpu":
         return CpuFlash(dtype, sequence_length)
-    if device.type == "cuda" and dtype is torch.bfloat16 and head_dim % 8 == 0 and head_dim <= 256:
+    is_served = dtype is torch.bfloat16 and head_dim % 8 == 0 and head_dim <= 256
+    if device.type == "cuda" and is_served and _has_flash(device):
         return CudaFlash(device)
     return PlainAttention(device, dtype, sequence_length)
+
+
+def _has_flash(device: torch.device) -> bool:
+    """Without a driver there is nothing to ask: shapes are then traced for a device that has all."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
 def _blocks(operands: Operands, undivided_from: int | None = None) -> Iterator[tuple[slice, int]]:
