@@ -6,25 +6,32 @@ import threading
 
 import pytest
 
+from penstock.core.job import PipelineJob
 from penstock.core.pod import PodBinding
-from penstock.kube.names import ATTEMPT_LABEL, BINDING_ANNOTATION, STOP_ANNOTATION, UID_LABEL
+from penstock.kube.names import BINDING_ANNOTATION, STOP_ANNOTATION
 from penstock.kube.resources import PODS
 from penstock.kube.transport import KubeError
 from penstock.operator.actions import MOST_TOLD_AT_ONCE
-from penstock.operator.seen import SeenPod, see_pod
+from penstock.operator.manifests import jobset
+from penstock.operator.seen import SeenPod
 from tests.support.fake_supervisors import FakePlanner
-from tests.support.operating import Operating
+from tests.support.manifests import example
+from tests.support.operating import SETTINGS, Operating
 
 PATIENCE_SECONDS = 30.0
 
 
 def running(on: Operating, count: int) -> list[SeenPod]:
-    made = []
+    """The pods of an attempt, in the order of their names."""
+    manifest = example()
+    manifest["metadata"] |= {"uid": "u", "namespace": "default"}
+    on.kube.submit(manifest)
+    job = PipelineJob.from_manifest(manifest)
+    made = on.kube.start_job(on.kube.create(jobset(job, 1, count, SETTINGS, 60)))
     for number in range(count):
-        labels = {UID_LABEL: "u", ATTEMPT_LABEL: "1"}
-        metadata = {"name": f"pod-{number:03}", "namespace": "default", "labels": labels}
-        made.append(see_pod(on.kube.add(PODS, {"metadata": metadata, "spec": {}, "status": {}})))
-    return made
+        on.kube.make_pod(made, number)
+    on.look()
+    return list(on.cache.pods("u"))
 
 
 def places(pods: list[SeenPod]) -> list[PodBinding]:
@@ -50,15 +57,15 @@ def test_pods_are_told_at_once(on: Operating) -> None:
 
     on.kube.hook = wait_for_others
     on.actions.bind(pods, places(pods))
-    assert [pod.binding for pod in sorted(on.cache.pods("u"), key=lambda pod: pod.name)] == places(pods)
+    assert [pod.binding for pod in on.cache.pods("u")] == places(pods)
     on.actions.ask_to_stop(pods, 1000.0)
     assert all(STOP_ANNOTATION in found["metadata"]["annotations"] for found in on.kube.all(PODS))
 
 
 def test_one_that_cannot_be_told_is_reported_and_the_others_are_told(on: Operating) -> None:
     pods = running(on, 5)
-    on.kube.remove(on.kube.objects[PODS.plural, "default", "pod-001"])
-    with pytest.raises(KubeError, match="pod-001"):
+    on.kube.remove(on.kube.objects[PODS.plural, "default", pods[1].name])
+    with pytest.raises(KubeError, match=pods[1].name):
         on.actions.bind(pods, places(pods))
     assert all(BINDING_ANNOTATION in found["metadata"]["annotations"] for found in on.kube.all(PODS))
     assert len(on.kube.all(PODS)) == len(pods) - 1
@@ -68,5 +75,5 @@ def test_who_was_told_is_not_told_again(on: Operating) -> None:
     pods = running(on, 3)
     on.actions.bind(pods, places(pods))
     told, before = on.cache.pods("u"), len(on.kube.writes)
-    on.actions.bind(sorted(told, key=lambda pod: pod.name), places(pods))
+    on.actions.bind(told, places(pods))
     assert len(on.kube.writes) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from penstock.core.lifecycle import Phase
 from penstock.operator.cache import Cache
 from penstock.operator.children import Children, Gone
-from penstock.operator.seen import SeenNode, SeenPod
+from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod, SeenRanksJob
 from tests.support.manifests import example
 
 NOW = 1000.0
+NAMES = ("p", "a", "b", "old", "young", "u", "v", *(f"p{number}" for number in range(20)))
 
 
 def job(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
@@ -28,9 +30,23 @@ def job(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
 
 def pod(name: str = "p", version: int = 1, job_uid: str = "u", **more: Any) -> SeenPod:
     told: dict[str, Any] = {"uid": f"uid-{name}", "node": "east", "address": "", "running": True, **more}
+    told = {"namespace": "team", "index": NAMES.index(name), "owner": f"job-of-{job_uid}", **told}
     return SeenPod(
-        namespace="team", name=name, job_uid=job_uid, attempt=1, index=0, being_deleted=False, version=version, **told
+        name=name, job_uid=job_uid, attempt=1, being_deleted=False, version=version, owner_name="a-a1-ranks-0", **told
     )
+
+
+def launched(cache: Cache, *uids: str) -> None:
+    """These jobs have their first attempts, of which nothing is known but what is between a job and its pods."""
+    for uid in uids:
+        cache.put_job(job(1, uid))
+        named: dict[str, Any] = {"namespace": "team", "job_uid": uid}
+        jobset = SeenJobSet(
+            **named, name="a-a1", uid=f"jobset-of-{uid}", owner=uid, attempt=1, suspended=False, being_deleted=False
+        )
+        cache.put_jobset(jobset)
+        ranks_job = SeenRanksJob(**named, name="a-a1-ranks-0", uid=f"job-of-{uid}", owner=f"jobset-of-{uid}")
+        cache.put_ranks_job(ranks_job)
 
 
 class News(list[str]):
@@ -119,28 +135,66 @@ class TestJobs:
 class TestChildren:
     def test_an_answer_that_comes_late(self, cache: Cache, news: News) -> None:
         """The watch told of the end before the operator's own call was answered."""
+        launched(cache, "u")
+        news.clear()
         cache.put_pod(pod(version=1))
         cache.remove_pod(pod(version=3))
         cache.put_pod(pod(version=2))
         assert (cache.pods("u"), news) == ((), ["u", "u"])
 
     def test_what_is_older_changes_nothing(self, cache: Cache) -> None:
+        launched(cache, "u")
         cache.put_pod(pod(version=3, running=False))
         cache.put_pod(pod(version=2, running=True))
         assert not cache.pods("u")[0].running
 
     def test_a_list_that_was_made_before(self, cache: Cache) -> None:
+        launched(cache, "u")
         cache.put_pod(pod("young", version=9))
         cache.replace_pods([pod("old", version=3)], 5)
         assert [each.name for each in cache.pods("u")] == ["old", "young"]
 
     def test_a_list_of_one_job_says_nothing_of_others(self, cache: Cache) -> None:
+        launched(cache, "u", "v")
         cache.put_pod(pod("a", job_uid="u"))
         cache.put_pod(pod("b", job_uid="v"))
-        cache.replace_pods([], 5, "u")
+        cache.replace_pods([], 5, cache.job("u"))
         assert (cache.pods("u"), len(cache.pods("v"))) == ((), 1)
 
+    def test_a_namesake_in_another_namespace_hides_nothing(self, cache: Cache) -> None:
+        launched(cache, "u")
+        cache.put_pod(pod(version=1))
+        cache.put_pod(pod(version=2, uid="stray", namespace="evil"))
+        assert [(each.namespace, each.uid) for each in cache.pods("u")] == [("team", "uid-p")]
+
+    @pytest.mark.parametrize("number", range(6))
+    def test_owners_may_be_told_of_in_any_order(self, number: int) -> None:
+        whole = Cache(lambda: NOW)
+        launched(whole, "u")
+        ranks_job = SeenRanksJob(
+            namespace="team", name="a-a1-ranks-0", uid="job-of-u", job_uid="u", owner="jobset-of-u"
+        )
+        cache, (jobset,) = Cache(lambda: NOW), whole.jobsets("u")
+        tellings = (
+            lambda: cache.put_jobset(jobset),
+            lambda: cache.put_ranks_job(ranks_job),
+            lambda: cache.put_pod(pod()),
+        )
+        cache.put_job(job(1))
+        for telling in list(permutations(tellings))[number]:
+            assert cache.pods("u") == ()
+            telling()
+        assert len(cache.pods("u")) == 1
+
+    def test_what_outlives_its_owners_is_still_the_job_s(self, cache: Cache) -> None:
+        launched(cache, "u")
+        cache.put_pod(pod())
+        cache.replace_jobsets([], 5)
+        cache.replace_ranks_jobs([], 5)
+        assert (len(cache.pods("u")), cache.jobsets("u")) == (1, ())
+
     def test_a_namesake_s_end_is_not_its_own(self, cache: Cache) -> None:
+        launched(cache, "u")
         cache.put_pod(pod(uid="second", version=5))
         cache.remove_pod(pod(uid="first", version=4))
         assert [each.uid for each in cache.pods("u")] == ["second"]
@@ -206,6 +260,7 @@ class TestNodes:
 def test_threads() -> None:
     """Eight threads tell of the same pods in different orders; all end with what was told last."""
     cache = Cache(lambda: NOW)
+    launched(cache, "u")
     tellings = [pod(f"p{number}", version, address=str(version)) for number in range(20) for version in range(1, 21)]
 
     def tell(seed: int) -> None:

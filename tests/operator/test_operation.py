@@ -373,9 +373,9 @@ class TestProbe:
         now = [0.0]
         found = Operation(Watchable(), FakePlanner(), Settings(), lambda: now[0])
         now[0] = operation.MOST_STUCK_SECONDS
-        assert set(found.silences()) == {"pipelinejobs", "jobsets", "pods", "nodes"}
+        assert set(found.silences()) == {"pipelinejobs", "jobsets", "jobs", "pods", "nodes"}
         now[0] += 1
-        with pytest.raises(StuckError, match="jobsets, pods, nodes"):
+        with pytest.raises(StuckError, match="jobsets, jobs, pods, nodes"):
             found.silences()
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from penstock.core.instants import format_instant
-from penstock.kube.names import INDEX_LABEL, REPORTER_CONTAINER, TRAINER_CONTAINER
-from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, Resource
+from penstock.kube.names import INDEX_LABEL, RANKS_JOB, REPORTER_CONTAINER, TRAINER_CONTAINER
+from penstock.kube.resources import BATCH_JOBS, CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, Resource
 from penstock.kube.transport import Change, KubeError, Listing, Object
 from penstock.operator.kube import KINDS
 
@@ -206,18 +206,39 @@ class FakeKube:
     def start_pods(self, *nodes: str) -> None:
         """The newest JobSet that is not suspended gets its pods, on these nodes, and they run."""
         jobset = max(self.all(JOBSETS), key=lambda each: int(each["metadata"]["resourceVersion"]))
-        template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+        job = self.start_job(jobset)
         for index, node in enumerate(nodes):
-            name = f"{jobset['metadata']['name']}-ranks-0-{index}"
-            owner = [{"uid": jobset["metadata"]["uid"]}]
-            labels = {**template["metadata"]["labels"], INDEX_LABEL: str(index)}
-            namespace = jobset["metadata"]["namespace"]
-            metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": owner}
+            pod = self.make_pod(job, index)
             state = {"name": TRAINER_CONTAINER, "imageID": "image@1", "state": {"running": {}}}
-            beside = {**state, "name": REPORTER_CONTAINER}
-            containers = {"initContainerStatuses": [beside], "containerStatuses": [state]}
-            status = {"phase": "Running", "podIP": f"10.0.0.{index + 1}", **containers}
-            self.add(PODS, {"metadata": metadata, "spec": {"nodeName": node}, "status": status})
+            reporter = {**state, "name": REPORTER_CONTAINER}
+            containers = {"initContainerStatuses": [reporter], "containerStatuses": [state]}
+            pod["spec"]["nodeName"] = node
+            pod["status"] = {"phase": "Running", "podIP": f"10.0.0.{index + 1}", **containers}
+            self.touch(pod)
+
+    def start_job(self, jobset: Mapping[str, Any]) -> dict[str, Any]:
+        """The Job that the JobSet controller makes, which may have been there before."""
+        metadata = jobset["metadata"]
+        name, namespace = f"{metadata['name']}-{RANKS_JOB}-0", metadata["namespace"]
+        if (BATCH_JOBS.plural, namespace, name) not in self.objects:
+            template = jobset["spec"]["replicatedJobs"][0]["template"]
+            owner = _controller("jobset.x-k8s.io/v1alpha2", "JobSet", jobset)
+            labels = dict(template["metadata"]["labels"])
+            own = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]}
+            self.add(BATCH_JOBS, {"metadata": own, "spec": copy.deepcopy(template["spec"])})
+        return self.objects[(BATCH_JOBS.plural, namespace, name)]
+
+    def make_pod(self, job: Mapping[str, Any], index: int, suffix: str = "") -> dict[str, Any]:
+        """The pod that the Job controller makes for a completion index, which nobody has placed yet."""
+        metadata = job["metadata"]
+        own = {
+            "name": f"{metadata['name']}-{index}{suffix}",
+            "namespace": metadata["namespace"],
+            "labels": {**job["spec"]["template"]["metadata"]["labels"], INDEX_LABEL: str(index)},
+            "ownerReferences": [_controller("batch/v1", "Job", job)],
+        }
+        self.add(PODS, {"metadata": own, "spec": {}, "status": {"phase": "Pending"}})
+        return self.objects[(PODS.plural, own["namespace"], own["name"])]
 
     def hinder_pod(self, index: int, reason: str, message: str, at: float) -> None:
         """The scheduler finds no node for a pod."""
@@ -244,3 +265,8 @@ class FakeKube:
 def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
     labels: Mapping[str, str] = found["metadata"].get("labels", {})
     return labels
+
+
+def _controller(api_version: str, kind: str, owner: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+    return {"apiVersion": api_version, "kind": kind, **named, "controller": True}

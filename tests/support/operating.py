@@ -10,7 +10,7 @@ from penstock.core.profile import Profile
 from penstock.core.status import JobStatus
 from penstock.kube.names import PROFILE_FILE
 from penstock.kube.packing import packed
-from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
+from penstock.kube.resources import BATCH_JOBS, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
 from penstock.kube.transport import Listing
 from penstock.operator.actions import Actions
 from penstock.operator.announcing import Announcer
@@ -18,7 +18,7 @@ from penstock.operator.cache import Cache
 from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
-from penstock.operator.seen import see_jobset, see_node, see_pod
+from penstock.operator.seen import see_jobset, see_node, see_pod, see_ranks_job
 from penstock.operator.settings import Settings
 from penstock.planning.process import Planner
 from tests.support.fake_kube import FakeKube
@@ -54,6 +54,8 @@ class Operating:
         jobsets = kube.list(JOBSETS) if JOBSETS.plural not in kube.refusals else Listing(objects=(), version="0")
         cache.replace_jobs(jobs.objects, int(jobs.version))
         cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version))
+        ranks_jobs = kube.list(BATCH_JOBS)
+        cache.replace_ranks_jobs(map(see_ranks_job, ranks_jobs.objects), int(ranks_jobs.version))
         cache.replace_pods(map(see_pod, pods.objects), int(pods.version))
         cache.replace_nodes(map(see_node, kube.list(NODES).objects))
         cache.see_service(self.service_is_there, self.now)

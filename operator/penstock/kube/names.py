@@ -42,6 +42,10 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 HOST_LABEL = "kubernetes.io/hostname"
 
+BATCH_GROUP, JOBSET_GROUP = "batch", "jobset.x-k8s.io"
+BATCH_JOB_KIND, JOBSET_KIND = "Job", "JobSet"
+"""What an attempt's pods are controlled by, and what that is controlled by."""
+
 RANKS_JOB = "ranks"
 """The one replicated job of an attempt's JobSet."""
 
@@ -60,6 +64,11 @@ PROFILE_FILE = "profile.json.gz"
 def attempt_name(job: str, attempt: int) -> str:
     """The name of an attempt's JobSet and ConfigMap."""
     return f"{job}-a{attempt}"
+
+
+def ranks_job_name(job: str, attempt: int) -> str:
+    """The name of the Job that the JobSet controller makes of an attempt's JobSet."""
+    return f"{attempt_name(job, attempt)}-{RANKS_JOB}-0"
 
 
 def profile_name(job: str, attempt: int) -> str:

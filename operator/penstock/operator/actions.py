@@ -22,6 +22,7 @@ from penstock.core.status import JobStatus, operator_part
 from penstock.kube.names import (
     API_VERSION,
     BINDING_ANNOTATION,
+    GROUP,
     JOB_KIND,
     PROFILE_FILE,
     REMINDER_ANNOTATION,
@@ -29,14 +30,15 @@ from penstock.kube.names import (
     UID_LABEL,
     attempt_name,
 )
+from penstock.kube.owners import controller
 from penstock.kube.packing import unpacked
-from penstock.kube.resources import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
+from penstock.kube.resources import BATCH_JOBS, CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError, Object
 from penstock.operator import manifests
 from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.grace import grace_seconds
 from penstock.operator.kube import KINDS, Kube
-from penstock.operator.seen import SeenPod, see_jobset, see_pod
+from penstock.operator.seen import SeenPod, see_jobset, see_pod, see_ranks_job
 from penstock.operator.settings import Settings
 from penstock.operator.storage import require_shared_output
 
@@ -85,13 +87,15 @@ class Actions:
         selector = f"{UID_LABEL}={seen.uid}"
         try:
             jobsets = self._kube.list(JOBSETS, seen.namespace, selector)
-            self._cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version), seen.uid)
+            self._cache.replace_jobsets(map(see_jobset, jobsets.objects), int(jobsets.version), seen)
         except KubeError as error:
             if not error.is_missing:  # a kind that the cluster does not know has no objects
                 raise
         if with_pods:
+            ranks_jobs = self._kube.list(BATCH_JOBS, seen.namespace, selector)
+            self._cache.replace_ranks_jobs(map(see_ranks_job, ranks_jobs.objects), int(ranks_jobs.version), seen)
             pods = self._kube.list(PODS, seen.namespace, selector)
-            self._cache.replace_pods(map(see_pod, pods.objects), int(pods.version), seen.uid)
+            self._cache.replace_pods(map(see_pod, pods.objects), int(pods.version), seen)
 
     def require_storage(self, job: PipelineJob, ranks: int) -> None:
         """Raise `UserError` if the pods of so many ranks could not share their output."""
@@ -138,7 +142,7 @@ class Actions:
     def _make_own(self, manifest: Mapping[str, Any]) -> Object:
         """The object; raises `KubeError` if one of that name is there and is not the job's."""
         found, wanted = self._make(manifest), manifest["metadata"]
-        if found["metadata"].get("labels", {}).get(UID_LABEL) == wanted["labels"][UID_LABEL]:
+        if _is_of(found, wanted["labels"][UID_LABEL]):
             return found
         what = f"{manifest['kind']} {wanted['name']} belongs to something else; remove it, or rename the job"
         raise KubeError(409, "NameTaken", what)
@@ -154,13 +158,13 @@ class Actions:
     def _forget_config_map(self, job: PipelineJob, attempt: int) -> None:
         namespace, name = job.metadata.namespace, attempt_name(job.metadata.name, attempt)
         try:
-            found = self._kube.get(CONFIG_MAPS, namespace, name)["metadata"]
+            found = self._kube.get(CONFIG_MAPS, namespace, name)
         except KubeError as error:
             if not error.is_missing:
                 raise
             return
-        if found.get("labels", {}).get(UID_LABEL) == job.metadata.uid:
-            self._kube.delete(CONFIG_MAPS, namespace, name, found["uid"])
+        if _is_of(found, job.metadata.uid):
+            self._kube.delete(CONFIG_MAPS, namespace, name, found["metadata"]["uid"])
 
     def end_attempt(self, seen: SeenJob) -> None:
         """Have the newest attempt's JobSet removed, and with it its pods."""
@@ -228,6 +232,12 @@ class Actions:
             raise UserError(what="with what was measured is gone", where=where, remedy=remedy) from None
         except (ValueError, OSError, EOFError, RecursionError, UserError) as error:
             raise UserError(what=f"holds no measurement: {error}", where=where, remedy=remedy) from None
+
+
+def _is_of(found: Object, job_uid: str) -> bool:
+    """Whether the object is one that the operator made for the job: the job controls it, and its label says so."""
+    labels = found["metadata"].get("labels", {})
+    return labels.get(UID_LABEL) == job_uid and controller(found, JOB_KIND, GROUP)[1] == job_uid
 
 
 def _without_jobsets(error: KubeError) -> KubeError:

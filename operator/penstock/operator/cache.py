@@ -1,6 +1,7 @@
 """What the operator knows of the cluster between looking: kept by watches, read by reconciles, safe among threads.
 
-Everything is found by the uid of the PipelineJob that it belongs to, because that is what reconciles are about.
+Everything is found by the uid of the PipelineJob that it belongs to, because that is what reconciles are about. What
+only says that it belongs to one is kept, and left out of what reconciles are given (`penstock.operator.ownership`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from penstock.core.job import API_VERSION, KIND, PipelineJob
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
 from penstock.operator.children import Child, Children, Gone
+from penstock.operator.ownership import Ownership, has_jobset, may_be_left, ranks
 from penstock.operator.room import Room
-from penstock.operator.seen import UNREADABLE, SeenJobSet, SeenNode, SeenPod
+from penstock.operator.seen import UNREADABLE, SeenJobSet, SeenNode, SeenPod, SeenRanksJob
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,9 @@ class Cache:
         self._jobs: dict[str, SeenJob] = {}
         self._gone = Gone()
         self._jobsets: Children[SeenJobSet] = Children()
+        self._ranks_jobs: Children[SeenRanksJob] = Children()
         self._pods: Children[SeenPod] = Children()
+        self._ownership = Ownership()
         self._nodes: dict[str, SeenNode] = {}
         self._service_since: float | None = None
         self._rooms: Mapping[str, Room] = {}
@@ -100,6 +104,7 @@ class Cache:
         with self._lock:
             self._gone.add(uid)
             gone = self._jobs.pop(uid, None)
+            self._ownership.forget(uid)
         if gone is not None:
             self._news(uid)
 
@@ -130,29 +135,65 @@ class Cache:
         with self._lock:
             self._shared = dict(refs)
 
-    # What belongs to jobs
+    # What belongs to jobs, or says so
 
     def jobsets(self, job_uid: str) -> tuple[SeenJobSet, ...]:
         """Those of a job."""
         with self._lock:
-            return self._jobsets.of(job_uid)
+            job = self._jobs.get(job_uid)
+            if job is None:
+                return ()
+            jobsets = self._jobsets.of(job_uid)
+            return tuple(each for each in jobsets if has_jobset(job.namespace, job.name, each))
 
     def pods(self, job_uid: str) -> tuple[SeenPod, ...]:
-        """Those of a job."""
+        """A job's ranks' pods, one for each attempt and completion index."""
         with self._lock:
-            return self._pods.of(job_uid)
+            job = self._jobs.get(job_uid)
+            if job is None:
+                return ()
+            pods = self._pods.of(job_uid)
+            return ranks(pod for pod in pods if self._ownership.has_pod(job.namespace, job.name, pod))
+
+    def leftovers(self, job_uid: str) -> tuple[SeenPod, ...]:
+        """Pods that may write where a job's ranks do, and are none of `pods`."""
+        with self._lock:
+            job = self._jobs.get(job_uid)
+            if job is None:
+                return ()
+            known = {pod.uid for pod in self.pods(job_uid)}
+            others = [pod for pod in self._pods.of(job_uid) if pod.uid not in known]
+            return tuple(pod for pod in others if may_be_left(job.namespace, job.name, pod))
 
     def put_jobset(self, jobset: SeenJobSet) -> None:
         """Know it as it is now."""
-        self._told(jobset.job_uid, self._locked(lambda: self._jobsets.put(jobset)))
+        with self._lock:
+            self._ownership.put_jobset(jobset)
+            is_news = self._jobsets.put(jobset)
+        self._told(jobset.job_uid, is_news)
 
     def remove_jobset(self, jobset: SeenJobSet) -> None:
         """It is gone from the cluster."""
-        self._told(jobset.job_uid, self._locked(lambda: self._jobsets.remove(jobset)))
+        self._told(jobset.job_uid, self._locked(lambda: self._removed(self._jobsets, jobset)))
 
-    def replace_jobsets(self, jobsets: Iterable[SeenJobSet], version: int, job_uid: str = "") -> None:
+    def replace_jobsets(self, jobsets: Iterable[SeenJobSet], version: int, job: SeenJob | None = None) -> None:
         """These are all there were at ``version``, of one job or of all."""
-        self._replaced(self._jobsets, jobsets, version, job_uid)
+        self._replaced(self._jobsets, jobsets, version, job, self._ownership.put_jobset)
+
+    def put_ranks_job(self, ranks_job: SeenRanksJob) -> None:
+        """Know it as it is now."""
+        with self._lock:
+            self._ownership.put_job(ranks_job)
+            is_news = self._ranks_jobs.put(ranks_job)
+        self._told(ranks_job.job_uid, is_news)
+
+    def remove_ranks_job(self, ranks_job: SeenRanksJob) -> None:
+        """It is gone from the cluster."""
+        self._told(ranks_job.job_uid, self._locked(lambda: self._removed(self._ranks_jobs, ranks_job)))
+
+    def replace_ranks_jobs(self, ranks_jobs: Iterable[SeenRanksJob], version: int, job: SeenJob | None = None) -> None:
+        """These are all there were at ``version``, of one job or of all."""
+        self._replaced(self._ranks_jobs, ranks_jobs, version, job, self._ownership.put_job)
 
     def put_pod(self, pod: SeenPod) -> None:
         """Know it as it is now."""
@@ -162,17 +203,33 @@ class Cache:
         """It is gone from the cluster."""
         self._told(pod.job_uid, self._locked(lambda: self._pods.remove(pod)))
 
-    def replace_pods(self, pods: Iterable[SeenPod], version: int, job_uid: str = "") -> None:
+    def replace_pods(self, pods: Iterable[SeenPod], version: int, job: SeenJob | None = None) -> None:
         """These are all there were at ``version``, of one job or of all."""
-        self._replaced(self._pods, pods, version, job_uid)
+        self._replaced(self._pods, pods, version, job, lambda pod: None)
 
-    def _replaced(self, known: Children[Child], listed: Iterable[Child], version: int, job_uid: str) -> None:
+    def _removed(self, known: Children[Child], child: Child) -> bool:
+        """Whether that is news. Its links outlive it, unless there is no job that they could lead to."""
+        if child.job_uid not in self._jobs:
+            self._ownership.forget(child.job_uid)
+        return known.remove(child)
+
+    def _replaced(
+        self,
+        known: Children[Child],
+        listed: Iterable[Child],
+        version: int,
+        job: SeenJob | None,
+        remember: Callable[[Child], None],
+    ) -> None:
+        children = list(listed)
         with self._lock:
-            if job_uid:
-                is_news = known.replace_of(job_uid, {child.name: child for child in listed}, version)
-                uids = {job_uid} if is_news else set()
+            for child in children:
+                remember(child)
+            if job is not None:
+                is_news = known.replace_of(job.uid, children, version, job.namespace)
+                uids = {job.uid} if is_news else set()
             else:
-                uids = known.replace(listed, version)
+                uids = known.replace(children, version)
         for uid in uids:
             self._news(uid)
 

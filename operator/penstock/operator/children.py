@@ -7,12 +7,15 @@ of two tellings is the newer; what went once never comes back, because uids are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from penstock.operator.seen import SeenJobSet, SeenPod
+from penstock.operator.seen import SeenJobSet, SeenPod, SeenRanksJob
 
-Child = TypeVar("Child", SeenJobSet, SeenPod)
+Child = TypeVar("Child", SeenJobSet, SeenPod, SeenRanksJob)
+
+Key = tuple[str, str]
+"""Namespace and name."""
 
 MOST_REMEMBERED = 20_000
 """Uids of those that went. One that is told of later than so many others' end is nothing that a cluster does."""
@@ -36,50 +39,57 @@ class Gone:
 
 
 class Children(Generic[Child]):
-    """The children of all jobs, of one kind. Not safe among threads."""
+    """The children of all jobs, of one kind, by namespace and name. Not safe among threads."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[str, Child]] = {}
+        self._of: dict[str, dict[Key, Child]] = {}
         self._gone = Gone()
 
     def of(self, job_uid: str) -> tuple[Child, ...]:
-        """Those of one job, by name."""
+        """Those of one job, by namespace and name."""
         found = self._of.get(job_uid, {})
-        return tuple(found[name] for name in sorted(found))
+        return tuple(found[key] for key in sorted(found))
 
     def put(self, child: Child) -> bool:
         """Know it as it is now, unless something newer is known; whether that is news."""
-        known = self._of.get(child.job_uid, {}).get(child.name)
+        known = self._of.get(child.job_uid, {}).get(_key(child))
         if child.uid in self._gone or (known is not None and known.version > child.version):
             return False
-        self._of.setdefault(child.job_uid, {})[child.name] = child
+        self._of.setdefault(child.job_uid, {})[_key(child)] = child
         return known != child
 
     def remove(self, child: Child) -> bool:
         """Know it no longer, unless it was replaced by a namesake; whether that is news."""
         self._gone.add(child.uid)
         found = self._of.get(child.job_uid, {})
-        known = found.get(child.name)
+        known = found.get(_key(child))
         if known is None or known.uid != child.uid:
             return False
-        del found[child.name]
+        del found[_key(child)]
         if not found:
             del self._of[child.job_uid]
         return True
 
     def replace(self, children: Iterable[Child], version: int) -> set[str]:
         """Know these, which are all there were at ``version``; the jobs that this is news for."""
-        listed: dict[str, dict[str, Child]] = {}
+        listed: dict[str, list[Child]] = {}
         for child in children:
-            listed.setdefault(child.job_uid, {})[child.name] = child
-        return {uid for uid in self._of.keys() | listed.keys() if self.replace_of(uid, listed.get(uid, {}), version)}
+            listed.setdefault(child.job_uid, []).append(child)
+        return {uid for uid in self._of.keys() | listed.keys() if self.replace_of(uid, listed.get(uid, []), version)}
 
-    def replace_of(self, job_uid: str, listed: Mapping[str, Child], version: int) -> bool:
-        """Know these of one job, by name, which were all there were at ``version``; whether that is news."""
+    def replace_of(self, job_uid: str, listed: Iterable[Child], version: int, namespace: str = "") -> bool:
+        """Know these of one job, which were all there were at ``version``, in one namespace or in all; whether that is
+        news.
+        """
+        there = {_key(child): child for child in listed}
         missing = [
             child
-            for name, child in self._of.get(job_uid, {}).items()
-            if name not in listed and child.version <= version
+            for key, child in self._of.get(job_uid, {}).items()
+            if key not in there and child.version <= version and namespace in ("", child.namespace)
         ]
-        news = [self.remove(child) for child in missing] + [self.put(child) for child in listed.values()]
+        news = [self.remove(child) for child in missing] + [self.put(child) for child in there.values()]
         return any(news)
+
+
+def _key(child: SeenJobSet | SeenPod | SeenRanksJob) -> Key:
+    return child.namespace, child.name

@@ -22,6 +22,7 @@ class Facts:
     when the newest step was heard of. ``room`` is what was found for more of its ranks, if that was looked for. By
     this process's clock all that the cluster dated is ``ahead_seconds`` later. ``hosts`` are the nodes of all its pods,
     also of attempts before: what a lost node had stays there until somebody says that it never comes back.
+    ``leftovers`` may be ranks of the attempt and are not known to be: they are waited for, and nothing else.
     """
 
     job: PipelineJob
@@ -38,6 +39,7 @@ class Facts:
     room: Room | None = None
     ahead_seconds: float = 0.0
     hosts: frozenset[str] = frozenset()
+    leftovers: tuple[SeenPod, ...] = ()
 
     @property
     def wanted_pods(self) -> int:

@@ -18,6 +18,8 @@ from penstock.kube.names import (
     ATTEMPT_LABEL,
     JOB_KIND,
     JOB_LABEL,
+    JOBSET_GROUP,
+    JOBSET_KIND,
     PRIORITY_LABEL,
     QUEUE_LABEL,
     RANKS_JOB,
@@ -29,7 +31,7 @@ from penstock.kube.packing import packed
 from penstock.operator.podspec import pod_spec
 from penstock.operator.settings import Settings
 
-JOBSET_API = "jobset.x-k8s.io/v1alpha2"
+JOBSET_API = f"{JOBSET_GROUP}/v1alpha2"
 
 
 def num_pods(job: PipelineJob, ranks: int) -> int:
@@ -89,7 +91,7 @@ def jobset(job: PipelineJob, attempt: int, ranks: int, settings: Settings, grace
     }
     return {
         "apiVersion": JOBSET_API,
-        "kind": "JobSet",
+        "kind": JOBSET_KIND,
         "metadata": metadata,
         "spec": {
             "suspend": bool(job.spec.kubernetes.queue_name),

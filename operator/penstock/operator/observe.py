@@ -149,7 +149,7 @@ def is_gone(facts: Facts) -> bool:
 
     One that is to be followed by another is gone only with its JobSet, or it would be taken for the other.
     """
-    if any(_may_write(pod, facts.nodes) for pod in facts.pods):
+    if any(_may_write(pod, facts.nodes) for pod in (*facts.pods, *facts.leftovers)):
         return False
     return _is_closed(facts) or (facts.status.phase.terminal and not _may_bear(facts))
 

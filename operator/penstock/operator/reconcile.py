@@ -195,17 +195,19 @@ class Reconciler:
     def _facts(self, draft: _Draft) -> Facts:
         uid, status = draft.seen.uid, draft.status
         jobsets = (each for each in self._cache.jobsets(uid) if each.attempt == status.attempt)
+        pods, leftovers = self._cache.pods(uid), self._cache.leftovers(uid)
         bare = Facts(
             job=draft.job,
             status=status,
             jobset=next(jobsets, None),
-            pods=tuple(pod for pod in self._cache.pods(uid) if pod.attempt == status.attempt),
+            pods=tuple(pod for pod in pods if pod.attempt == status.attempt),
             nodes=self._cache.nodes(),
             service_since=self._cache.service_since,
             stepped_at=draft.seen.stepped_at,
             room=self._cache.room(uid),
             ahead_seconds=self._cache.ahead_seconds,
-            hosts=frozenset(pod.node for pod in self._cache.pods(uid) if pod.node),
+            hosts=frozenset(pod.node for pod in (*pods, *leftovers) if pod.node),
+            leftovers=tuple(pod for pod in leftovers if pod.attempt == status.attempt),
         )
         plan, plan_message = self._plan_step(draft)
         return replace(self._measurements.told(bare), plan=plan, plan_message=plan_message)

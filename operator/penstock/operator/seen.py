@@ -14,14 +14,21 @@ from penstock.core.pod import PodBinding
 from penstock.core.supervision import AttemptReport
 from penstock.kube.names import (
     ATTEMPT_LABEL,
+    BATCH_GROUP,
+    BATCH_JOB_KIND,
     BINDING_ANNOTATION,
+    GROUP,
     INDEX_LABEL,
+    JOB_KIND,
+    JOBSET_GROUP,
+    JOBSET_KIND,
     REMINDER_ANNOTATION,
     REPORTER_CONTAINER,
     STOP_ANNOTATION,
     TRAINER_CONTAINER,
     UID_LABEL,
 )
+from penstock.kube.owners import controller
 from penstock.kube.transport import Object
 
 UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
@@ -32,7 +39,8 @@ UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
 class SeenJobSet:
     """An attempt's JobSet. ``failure`` is what the JobSet controller says about one that failed.
 
-    ``completed`` says that all its pods ended well, also where they are gone.
+    ``completed`` says that all its pods ended well, also where they are gone. ``owner`` is the uid of the PipelineJob
+    that controls it; ``job_uid`` is only what its label says.
     """
 
     namespace: str
@@ -45,6 +53,19 @@ class SeenJobSet:
     completed: bool = False
     failure: str = ""
     message: str = ""
+    owner: str = ""
+    version: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenRanksJob:
+    """The Job that the JobSet controller makes of an attempt's JobSet; ``owner`` is the uid of that JobSet."""
+
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    owner: str
     version: int = field(default=0, compare=False)
 
 
@@ -72,6 +93,9 @@ class Hindrance:
 class SeenPod:
     """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one.
 
+    Whose it is follows from the Job that controls it, ``owner_name`` with the uid ``owner`` (`penstock.operator.
+    ownership`); ``job_uid`` and ``attempt`` are only what its labels say. It was ``made_at`` by the cluster's clock.
+
     ``placed_at`` is when it was put on its ``node``, by the cluster's clock. It is ``running`` once anything in it
     does, and has its ``end`` when nothing does: its ranks have ended by then, and what they recorded was brought to the
     service or could not be.
@@ -94,6 +118,9 @@ class SeenPod:
     reminder: str = ""
     hindrance: Hindrance | None = None
     end: End | None = None
+    owner_name: str = ""
+    owner: str = ""
+    made_at: float = 0.0
     version: int = field(default=0, compare=False)
 
     @property
@@ -129,6 +156,20 @@ def see_jobset(found: Object) -> SeenJobSet:
         completed=bool(_condition(found, "Completed")),
         failure=str(failed.get("reason", "Failed")) if failed else "",
         message=str(failed.get("message", "")) if failed else "",
+        owner=controller(found, JOB_KIND, GROUP)[1],
+        version=_number(metadata.get("resourceVersion")),
+    )
+
+
+def see_ranks_job(found: Object) -> SeenRanksJob:
+    """The extract of the Job of an attempt's JobSet."""
+    metadata = found["metadata"]
+    return SeenRanksJob(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job_uid=metadata.get("labels", {}).get(UID_LABEL, ""),
+        owner=controller(found, JOBSET_KIND, JOBSET_GROUP)[1],
         version=_number(metadata.get("resourceVersion")),
     )
 
@@ -140,6 +181,7 @@ def see_pod(found: Object) -> SeenPod:
     container = _container(status, "containerStatuses", TRAINER_CONTAINER)
     reporter = _container(status, "initContainerStatuses", REPORTER_CONTAINER)
     reports = "running" in reporter.get("state", {})
+    owner_name, owner = controller(found, BATCH_JOB_KIND, BATCH_GROUP)
     return SeenPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -158,6 +200,9 @@ def see_pod(found: Object) -> SeenPod:
         reminder=annotations.get(REMINDER_ANNOTATION, ""),
         hindrance=_hindrance(found, reporter, container),
         end=_end(found, container, reports),
+        owner_name=owner_name,
+        owner=owner,
+        made_at=parse_instant(metadata.get("creationTimestamp"), "creationTimestamp") or 0.0,
         version=_number(metadata.get("resourceVersion")),
     )
 

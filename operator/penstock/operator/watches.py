@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from penstock.kube.names import UID_LABEL
-from penstock.kube.resources import JOBS, JOBSETS, NODES, PODS, Resource
+from penstock.kube.resources import BATCH_JOBS, JOBS, JOBSETS, NODES, PODS, Resource
 from penstock.kube.transport import Object
 from penstock.kube.watching import Watched
 from penstock.operator.cache import Cache
-from penstock.operator.seen import UNREADABLE, see_jobset, see_node, see_pod
+from penstock.operator.seen import UNREADABLE, see_jobset, see_node, see_pod, see_ranks_job
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +20,13 @@ T = TypeVar("T")
 
 
 def watched(cache: Cache) -> list[Watched]:
-    """PipelineJobs, JobSets and pods of their attempts, and nodes."""
+    """PipelineJobs; JobSets, Jobs and pods of their attempts; and nodes."""
     jobsets = _children(JOBSETS, see_jobset, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
+    ranks_jobs = _children(
+        BATCH_JOBS, see_ranks_job, cache.replace_ranks_jobs, cache.put_ranks_job, cache.remove_ranks_job
+    )
     pods = _children(PODS, see_pod, cache.replace_pods, cache.put_pod, cache.remove_pod)
-    return [_jobs(cache), replace(jobsets, optional=True), pods, _nodes(cache)]
+    return [_jobs(cache), replace(jobsets, optional=True), ranks_jobs, pods, _nodes(cache)]
 
 
 def _jobs(cache: Cache) -> Watched:
