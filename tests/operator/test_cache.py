@@ -131,6 +131,19 @@ class TestJobs:
         assert [each.ref for each in cache.profiles("team", "k")] == ["measured"]
         assert cache.profiles("other", "k") == cache.profiles("team", "l") == []
 
+    @given(st.lists(st.tuples(st.sampled_from("uv"), st.sampled_from(("", "k", "l"))), max_size=12))
+    def test_measurements_are_those_of_the_jobs_there_are(self, tellings: list[tuple[str, str]]) -> None:
+        cache = Cache(lambda: NOW)
+        for version, (uid, key) in enumerate(tellings, start=1):
+            cache.put_job(job(version, uid, **({"profile": {"ref": f"of-{uid}", "key": key}} if key else {})))
+        newest = dict(tellings)
+        for key in "kl":
+            expected = {f"of-{uid}" for uid, its in newest.items() if its == key}
+            assert {each.ref for each in cache.profiles("team", key)} == expected
+        for uid in newest:
+            cache.remove_job(uid)
+        assert cache.profiles("team", "k") == cache.profiles("team", "l") == []
+
 
 class TestChildren:
     def test_an_answer_that_comes_late(self, cache: Cache, news: News) -> None:

@@ -149,6 +149,67 @@ def test_failures_wait_longer_and_longer_whatever_is_told() -> None:
     assert seconds >= 3 * FIRST_WAIT_SECONDS
 
 
+NUM_WORKERS = 6
+
+
+def turns(add: Callable[[WorkQueue], None]) -> list[str]:
+    """Keys in the order in which they left a queue that first was told to resync ten thousand."""
+
+    async def run() -> list[str]:
+        calls = list[str]()
+
+        async def handle(key: str) -> None:
+            calls.append(key)
+            if len(calls) == 20:
+                add(queue)
+            await asyncio.sleep(0)
+
+        queue = WorkQueue(handle, ignore, num_workers=NUM_WORKERS, is_first=lambda key: key.startswith("new"))
+        for number in range(10_000):
+            queue.resync(f"idle-{number}")
+        await settled(queue)
+        assert (queue.num_waiting, queue.num_in_flight) == (0, 0)
+        return calls
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["new", "urgent", "idle-9999"])
+def test_what_is_news_waits_for_no_resync(key: str) -> None:
+    """Also a key that waits for its own resync: it is called once, and soon."""
+    calls = turns(lambda queue: queue.add(key))
+    assert calls.index(key) <= 20 + NUM_WORKERS
+    assert Counter(calls).most_common(1) == [(calls[0], 1)]
+
+
+def test_what_is_told_again_in_a_call_waits_for_no_resync() -> None:
+    calls = turns(lambda queue: [queue.add("urgent"), queue.resync("urgent")][0])
+    assert calls.index("urgent") <= 20 + NUM_WORKERS
+
+
+def test_no_more_calls_are_in_flight_than_there_are_workers() -> None:
+    async def run() -> tuple[int, int, list[str]]:
+        gate, entered = asyncio.Event(), list[str]()
+
+        async def handle(key: str) -> None:
+            entered.append(key)
+            await gate.wait()
+
+        queue = WorkQueue(handle, ignore, num_workers=2, num_first=3, is_first=lambda key: key.startswith("new"))
+        for number in range(5):
+            queue.resync(f"idle-{number}")
+            queue.add(f"new-{number}")
+        await asyncio.sleep(0)
+        numbers = queue.num_in_flight, queue.num_waiting
+        gate.set()
+        await settled(queue)
+        return *numbers, entered[:5]
+
+    in_flight, waiting, entered = asyncio.run(run())
+    assert (in_flight, waiting) == (5, 5)
+    assert sorted(entered) == ["idle-0", "idle-1", "new-0", "new-1", "new-2"]
+
+
 @given(st.integers(1, 10_000))
 def test_waits_grow_up_to_a_minute(failures: int) -> None:
     assert FIRST_WAIT_SECONDS <= backoff_seconds(failures) <= backoff_seconds(failures + 1) <= LONGEST_WAIT_SECONDS

@@ -56,6 +56,7 @@ class Cache:
         self._lock = threading.RLock()
         self._clock, self._news = clock, news
         self._jobs: dict[str, SeenJob] = {}
+        self._profiles: dict[tuple[str, str], dict[str, ProfileStatus]] = {}
         self._gone = Gone()
         self._jobsets: Children[SeenJobSet] = Children()
         self._ranks_jobs: Children[SeenRanksJob] = Children()
@@ -95,6 +96,7 @@ class Cache:
                 log.error("the status of job %s cannot be read: %s", found["metadata"]["name"], error)
                 return known
             self._jobs[uid] = job
+            self._index_profile(known, job)
         if known is None or _without_progress(job) != _without_progress(known):
             self._news(uid)
         return job
@@ -104,6 +106,7 @@ class Cache:
         with self._lock:
             self._gone.add(uid)
             gone = self._jobs.pop(uid, None)
+            self._index_profile(gone, None)
             self._ownership.forget(uid)
         if gone is not None:
             self._news(uid)
@@ -121,8 +124,17 @@ class Cache:
     def profiles(self, namespace: str, key: str) -> list[ProfileStatus]:
         """The measurements with that key which jobs of the namespace went by."""
         with self._lock:
-            told = (job.status.profile for job in self._jobs.values() if job.namespace == namespace)
-            return [each for each in told if each is not None and each.key == key]
+            return list(self._profiles.get((namespace, key), {}).values())
+
+    def _index_profile(self, before: SeenJob | None, after: SeenJob | None) -> None:
+        if before is not None and before.status.profile is not None:
+            of_key = self._profiles[before.namespace, before.status.profile.key]
+            del of_key[before.uid]
+            if not of_key:
+                del self._profiles[before.namespace, before.status.profile.key]
+        if after is not None and after.status.profile is not None:
+            key = after.namespace, after.status.profile.key
+            self._profiles.setdefault(key, {})[after.uid] = after.status.profile
 
     def shared_profile(self, key: str) -> ProfileStatus | None:
         """The measurement with that key which a ClusterProfile names, for jobs of all namespaces."""

@@ -66,9 +66,10 @@ class Operation:
         actions = Actions(self._kube, self.cache, settings, clock)
         self._profiles = ClusterProfiles(self._kube, self.cache, actions, settings.measuring_namespace, clock)
         self._reconciler = Reconciler(self.cache, actions, self._planning, clock, self._announce)
-        self._queue = WorkQueue(self._reconcile, self._failed)
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="reconcile")
-        self._launchers = ThreadPoolExecutor(NUM_LAUNCHERS, thread_name_prefix="launch")
+        self._queue = WorkQueue(
+            self._reconcile, self._failed, num_workers=NUM_THREADS, num_first=NUM_LAUNCHERS, is_first=self._is_new
+        )
+        self._threads = ThreadPoolExecutor(NUM_LAUNCHERS + NUM_THREADS, thread_name_prefix="reconcile")
         self._watchers = [Watcher(self._kube, each, settings.namespace, clock) for each in watched(self.cache)]
         self._presence, self._clock = ServicePresence(self._kube, settings.own_namespace, clock), clock
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,8 +101,7 @@ class Operation:
         await self._queue.close()
         self._loop = None
         self._planning.close()
-        for threads in (self._threads, self._launchers):
-            threads.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
         await self._last_words()
 
     async def _last_words(self) -> None:
@@ -139,17 +139,19 @@ class Operation:
 
     async def _reconcile(self, uid: str) -> float | None:
         """Nothing follows from the half of the truth: a pod that was not heard of yet is not lost."""
-        if not all(watcher.synced.is_set() for watcher in self._watchers):
+        if not self._is_synced():
             return UNSYNCED_SECONDS
         began = asyncio.get_running_loop().time()
         result = "failed"
-        threads = self._launchers if self._is_new(uid) else self._threads
         try:
-            wait = await asyncio.get_running_loop().run_in_executor(threads, self._reconciler.reconcile, uid)
+            wait = await asyncio.get_running_loop().run_in_executor(self._threads, self._reconciler.reconcile, uid)
             result = "done"
             return wait
         finally:
             self._metrics.reconciles.labels(result).observe(asyncio.get_running_loop().time() - began)
+
+    def _is_synced(self) -> bool:
+        return all(watcher.synced.is_set() for watcher in self._watchers)
 
     def _is_new(self, uid: str) -> bool:
         """Whether it waits for its first attempt; it does not wait for others to be followed then, nor they for it."""
@@ -172,9 +174,13 @@ class Operation:
     # What is looked at now and then
 
     async def _resync(self) -> None:
-        """Every job."""
+        """Every job, once it can be looked at, and after those of which there is news. A job that no operator has
+        looked at yet is news.
+        """
+        while not self._is_synced():
+            await asyncio.sleep(UNSYNCED_SECONDS)
         for job in self.cache.jobs():
-            self._queue.add(job.uid)
+            (self._queue.add if job.status.phase is Phase.PENDING else self._queue.resync)(job.uid)
         await asyncio.to_thread(self._look_for_room)
 
     def _look_for_room(self) -> None:

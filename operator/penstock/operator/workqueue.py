@@ -1,12 +1,17 @@
-"""A queue of keys: for each one call is in flight, and one more follows if it is told again meanwhile.
+"""A queue of keys: for each one call is in flight, and one more follows if it is added again meanwhile.
 
-The pattern is that of client-go's workqueue; here on asyncio.
+The pattern is that of client-go's workqueue; here on asyncio, with two levels and two groups of workers. A key that is
+added because something happened leaves the queue before any that is there for a resync alone: however many of those
+wait, it waits for a worker, not for them. Keys that are ``first`` have workers of their own, and neither wait for the
+others nor hold them up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -18,21 +23,44 @@ Handle = Callable[[str], Awaitable[float | None]]
 """Does what there is to do about a key; says after how many seconds it wants to be called again, if at all."""
 
 
+class Level(enum.IntEnum):
+    """Why a key waits for a worker, the most urgent first."""
+
+    FIRST = 0
+    NEWS = 1
+    RESYNC = 2
+
+
 @dataclass(slots=True)
 class _Entry:
     in_flight: bool = False
-    again: bool = False
+    again: Level | None = None
+    ready: Level | None = None
     failures: int = 0
     timer: asyncio.TimerHandle | None = None
 
 
 class WorkQueue:
-    """All methods belong to the thread of ``loop``. ``failed`` is told what went wrong, and how often in a row."""
+    """All methods belong to the thread of ``loop``. ``failed`` is called with an error and how often in a row.
 
-    def __init__(self, handle: Handle, failed: Callable[[str, Exception, int], None]) -> None:
-        self._handle, self._failed = handle, failed
+    So many calls are in flight at most: ``num_first`` for keys that are ``is_first`` when news of them arrive, and
+    ``num_workers`` for all others.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        failed: Callable[[str, Exception, int], None],
+        *,
+        num_workers: int = 6,
+        num_first: int = 32,
+        is_first: Callable[[str], bool] = lambda key: False,
+    ) -> None:
+        self._handle, self._failed, self._is_first = handle, failed, is_first
+        self._num_workers, self._num_first = num_workers, num_first
         self._entries: dict[str, _Entry] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[Level, OrderedDict[str, None]] = {level: OrderedDict() for level in Level}
+        self._tasks: dict[asyncio.Task[None], Level] = {}
 
     @property
     def num_in_flight(self) -> int:
@@ -41,22 +69,22 @@ class WorkQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Keys that are to be worked on again as soon as a call ends, or as a wait after failures is over."""
+        """Keys that wait for a worker, for a call that is in flight, or for a pause after failures to be over."""
         entries = list(self._entries.values())
-        return sum(1 for entry in entries if entry.again or (entry.failures and not entry.in_flight))
+        return sum(1 for entry in entries if _waits(entry))
 
     def add(self, key: str) -> None:
-        """See to the key now, or as soon as the call in flight ends; a wait after failures is kept."""
-        entry = self._entries.setdefault(key, _Entry())
-        if entry.in_flight:
-            entry.again = True
-        elif entry.timer is None or not entry.failures:
-            self._start(key, entry)
+        """Work on the key as soon as a worker is free, before any that `resync` added. A pause after failures stays."""
+        self._add(key, Level.NEWS)
+
+    def resync(self, key: str) -> None:
+        """Work on the key once nothing that was added waits."""
+        self._add(key, Level.RESYNC)
 
     def add_after(self, key: str, seconds: float) -> None:
-        """See to the key at the latest in so many seconds."""
+        """Add the key at the latest in so many seconds."""
         entry = self._entries.setdefault(key, _Entry())
-        if entry.in_flight:
+        if entry.in_flight or entry.ready is not None:
             return  # what it says when it ends is newer
         loop = asyncio.get_running_loop()
         due = loop.time() + seconds
@@ -64,25 +92,65 @@ class WorkQueue:
             if entry.timer.when() <= due:
                 return
             entry.timer.cancel()
-        entry.timer = loop.call_at(due, self._start, key, entry)
+        entry.timer = loop.call_at(due, self._due, key, entry)
 
     async def close(self) -> None:
         """Start nothing more, and wait for what is in flight."""
         for entry in self._entries.values():
             if entry.timer is not None:
                 entry.timer.cancel()
-            entry.again = False
+            entry.again = None
+        for keys in self._ready.values():
+            keys.clear()
         self._handle = _nothing
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, key: str, entry: _Entry) -> None:
+    def _add(self, key: str, level: Level) -> None:
+        entry = self._entries.setdefault(key, _Entry())
+        if entry.in_flight:
+            entry.again = level if entry.again is None else min(entry.again, level)
+        elif entry.timer is None or not entry.failures:
+            self._enqueue(key, entry, level)
+
+    def _due(self, key: str, entry: _Entry) -> None:
+        entry.timer = None
+        self._enqueue(key, entry, Level.NEWS)
+
+    def _enqueue(self, key: str, entry: _Entry, level: Level) -> None:
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
-        entry.in_flight, entry.again = True, False
-        task = asyncio.get_running_loop().create_task(self._work(key, entry))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if level is Level.NEWS and self._is_first(key):
+            level = Level.FIRST
+        if entry.ready is not None:
+            if entry.ready <= level:
+                return
+            del self._ready[entry.ready][key]
+        entry.ready = level
+        self._ready[level][key] = None
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Start calls for as long as there are keys and workers."""
+        while (level := self._next()) is not None:
+            key, _ = self._ready[level].popitem(last=False)
+            entry = self._entries[key]
+            entry.in_flight, entry.again, entry.ready = True, None, None
+            task = asyncio.get_running_loop().create_task(self._work(key, entry))
+            self._tasks[task] = level
+            task.add_done_callback(self._done)
+
+    def _next(self) -> Level | None:
+        num_first = sum(1 for level in self._tasks.values() if level is Level.FIRST)
+        if self._ready[Level.FIRST] and num_first < self._num_first:
+            return Level.FIRST
+        if len(self._tasks) - num_first >= self._num_workers:
+            return None
+        return next((level for level in (Level.NEWS, Level.RESYNC) if self._ready[level]), None)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self._dispatch()
 
     async def _work(self, key: str, entry: _Entry) -> None:
         try:
@@ -93,12 +161,17 @@ class WorkQueue:
             self._failed(key, error, entry.failures)
             wait = backoff_seconds(entry.failures)
         entry.in_flight = False
-        if entry.again and not entry.failures:
-            self._start(key, entry)
+        if entry.again is not None and not entry.failures:
+            self._enqueue(key, entry, entry.again)
         elif wait is not None:
             self.add_after(key, wait)
         else:
             del self._entries[key]
+
+
+def _waits(entry: _Entry) -> bool:
+    in_queue = entry.ready is not None or entry.again is not None
+    return in_queue or (entry.failures > 0 and not entry.in_flight)
 
 
 async def _nothing(key: str) -> None:
