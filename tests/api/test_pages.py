@@ -18,11 +18,9 @@ from starlette.testclient import TestClient
 from penstock.api.auth.identity import Role
 from penstock.api.pages import static
 from penstock.api.pages.job import event_text
-from penstock.api.pages.job_data import step_metrics
 from penstock.api.routes import pages
 from penstock.api.service import Service
 from penstock.api.store import jobs
-from penstock.api.store.series import ChartPoint
 from penstock.core.lifecycle import AttemptState, Phase
 from tests.support.executing import World
 from tests.support.fake_supervisors import FakePlanner, Script
@@ -395,16 +393,6 @@ def test_events_are_sentences() -> None:
     assert event_text("condition", told) == "Admitted is false (Waiting: for 2 nodes)"
     assert event_text("changed", {"by": "eve", "generation": 3}) == "Changed by eve, generation 3"
     assert event_text("something", {"of": "later"}) == "something: later"
-
-
-def test_a_validation_goes_to_the_step_shown_before_it() -> None:
-    def chart(*steps: int) -> list[ChartPoint]:
-        return [ChartPoint(step=s, attempt=1, min=s, mean=s, max=s, last=s) for s in steps]
-
-    names = ("loss", "step_seconds", "tokens_per_second", "learning_rate", "gradient_norm", "peak_bytes")
-    charts = {(name, -1): chart(0, 10, 20) for name in names} | {("validation_loss", -1): chart(9, 25)}
-    assert [(entry.step, entry.validation_loss) for entry in step_metrics(charts)] == [(0, 9), (10, None), (20, 25)]
-    assert step_metrics({("loss", -1): chart(0)}) == ()
 
 
 def test_the_clock_of_the_service_counts(service: Service, clock: Clock) -> None:

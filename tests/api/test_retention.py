@@ -55,13 +55,19 @@ def test_old_points_go_and_their_rollups_stay(service: Service, clock: Clock) ->
     assert count(service, points) == 2 * 50
     later(clock, 7.1)
     forget_old(service)
-    assert count(service, points) == 2 * 18
+    assert count(service, points) == 2 * (18 + 1)
     chart = service.read(lambda c: series.charts(c, uid, most=39)[("loss", ALL_RANKS)])
-    assert [(each.step, each.attempt) for each in chart] == [(0, 1), (16, 2)], "rolled up, as the newest attempt has it"
+    kept = [(each.step, each.attempt) for each in chart.points]
+    assert kept == [(0, 1), (16, 1), (20, 2)], "rolled up, as the newest attempt has it, and nothing hidden"
+    assert chart.first is not None
+    assert (chart.first.step, chart.last.step) == (0, 29)
     later(clock, 10.1)
     forget_old(service)
-    assert count(service, points) == 0
+    assert count(service, points) == 2 * 2, "the first of each attempt: where it began stays exact"
     assert count(service, rollups) == 2 * (3 + 1 + 1 + 1)
+    later(clock, 101)
+    forget_old(service)
+    assert (count(service, points), count(service, rollups)) == (0, 0)
 
 
 def test_a_bucket_that_still_grows_is_kept_whole(service: Service, clock: Clock) -> None:
@@ -105,7 +111,7 @@ def test_work_is_done_in_slices(service: Service, clock: Clock, monkeypatch: pyt
     monkeypatch.setattr(Writer, "write", counted)
     later(clock, 8)
     forget_old(service)
-    assert count(service, points) == 0
+    assert count(service, points) == 2 * 2, "the first of each"
     assert len(writes) == -(-28 // size)
 
 
@@ -214,7 +220,7 @@ def test_a_database_that_does_not_answer_is_tried_again(
         forget_old(service)
     assert count(service, points) == 8
     forget_old(service)
-    assert count(service, points) == 0
+    assert count(service, points) == 2, "the first of each"
 
 
 def test_a_service_that_ends_is_let_go(service: Service, clock: Clock) -> None:

@@ -130,7 +130,7 @@ def test_timelines_by_step_and_the_newest(client: TestClient) -> None:
     assert client.get(f"{PATH}/timeline", params={"step": 2}).json()["attempt"] == 2
     missing = client.get(f"{PATH}/timeline", params={"step": 3})
     assert missing.status_code == 404
-    assert missing.json()["remedy"] == "the newest sampled steps: 2, 5, 2, 5"
+    assert missing.json()["remedy"] == "the newest sampled steps: 2, 5"
 
 
 def test_logs_by_rank(client: TestClient) -> None:

@@ -19,7 +19,8 @@ from penstock.api.store import ingest, lines, profiles, series
 from penstock.api.store.ingest import MOST_RANKS, Batch, ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
 from penstock.api.store.schema import jobs, log_lines, points, rollups
-from penstock.api.store.series import ALL_RANKS, ChartPoint, Point
+from penstock.api.store.series import ALL_RANKS, Point
+from penstock.core.curves import CurvePoint, usual
 from penstock.core.errors import UserError
 from penstock.core.profile import Profile
 from penstock.core.records import LogLine, Record, RecordKind
@@ -47,8 +48,8 @@ def take(service: Service, records: Sequence[Record]) -> int:
     return service.submit_joint(batch.uid, ingest.take, batch).result()
 
 
-def chart(service: Service, uid: str, most: int = 500) -> list[ChartPoint]:
-    return service.read(lambda connection: series.charts(connection, uid, most=most)[("loss", ALL_RANKS)])
+def chart(service: Service, uid: str, most: int = 500) -> tuple[CurvePoint, ...]:
+    return service.read(lambda connection: series.charts(connection, uid, most=most)[("loss", ALL_RANKS)].points)
 
 
 def test_what_is_sent_is_kept_and_acknowledged(service: Service) -> None:
@@ -178,6 +179,38 @@ def test_a_long_chart_is_rolled_up_without_losing_anything(service: Service, ste
     assert found[0].step == 0
 
 
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 700), st.integers(1, 700)), min_size=1, max_size=4),
+    spike=st.integers(0, 10**6),
+    most=st.sampled_from([1, 3, 40, 500]),
+)
+def test_a_chart_hides_no_step_that_counts_and_shows_no_other(
+    service: Service, runs: list[tuple[int, int]], spike: int, most: int
+) -> None:
+    """Attempts begin anywhere, also in the middle of a roll-up, of which then only some steps count."""
+    job = begun(service)
+    counting: dict[int, float] = {}
+    reached = 0
+    for attempt, (begin, length) in enumerate(runs, 1):
+        begin = min(begin, reached)
+        steps = range(begin, begin + length)
+        values = {step: (1e6 if step == begin + spike % length else attempt * 1e3 + step % 89) for step in steps}
+        new = [Point("loss", ALL_RANKS, step, value) for step, value in values.items()]
+        service.write(job.uid, partial(series.add_points, new={(job.uid, attempt): new}, now=NOW))
+        counting = {step: value for step, value in counting.items() if step < begin} | values
+        reached = max(counting) + 1
+    curve = service.read(lambda connection: series.charts(connection, job.uid, most=most)[("loss", ALL_RANKS)])
+    steps_in_order = sorted(counting)
+    assert len(curve.points) <= most
+    assert (curve.min, curve.max) == (min(counting.values()), max(counting.values()))
+    assert curve.first == (steps_in_order[0], counting[steps_in_order[0]])
+    assert curve.last == (steps_in_order[-1], counting[steps_in_order[-1]])
+    assert curve.count == len(counting)
+    found = service.read(lambda connection: series.usual_of(connection, job.uid, "loss", curve))
+    assert found == usual([counting[step] for step in steps_in_order])
+
+
 def test_numbers_that_are_none_are_left_out(service: Service) -> None:
     job = begun(service)
     new = [Point("loss", ALL_RANKS, 1, math.nan), Point("loss", ALL_RANKS, 2, 1.0), Point("x", ALL_RANKS, 1, math.inf)]
@@ -214,9 +247,9 @@ def test_sampled_steps_tell_of_each_rank_once(service: Service) -> None:
     every = range(MOST_RANKS + 2)
     found = service.read(lambda connection: series.charts(connection, job.uid, every))
     assert {rank for _, rank in found} == set(range(MOST_RANKS))
-    assert found["busy_seconds", 1] == [ChartPoint(3, 1, 15e-9, 15e-9, 15e-9, 15e-9)]
-    assert found["busy_seconds", 0] == [ChartPoint(3, 1, 0.0, 0.0, 0.0, 0.0)]
-    assert found["peak_bytes", 5] == [ChartPoint(3, 1, 5.0, 5.0, 5.0, 5.0)]
+    assert found["busy_seconds", 1].points == (CurvePoint(3, 1, 15e-9, 15e-9, 15e-9, 15e-9),)
+    assert found["busy_seconds", 0].points == (CurvePoint(3, 1, 0.0, 0.0, 0.0, 0.0),)
+    assert found["peak_bytes", 5].points == (CurvePoint(3, 1, 5.0, 5.0, 5.0, 5.0),)
     counts = service.read(lambda connection: connection.execute(select(rollups.c.count)).scalars().all())
     assert set(counts) == {1}
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from penstock.cli.attempt import read_result
 from penstock.cli.reporting import report_data, trace_path, versions, write_report
 from penstock.cli.summary import Summary, rendered, summarise
+from penstock.core.curves import WARM_UP_STEPS
 from penstock.core.errors import UserError
-from penstock.core.records import WARM_UP_STEPS
 from penstock.core.timeline import Source
 from penstock.planner.replay import simulated
 from penstock.trainer.rundir import RunDir, metrics_line, write_json
@@ -115,7 +115,7 @@ def test_the_report_has_both_steps_and_every_part(run: RunDir) -> None:
     assert data.predicted == simulated(local_plan(), local_profile()).timeline
     assert data.measured is not None
     assert data.measured.source is Source.MEASURED
-    assert len(data.metrics) == NUM_STEPS
+    assert data.run.curves["loss"].count == NUM_STEPS
     assert data.unigram_loss == 6.0
     assert len(data.samples) == 1
     assert len(data.fit) == len(local_profile().units)

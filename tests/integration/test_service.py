@@ -42,9 +42,9 @@ def losses(service: Served, uid: str) -> dict[int, float]:
     """What charts show."""
     engine = make_engine(parse_url(f"sqlite:///{service.folder / 'data' / 'penstock.db'}"))
     with engine.connect() as connection:
-        chart = series.charts(connection, uid).get(("loss", ALL_RANKS), [])
+        chart = series.charts(connection, uid).get(("loss", ALL_RANKS))
     engine.dispose()
-    return {point.step: point.last for point in chart}
+    return {point.step: point.last for point in chart.points} if chart else {}
 
 
 def supervisor_of(service: Served, uid: str, attempt: int) -> int:

@@ -13,7 +13,7 @@ from penstock.api.store.ingest import Batch, take
 from penstock.api.store.jobs import StoredJob
 from penstock.core.lifecycle import Phase
 from penstock.core.records import LogLine, Record, RecordKind
-from tests.support.sample_run import sample_report
+from tests.support.sample_run import sample_metrics, sample_report
 from tests.support.service import add_job
 
 PHASES = (Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING)
@@ -43,7 +43,9 @@ def run_job(service: Service, uid: str, steps: int = 8, line: str = "compiled") 
     def fill(connection: Connection) -> None:
         profiles.keep(connection, profile)
         plans.keep_plan(connection, uid, 0, plan, service.clock(), report.predicted)
-        found: list[dict[str, Any]] = [{"kind": RecordKind.METRICS, "metrics": each} for each in report.metrics[:steps]]
+        found: list[dict[str, Any]] = [
+            {"kind": RecordKind.METRICS, "metrics": each} for each in sample_metrics()[:steps]
+        ]
         found.append({"kind": RecordKind.TIMELINE, "timeline": measured})
         logs = (LogLine(rank=rank, level="info", message=line) for rank in range(2))
         found += [{"kind": RecordKind.LOG, "log": log} for log in logs]

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable
 
 from penstock.core.comparison import FitPoint, RankMemory
+from penstock.core.curves import curves_of
 from penstock.core.layout import Precision, stage_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Alternative, Plan, Prediction
@@ -331,7 +332,7 @@ def sample_report() -> ReportData:
         command="penstock run deploy/examples/stdlib-llama.yaml --run-dir runs/stdlib-llama",
         plan=plan,
         profile=profile,
-        metrics=sample_metrics(),
+        run=curves_of(sample_metrics()),
         unigram_loss=6.41,
         predicted=predicted,
         measured=measured,

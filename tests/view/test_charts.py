@@ -8,31 +8,31 @@ import re
 
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.core.records import StepMetrics
+from penstock.core.curves import MAX_POINTS, RunCurves, curves_of
 from penstock.view import charts
-from penstock.view.charts import MAX_POINTS, Figure, newest, thin
+from penstock.view.charts import Figure
 from penstock.view.theme import LIGHT
 from tests.support.sample_run import sample_metrics
 
 METRICS = sample_metrics(120)
+RUN = curves_of(METRICS)
+LONG = curves_of(sample_metrics(3 * MAX_POINTS))
+SINGLE = {"throughput": "tokens_per_second", "learning rate": "learning_rate", "gradient norm": "gradient_norm"}
 FIGURES = {
-    "loss": charts.loss(METRICS, 6.4),
-    "throughput": charts.throughput(METRICS),
-    "learning rate": charts.learning_rate(METRICS),
-    "gradient norm": charts.gradient_norm(METRICS),
-    "step time": charts.step_time(METRICS, 0.23),
-    "compared": charts.compared({"a": METRICS, "b": METRICS[:9]}, "loss", "nats per token"),
+    "loss": charts.loss(RUN, 6.4),
+    **{name: charts.single(RUN.curves[field], name, "series-4") for name, field in SINGLE.items()},
+    "step time": charts.step_time(RUN.curves["step_seconds"], 0.23),
+    "compared": charts.compared(
+        {"a": RUN.curves["loss"], "b": curves_of(METRICS[:9]).curves["loss"]}, "nats per token"
+    ),
     "by rank": charts.by_rank({rank: [(0, 1.0), (9, 2.0 + rank)] for rank in range(7)}, "milliseconds"),
-    "empty loss": charts.loss((), 6.4),
-    "empty step time": charts.step_time((), None),
+    "long loss": charts.loss(LONG, 6.4),
+    "long step time": charts.step_time(LONG.curves["step_seconds"], 0.23),
+    "empty loss": charts.loss(RunCurves(), 6.4),
+    "empty step time": charts.step_time(None, None),
+    "empty": charts.single(None, "learning rate", "series-3"),
 }
-
-
-def entry(step: int, attempt: int = 0, loss: float = 1.0) -> StepMetrics:
-    return dataclasses.replace(METRICS[0], step=step, attempt=attempt, loss=loss)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -70,40 +70,36 @@ def test_loss_shows_training_validation_and_baseline() -> None:
 
 
 def test_loss_leaves_out_what_was_not_measured() -> None:
-    plain = [dataclasses.replace(m, validation_loss=None) for m in METRICS]
+    plain = curves_of(dataclasses.replace(m, validation_loss=None) for m in METRICS)
     assert list(traces(charts.loss(plain))) == ["training"]
-    assert list(traces(charts.loss((), 6.4))) == ["training"]
+    assert charts.loss(RunCurves(), 6.4)["data"] == []
 
 
-@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 3)), max_size=60))
-def test_the_newest_attempt_s_last_entry_counts(keys: list[tuple[int, int]]) -> None:
-    metrics = [entry(step, attempt, loss=float(i)) for i, (step, attempt) in enumerate(keys)]
-    found = newest(metrics)
-    assert [m.step for m in found] == sorted({step for step, _ in keys})
-    for m in found:
-        rivals = [r for r in metrics if r.step == m.step]
-        assert (m.attempt, m.loss) == max((r.attempt, r.loss) for r in rivals)
-
-
-@given(st.integers(0, 5 * MAX_POINTS))
-def test_long_runs_are_thinned_evenly_and_end_with_the_last_step(count: int) -> None:
-    metrics = [METRICS[0]] * max(0, count - 1) + [METRICS[-1]] * min(1, count)
-    found = thin(metrics)
-    assert len(found) <= MAX_POINTS + 1
-    assert not count or found[-1] is METRICS[-1]
-    assert count > MAX_POINTS or len(found) == count
+def test_points_of_several_steps_have_a_band_from_least_to_greatest() -> None:
+    """A single step's spike is as high in the chart as in the run, however long the run."""
+    spike = [dataclasses.replace(METRICS[0], step=step, loss=8.17 if step == 17 else 1.0) for step in range(9_999)]
+    curve = curves_of(spike).curves["loss"]
+    band, mean = charts.envelope(curve, name="training", colour="series-1")
+    assert max(band["y"]) == 8.17
+    assert max(mean["y"]) < 3
+    assert len(band["x"]) == len(band["y"]) == 2 * len(curve.points)
+    assert len(charts.envelope(RUN.curves["loss"], name="training", colour="series-1")) == 1
 
 
 def test_step_time_leaves_rare_outliers_outside_and_says_so() -> None:
-    slow = (dataclasses.replace(METRICS[0], step_seconds=4.0), *METRICS[1:])
+    slow = curves_of((dataclasses.replace(METRICS[0], step_seconds=4.0), *METRICS[1:])).curves["step_seconds"]
     layout = charts.step_time(slow, 0.23)["layout"]
     assert layout["yaxis"]["range"][1] < 400
     assert layout["xaxis"]["title"]["text"] == "step (1 step lies above, up to 4,000 ms)"
 
 
+def test_step_time_counts_no_steps_where_a_point_stands_for_several() -> None:
+    title = FIGURES["long step time"]["layout"]["xaxis"]["title"]["text"]
+    assert re.fullmatch(r"step \(the slowest steps lie above, up to \d+ ms\)", title)
+
+
 def test_step_time_of_a_short_run_shows_all_of_it() -> None:
-    short = METRICS[:5]
-    layout = charts.step_time(short, 0.23)["layout"]
+    layout = charts.step_time(curves_of(METRICS[:5]).curves["step_seconds"], 0.23)["layout"]
     assert "range" not in layout["yaxis"]
     assert layout["xaxis"]["title"]["text"] == "step"
 
@@ -112,13 +108,10 @@ def test_step_time_compares_with_the_prediction_in_milliseconds() -> None:
     found = traces(FIGURES["step time"])
     assert found["predicted"]["y"] == [230.0, 230.0]
     assert found["measured"]["y"][1] == pytest.approx(1e3 * METRICS[1].step_seconds)
-    assert list(traces(charts.step_time(METRICS, None))) == ["measured"]
+    assert list(traces(charts.step_time(RUN.curves["step_seconds"], None))) == ["measured"]
 
 
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [("throughput", "tokens_per_second"), ("learning rate", "learning_rate"), ("gradient norm", "gradient_norm")],
-)
+@pytest.mark.parametrize(("name", "field"), SINGLE.items())
 def test_single_charts_show_their_field(name: str, field: str) -> None:
     (trace,) = FIGURES[name]["data"]
     assert trace["y"] == [getattr(m, field) for m in METRICS]
@@ -133,7 +126,7 @@ def test_runs_are_compared_by_name_each_in_its_colour() -> None:
 
 
 def test_figures_share_no_mutable_parts() -> None:
-    first, second = charts.throughput(METRICS), charts.throughput(METRICS)
+    first, second = (charts.single(RUN.curves["loss"], "loss", "series-1") for _ in range(2))
     first["layout"]["xaxis"]["title"]["text"] = "changed"
     assert second["layout"]["xaxis"]["title"]["text"] == "step"
     assert first["layout"]["yaxis"]["title"]["text"] == ""

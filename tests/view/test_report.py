@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from penstock.core.comparison import RankMemory
+from penstock.core.curves import RunCurves, curves_of
 from penstock.core.timeline import Source
 from penstock.view.data import ReportData, Sample
 from penstock.view.markup import Markup
@@ -23,7 +24,7 @@ from penstock.view.report import (
     report,
 )
 from penstock.view.report_plan import compute_difference, model_text, slices_text
-from tests.support.sample_run import MIB, sample_plan, sample_report
+from tests.support.sample_run import MIB, sample_metrics, sample_plan, sample_report
 
 VOID = {"meta", "br"}
 TITLES = [
@@ -110,8 +111,7 @@ def test_the_navigation_leads_to_every_section(full: Page) -> None:
 
 def test_the_headline_compares_prediction_and_measurement(full: Page) -> None:
     shown = full.texts("dd")
-    data = sample_report()
-    assert f"{data.metrics[-1].loss:.3f}" in shown
+    assert f"{sample_metrics()[-1].loss:.3f}" in shown
     assert any(re.fullmatch(r"predicted 231 ms, error −3\.\d%", words) for words in shown)
     assert any(re.fullmatch(r"predicted 485 MiB, error −1\.4%", words) for words in shown)
     assert "tokens/s" in full.texts("small")
@@ -220,7 +220,7 @@ def test_an_empty_run_says_what_is_missing_and_why() -> None:
 
 MISSING = {
     "plan": ({"plan": None}, ["this run has no plan", "there is no plan to explain"]),
-    "metrics": ({"metrics": ()}, ["no step of this run was reported"]),
+    "metrics": ({"run": RunCurves()}, ["no step of this run was reported"]),
     "memory": ({"memory": ()}, ["no prediction of the ranks' memory"]),
     "fit": ({"fit": (), "profile": None}, ["planned without a measured profile"]),
     "samples": ({"samples": ()}, ["no text was sampled"]),
@@ -307,9 +307,9 @@ def test_a_diverged_run_still_has_a_report() -> None:
         dataclasses.replace(m, loss=float("nan"), gradient_norm=float("inf"), validation_loss=None)
         if m.step > 90
         else m
-        for m in data.metrics
+        for m in sample_metrics()
     )
-    shown = Page(report(dataclasses.replace(data, metrics=bad)))
+    shown = Page(report(dataclasses.replace(data, run=curves_of(bad))))
     assert "nan" in shown.texts("dd")
 
 
@@ -325,21 +325,21 @@ def test_the_headline_s_numbers_fall_back_to_the_timelines() -> None:
     assert data.measured is not None
     assert data.plan is not None
     assert data.plan.prediction is not None
-    plain = dataclasses.replace(data, metrics=(), memory=(), plan=dataclasses.replace(data.plan, prediction=None))
+    plain = dataclasses.replace(data, run=RunCurves(), memory=(), plan=dataclasses.replace(data.plan, prediction=None))
     assert measured_step_seconds(plain) == data.measured.step_ns / 1e9
     assert predicted_step_seconds(plain) == data.predicted.step_ns / 1e9
     assert measured_peak_bytes(plain) is None
     assert predicted_peak_bytes(plain) is None
     assert predicted_peak_bytes(dataclasses.replace(data, memory=())) == max(data.plan.prediction.peak_bytes)
-    assert measured_peak_bytes(dataclasses.replace(data, memory=())) == data.metrics[0].peak_bytes
+    assert measured_peak_bytes(dataclasses.replace(data, memory=())) == sample_metrics()[0].peak_bytes
     assert predicted_step_seconds(data) == data.plan.prediction.step_seconds
 
 
 @pytest.mark.parametrize(
     ("change", "beside"),
     [
-        ({"metrics": (), "measured": None}, "predicted 231 ms; not measured"),
-        ({"metrics": (), "memory": ()}, "predicted 485 MiB; not measured"),
+        ({"run": RunCurves(), "measured": None}, "predicted 231 ms; not measured"),
+        ({"run": RunCurves(), "memory": ()}, "predicted 485 MiB; not measured"),
         ({"plan": None, "predicted": None}, "no prediction"),
     ],
 )

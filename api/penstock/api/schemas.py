@@ -129,13 +129,26 @@ class SeriesPoint(Wire):
     mean: float
     max: float
     last: float
+    count: int = Field(description="How many steps it stands for.")
+
+
+class StepValueView(Wire):
+    """The value at a step."""
+
+    step: int
+    value: float
 
 
 class SeriesView(Wire):
-    """One number over the steps."""
+    """One number over the steps. First, last, least and greatest value are exact, however few points are asked for."""
 
     name: str = Field(examples=["loss"])
     rank: int | None = Field(description="Null: of all ranks together.")
+    count: int = Field(description="How many steps have a value.")
+    first: StepValueView | None = Field(description="Null where the first step alone is no longer kept.")
+    last: StepValueView
+    min: float
+    max: float
     points: list[SeriesPoint]
 
 
@@ -151,6 +164,8 @@ class TimelineView(Wire):
     attempt: int
     step: int
     timeline: dict[str, Any] = Field(description="The Timeline in its manifest form.")
+    sampled_steps: list[int] = Field(description="All steps that have a timeline.")
+    typical_step: int = Field(description="Of the sampled steps the one whose length is nearest to the median step's.")
 
 
 class LogView(Wire):

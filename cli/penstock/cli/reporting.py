@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from penstock.cli.attempt import read_result
 from penstock.cli.manifests import read_timeline
 from penstock.cli.state import read_state
+from penstock.core.curves import Usual, curves_of
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
+from penstock.core.units import to_seconds
 from penstock.planner.comparison import rank_memory
 from penstock.planner.fit import fit_points
 from penstock.planner.replay import MOST_ACTIONS, num_actions, simulated
@@ -32,7 +35,9 @@ def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
     job, result = run.read_job(), read_result(run)
     plan = run.read_plan() if run.plan.exists() else None
     profile = run.read_profile() if run.profile.exists() else None
-    measured = read_timeline(run.timeline) if run.timeline.exists() else None
+    last = read_timeline(run.timeline) if run.timeline.exists() else None
+    curves = curves_of(run.read_metrics())
+    measured, others = typical(sampled(run, last), curves.step_seconds)
     sample = result.get("sample")
     return ReportData(
         job=job.metadata.name,
@@ -40,16 +45,33 @@ def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
         command=f"penstock run {run.job} --run-dir {run.root}-again",
         plan=plan,
         profile=profile,
-        metrics=tuple(run.read_metrics()),
+        run=curves,
         unigram_loss=result.get("unigram_loss"),
         predicted=_predicted(plan, profile),
         measured=measured,
-        memory=rank_memory(plan, profile.memory.constant_bytes, measured) if plan and profile else (),
+        sampled=others,
+        memory=rank_memory(plan, profile.memory.constant_bytes, last) if plan and profile else (),
         memory_limit_bytes=job.spec.resources.memory_per_rank,
         fit=fit_points(profile) if profile else (),
         samples=(Sample(prompt=str(result.get("prompt", "")), text=sample),) if isinstance(sample, str) else (),
         versions=versions(),
     )
+
+
+def sampled(run: RunDir, last: Timeline | None) -> list[Timeline]:
+    """Every step of which there is a timeline, in order."""
+    found = [read_timeline(path) for path in run.timelines.glob("step-*.json")]
+    return sorted(found, key=lambda timeline: timeline.step or 0) or ([last] if last else [])
+
+
+def typical(timelines: Sequence[Timeline], usual: Usual | None) -> tuple[Timeline | None, tuple[Timeline, ...]]:
+    """The timeline whose length is nearest to the usual step's, the last where no usual is known; and the others."""
+    if not timelines:
+        return None, ()
+    chosen = timelines[-1]
+    if usual is not None:
+        chosen = min(timelines, key=lambda timeline: abs(to_seconds(timeline.step_ns) - usual.value))
+    return chosen, tuple(timeline for timeline in timelines if timeline is not chosen)
 
 
 def write_report(run: RunDir, phase: Phase | None = None) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import printable
+from penstock.core.curves import curves_of
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
-from penstock.core.records import median_step_seconds, median_tokens_per_second
 from penstock.core.units import format_bytes, format_seconds
 from penstock.trainer.rundir import RunDir
 
@@ -54,6 +54,7 @@ def plan_line(plan: Plan) -> str:
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
     """The run in ``run``; ``result`` is what its last attempt left."""
     job, metrics = run.read_job(), run.read_metrics()
+    curves = curves_of(metrics)
     plan = run.read_plan() if run.plan.exists() else None
     prediction = plan.prediction if plan else None
     return Summary(
@@ -66,10 +67,10 @@ def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> 
         validation_loss=_number(result, "validation_loss"),
         unigram_loss=_number(result, "unigram_loss"),
         predicted_step_seconds=prediction.step_seconds if prediction else None,
-        measured_step_seconds=median_step_seconds(metrics),
+        measured_step_seconds=curves.step_seconds.value if curves.step_seconds else None,
         predicted_peak_bytes=max(prediction.peak_bytes, default=None) if prediction else None,
         measured_peak_bytes=max((m.peak_bytes for m in metrics), default=None),
-        tokens_per_second=median_tokens_per_second(metrics),
+        tokens_per_second=curves.tokens_per_second.value if curves.tokens_per_second else None,
         plan=plan_line(plan) if plan else "",
         reasons=plan.reasons if plan else (),
         warnings=prediction.warnings if prediction else (),

@@ -9,8 +9,6 @@ records by the shipper, so LOG records exist only where one runs; elsewhere the 
 from __future__ import annotations
 
 import enum
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,25 +47,6 @@ class StepMetrics(Manifest):
     peak_bytes: int
     validation_loss: float | None = field(default=None, metadata={"read": _read_number_if_any})
     attempt: int = 0
-
-
-WARM_UP_STEPS = 5
-"""The first steps of a run, which are slower than those that follow."""
-
-
-def settled(metrics: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
-    """The steps that a run's typical speed is taken from: those after warm-up, if there are any."""
-    return metrics[WARM_UP_STEPS:] or metrics
-
-
-def median_step_seconds(metrics: Sequence[StepMetrics]) -> float | None:
-    """A run's measured step; ``metrics`` are one entry per step, in order."""
-    return statistics.median(m.step_seconds for m in settled(metrics)) if metrics else None
-
-
-def median_tokens_per_second(metrics: Sequence[StepMetrics]) -> float | None:
-    """A run's measured speed, of the same steps."""
-    return statistics.median(m.tokens_per_second for m in settled(metrics)) if metrics else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,6 +61,11 @@ class RunDir:
         return self.root / "timeline.json"
 
     @property
+    def timelines(self) -> Path:
+        """Every sampled step, as ``step-STEP.json``; of two attempts' the later one's."""
+        return self.root / "timelines"
+
+    @property
     def checkpoints(self) -> Path:
         """See `penstock.trainer.checkpoint`."""
         return self.root / "checkpoints"
@@ -98,7 +103,7 @@ class RunDir:
     def create(self) -> None:
         """Make the folders; raises `UserError` where that is not allowed."""
         try:
-            for folder in (self.root, self.checkpoints, self.logs, self.outbox, self.status):
+            for folder in (self.root, self.checkpoints, self.timelines, self.logs, self.outbox, self.status):
                 folder.mkdir(parents=True, exist_ok=True)
             probe = self.root / ".writable"
             probe.touch()

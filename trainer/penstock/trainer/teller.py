@@ -83,7 +83,8 @@ class Announcer:
         self._exporter.update(metrics)
         self._outbox.put(RecordKind.METRICS, metrics=metrics)
         if timeline is not None:
-            write_json(self._run.timeline, timeline.to_manifest())
+            for path in (self._run.timelines / f"step-{metrics.step}.json", self._run.timeline):
+                write_json(path, timeline.to_manifest())
             self._outbox.put(RecordKind.TIMELINE, timeline=timeline)
 
     def saved(self, step: int) -> None:

@@ -10,29 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.core.records import StepMetrics
+from penstock.core.curves import Curve, CurvePoint, RunCurves
 from penstock.view.theme import SANS
 
 Figure = dict[str, Any]
 """A plotly figure: traces in ``data``, everything else in ``layout``."""
-
-MAX_POINTS: Final = 2_000
-"""Longer runs are drawn with every n-th step, so that a chart's size does not follow the run's length."""
-
-
-def newest(metrics: Iterable[StepMetrics]) -> tuple[StepMetrics, ...]:
-    """One entry per step in order of steps: the latest attempt's, and of equals the one that came last."""
-    found: dict[int, StepMetrics] = {}
-    for entry in metrics:
-        if entry.step not in found or entry.attempt >= found[entry.step].attempt:
-            found[entry.step] = entry
-    return tuple(found[step] for step in sorted(found))
-
-
-def thin(metrics: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
-    """At most `MAX_POINTS` + 1 evenly spaced entries, the last among them."""
-    every = -(-len(metrics) // MAX_POINTS)
-    return metrics if every <= 1 else (*metrics[:-1:every], metrics[-1])
 
 
 def layout(x: str, y: str, *, height: int = 320, legend: bool = False) -> dict[str, Any]:
@@ -84,46 +66,40 @@ def line(x: Sequence[float], y: Sequence[float], *, name: str, colour: str, **mo
     }
 
 
-def loss(metrics: Sequence[StepMetrics], unigram_loss: float | None = None) -> Figure:
+def envelope(curve: Curve, *, name: str, colour: str, scale: float = 1.0, **more: Any) -> list[dict[str, Any]]:
+    """The mean of every point as a line, and where points stand for several steps the band from least to greatest."""
+    steps = [point.step for point in curve.points]
+    drawn = [line(steps, [scale * point.mean for point in curve.points], name=name, colour=colour, **more)]
+    if curve.is_bucketed:
+        greatest = [scale * point.max for point in curve.points]
+        least = [scale * point.min for point in curve.points]
+        outline = {"color": f"var(--{colour})", "width": 0.7}
+        band = {"fill": "toself", "fillcolor": f"var(--{colour})", "opacity": 0.35, "line": outline}
+        silent = {"hoverinfo": "skip", "showlegend": False, "legendgroup": name}
+        around = line([*steps, *steps[::-1]], [*greatest, *least[::-1]], name=name, colour=colour, **band, **silent)
+        drawn.insert(0, around)
+    return drawn
+
+
+def loss(run: RunCurves, unigram_loss: float | None = None) -> Figure:
     """Nats per token over steps: training, validation where measured, and the unigram baseline."""
-    entries = newest(metrics)
-    shown = thin(entries)
-    traces = [line([m.step for m in shown], [m.loss for m in shown], name="training", colour="series-1")]
-    validated = [(m.step, m.validation_loss) for m in entries if m.validation_loss is not None]
-    if validated:
-        steps, losses = zip(*validated, strict=True)
+    training, validation = run.curves.get("loss"), run.curves.get("validation_loss")
+    traces = envelope(training, name="training", colour="series-1") if training else []
+    if validation:
         marker = {"color": "var(--series-2)", "size": 7}
-        traces.append(line(steps, losses, name="validation", colour="series-2", mode="lines+markers", marker=marker))
-    if unigram_loss is not None and entries:
+        traces += envelope(validation, name="validation", colour="series-2", mode="lines+markers", marker=marker)
+    if unigram_loss is not None and training:
         dash = {"color": "var(--faint)", "width": 1.4, "dash": "dash"}
-        ends = [entries[0].step, entries[-1].step]
+        ends = [training.points[0].step, training.last.step]
         name = f"unigram baseline {unigram_loss:.2f}"
         traces.append(line(ends, [unigram_loss] * 2, name=name, colour="faint", line=dash))
     return {"data": traces, "layout": layout("step", "nats per token", height=340, legend=True)}
 
 
-def throughput(metrics: Sequence[StepMetrics]) -> Figure:
-    """Tokens per second over steps."""
-    return _single(metrics, "tokens_per_second", "tokens per second", "series-4")
-
-
-def learning_rate(metrics: Sequence[StepMetrics]) -> Figure:
-    """The learning rate over steps."""
-    return _single(metrics, "learning_rate", "learning rate", "series-3")
-
-
-def gradient_norm(metrics: Sequence[StepMetrics]) -> Figure:
-    """The norm of all gradients, before clipping, over steps."""
-    return _single(metrics, "gradient_norm", "gradient norm", "series-5")
-
-
-def _single(metrics: Sequence[StepMetrics], field: str, title: str, colour: str) -> Figure:
-    shown = thin(newest(metrics))
-    values = [getattr(m, field) for m in shown]
-    figure: Figure = {
-        "data": [line([m.step for m in shown], values, name=title, colour=colour)],
-        "layout": layout("step", "", height=220),
-    }
+def single(curve: Curve | None, title: str, colour: str) -> Figure:
+    """One number over steps."""
+    traces = envelope(curve, name=title, colour=colour) if curve else []
+    figure: Figure = {"data": traces, "layout": layout("step", "", height=220)}
     figure["layout"]["yaxis"]["rangemode"] = "tozero"
     return figure
 
@@ -131,13 +107,11 @@ def _single(metrics: Sequence[StepMetrics], field: str, title: str, colour: str)
 SERIES: Final = tuple(f"series-{number}" for number in range(1, 6))
 
 
-def compared(runs: Mapping[str, Sequence[StepMetrics]], field: str, title: str) -> Figure:
+def compared(runs: Mapping[str, Curve], title: str) -> Figure:
     """One number of several runs over steps, a line for each run by its name; at most as many as there are `SERIES`."""
     traces = []
-    for (name, metrics), colour in zip(runs.items(), SERIES, strict=False):
-        shown = thin(newest(metrics))
-        values = [getattr(m, field) for m in shown]
-        traces.append(line([m.step for m in shown], values, name=name, colour=colour, showlegend=True))
+    for (name, curve), colour in zip(runs.items(), SERIES, strict=False):
+        traces += envelope(curve, name=name, colour=colour, showlegend=True, legendgroup=name)
     return {"data": traces, "layout": layout("step", title, height=340, legend=True)}
 
 
@@ -158,30 +132,28 @@ def by_rank(values: Mapping[int, Sequence[tuple[int, float]]], title: str) -> Fi
     return figure
 
 
-def step_time(metrics: Sequence[StepMetrics], predicted_seconds: float | None) -> Figure:
-    """Seconds of every step against the prediction. Rare outliers may lie outside the axis, which says how many do."""
-    entries = newest(metrics)
-    shown = thin(entries)
-    steps = [m.step for m in shown]
-    milliseconds = [1e3 * m.step_seconds for m in shown]
-    traces = [line(steps, milliseconds, name="measured", colour="series-1")]
-    if predicted_seconds is not None and steps:
+def step_time(curve: Curve | None, predicted_seconds: float | None) -> Figure:
+    """Milliseconds of every step against the prediction. The slowest may lie outside the axis, which then says so."""
+    traces = envelope(curve, name="measured", colour="series-1", scale=1e3) if curve else []
+    if predicted_seconds is not None and curve:
         dash = {"color": "var(--series-2)", "width": 1.8, "dash": "dash"}
-        ends = [steps[0], steps[-1]]
+        ends = [curve.points[0].step, curve.last.step]
         traces.append(line(ends, [1e3 * predicted_seconds] * 2, name="predicted", colour="series-2", line=dash))
     figure: Figure = {"data": traces, "layout": layout("step", "milliseconds", height=270, legend=True)}
-    _leave_outliers_outside(figure, milliseconds, 1e3 * (predicted_seconds or 0))
+    _leave_outliers_outside(figure, curve.points if curve else (), predicted_seconds or 0.0)
     return figure
 
 
-def _leave_outliers_outside(figure: Figure, values: Sequence[float], predicted: float) -> None:
-    ordered = sorted(values)
-    if len(ordered) < 20:
+def _leave_outliers_outside(figure: Figure, points: Sequence[CurvePoint], predicted_seconds: float) -> None:
+    greatest = sorted(1e3 * point.max for point in points)
+    if len(greatest) < 20:
         figure["layout"]["yaxis"]["rangemode"] = "tozero"
         return
-    top = 1.25 * max(ordered[int(0.97 * len(ordered))], predicted)
-    outside = sum(value > top for value in ordered)
+    top = 1.25 * max(greatest[int(0.97 * len(greatest))], 1e3 * predicted_seconds)
     figure["layout"]["yaxis"]["range"] = [0, top]
+    outside = sum(value > top for value in greatest)
     if outside:
-        steps = "1 step lies" if outside == 1 else f"{outside} steps lie"
-        figure["layout"]["xaxis"]["title"]["text"] = f"step ({steps} above, up to {ordered[-1]:,.0f} ms)"
+        # a point may stand for several steps, of which its greatest alone is known to lie outside
+        exact = all(point.count == 1 for point in points)
+        steps = f"{outside} {'step lies' if outside == 1 else 'steps lie'}" if exact else "the slowest steps lie"
+        figure["layout"]["xaxis"]["title"]["text"] = f"step ({steps} above, up to {greatest[-1]:,.0f} ms)"

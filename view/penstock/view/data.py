@@ -5,12 +5,12 @@ Everything but the job's name, phase and command may be missing; the report then
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.comparison import FitPoint, RankMemory
+from penstock.core.curves import RunCurves
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
-from penstock.core.records import StepMetrics
 from penstock.core.timeline import Timeline
 
 
@@ -26,7 +26,7 @@ class Sample:
 class ReportData:
     """Everything a report shows of one run.
 
-    ``command`` reproduces it. ``metrics`` may hold several attempts' entries for one step; the newest counts.
+    ``command`` reproduces it. ``measured`` is the sampled step that is drawn, ``sampled`` are the others.
     ``unigram_loss`` is the nats per token of the validation text under the corpus's unigram distribution.
     ``versions`` are (name, version) pairs in the order to show them.
     """
@@ -36,10 +36,11 @@ class ReportData:
     command: str
     plan: Plan | None = None
     profile: Profile | None = None
-    metrics: tuple[StepMetrics, ...] = ()
+    run: RunCurves = field(default_factory=RunCurves)
     unigram_loss: float | None = None
     predicted: Timeline | None = None
     measured: Timeline | None = None
+    sampled: tuple[Timeline, ...] = ()
     memory: tuple[RankMemory, ...] = ()
     memory_limit_bytes: int | None = None
     fit: tuple[FitPoint, ...] = ()

@@ -36,7 +36,7 @@ _STYLE: Final = """
 """
 
 
-def gantt(timelines: Sequence[Timeline], *, width: int = 1120, title: str = "") -> str:
+def gantt(timelines: Sequence[Timeline], *, width: int = 1120, title: str = "", most_spans: int = MAX_SPANS) -> str:
     """One or more timelines of a step, from the top down on a common scale, as an SVG document.
 
     ``width`` is in pixels, margins apart; from 600 on there is room for names and busy shares. With two timelines, the
@@ -45,7 +45,7 @@ def gantt(timelines: Sequence[Timeline], *, width: int = 1120, title: str = "") 
     if not timelines:
         raise ValueError("nothing to draw: no timeline")
     frame = _frame(timelines, width)
-    all_lanes = _fit(timelines, frame)
+    all_lanes = _fit(timelines, frame, most_spans)
     frame = dataclasses.replace(frame, labels=choose_labels(all_lanes, frame))
     parts, first_top = _heading(timelines, frame, title)
     top = first_top
@@ -92,12 +92,12 @@ def _frame(timelines: Sequence[Timeline], width: int) -> Frame:
     return Frame(width=width, left=left, plot=plot, pitch=pitch, scale=plot / longest, unit=time_unit(longest))
 
 
-def _fit(timelines: Sequence[Timeline], frame: Frame) -> list[tuple[Lanes, ...]]:
+def _fit(timelines: Sequence[Timeline], frame: Frame, most_spans: int) -> list[tuple[Lanes, ...]]:
     """The lanes of all timelines, gathered below one pixel, or coarser until the picture is small enough."""
     pixels = 1.0
     while True:
         found = [lanes(timeline, pixels / frame.scale) for timeline in timelines]
-        if sum(row.num_spans for rows in found for row in rows) <= MAX_SPANS or pixels > frame.plot:
+        if sum(row.num_spans for rows in found for row in rows) <= most_spans or pixels > frame.plot:
             return found
         pixels *= 1.5
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.core.records import median_step_seconds, median_tokens_per_second, settled
+from penstock.core.lifecycle import Phase
 from penstock.core.units import format_bytes, to_seconds
 from penstock.view.axis import signed, time_unit
-from penstock.view.charts import Figure, newest
+from penstock.view.charts import Figure
 from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
 from penstock.view.page import page
@@ -26,6 +26,8 @@ from penstock.view.report_run import (
     samples_section,
 )
 from penstock.view.tables import phase_badge
+
+SUCCEEDED, RUNNING = Phase.SUCCEEDED.value, Phase.RUNNING.value
 
 _SECTIONS: Final = (
     plan_section,
@@ -89,22 +91,22 @@ class _Tile:
 
 
 def _loss(data: ReportData) -> _Tile:
-    metrics = newest(data.metrics)
-    if not metrics:
-        return _Tile("Final loss", "–", "", "no step was reported")
-    validated = [m.validation_loss for m in metrics if m.validation_loss is not None]
-    beside = f"validation {validated[-1]:.3f}" if validated else f"after {len(metrics):,} steps"
+    last = data.run.last("loss")
+    name = "Final loss" if data.phase == SUCCEEDED else "Loss so far" if data.phase == RUNNING else "Last loss"
+    if last is None:
+        return _Tile(name, "–", "", "no step was reported")
+    validated = data.run.last("validation_loss")
+    beside = f"validation {validated.value:.3f}" if validated else f"at step {last.step:,}"
     if validated and data.unigram_loss is not None:
         beside += f", unigram {data.unigram_loss:.3f}"
-    return _Tile("Final loss", f"{metrics[-1].loss:.3f}", "nats per token", beside)
+    return _Tile(name, f"{last.value:.3f}", "nats per token", beside)
 
 
 def _speed(data: ReportData) -> _Tile:
-    metrics = newest(data.metrics)
-    median = median_tokens_per_second(metrics)
-    if median is None:
+    usual = data.run.tokens_per_second
+    if usual is None:
         return _Tile("Throughput", "–", "", "no step was reported")
-    return _Tile("Throughput", f"{median:,.0f}", "tokens/s", f"median of {len(settled(metrics)):,} steps")
+    return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", usual.origin)
 
 
 def _step(data: ReportData) -> _Tile:
@@ -140,8 +142,8 @@ def _milliseconds(seconds: float) -> str:
 
 def measured_step_seconds(data: ReportData) -> float | None:
     """The median step after warm-up, else the recorded timeline's."""
-    if data.metrics:
-        return median_step_seconds(newest(data.metrics))
+    if data.run.step_seconds:
+        return data.run.step_seconds.value
     return to_seconds(data.measured.step_ns) if data.measured else None
 
 
@@ -155,7 +157,10 @@ def predicted_step_seconds(data: ReportData) -> float | None:
 def measured_peak_bytes(data: ReportData) -> int | None:
     """The fullest rank's measured peak, else the largest that a step reported."""
     ranks = [rank.measured_bytes for rank in data.memory if rank.measured_bytes is not None]
-    return max(ranks or [m.peak_bytes for m in data.metrics], default=None)
+    if ranks:
+        return max(ranks)
+    reported = data.run.curves.get("peak_bytes")
+    return round(reported.max) if reported else None
 
 
 def predicted_peak_bytes(data: ReportData) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -12,8 +12,8 @@ from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view.axis import large, signed, time_unit
 from penstock.view.data import ReportData
-from penstock.view.gantt import gantt
-from penstock.view.markup import Markup, element
+from penstock.view.gantt import MAX_SPANS, gantt
+from penstock.view.markup import Markup, element, join
 from penstock.view.section import Section, left_out
 from penstock.view.stages import stages
 from penstock.view.tables import card, drawing, facts, paragraphs, table
@@ -22,6 +22,7 @@ WIDE: Final = 1118
 NARROW: Final = 334
 NUM_ALTERNATIVES: Final = 5
 NUM_REJECTED: Final = 12
+_NONE: Final = Markup()
 
 
 def plan_section(data: ReportData) -> Section:
@@ -155,8 +156,8 @@ def _rejected(plan: Plan) -> Markup:
     return card(listing, note, title="Rejected before simulation")
 
 
-def step_section(data: ReportData) -> Section:
-    """The predicted step above the measured one, on one scale."""
+def step_section(data: ReportData, chooser: Markup = _NONE) -> Section:
+    """The predicted step above a measured one, on one scale; ``chooser`` leads to other measured ones."""
     anchor, title = "step", "One step, predicted and measured"
     timelines = [timeline for timeline in (data.predicted, data.measured) if timeline is not None]
     if not timelines:
@@ -166,9 +167,31 @@ def step_section(data: ReportData) -> Section:
         (False, True): "The plan carries no predicted timeline, so only the recorded step is shown.",
     }
     note = notes.get((data.predicted is not None, data.measured is not None))
-    text = compute_difference(*timelines) if note is None else note
+    text = _typical_text(data) + (compute_difference(*timelines) if note is None else note)
     picture = drawing(gantt(timelines, width=WIDE), gantt(timelines, width=NARROW))
-    return Section(anchor=anchor, title=title, body=Markup(element("p", text, class_="note") + picture))
+    others = (_other(timeline, data.sampled) for timeline in data.sampled)
+    body = join((element("p", text, class_="note"), chooser, picture, *others))
+    return Section(anchor=anchor, title=title, body=body)
+
+
+def _typical_text(data: ReportData) -> str:
+    """How usual the drawn step is."""
+    measured, usual = data.measured, data.run.step_seconds
+    if measured is None or measured.step is None or usual is None:
+        return ""
+    unit = time_unit(measured.step_ns)
+    return (
+        f"Step {measured.step:,} was sampled and took {unit.text(measured.step_ns)}; "
+        f"the {usual.origin} is {unit.text(1e9 * usual.value)}. "
+    )
+
+
+def _other(timeline: Timeline, all_of_them: Sequence[Timeline]) -> Markup:
+    """Another sampled step, folded; the pictures share the room of one."""
+    share = MAX_SPANS // len(all_of_them)
+    summary = element("summary", f"Step {timeline.step or 0:,}: {time_unit(timeline.step_ns).text(timeline.step_ns)}")
+    wide, narrow = (gantt([timeline], width=width, most_spans=share) for width in (WIDE, NARROW))
+    return element("details", summary, drawing(wide, narrow), class_="sampled")
 
 
 def compute_difference(first: Timeline, second: Timeline) -> str:

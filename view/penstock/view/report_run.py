@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock.core.comparison import RankMemory
+from penstock.core.curves import RunCurves
 from penstock.core.profile import Profile
-from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts, profile_charts
 from penstock.view.axis import signed, utc
@@ -21,16 +21,17 @@ from penstock.view.theme import UNIT_NAMES
 def loss_section(data: ReportData) -> Section:
     """Loss, and below it throughput, learning rate, gradient norm and the time of every step."""
     anchor, title = "loss", "Loss and speed"
-    metrics = charts.newest(data.metrics)
-    if not metrics:
+    run = data.run
+    if not run:
         return left_out(anchor, title, "no step of this run was reported.")
     predicted = data.plan.prediction.step_seconds if data.plan and data.plan.prediction else None
+    named = run.curves.get
     figures = {
-        "loss": charts.loss(metrics, data.unigram_loss),
-        "throughput": charts.throughput(metrics),
-        "learning-rate": charts.learning_rate(metrics),
-        "gradient-norm": charts.gradient_norm(metrics),
-        "step-time": charts.step_time(metrics, predicted),
+        "loss": charts.loss(run, data.unigram_loss),
+        "throughput": charts.single(named("tokens_per_second"), "tokens per second", "series-4"),
+        "learning-rate": charts.single(named("learning_rate"), "learning rate", "series-3"),
+        "gradient-norm": charts.single(named("gradient_norm"), "gradient norm", "series-5"),
+        "step-time": charts.step_time(named("step_seconds"), predicted),
     }
     places = (
         chart("loss", "Loss", class_="full"),
@@ -39,20 +40,32 @@ def loss_section(data: ReportData) -> Section:
         chart("gradient-norm", "Gradient norm", class_="third"),
         chart("step-time", "Time of every step", class_="full"),
     )
-    body = paragraphs([_loss_text(data, metrics)]) + element("div", *places, class_="grid")
+    texts = [*_loss_text(data), *_bucket_text(run)]
+    body = paragraphs(texts) + element("div", *places, class_="grid")
     return Section(anchor=anchor, title=title, body=Markup(body), figures=figures)
 
 
-def _loss_text(data: ReportData, metrics: tuple[StepMetrics, ...]) -> str:
-    first, last = metrics[0], metrics[-1]
-    text = f"Training loss went from {first.loss:.3f} at step {first.step} to {last.loss:.3f} at step {last.step}."
-    validated = [m.validation_loss for m in metrics if m.validation_loss is not None]
+def _loss_text(data: ReportData) -> Iterator[str]:
+    """How the loss went, in exact values of single steps."""
+    curve, validated = data.run.curves.get("loss"), data.run.last("validation_loss")
+    if curve is None:
+        return
+    last = f"{curve.last.value:.3f} at step {curve.last.step:,}"
+    if curve.first is None:
+        yield f"Training loss is {last}."
+    else:
+        yield f"Training loss went from {curve.first.value:.3f} at step {curve.first.step:,} to {last}."
     if validated and data.unigram_loss is not None:
-        text += (
-            f" Validation ended at {validated[-1]:.3f} nats per token; knowing only how often each token occurs "
+        yield (
+            f"Validation ended at {validated.value:.3f} nats per token; knowing only how often each token occurs "
             f"would give {data.unigram_loss:.3f}."
         )
-    return text
+
+
+def _bucket_text(run: RunCurves) -> Iterator[str]:
+    most = max((point.count for curve in run.curves.values() for point in curve.points), default=1)
+    if most > 1:
+        yield f"A point stands for up to {most:,} steps: the line is their mean, the band goes from least to greatest."
 
 
 def memory_section(data: ReportData) -> Section:

@@ -81,24 +81,43 @@ class Point(KnownFields):
     mean: float
     max: float
     last: float
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepValue(KnownFields):
+    """The value at a step."""
+
+    step: int
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series(KnownFields):
-    """One number over the steps, of one rank or, without ``rank``, of all together."""
+    """One number over the steps, of one rank or, without ``rank``, of all together.
+
+    ``first``, ``last``, ``min`` and ``max`` are exact, however few the points; older services leave them out.
+    """
 
     name: str
     points: tuple[Point, ...]
     rank: int | None = None
+    count: int = 0
+    first: StepValue | None = None
+    last: StepValue | None = None
+    min: float | None = None
+    max: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledStep(KnownFields):
-    """A step that was measured: what every rank did when."""
+    """A step that was measured: what every rank did when; and which steps were, and which of them is typical."""
 
     attempt: int
     step: int
     timeline: Timeline
+    sampled_steps: tuple[int, ...] = ()
+    typical_step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from penstock.api.pages.job_data import JobData
 from penstock.api.pages.listing import path_of
 from penstock.api.pages.shell import Page
+from penstock.core.curves import Curve
 from penstock.core.plan import Plan
-from penstock.core.records import median_tokens_per_second
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts
 from penstock.view.markup import Markup, element, join
@@ -29,10 +29,10 @@ NOTHING = "–"
 def comparison(jobs: Sequence[JobData]) -> Page:
     """The page; jobs of one name in several namespaces are told apart."""
     names = names_of(jobs)
-    runs = {name: job.report.metrics for name, job in zip(names, jobs, strict=True) if job.report.metrics}
+    runs = {name: job.report.run.curves for name, job in zip(names, jobs, strict=True) if job.report.run}
     figures = {
-        "loss": charts.compared(runs, "loss", "nats per token"),
-        "throughput": charts.compared(runs, "tokens_per_second", "tokens per second"),
+        "loss": charts.compared(curves_named(runs, "loss"), "nats per token"),
+        "throughput": charts.compared(curves_named(runs, "tokens_per_second"), "tokens per second"),
     }
     drawn = Markup()
     if runs:
@@ -47,6 +47,11 @@ def comparison(jobs: Sequence[JobData]) -> Page:
         )
     )
     return Page(title=f"{', '.join(names)} compared", body=body, figures=figures if runs else {})
+
+
+def curves_named(runs: Mapping[str, Mapping[str, Curve]], name: str) -> dict[str, Curve]:
+    """One number of the runs that reported it, by the run."""
+    return {run: curves[name] for run, curves in runs.items() if name in curves}
 
 
 def names_of(jobs: Sequence[JobData]) -> list[str]:
@@ -78,12 +83,13 @@ def _steps(job: JobData) -> str:
 
 
 def _loss(job: JobData) -> str:
-    return f"{job.report.metrics[-1].loss:.3f}" if job.report.metrics else NOTHING
+    last = job.report.run.last("loss")
+    return f"{last.value:.3f}" if last else NOTHING
 
 
 def _throughput(job: JobData) -> str:
-    rate = median_tokens_per_second(job.report.metrics)
-    return NOTHING if rate is None else f"{rate:,.0f} tokens/s"
+    usual = job.report.run.tokens_per_second
+    return NOTHING if usual is None else f"{usual.value:,.0f} tokens/s"
 
 
 def _seconds(of: Callable[..., float | None]) -> Callable[[JobData], str]:

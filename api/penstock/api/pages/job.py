@@ -53,7 +53,7 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
             element("div", id="problem", class_="card", role="alert", hidden="", data_keep=""),
             _failure(job, last_words(data.events)),
             _progress(job, now),
-            figures_of_merit(data.report) if data.report.metrics else Markup(),
+            figures_of_merit(data.report) if data.report.run else Markup(),
             *(section.markup for section in sections),
         )
     )
@@ -70,10 +70,23 @@ def _sections(data: JobData) -> list[Section]:
     report = data.report
     if report.plan is None:
         return [left_out("plan", "The plan", NOT_YET["plan"])]
-    loss = loss_section(report) if report.metrics else left_out("loss", "Loss and speed", NOT_YET["loss"])
-    drawn = [make(report) for make in (plan_section, step_section, memory_section)]
+    loss = loss_section(report) if report.run else left_out("loss", "Loss and speed", NOT_YET["loss"])
+    drawn = [plan_section(report), step_section(report, _sampled(data)), memory_section(report)]
     drawn += [ranks_section(data.charts), why_section(report)]
     return [loss, *(section for section in drawn if not section.is_missing)]
+
+
+def _sampled(data: JobData) -> Markup:
+    """Leads to every step that can be drawn."""
+    if len(data.sampled.steps) < 2:
+        return Markup()
+    shown = data.report.measured.step if data.report.measured else None
+    links = []
+    for step in data.sampled.steps:
+        name = f"{step:,} (typical)" if step == data.sampled.typical else f"{step:,}"
+        current = {"aria_current": "true"} if step == shown else {}
+        links.append(element("a", name, href=f"?step={step}#step", **current))
+    return element("nav", "Sampled steps: ", *links, class_="steps", aria_label="Sampled steps")
 
 
 def _head(job: StoredJob, spec: JobSpec, identity: Identity) -> Markup:

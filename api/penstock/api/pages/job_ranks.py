@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from penstock.api.store.ingest import BUSY, MOST_RANKS, PEAK
-from penstock.api.store.series import ChartPoint
+from penstock.core.curves import Curve
 from penstock.view import charts
 from penstock.view.charts import Figure
 from penstock.view.markup import Markup, element
 from penstock.view.section import Section, left_out
 from penstock.view.tables import chart, paragraphs
 
-Charts = Mapping[tuple[str, int], Sequence[ChartPoint]]
+Charts = Mapping[tuple[str, int], Curve]
 
 ANCHOR, TITLE = "ranks", "Rank by rank"
 MIB = 2**20
@@ -35,7 +35,7 @@ def ranks_section(found: Charts) -> Section:
 
 def _of_ranks(found: Charts, name: str, scale: float) -> dict[int, list[tuple[int, float]]]:
     return {
-        rank: [(point.step, scale * point.mean) for point in points]
-        for (of, rank), points in found.items()
+        rank: [(point.step, scale * point.mean) for point in curve.points]
+        for (of, rank), curve in found.items()
         if of == name and rank >= 0
     }

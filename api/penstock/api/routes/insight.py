@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import Field
+from sqlalchemy import Connection
 
 from penstock.api.dependencies import JobIn, ServiceIn
 from penstock.api.problems import Problem, answers
@@ -17,13 +19,15 @@ from penstock.api.schemas import (
     PlanView,
     SeriesPoint,
     SeriesView,
+    StepValueView,
     TimelineView,
     instant,
 )
 from penstock.api.store import plans, records, series
 from penstock.api.store.ingest import BUSY, MOST_RANKS, PEAK
-from penstock.api.store.records import LinesQuery, Seen
+from penstock.api.store.records import STEP_SECONDS, LinesQuery, Sampled, Seen, StoredTimeline
 from penstock.api.store.series import ALL_RANKS
+from penstock.core.curves import StepValue
 from penstock.core.records import NO_RANK
 
 of_job = APIRouter(tags=["jobs"])
@@ -65,6 +69,7 @@ def get_metrics(
     """The job's numbers over its steps, of all ranks together unless ranks are named.
 
     Where there are more steps than points, a point stands for several: their least, mean, greatest and last value.
+    First, last, least and greatest value of a series are exact.
     """
     ranks = [ALL_RANKS, *rank]
     charts = service.read(lambda connection: series.charts(connection, job.uid, ranks, points))
@@ -73,21 +78,20 @@ def get_metrics(
             SeriesView(
                 name=key,
                 rank=None if of_rank == ALL_RANKS else of_rank,
-                points=[
-                    SeriesPoint(
-                        step=point.step,
-                        attempt=point.attempt,
-                        min=point.min,
-                        mean=point.mean,
-                        max=point.max,
-                        last=point.last,
-                    )
-                    for point in chart
-                ],
+                count=curve.count,
+                first=_value(curve.first) if curve.first else None,
+                last=_value(curve.last),
+                min=curve.min,
+                max=curve.max,
+                points=[SeriesPoint(**asdict(point)) for point in curve.points],
             )
-            for (key, of_rank), chart in charts.items()
+            for (key, of_rank), curve in charts.items()
         ]
     )
+
+
+def _value(value: StepValue) -> StepValueView:
+    return StepValueView(step=value.step, value=value.value)
 
 
 @of_job.get("/timeline", responses=READS, name="getJobTimeline")
@@ -96,14 +100,31 @@ def get_timeline(
     job: JobIn,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else the newest.")] = None,
 ) -> TimelineView:
-    """What every rank did when, in one measured step."""
-    found = service.read(lambda connection: records.timeline(connection, job.uid, step))
+    """What every rank did when, in one measured step; of which there are timelines, and which of them is typical."""
+
+    def question(connection: Connection) -> tuple[StoredTimeline | None, Sampled]:
+        return records.timeline(connection, job.uid, step), records.sampled(connection, job.uid, usual(connection))
+
+    def usual(connection: Connection) -> float | None:
+        curve = series.charts(connection, job.uid, most=1).get((STEP_SECONDS, ALL_RANKS))
+        return series.usual_of(connection, job.uid, STEP_SECONDS, curve).value if curve else None
+
+    found, sampled = service.read(question)
     if found is None:
-        steps = service.read(lambda connection: records.sampled_steps(connection, job.uid))
-        sampled = ", ".join(str(each) for _, each in steps[-10:]) or "none yet"
-        detail = "no step was sampled" if step is None else f"step {step} was not sampled"
-        raise Problem(kind="not-found", detail=detail, where="step", remedy=f"the newest sampled steps: {sampled}")
-    return TimelineView(attempt=found.attempt, step=found.step, timeline=found.timeline)
+        raise not_sampled("no step was sampled" if step is None else f"step {step} was not sampled", sampled)
+    return TimelineView(
+        attempt=found.attempt,
+        step=found.step,
+        timeline=found.timeline,
+        sampled_steps=list(sampled.steps),
+        typical_step=found.step if sampled.typical is None else sampled.typical,
+    )
+
+
+def not_sampled(detail: str, sampled: Sampled) -> Problem:
+    """The problem, with the steps that there are."""
+    steps = ", ".join(map(str, sampled.steps[-10:])) or "none yet"
+    return Problem(kind="not-found", detail=detail, where="step", remedy=f"the newest sampled steps: {steps}")
 
 
 @of_job.get("/logs", responses=READS, name="getJobLogs")

@@ -13,7 +13,7 @@ from penstock.api.dependencies import Editor, ServiceIn, Viewer, forbidden
 from penstock.api.pages import static
 from penstock.api.pages.comparison import FEWEST, MOST, comparison
 from penstock.api.pages.job import job_page
-from penstock.api.pages.job_data import read_job
+from penstock.api.pages.job_data import NotSampledError, read_job
 from penstock.api.pages.job_files import JobFiles
 from penstock.api.pages.listing import listing
 from penstock.api.pages.profiles import profile_list, profile_page
@@ -21,6 +21,7 @@ from penstock.api.pages.shell import POLICY, Page
 from penstock.api.pages.submit import submit_page
 from penstock.api.pages.whatif import answer_page, whatif_page
 from penstock.api.problems import Problem
+from penstock.api.routes.insight import LARGEST_NUMBER, not_sampled
 from penstock.api.routes.jobs import visible
 from penstock.api.run_folder import elsewhere
 from penstock.api.runfiles import artifacts, checkpoints
@@ -59,9 +60,20 @@ def show_jobs(
 
 
 @router.get("/jobs/{namespace}/{name}")
-def show_job(service: ServiceIn, identity: Viewer, namespace: str, name: str) -> HTMLResponse:
+def show_job(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: str,
+    name: str,
+    step: Annotated[
+        int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else a typical one.")
+    ] = None,
+) -> HTMLResponse:
     """A job's page."""
-    data = service.read(lambda connection: read_job(connection, namespace, name))
+    try:
+        data = service.read(lambda connection: read_job(connection, namespace, name, step))
+    except NotSampledError as error:
+        raise not_sampled(str(error), error.sampled) from None
     root = service.settings.runs / data.stored.uid
     files = JobFiles(
         checkpoints=checkpoints(root),

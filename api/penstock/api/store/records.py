@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
+from penstock.api.store import series
 from penstock.api.store.documents import unpack
 from penstock.api.store.schema import log_lines, timelines
+from penstock.core.units import to_seconds
+
+STEP_SECONDS = "step_seconds"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,3 +81,26 @@ def sampled_steps(connection: Connection, uid: str) -> list[tuple[int, int]]:
     chosen = select(timelines.c.attempt, timelines.c.step).where(timelines.c.uid == uid)
     rows = connection.execute(chosen.order_by(timelines.c.attempt, timelines.c.step))
     return [(attempt, step) for attempt, step in rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """The steps that have a timeline, in order, and of them the typical one."""
+
+    steps: tuple[int, ...]
+    typical: int | None
+
+
+def sampled(connection: Connection, uid: str, usual_seconds: float | None) -> Sampled:
+    """The typical step is the one whose length is nearest to the usual; the newest where no usual is known."""
+    newest = {step: attempt for attempt, step in sampled_steps(connection, uid)}
+    if not newest:
+        return Sampled(steps=(), typical=None)
+    if usual_seconds is None:
+        return Sampled(steps=tuple(sorted(newest)), typical=max(newest))
+    seconds = series.values_at(connection, uid, STEP_SECONDS, newest)
+    for step in newest.keys() - seconds.keys():  # its point is no longer kept
+        if (stored := timeline(connection, uid, step)) is not None:
+            seconds[step] = to_seconds(int(stored.timeline["stepNs"]))
+    typical = min(sorted(newest), key=lambda step: abs(seconds.get(step, math.inf) - usual_seconds))
+    return Sampled(steps=tuple(sorted(newest)), typical=typical)

@@ -2,24 +2,49 @@
 
 A series is one number of one job, of one rank or (rank -1) of all together. Points are kept by attempt: an attempt that
 began again at an earlier step takes nothing away from the one before, and a chart shows the newest. Roll-ups are kept
-up to date in the transaction of their points, so that a chart of a million points reads a few thousand rows.
+up to date in the transaction of their points, so that a chart of a million points reads a few thousand rows. Least,
+greatest, first and last value are exact at any length; see `penstock.core.curves`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Insert, Select, and_, bindparam, case, delete, func, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    tuple_,
+)
 
 from penstock.api.store.engine import upsert
 from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import points, rollups, series
+from penstock.core.curves import (
+    MEDIAN_STEPS,
+    WARM_UP_STEPS,
+    Curve,
+    CurvePoint,
+    StepValue,
+    Usual,
+    point_of,
+    thinned,
+    usual,
+)
 
 ROLLUP_STEPS = (16, 256)
 MOST_POINTS = 500
@@ -33,18 +58,6 @@ class Point(NamedTuple):
     rank: int
     step: int
     value: float
-
-
-@dataclass(frozen=True, slots=True)
-class ChartPoint:
-    """Steps from ``step`` on, as one: all the same where nothing was rolled up."""
-
-    step: int
-    attempt: int
-    min: float
-    mean: float
-    max: float
-    last: float
 
 
 _Row = tuple[int, int, int, float]  # series, attempt, step, value
@@ -134,86 +147,199 @@ def _merge(dialect: str) -> Insert:
 
 
 # Charts
+#
+# Several attempts may have taken a step: that of the newest counts. An attempt's steps therefore count up to where any
+# later attempt began, which may be in the middle of a roll-up. Such a roll-up is made again from its points, up to
+# there; where its points are no longer kept it counts as a whole, so that it hides nothing.
+
+
+class _Attempt(NamedTuple):
+    """Which of its steps count: those from ``begin`` on, before ``limit``. ``is_exact``: its first point is kept."""
+
+    begin: int
+    limit: float
+    last_step: int
+    num_points: int
+    is_exact: bool
+
+
+_Attempts = dict[int, dict[int, _Attempt]]  # by series and attempt, the newest attempt first
+
+
+class _Part(NamedTuple):
+    point: CurvePoint
+    last_step: int
 
 
 def charts(
     connection: Connection, uid: str, ranks: Sequence[int] = (ALL_RANKS,), most: int = MOST_POINTS
-) -> dict[tuple[str, int], list[ChartPoint]]:
-    """Every series of the job over its steps, by name and rank, in at most ``most`` points each."""
+) -> dict[tuple[str, int], Curve]:
+    """Every series of the job that has steps left, by name and rank, in at most ``most`` points each."""
     known = {number: key[1:] for key, number in _known_ids(connection, [uid]).items() if key[2] in ranks}
-    spans = _spans(connection, known)
-    found = _read(connection, {number for number, span in spans.items() if span <= most}, _raw)
+    attempts = _attempts(connection, known)
+    spans = {number: _span(own) for number, own in attempts.items()}
+    found = _raw(connection, {number for number, span in spans.items() if span <= most}, attempts)
     for steps in ROLLUP_STEPS:
         fits = {number for number, span in spans.items() if span <= most * steps or steps == ROLLUP_STEPS[-1]}
-        found |= _read(connection, fits - found.keys(), functools.partial(_rolled, steps=steps))
+        found |= _rolled(connection, fits - found.keys(), steps, attempts)
+    firsts = _firsts(connection, found, attempts)
     return {
-        key: _thinned(found.get(number, []), most) for number, key in sorted(known.items(), key=lambda item: item[1])
+        key: Curve(
+            points=thinned([part.point for part in found[number]], most),
+            first=firsts.get(number),
+            last=StepValue(found[number][-1].last_step, found[number][-1].point.last),
+        )
+        for number, key in sorted(known.items(), key=lambda item: item[1])
+        if found.get(number)
     }
 
 
-def _spans(connection: Connection, numbers: Collection[int]) -> dict[int, int]:
-    """How many steps a series goes over."""
+def usual_of(connection: Connection, uid: str, name: str, curve: Curve) -> Usual:
+    """What is usual of a series that has a value at every step: over all ranks, from as many single steps as are kept.
+
+    ``curve`` is the series' own.
+    """
+    number = _known_ids(connection, [uid])[uid, name, ALL_RANKS]
+    values: list[float] = []
+    behind = curve.last.step + 1
+    for attempt, own in _attempts(connection, [number])[number].items():
+        row = points.c
+        chosen = select(row.step, row.value).where(row.series == number, row.attempt == attempt, row.step < behind)
+        left = MEDIAN_STEPS + WARM_UP_STEPS - len(values)
+        for step, value in connection.execute(chosen.order_by(row.step.desc()).limit(left)):
+            if step != behind - 1:
+                break
+            values.append(value)
+            behind = step
+        if behind > own.begin or len(values) == MEDIAN_STEPS + WARM_UP_STEPS:
+            break
+    if (found := usual(values[::-1])) is not None:
+        return found
+    total = math.fsum(point.mean * (point.count / curve.count) for point in curve.points)
+    return Usual(value=total, count=curve.count, is_median=False)
+
+
+def values_at(connection: Connection, uid: str, name: str, attempts: Mapping[int, int]) -> dict[int, float]:
+    """The values of a series over all ranks at steps of the given attempts, as far as these points are kept."""
+    number = _known_ids(connection, [uid]).get((uid, name, ALL_RANKS))
+    if number is None:
+        return {}
+    keys = [(number, attempt, step, step + 1) for step, attempt in attempts.items()]
+    return {step: value for _, _, step, value in ask(connection, _within, keys)}
+
+
+def _attempts(connection: Connection, numbers: Collection[int]) -> _Attempts:
     row, coarsest = rollups.c, ROLLUP_STEPS[-1]
-    span = (func.max(row.last_step) - func.min(row.bucket) * coarsest + 1).label("span")
-    chosen = select(row.series, span).where(row.series.in_(sorted(numbers)), row.steps == coarsest)
-    rows = connection.execute(chosen.group_by(row.series))
-    return {each.series: each.span for each in rows}
+    chosen = select(
+        row.series, row.attempt, func.min(row.bucket), func.max(row.last_step), func.sum(row.count), *_heads()
+    ).where(row.series.in_(sorted(numbers)), row.steps == coarsest)
+    rows = connection.execute(chosen.group_by(row.series, row.attempt).order_by(row.series, row.attempt.desc()))
+    found: _Attempts = {}
+    limit = math.inf
+    for number, attempt, bucket, last_step, count, finer, first in rows:
+        if number not in found:
+            found[number], limit = {}, math.inf
+        is_exact = first is not None and finer is not None and first // ROLLUP_STEPS[0] == finer
+        begin = first if is_exact else bucket * coarsest if finer is None else finer * ROLLUP_STEPS[0]
+        found[number][attempt] = _Attempt(begin, limit, last_step, count, is_exact)
+        limit = min(limit, begin)
+    return found
 
 
-def _read(
-    connection: Connection, numbers: Collection[int], made: Callable[[Collection[int]], Select[Any]]
-) -> dict[int, list[ChartPoint]]:
-    """The newest points of those series that have any."""
+def _heads() -> tuple[ColumnElement[int], ColumnElement[int]]:
+    """Of a series' attempt the first of the finest roll-ups, and the first point."""
+    finer = rollups.alias()
+    own = (finer.c.series == rollups.c.series, finer.c.attempt == rollups.c.attempt)
+    bucket = select(func.min(finer.c.bucket)).where(*own, finer.c.steps == ROLLUP_STEPS[0])
+    mine = (points.c.series == rollups.c.series, points.c.attempt == rollups.c.attempt)
+    step = select(func.min(points.c.step)).where(*mine)
+    return bucket.correlate(rollups).scalar_subquery(), step.correlate(rollups).scalar_subquery()
+
+
+def _span(own: Mapping[int, _Attempt]) -> int:
+    return max(each.last_step for each in own.values()) - min(each.begin for each in own.values()) + 1
+
+
+def _raw(connection: Connection, numbers: Collection[int], attempts: _Attempts) -> dict[int, list[_Part]]:
+    """The points of those series whose points are all kept."""
     if not numbers:
         return {}
-    rows = connection.execute(made(numbers))
-    return {number: _newest(some) for number, some in groupby(rows, key=itemgetter(0))}
-
-
-def _raw(numbers: Collection[int]) -> Select[Any]:
     row = points.c
-    chosen = select(row.series, row.step, row.attempt, row.value, row.value, row.value, row.value)
-    return chosen.where(row.series.in_(sorted(numbers))).order_by(row.series, row.attempt.desc(), row.step)
+    chosen = select(row.series, row.attempt, row.step, row.value).where(row.series.in_(sorted(numbers)))
+    found: dict[int, list[_Part]] = {}
+    for number, rows in groupby(connection.execute(chosen.order_by(row.series, row.step)), key=itemgetter(0)):
+        kept, own = list(rows), attempts[number]
+        if len(kept) == sum(each.num_points for each in own.values()):
+            found[number] = [
+                _Part(point_of([StepValue(step, value)], attempt), step)
+                for _, attempt, step, value in kept
+                if step < own[attempt].limit
+            ]
+    return found
 
 
-def _rolled(numbers: Collection[int], steps: int) -> Select[Any]:
+def _rolled(
+    connection: Connection, numbers: Collection[int], steps: int, attempts: _Attempts
+) -> dict[int, list[_Part]]:
+    """Roll-ups of those series, as far as their steps count."""
+    if not numbers:
+        return {}
     row = rollups.c
-    columns = (row.series, row.bucket * steps, row.attempt, row.min, row.sum / row.count, row.max, row.last)
-    chosen = select(*columns).where(row.series.in_(sorted(numbers)), row.steps == steps)
-    return chosen.order_by(row.series, row.attempt.desc(), row.bucket)
+    told = (row.min, row.sum / row.count, row.max, row.last, row.count, row.last_step)
+    chosen = select(row.series, row.attempt, row.bucket * steps, *told)
+    chosen = chosen.where(row.series.in_(sorted(numbers)), row.steps == steps)
+    found: dict[int, list[_Part]] = {number: [] for number in numbers}
+    split: dict[tuple[int, int, int], _Part] = {}
+    for number, attempt, first, least, mean, greatest, last, count, last_step in connection.execute(chosen):
+        own = attempts[number][attempt]
+        point = CurvePoint(max(first, own.begin), attempt, least, mean, greatest, last, count)
+        if last_step < own.limit:
+            found[number].append(_Part(point, last_step))
+        elif first < own.limit:
+            split[number, attempt, first] = _Part(point, last_step)
+    for (number, *_), part in _halved(connection, split, steps, attempts).items():
+        found[number].append(part)
+    return {number: sorted(parts, key=lambda part: part.point.step) for number, parts in found.items() if parts}
 
 
-def _newest(rows: Iterable[Sequence[Any]]) -> list[ChartPoint]:
-    """Of every attempt, newest first, the steps before the next one began."""
-    found: list[ChartPoint] = []
-    attempt, begin, limit = None, math.inf, math.inf
-    for _, *values in rows:
-        point = ChartPoint(*values)
-        if point.attempt != attempt:
-            attempt, limit = point.attempt, begin
-            begin = min(begin, point.step)
-        if point.step < limit:
-            found.append(point)
-    return sorted(found, key=lambda point: point.step)
+def _halved(
+    connection: Connection, split: Mapping[tuple[int, int, int], _Part], steps: int, attempts: _Attempts
+) -> dict[tuple[int, int, int], _Part]:
+    """Roll-ups in whose middle a later attempt began, up to there."""
+    values: dict[tuple[int, int, int], list[StepValue]] = {key: [] for key in split}
+    keys = [(number, attempt, first, first + steps) for number, attempt, first in split]
+    rows = set(map(tuple, ask(connection, _within, keys)))
+    for number, attempt, step, value in sorted(rows):
+        values[number, attempt, step // steps * steps].append(StepValue(step, value))
+    found = {}
+    for key, part in split.items():
+        number, attempt, _ = key
+        before = [each for each in values[key] if each.step < attempts[number][attempt].limit]
+        if len(values[key]) != part.point.count:
+            found[key] = part
+        elif before:
+            found[key] = _Part(point_of(before, attempt), before[-1].step)
+    return found
 
 
-def _thinned(found: list[ChartPoint], most: int) -> list[ChartPoint]:
-    """Neighbours joined until they are few enough; a point's mean is that of its parts."""
-    together = -(-len(found) // most) if found else 1
-    if together == 1:
-        return found
-    return [_joined(found[i : i + together]) for i in range(0, len(found), together)]
-
-
-def _joined(parts: Sequence[ChartPoint]) -> ChartPoint:
-    return ChartPoint(
-        step=parts[0].step,
-        attempt=parts[-1].attempt,
-        min=min(part.min for part in parts),
-        mean=sum(part.mean for part in parts) / len(parts),
-        max=max(part.max for part in parts),
-        last=parts[-1].last,
+def _within(keys: Keys) -> Select[Any]:
+    row = points.c
+    ranges = (
+        and_(row.series == number, row.attempt == attempt, row.step >= first, row.step < stop)
+        for number, attempt, first, stop in keys
     )
+    return select(row.series, row.attempt, row.step, row.value).where(or_(*ranges))
+
+
+def _firsts(connection: Connection, found: Mapping[int, Sequence[_Part]], attempts: _Attempts) -> dict[int, StepValue]:
+    """The first value of those series where it is kept."""
+    keys = []
+    for number, parts in found.items():
+        if parts:
+            attempt = parts[0].point.attempt
+            if (own := attempts[number][attempt]).is_exact:
+                keys.append((number, attempt, own.begin, own.begin + 1))
+    return {number: StepValue(step, value) for number, _, step, value in ask(connection, _within, keys)}
 
 
 Bucket = tuple[int, int, int, int]
@@ -235,13 +361,24 @@ def old_buckets(
         first = rollups.c.bucket * fine
         own = (points.c.series == rollups.c.series, points.c.attempt == rollups.c.attempt)
         inside = select(points.c.step).where(*own, points.c.step >= first, points.c.step < first + fine)
-        chosen = chosen.where(rollups.c.steps == fine, inside.exists())
+        chosen = chosen.where(rollups.c.steps == fine, inside.where(_is_later()).exists())
     rows = connection.execute(chosen.order_by(*key).limit(most))
     return [(number, steps, attempt, bucket) for number, steps, attempt, bucket in rows]
 
 
 def forget_points(connection: Connection, old: Sequence[Bucket]) -> None:
     """Drop the points below these roll-ups, which stay."""
+    _forget_within(connection, old, _is_later())
+
+
+def _is_later() -> ColumnElement[bool]:
+    """Not the first point of its attempt. That one is kept as long as its roll-up: where a run began stays exact."""
+    earlier = points.alias()
+    own = (earlier.c.series == points.c.series, earlier.c.attempt == points.c.attempt)
+    return exists().where(*own, earlier.c.step < points.c.step).correlate(points)
+
+
+def _forget_within(connection: Connection, old: Sequence[Bucket], *those: ColumnElement[bool]) -> None:
     own = (points.c.series == bindparam("old_series"), points.c.attempt == bindparam("old_attempt"))
     within = (points.c.step >= bindparam("old_first"), points.c.step < bindparam("old_stop"))
     rows = [
@@ -253,11 +390,13 @@ def forget_points(connection: Connection, old: Sequence[Bucket]) -> None:
         }
         for number, steps, attempt, bucket in old
     ]
-    connection.execute(delete(points).where(*own, *within), rows)
+    connection.execute(delete(points).where(*own, *within, *those), rows)
 
 
 def forget_rollups(connection: Connection, old: Sequence[Bucket]) -> None:
-    """Drop these roll-ups."""
+    """Drop these roll-ups, and what is left of their points."""
+    if finest := [bucket for bucket in old if bucket[1] == ROLLUP_STEPS[0]]:
+        _forget_within(connection, finest)
     names = ("series", "steps", "attempt", "bucket")
     own = [rollups.c[name] == bindparam(f"old_{name}") for name in names]
     rows = [{f"old_{name}": value for name, value in zip(names, key, strict=True)} for key in old]

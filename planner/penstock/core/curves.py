@@ -1,0 +1,182 @@
+"""A number of a run over its steps, in few points that hide nothing.
+
+A run may have a million steps and a chart has room for some hundreds of points. A point therefore stands for one or
+more consecutive steps and keeps their least, mean, greatest and last value: a spike of a single step is in the greatest
+value of its point at any length. First, last, least and greatest value of the whole run are kept exactly, next to the
+points. What is usual is a median of single steps, never of points.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.core.records import StepMetrics
+
+
+class StepValue(NamedTuple):
+    """The value at a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """``count`` steps from ``step`` on, as one. Values that are no finite number count, but decide nothing."""
+
+    step: int
+    attempt: int
+    min: float
+    mean: float
+    max: float
+    last: float
+    count: int = 1
+
+
+def point_of(values: Sequence[StepValue], attempt: int) -> CurvePoint:
+    """The steps as one point."""
+    return joined([CurvePoint(step, attempt, value, value, value, value) for step, value in values])
+
+
+def joined(parts: Sequence[CurvePoint]) -> CurvePoint:
+    """Neighbours as one point; its mean is that of all their steps."""
+    if len(parts) == 1:
+        return parts[0]
+    finite = [part for part in parts if math.isfinite(part.mean)] or parts
+    least, greatest = min(part.min for part in finite), max(part.max for part in finite)
+    steps = sum(part.count for part in finite)
+    mean = math.fsum(part.mean * (part.count / steps) for part in finite)
+    return CurvePoint(
+        step=parts[0].step,
+        attempt=parts[-1].attempt,
+        min=least,
+        mean=min(max(mean, least), greatest),  # rounding must not carry it out of the envelope
+        max=greatest,
+        last=parts[-1].last,
+        count=sum(part.count for part in parts),
+    )
+
+
+def thinned(points: Sequence[CurvePoint], most: int) -> tuple[CurvePoint, ...]:
+    """Neighbours joined until there are at most ``most`` points."""
+    together = -(-len(points) // most) if points else 1
+    if together == 1:
+        return tuple(points)
+    return tuple(joined(points[i : i + together]) for i in range(0, len(points), together))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """At least one point, in the order of steps. ``first`` is missing where the first step alone is no longer kept."""
+
+    points: tuple[CurvePoint, ...]
+    first: StepValue | None
+    last: StepValue
+
+    @property
+    def min(self) -> float:
+        """The least value of all steps."""
+        return min(point.min for point in self.points)
+
+    @property
+    def max(self) -> float:
+        """The greatest value of all steps."""
+        return max(point.max for point in self.points)
+
+    @property
+    def count(self) -> int:
+        """How many steps it covers."""
+        return sum(point.count for point in self.points)
+
+    @property
+    def is_bucketed(self) -> bool:
+        """Whether any point stands for more than one step."""
+        return any(point.count > 1 for point in self.points)
+
+
+WARM_UP_STEPS = 5
+"""The first steps of a run, which are slower than those that follow."""
+MEDIAN_STEPS = 10_000
+"""A run's usual step is the median of its last so many steps, which bounds what a page has to read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usual:
+    """A number of a run's usual step: the median of ``count`` steps, or their mean where they are kept only as sums."""
+
+    value: float
+    count: int
+    is_median: bool = True
+
+    @property
+    def origin(self) -> str:
+        """How it was found, in words."""
+        steps = "1 step" if self.count == 1 else f"{self.count:,} steps"
+        return f"{'median' if self.is_median else 'mean'} of {steps}"
+
+
+def usual(values: Sequence[float]) -> Usual | None:
+    """The median of the last steps after warm-up; ``values`` are one per step, in order."""
+    recent = values[-(MEDIAN_STEPS + WARM_UP_STEPS) :]
+    chosen = recent[WARM_UP_STEPS:] or recent
+    return Usual(value=statistics.median(chosen), count=len(chosen)) if chosen else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCurves:
+    """The numbers of a run: ``curves`` by the names of `StepMetrics`, and what is usual of its speed."""
+
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    step_seconds: Usual | None = None
+    tokens_per_second: Usual | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.curves)
+
+    def last(self, name: str) -> StepValue | None:
+        """The last value of a number, if it was reported."""
+        curve = self.curves.get(name)
+        return curve.last if curve else None
+
+
+CURVES = (
+    "loss",
+    "validation_loss",
+    "step_seconds",
+    "tokens_per_second",
+    "learning_rate",
+    "gradient_norm",
+    "peak_bytes",
+)
+MAX_POINTS = 2_000
+"""A chart's size does not follow the run's length."""
+
+
+def curves_of(metrics: Iterable[StepMetrics]) -> RunCurves:
+    """The numbers of a run whose every step is at hand; of two entries for a step the later attempt's counts."""
+    entries = newest(metrics)
+    found = {}
+    for name in CURVES:
+        told = [(m, getattr(m, name)) for m in entries]
+        points = [CurvePoint(m.step, m.attempt, *4 * (float(value),)) for m, value in told if value is not None]
+        if points:
+            ends = [StepValue(point.step, point.last) for point in (points[0], points[-1])]
+            found[name] = Curve(points=thinned(points, MAX_POINTS), first=ends[0], last=ends[1])
+    return RunCurves(
+        curves=found,
+        step_seconds=usual([m.step_seconds for m in entries]),
+        tokens_per_second=usual([m.tokens_per_second for m in entries]),
+    )
+
+
+def newest(metrics: Iterable[StepMetrics]) -> tuple[StepMetrics, ...]:
+    """One entry per step in order of steps: the latest attempt's, and of equals the one that came last."""
+    found: dict[int, StepMetrics] = {}
+    for entry in metrics:
+        if entry.step not in found or entry.attempt >= found[entry.step].attempt:
+            found[entry.step] = entry
+    return tuple(found[step] for step in sorted(found))
