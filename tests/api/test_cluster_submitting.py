@@ -10,11 +10,14 @@ import pytest
 from sqlalchemy import Connection, delete
 from starlette.testclient import TestClient
 
+from penstock.api.app import create_app
+from penstock.api.auth.identity import Role
 from penstock.api.store.schema import idempotency, jobs
+from penstock.core.job_policy import SECRETS_LABEL
 from penstock.core.records import Progress, Record, RecordKind
 from tests.support.fake_apiserver import Call, FakeApiserver, Found, RefusedError
-from tests.support.on_cluster import OnCluster, instant, on_cluster
-from tests.support.service import NOW, Clock, client_of, job_manifest
+from tests.support.on_cluster import OWN_NAMESPACE, OnCluster, instant, on_cluster
+from tests.support.service import HOST, NOW, Clock, client_of, job_manifest
 
 KEY = {"Idempotency-Key": "once"}
 EDITOR = tuple((verb, "") for verb in ("get", "list", "create", "update", "delete"))
@@ -93,6 +96,96 @@ class TestCreate:
     def test_a_token_of_penstock_s_own_is_as_good(self, here: OnCluster) -> None:
         assert client_of(here.service).post("/v1/jobs", json=job_manifest()).status_code == 201
         assert here.stored().created_by == "a-admin"
+
+
+ESCAPE = {
+    "image": "evil:1",
+    "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "penstock-db", "key": "url"}}}],
+    "tolerations": [{"operator": "Exists"}],
+    "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
+}
+
+
+def asking(namespace: str = "default", **kubernetes: Any) -> dict[str, Any]:
+    manifest = job_manifest()
+    manifest["metadata"]["namespace"] = namespace
+    manifest["spec"]["kubernetes"] = kubernetes
+    return manifest
+
+
+class TestPolicy:
+    """The service submits with rights of its own, so it asks what the operator asks before it launches."""
+
+    @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs?dryRun=true"])
+    def test_every_reason_is_told_and_the_cluster_is_not_asked(
+        self, here: OnCluster, client: TestClient, path: str
+    ) -> None:
+        answer = client.post(path, json=asking(OWN_NAMESPACE, **ESCAPE))
+        assert (answer.status_code, answer.json()["title"]) == (403, "The policy for jobs does not allow this")
+        told = answer.json()
+        assert told["where"] == "metadata.namespace"
+        for word in ("'evil:1'", "'penstock-db'", "tolerations[0]", "control-plane"):
+            assert word in told["detail"]
+        assert "jobPolicy.images" in told["remedy"]
+        assert not [word for word in here.fake.words("POST") if "pipelinejobs" in word]
+
+    def test_an_administrator_s_token_is_bound_too(self, here: OnCluster) -> None:
+        answer = client_of(here.service).post("/v1/jobs", json=asking("kube-system"))
+        assert (answer.status_code, answer.json()["where"]) == (403, "metadata.namespace")
+
+    def test_secrets_need_a_label_of_the_namespace(self, here: OnCluster, client: TestClient) -> None:
+        manifest = asking(env=ESCAPE["env"])
+        answer = client.post("/v1/jobs", json=manifest)
+        assert answer.status_code == 403
+        assert f"{SECRETS_LABEL}=true" in answer.json()["remedy"]
+        here.fake.add("namespaces", {"metadata": {"name": "default", "labels": {SECRETS_LABEL: "true"}}})
+        assert client.post("/v1/jobs", json=manifest).status_code == 201
+
+    def test_a_retry_is_asked_about_as_well(self, here: OnCluster, client: TestClient) -> None:
+        """It was submitted when its image was allowed, or by kubectl."""
+        ended(here.fake.add_job(asking(image="evil:1")), here)
+        answer = client.post("/v1/jobs/default/tiny/retry")
+        assert (answer.status_code, answer.json()["where"]) == (403, "spec.kubernetes.image")
+
+
+class TestEditors:
+    """An editor's token acts in its namespace; on a machine, where there is one user's, it may leave it out."""
+
+    def test_without_a_namespace_it_reads_and_changes_nothing(self, here: OnCluster) -> None:
+        client_of(here.service).post("/v1/jobs", json=job_manifest())
+        editor = client_of(here.service, Role.EDITOR)
+        assert editor.get("/v1/jobs/default/tiny").status_code == 200
+        assert editor.get("/v1/me").json()["role"] == "viewer"
+        for method, path in (
+            ("POST", "/v1/jobs"),
+            ("POST", "/v1/jobs/default/tiny/suspend"),
+            ("DELETE", "/v1/jobs/default/tiny"),
+        ):
+            answer = editor.request(method, path, json=job_manifest("other"))
+            assert answer.status_code == 403, path
+        assert here.fake.job("tiny")["spec"].get("runPolicy", {}).get("suspend") is None
+
+    def test_neither_does_its_session(self, here: OnCluster) -> None:
+        editor = client_of(here.service, Role.EDITOR)
+        code = editor.post("/v1/login-links").json()["path"].partition("#")[2]
+        origin = {"Origin": HOST}
+        browser = TestClient(create_app(here.service), base_url=HOST, headers=origin)
+        assert browser.post("/login", data={"code": code}, follow_redirects=False).status_code in (200, 303)
+        assert browser.get("/v1/me").json()["role"] == "viewer"
+        assert browser.post("/v1/jobs", json=job_manifest()).status_code == 403
+
+    def test_with_one_it_acts_there(self, here: OnCluster) -> None:
+        editor = client_of(here.service, Role.EDITOR, "default")
+        assert editor.post("/v1/jobs", json=job_manifest()).status_code == 201
+        answer = editor.post("/v1/jobs", json=asking("other"))
+        assert (answer.status_code, "in namespace other" in answer.json()["remedy"]) == (403, True)
+
+    def test_none_is_made_without(self, here: OnCluster) -> None:
+        admin = client_of(here.service)
+        answer = admin.post("/v1/tokens", json={"name": "ed", "role": "editor"})
+        assert (answer.status_code, answer.json()["where"]) == (422, "namespace")
+        assert admin.post("/v1/tokens", json={"name": "ed", "role": "editor", "namespace": "a"}).status_code == 201
+        assert admin.post("/v1/tokens", json={"name": "vi", "role": "viewer"}).status_code == 201
 
 
 class TestOnce:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,45 @@ def test_a_database_is_copied_and_restored(
 def test_a_copy_that_cannot_be_written_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["database", "backup", str(folder / "none" / "copy.gz"), "--folder", str(folder)]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+class TestPasswords:
+    """Every user of a machine may read what a process was started with (`/proc/PID/cmdline`)."""
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql://penstock:secret@127.0.0.1/penstock",
+            "postgresql://penstock@127.0.0.1/penstock?password=secret",
+            "postgresql+psycopg://penstock:secret@/penstock?host=/run",
+            "postgresql://penstock@127.0.0.1/penstock?sslpassword=secret",
+        ],
+    )
+    @pytest.mark.parametrize("command", [("serve",), ("token", "list"), ("database", "upgrade")])
+    def test_none_stands_in_a_command_line(
+        self, folder: Path, capsys: pytest.CaptureFixture[str], url: str, command: tuple[str, ...]
+    ) -> None:
+        assert main([*command, "--folder", str(folder), "--database", url]) == 2
+        told = capsys.readouterr().err
+        assert "--database: holds a password" in told
+        assert "PENSTOCK_DATABASE_FILE" in told
+        assert "secret@" not in told
+
+    def test_the_environment_may_hold_one_and_no_child_inherits_it(
+        self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PENSTOCK_DATABASE", "mysql://penstock:secret@127.0.0.1/penstock")
+        assert main(["token", "list", "--folder", str(folder)]) == 2
+        assert "mysql is not supported" in capsys.readouterr().err
+        assert "PENSTOCK_DATABASE" not in os.environ
+
+    def test_so_may_a_file(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "url"
+        file.write_text(f"sqlite:///{folder / 'penstock.db'}\n")
+        monkeypatch.setenv("PENSTOCK_DATABASE_FILE", str(file))
+        assert main(["token", "list", "--folder", "/nowhere"]) == 0
+        file.unlink()
+        assert main(["token", "list", "--folder", str(folder)]) == 2
+        assert "PENSTOCK_DATABASE_FILE" in capsys.readouterr().err

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.api.auth.identity import Identity, Role
 from penstock.api.settings import Settings
+from penstock.api.store import tokens
 from penstock.cli.cluster_serving import place_of
 from penstock.cli.main import main
 from penstock.cli.posting import http_post
@@ -23,11 +24,11 @@ from penstock.core.records import RecordKind
 from penstock.trainer.outbox import Outbox
 from penstock.trainer.ports import free_port
 from tests.support.command import Command
-from tests.support.fake_apiserver import FakeApiserver, Found, served
+from tests.support.fake_apiserver import FakeApiserver, Found, kubeconfig_of, served
 from tests.support.on_cluster import instant
 from tests.support.outboxes import address_file
 from tests.support.sample_run import sample_profile
-from tests.support.service import NOW, job_manifest, step_records
+from tests.support.service import NOW, job_manifest, new_service, step_records
 from tests.support.serving import wait_until
 
 LEASE = ("leases", "own", "penstock-service")
@@ -45,13 +46,7 @@ def fake() -> FakeApiserver:
 @pytest.fixture
 def kubeconfig(tmp_path: Path, fake: FakeApiserver) -> Iterator[Path]:
     with served(fake) as client:
-        path = tmp_path / "kubeconfig"
-        cluster = {"name": "c", "cluster": {"server": client.configuration.host}}
-        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
-        user = {"name": "u", "user": {"token": "secret"}}
-        document = {"clusters": [cluster], "users": [user], "contexts": [context], "current-context": "c"}
-        path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **document}))
-        yield path
+        yield kubeconfig_of(client, tmp_path)
 
 
 def test_it_mirrors_reports_and_hands_over_at_its_end(tmp_path: Path, fake: FakeApiserver, kubeconfig: Path) -> None:
@@ -102,12 +97,33 @@ def test_what_ranks_report_while_it_is_away_is_caught_up(tmp_path: Path, fake: F
     assert ("configmaps", "default", "tiny-profile-a1") in fake.objects
 
 
+def test_its_policy_and_editors_without_a_namespace(tmp_path: Path, fake: FakeApiserver, kubeconfig: Path) -> None:
+    """The file says what jobs may use; who holds a token that lost something by it is named at the start."""
+    port, policy = free_port(), tmp_path / "policy.json"
+    policy.write_text('{"ownNamespace": "own", "everywhere": {"images": ["own:1"]}}')
+    fake.rights.add(("eve", "create", "default"))
+    (tmp_path / "data").mkdir()
+    with closing(new_service(tmp_path / "data")) as before:
+        wide = Identity(name="wide", role=Role.EDITOR)
+        before.write("tokens", lambda connection: tokens.add(connection, wide, before.clock()))
+    running_job(fake)
+    with serving(tmp_path, kubeconfig, port, "--policy", str(policy)) as process:
+        wait_until(lambda: answers(port), 60)
+        for image, status in (("own:1", 201), ("evil:1", 403)):
+            manifest = job_manifest(image.partition(":")[0])
+            manifest["spec"]["kubernetes"] = {"image": image}
+            assert asked(port, "POST", "/v1/jobs", json=manifest).status_code == status
+        process.send_signal(signal.SIGTERM)
+        said, complaints = process.communicate(timeout=60)
+    assert "token wide (" in said + complaints
+
+
 @contextmanager
-def serving(folder: Path, kubeconfig: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def serving(folder: Path, kubeconfig: Path, port: int, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A service, which is ended with the block."""
     environment = {"KUBECONFIG": str(kubeconfig), "PENSTOCK_OWN_NAMESPACE": "own", "HOME": str(folder)}
     command = Command(folder, environment)
-    process = command.start("serve", "--cluster", "--folder", folder / "data", "--port", str(port))
+    process = command.start("serve", "--cluster", "--folder", folder / "data", "--port", str(port), *more)
     try:
         yield process
     finally:

@@ -239,3 +239,44 @@ def test_the_operator_annotates_pods_of_jobs_alone(
     else:
         kubectl.ask(*arguments)
         kubectl.ask("annotate", "pod", name, "penstock.dev/binding-", f"--as={OPERATOR}")
+
+
+# The policies: ConfigMaps and JobSets of jobs, and no others
+
+OWNER = {"apiVersion": "penstock.dev/v1alpha1", "kind": "PipelineJob", "name": "a", "uid": "u", "controller": True}
+NAMES = {"name": "a-a1", "namespace": NAMESPACE, "labels": {"penstock.dev/job-uid": "u"}}
+STRAY: dict[str, dict[str, Any]] = {
+    "no owner": {"ownerReferences": None},
+    "another kind's": {"ownerReferences": [{**OWNER, "kind": "Deployment", "apiVersion": "apps/v1"}]},
+    "another job's": {"ownerReferences": [{**OWNER, "uid": "other"}]},
+    "another name": {"name": "coredns"},
+    "another number": {"name": "a-a1x"},
+}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_the_operator_makes_config_maps_of_jobs_alone(kubectl: Kubectl, stray: str) -> None:
+    own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**NAMES, "ownerReferences": [OWNER]}}
+    create = ("create", "--dry-run=server", "-f", "-", f"--as={OPERATOR}")
+    kubectl.ask(*create, text=json.dumps(own))
+    metadata = {name: value for name, value in {**own["metadata"], **STRAY[stray]}.items() if value is not None}
+    told = kubectl.refusal(*create, text=json.dumps({**own, "metadata": metadata}))
+    assert "attempts of its jobs" in told
+
+
+def test_the_operator_changes_no_config_map_of_others(kubectl: Kubectl) -> None:
+    """`kube-root-ca.crt` is in every namespace."""
+    place = ("configmap", "kube-root-ca.crt", "-n", NAMESPACE, f"--as={OPERATOR}", "--dry-run=server")
+    change = {"metadata": {"ownerReferences": [OWNER], "labels": NAMES["labels"]}}
+    assert "attempts of its jobs" in kubectl.refusal("patch", *place, "--type=merge", "-p", json.dumps(change))
+    assert "attempts of its jobs" in kubectl.refusal("delete", *place)
+
+
+def test_the_service_makes_config_maps_of_measurements_alone(kubectl: Kubectl) -> None:
+    service = OPERATOR.replace("-operator", "-service")
+    create = ("create", "--dry-run=server", "-f", "-", f"--as={service}")
+    metadata = {**NAMES, "name": "a-profile-a1", "ownerReferences": [{**OWNER, "controller": False}]}
+    own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    kubectl.ask(*create, text=json.dumps(own))
+    told = kubectl.refusal(*create, text=json.dumps({**own, "metadata": {**metadata, "name": "a-a1"}}))
+    assert "what attempts of jobs measured" in told

@@ -47,13 +47,18 @@ def installation(space: JobSpace) -> Iterator[Installation]:
     site = site_of_lab(space.lab)
     images = own_images.given(site, space.lab.name)
     found = Installation(site=site, images=images, release="tried", namespace=space.system)
-    found.install({"namespace": space.namespace})
+    found.install(values(space))
     yield found
     space.kubectl("delete", "pj", "--all", "--wait=false")
     found.uninstall()
     for name in CRDS:  # what it leaves behind is nobody's
         space.kubectl("annotate", "crd", name, *OWNED)
         space.kubectl("label", "crd", name, "app.kubernetes.io/managed-by-")
+
+
+def values(space: JobSpace) -> dict[str, Any]:
+    """The namespace of jobs, and the image that they name there."""
+    return {"namespace": space.namespace, "jobPolicy.images": [space.cluster.image]}
 
 
 def programs(space: JobSpace) -> dict[str, str]:
@@ -132,7 +137,7 @@ def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, s
         pods, before = uids(job), programs(space)
         assert before.keys() == {"operator", "service"}
 
-        installation.install({"namespace": space.namespace, **RESTART})
+        installation.install({**values(space), **RESTART})
         after = programs(space)
         assert after.keys() == before.keys()
         assert not set(after.values()) & set(before.values())
@@ -146,7 +151,7 @@ def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, s
         goes_on(job, pods)
         assert job.status().phase is Phase.RUNNING
 
-        installation.install({"namespace": space.namespace})
+        installation.install(values(space))
         heard = max(job.losses_of(1))
         job.wait(lambda: told_step(job) > heard, "the service that returned does not tell of steps")
         assert uids(job) == pods

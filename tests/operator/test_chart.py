@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from penstock.core.job_policy import Allowance, JobPolicy
 from penstock.planner import yamltext
 from tests.support.charting import CHART, NAMESPACE, refusal, render, run
 from tests.support.repository import ROOT
@@ -260,6 +261,119 @@ WELL_KNOWN = {
 }  # fmt: skip
 
 
+class TestJobPolicy:
+    """One file for service and operator, whose values mean what core reads."""
+
+    def read(self, *values: str) -> JobPolicy:
+        (config_map,) = (each for each in of_kind(render(*values), "ConfigMap"))
+        return JobPolicy.from_manifest(json.loads(config_map["data"]["policy.json"]))
+
+    def test_as_it_comes_the_trainer_s_image_is_allowed_and_no_secret(self) -> None:
+        (image,) = self.read().everywhere.images
+        assert image == "ghcr.io/penstock/trainer:0.1.0"
+        lists = JobPolicy().everywhere + Allowance(images=(image,))
+        assert self.read() == JobPolicy(own_namespace=NAMESPACE, everywhere=lists)
+
+    def test_values_extend_it(self) -> None:
+        found = self.read(
+            'jobPolicy.images=["reg.example/team/*"]',
+            'jobPolicy.namespaces=["team-*"]',
+            'jobPolicy.inNamespaces={"a":{"secrets":["wandb"]}}',
+        )
+        assert found.everywhere.images == ("ghcr.io/penstock/trainer:0.1.0", "reg.example/team/*")
+        assert (found.namespaces, found.in_namespaces) == (("team-*",), {"a": Allowance(secrets=("wandb",))})
+        assert found.everywhere.claims == ("*",)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            'jobPolicy.images=["reg.example/team*"]',
+            'jobPolicy.images=["*/a"]',
+            'jobPolicy.claims=["a*b"]',
+            'jobPolicy.inNamespaces={"a":{"image":["b"]}}',
+            'jobPolicy.secret=["a"]',
+        ],
+    )
+    def test_a_value_that_core_would_refuse_is_refused(self, value: str) -> None:
+        assert "jobPolicy" in refusal(value)
+
+    @everywhere
+    def test_both_read_it_and_begin_anew_when_it_changes(self, variant: str) -> None:
+        for each in of_kind(render(*VARIANTS[variant]), "Deployment"):
+            spec = each["spec"]["template"]["spec"]
+            (volume,) = (volume for volume in spec["volumes"] if volume["name"] == "policy")
+            assert volume["configMap"]["name"] == "penstock-job-policy"
+            (container,) = spec["containers"]
+            words = [*container.get("args", ()), *(f"={each.get('value')}" for each in container["env"])]
+            assert any(word.endswith("=/etc/penstock/policy/policy.json") for word in words)
+
+        def digests(*values: str) -> set[str]:
+            found = of_kind(render(*VARIANTS[variant], *values), "Deployment")
+            return {each["spec"]["template"]["metadata"]["annotations"]["penstock.dev/job-policy"] for each in found}
+
+        assert len(digests() | digests('jobPolicy.images=["own:1"]')) == 2
+
+
+class TestChildren:
+    """What the policies say is tried on an apiserver in `tests/e2e/test_chart.py`."""
+
+    def policies(self, *values: str) -> dict[str, dict[str, Any]]:
+        return {
+            each["metadata"]["name"].removeprefix(f"{NAMESPACE}-penstock-"): each["spec"]
+            for each in of_kind(render(*values), "ValidatingAdmissionPolicy")
+        }
+
+    def test_every_write_that_rights_allow_is_looked_at(self) -> None:
+        """Of ConfigMaps and JobSets, by whichever of the two programs."""
+        found = self.policies()
+        for program, kinds in (("operator", {"configmaps", "jobsets"}), ("service", {"configmaps"})):
+            granted = {
+                (resource, verb)
+                for role, rule in rules(render())
+                if f"-{program}-" in role
+                for resource in rule["resources"]
+                for verb in rule["verbs"]
+                if resource in ("configmaps", "jobsets") and verb not in ("get", "list", "watch")
+            }
+            assert {resource for resource, _ in granted} == kinds
+            looked_at = {
+                resource
+                for name, spec in found.items()
+                if name.startswith(program)
+                for rule in spec["matchConstraints"]["resourceRules"]
+                for resource in rule["resources"]
+                if set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
+            }
+            assert kinds <= looked_at
+
+    def test_they_fail_closed_and_are_bound(self) -> None:
+        for spec in self.policies().values():
+            assert spec["failurePolicy"] == "Fail"
+        bound = {each["spec"]["policyName"] for each in of_kind(render(), "ValidatingAdmissionPolicyBinding")}
+        assert bound == {each["metadata"]["name"] for each in of_kind(render(), "ValidatingAdmissionPolicy")}
+
+    def test_they_speak_of_the_release_s_accounts(self) -> None:
+        for name, spec in self.policies().items():
+            if name == "pipelinejobs.penstock.dev":
+                continue
+            (condition,) = spec["matchConditions"]
+            program = name.partition("-")[0]
+            assert f"system:serviceaccount:{NAMESPACE}:penstock-{program}'" in condition["expression"]
+
+    def test_none_without_the_service(self) -> None:
+        assert not [name for name in self.policies("service.enabled=false") if name.startswith("service")]
+
+
+def test_no_password_is_in_a_command_line() -> None:
+    """Everybody on a node may read what a process was started with."""
+    found = render(*VARIANTS["with a database"])
+    (service,) = (each for each in of_kind(found, "Deployment") if each["metadata"]["name"].endswith("-service"))
+    (container,) = service["spec"]["template"]["spec"]["containers"]
+    assert not [word for word in container["args"] if "database" in word.lower()]
+    (variable,) = (each for each in container["env"] if each["name"] == "PENSTOCK_DATABASE")
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "postgres", "key": "url"}}
+
+
 class TestAddresses:
     def environment(self, *values: str) -> dict[str, str]:
         (operator, *_) = of_kind(render(*values), "Deployment")
@@ -288,7 +402,8 @@ def test_dashboards_and_monitors_are_there_when_wanted() -> None:
         ((name, text),) = each["data"].items()
         assert json.loads(text) == json.loads((ROOT / "deploy" / "dashboards" / name).read_text())
     assert len(dashboards) == 3
-    assert of_kind(render(), "ServiceMonitor", "ConfigMap") == []
+    assert of_kind(render(), "ServiceMonitor") == []
+    assert [each["metadata"]["name"] for each in of_kind(render(), "ConfigMap")] == ["penstock-job-policy"]
 
 
 def test_the_service_is_scraped_by_the_name_that_alerts_ask_for() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, event, given, settings
 
 from penstock.core.job import PipelineJob
+from penstock.core.job_policy import CONTROL_PLANE, Allowance, JobPolicy
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.resources import JOBSETS
@@ -19,13 +20,24 @@ from tests.support.sample_run import sample_profile
 
 UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 PROFILE = sample_profile()
+EVERYTHING = ("*", *sorted(CONTROL_PLANE))
+ALLOWING_ALL = JobPolicy(
+    everywhere=Allowance(
+        images=("*",),
+        secrets=("*",),
+        claims=("*",),
+        storage_classes=("*",),
+        tolerations=EVERYTHING,
+        node_selectors=EVERYTHING,
+    )
+)
 MOST_WRITES, MOST_WRITES_PER_POD = 40, 2
 """Of a life up to its running: a place and a plan for every pod, and for the job what it has phases for."""
 
 
 def lived(manifest: dict[str, Any]) -> None:
     """Let the job live for as long as it does, with a cluster that has room for it."""
-    operating = Operating(FakePlanner())
+    operating = Operating(FakePlanner(), ALLOWING_ALL)
     uid = operating.kube.submit({**manifest, "metadata": {"name": "fuzzed"}})
     settled(operating, uid)
     num_pods = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import UserError
+from penstock.core.job_policy import JobPolicy
 from penstock.operator.__main__ import arguments
 from penstock.operator.settings import Settings, settings_from
 
@@ -31,6 +32,7 @@ def test_all_of_it(tmp_path: Path) -> None:
     )
     assert told == Settings(
         own_namespace="own",
+        policy=JobPolicy(own_namespace="own"),
         namespace="team",
         image="trainer:1",
         service="https://service",

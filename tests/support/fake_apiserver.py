@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -301,6 +302,17 @@ def served(fake: FakeApiserver) -> Iterator[ApiClient]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def kubeconfig_of(client: ApiClient, folder: Path) -> Path:
+    """A file by which other processes find the server of ``client``."""
+    cluster = {"name": "c", "cluster": {"server": client.configuration.host}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    user = {"name": "u", "user": {"token": "secret"}}
+    document = {"clusters": [cluster], "users": [user], "contexts": [context], "current-context": "c"}
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **document}))
+    return path
 
 
 def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -39,6 +40,9 @@ SPARE_NODE = "node3"
 READER = "reader"
 READY = "/readyz"
 OUT, TEXT = "out", "text"
+LISTS = {name: ["*"] for name in ("claims", "storageClasses", "tolerations", "nodeSelectors")}
+"""What jobs may use where the chart's values say no more."""
+
 CORPUS = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(900))
 
 
@@ -224,7 +228,10 @@ def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system
         "TMPDIR": temporary,
         **{f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "STATE", "DATA")},
     }
+    policy = folder / "policy.json"
+    policy.write_text(json.dumps({"ownNamespace": system, "everywhere": {**LISTS, "images": [cluster.image]}}))
     serve = ["serve", "--cluster", "--namespace", namespace, "--folder", str(folder / "service")]
+    serve += ["--policy", str(policy)]
     service = Program(
         name="service",
         arguments=["penstock.cli", *serve, "--host", str(lab.addresses.host), "--port", str(service_port)],
@@ -238,7 +245,7 @@ def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system
     operator = Program(
         name="operator",
         arguments=["kopf", *run, "--module=penstock.operator.handlers"],
-        environment={**both, **told, "PENSTOCK_TRAINER_IMAGE": cluster.image},
+        environment={**both, **told, "PENSTOCK_TRAINER_IMAGE": cluster.image, "PENSTOCK_POLICY_FILE": str(policy)},
         folder=folder,
         health=health,
         kept=True,

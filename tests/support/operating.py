@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from penstock.core.job_policy import JobPolicy
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from penstock.core.status import JobStatus
@@ -29,8 +31,9 @@ SETTINGS = Settings(image="penstock/trainer:1", service="https://service:8470")
 class Operating:
     """One operator after the other, on one cluster; ``restart`` forgets all that was not written down."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, policy: JobPolicy | None = None) -> None:
         self.kube, self.now, self._planner = FakeKube(), 1000.0, planner
+        self._settings = replace(SETTINGS, policy=policy or SETTINGS.policy)
         self.service_is_there = True
         self.restart()
 
@@ -39,9 +42,14 @@ class Operating:
         self.cache = Cache(self.clock)
         self.planning = Planning(self._planner)
         announcer = Announcer(self.kube, self.clock)
-        self.actions = Actions(self.kube, self.cache, SETTINGS, self.clock)
+        self.actions = Actions(self.kube, self.cache, self._settings, self.clock)
         self.profiles = ClusterProfiles(self.kube, self.cache, self.actions, "default", self.clock)
         self.reconciler = Reconciler(self.cache, self.actions, self.planning, self.clock, announcer.phase)
+
+    def forbid(self) -> None:
+        """Another operator begins, whose policy is the one of `SETTINGS`."""
+        self._settings = SETTINGS
+        self.restart()
 
     def clock(self) -> float:
         """The time."""

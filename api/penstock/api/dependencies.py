@@ -137,7 +137,7 @@ def forbidden(role: Role, namespace: str | None) -> Problem:
         kind="forbidden",
         detail=f"this needs the role {role}{place}",
         where="Authorization",
-        remedy="ask an administrator for a token of that role",
+        remedy=f"ask an administrator for a token of that role{place}",
     )
 
 

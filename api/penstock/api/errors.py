@@ -27,6 +27,7 @@ from penstock.api.store.sessions import NoSuchSessionError
 from penstock.api.store.tokens import NoSuchTokenError
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import UserError
+from penstock.core.job_policy import NotAllowedError
 from penstock.core.lifecycle import IllegalTransitionError
 from penstock.kube.transport import KubeError
 
@@ -42,6 +43,10 @@ TOO_LONG = "57014"
 
 def _user_error(error: UserError) -> Problem:
     return Problem(kind="invalid", detail=error.what, where=error.where, remedy=error.remedy or DESCRIBED)
+
+
+def _not_allowed(error: NotAllowedError) -> Problem:
+    return Problem(kind="not-allowed", detail=error.what, where=error.where, remedy=error.remedy)
 
 
 def _no_such_job(error: NoSuchJobError) -> Problem:
@@ -164,6 +169,7 @@ def _unexpected(error: Exception) -> Problem:
 
 TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     Problem: lambda problem: problem,
+    NotAllowedError: _not_allowed,
     UserError: _user_error,
     NoSuchJobError: _no_such_job,
     NoSuchTokenError: _no_such_token,

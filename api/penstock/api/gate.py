@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
@@ -64,7 +64,10 @@ class Gate:
         now, service = self._service.clock(), self._service
 
         def look_up() -> Caller | None:
-            return service.read(lambda connection: recognize(connection, credential, now))
+            found = service.read(lambda connection: recognize(connection, credential, now))
+            if found is None or service.cluster is None:
+                return found
+            return replace(found, identity=found.identity.confined())
 
         try:
             if credential.session:

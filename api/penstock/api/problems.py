@@ -44,6 +44,7 @@ PROBLEMS = {
         Kind("bad-request", "The request cannot be read", 400),
         Kind("unauthenticated", "A valid token is needed", 401),
         Kind("forbidden", "The token does not allow this", 403),
+        Kind("not-allowed", "The policy for jobs does not allow this", 403),
         Kind("cross-origin", "The request comes from another site", 403),
         Kind("not-found", "Not found", 404),
         Kind("method-not-allowed", "The path has no such method", 405),

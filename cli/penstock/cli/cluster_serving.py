@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from penstock.api.cluster.following import Following
 from penstock.api.cluster.kube import HttpCluster
@@ -14,11 +15,15 @@ from penstock.api.cluster.membership import Place, following, join
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.service import Service
 from penstock.api.settings import Settings
+from penstock.api.store import tokens
 from penstock.api.webhook.message import Webhook
 from penstock.cli import background
+from penstock.cli.output import say
 from penstock.cli.service_files import desk_name
 from penstock.cli.serving import answering, delivering, service_folder
 from penstock.core.errors import UserError
+from penstock.core.job_policy import JobPolicy
+from penstock.kube.allowing import read_policy
 from penstock.kube.connecting import connect
 from penstock.kube.transport import KubeError
 from penstock.planning.process import ProcessPlanner
@@ -27,15 +32,20 @@ NUM_CONNECTIONS = 32
 OWN_NAMESPACE = "PENSTOCK_OWN_NAMESPACE"
 
 
-def serve_cluster(settings: Settings, namespace: str, webhook: Webhook | None = None) -> None:
-    """Answer for the jobs in ``namespace``, or in all, until SIGINT or SIGTERM.
+def serve_cluster(settings: Settings, namespace: str, policy: Path | None, webhook: Webhook | None = None) -> None:
+    """Answer for the jobs in ``namespace``, or in all, until SIGINT or SIGTERM; ``policy`` is the file of theirs.
 
     Raises:
         UserError: no cluster is meant, or it does not answer, or something of the settings cannot be used.
     """
     kube, place = HttpCluster(connect(NUM_CONNECTIONS)), place_of(settings, namespace, os.environ)
+    if policy is not None:
+        place = replace(place, policy=read_policy(policy))
 
     def joined(service: Service) -> Service:
+        for token in service.read(tokens.every):
+            if token.valid(service.clock()) and token.identity.confined() != token.identity:
+                say(f"token {token.name} ({token.id}) is an editor's without a namespace, and only reads on a cluster")
         try:
             return replace(service, cluster=join(service, kube, place))
         except KubeError as error:
@@ -49,7 +59,8 @@ def serve_cluster(settings: Settings, namespace: str, webhook: Webhook | None = 
 def place_of(settings: Settings, namespace: str, environment: Mapping[str, str]) -> Place:
     """Where it is among its replicas: no two have the same folder of a host at a time."""
     own = environment.get(OWN_NAMESPACE, "penstock-system")
-    return Place(own_namespace=own, name=f"{socket.gethostname()}:{settings.folder}", namespace=namespace)
+    name, policy = f"{socket.gethostname()}:{settings.folder}", JobPolicy(own_namespace=own)
+    return Place(own_namespace=own, name=name, namespace=namespace, policy=policy)
 
 
 def _workers(service: Service, webhook: Webhook | None) -> Iterator[AbstractContextManager[None]]:

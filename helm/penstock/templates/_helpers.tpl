@@ -23,6 +23,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end }}
 
+{{/* What jobs may use, as penstock.core.job_policy reads it: the trainer's image, and what the values say. */}}
+{{- define "penstock.jobPolicy" -}}
+{{- $lists := omit .Values.jobPolicy "namespaces" "inNamespaces" -}}
+{{- $everywhere := merge (dict "images" (prepend .Values.jobPolicy.images .Values.trainer.image)) $lists -}}
+{{- $named := pick .Values.jobPolicy "namespaces" "inNamespaces" -}}
+{{- merge (dict "ownNamespace" .Release.Namespace "everywhere" $everywhere) $named | toJson -}}
+{{- end }}
+
 {{/* Of one part: (list . "operator") */}}
 {{- define "penstock.selector" -}}
 app.kubernetes.io/name: penstock

@@ -1,9 +1,12 @@
 """Starts the operator as its environment asks: ``penstock-operator``, or ``python -m penstock.operator``.
 
+``penstock-operator check-policy`` lists the jobs that the policy for jobs refuses, and starts nothing.
+
 | variable | meaning |
 |---|---|
 | PENSTOCK_NAMESPACE | the only namespace whose jobs it sees to; all if it is empty |
 | PENSTOCK_LOG | ``json`` writes the log as lines of JSON |
+| PENSTOCK_POLICY_FILE | the policy for jobs, as the chart's ConfigMap has it; the chart's default without |
 | PENSTOCK_LIVENESS_PORT | where ``/healthz`` answers; 8081 |
 
 `penstock.operator.settings` has the others.
@@ -12,10 +15,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from kopf.cli import main as kopf_main
 
+from penstock.core.errors import UserError
+from penstock.kube.connecting import connect
+from penstock.kube.transport import KubeError
+from penstock.operator.kube import HttpKube
+from penstock.operator.policy_check import NUM_CONNECTIONS, report
+from penstock.operator.settings import settings_from
+
+CHECK_POLICY = "check-policy"
 LIVENESS_PORT = "8081"
 
 
@@ -34,8 +46,20 @@ def arguments(environment: Mapping[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Run until a signal comes."""
+    """Run until a signal comes, or check the policy."""
+    if sys.argv[1:] == [CHECK_POLICY]:
+        sys.exit(_check_policy())
     kopf_main(arguments(os.environ))
+
+
+def _check_policy() -> int:
+    try:
+        text, code = report(HttpKube(connect(NUM_CONNECTIONS)), settings_from(os.environ))
+    except (UserError, KubeError) as error:
+        sys.stderr.write(f"error {error}\n")
+        return 2
+    sys.stdout.write(text + "\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ from typing import Any
 from penstock.core.errors import UserError
 from penstock.core.instants import format_instant
 from penstock.core.job import PipelineJob
+from penstock.core.job_policy import combined
 from penstock.core.plan import Plan
 from penstock.core.pod import PodBinding
 from penstock.core.profile import Profile
 from penstock.core.status import JobStatus, operator_part
+from penstock.kube.allowing import refusals_on
 from penstock.kube.names import (
     API_VERSION,
     BINDING_ANNOTATION,
@@ -114,8 +116,10 @@ class Actions:
     def launch(self, job: PipelineJob, status: JobStatus) -> None:
         """Make the claims, the ConfigMap and the JobSet of the status's attempt, and remove those of attempts before.
 
-        A claim of that name that is there already is taken as it is: it holds what an earlier job left.
+        A claim of that name that is there already is taken as it is: it holds what an earlier job left. Raises
+        `KubeError` for a job that the policy does not allow: it is held, and tried again.
         """
+        self._require_allowed(job)
         self._forget_attempts_before(job, status.attempt)
         for claim in manifests.claims(job):
             self._make(claim)
@@ -126,6 +130,10 @@ class Actions:
         except KubeError as error:
             raise _without_jobsets(error) from None
         self._cache.put_jobset(see_jobset(made))
+
+    def _require_allowed(self, job: PipelineJob) -> None:
+        if reasons := refusals_on(self._kube, job, self._settings.policy_for(job)):
+            raise KubeError(403, "NotAllowed", " ".join(str(combined(reasons)).split()))
 
     def _make(self, manifest: Mapping[str, Any]) -> Object:
         """The object, which may have been there before."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.job_policy import Allowance, JobPolicy
+from penstock.core.pod import MEASURES_LABEL
+from penstock.kube.allowing import read_policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +20,7 @@ class Settings:
     ``image`` is what ranks run in where a job names none. ``service`` is the URL by which pods reach the service;
     ``service_ca`` the certificates that it is trusted by, as text. Without a URL jobs wait at Profiling for ever.
     ``own_namespace`` is where the operator and the service live. Prometheus is answered on ``metrics_port``, and
-    nowhere if that is 0.
+    nowhere if that is 0. ``policy`` says what jobs may use; their ``image`` is always allowed.
     """
 
     own_namespace: str = "penstock-system"
@@ -27,19 +31,28 @@ class Settings:
     num_planners: int = 1
     resync_seconds: float = 60.0
     metrics_port: int = 8080
+    policy: JobPolicy = field(default_factory=JobPolicy)
 
     @property
     def measuring_namespace(self) -> str:
         """Where ClusterProfiles are measured: the operator's own, or where it does all that it does."""
         return self.namespace or self.own_namespace
 
+    def policy_for(self, job: PipelineJob) -> JobPolicy:
+        """What this job may use: what a pod has by itself too, and its place where it is the operator's own."""
+        everywhere = self.policy.everywhere + Allowance(images=(self.image,) if self.image else ())
+        own = [self.measuring_namespace] if MEASURES_LABEL in job.metadata.labels else []
+        return replace(self.policy, namespaces=(*self.policy.namespaces, *own), everywhere=everywhere)
+
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
     """What the variables PENSTOCK_... say; raises `UserError` for what cannot be used."""
+    own, policy = environment.get("PENSTOCK_OWN_NAMESPACE", "penstock-system"), environment.get("PENSTOCK_POLICY_FILE")
     return Settings(
-        own_namespace=environment.get("PENSTOCK_OWN_NAMESPACE", "penstock-system"),
+        own_namespace=own,
         namespace=environment.get("PENSTOCK_NAMESPACE", ""),
         image=environment.get("PENSTOCK_TRAINER_IMAGE", ""),
+        policy=read_policy(Path(policy)) if policy else JobPolicy(own_namespace=own),
         service=environment.get("PENSTOCK_SERVICE_URL", ""),
         service_ca=_text(environment, "PENSTOCK_SERVICE_CA_FILE"),
         num_planners=_number(environment, "PENSTOCK_PLANNERS", 1, range(1, 65)),

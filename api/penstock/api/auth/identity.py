@@ -7,7 +7,7 @@ import enum
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PREFIX = "pst_"
 TOKEN_BYTES = 32
@@ -55,6 +55,10 @@ class Identity:
         if Role.INGEST in (role, self.role):
             return reaches and role is self.role
         return reaches and _RANKS[self.role] >= _RANKS[role]
+
+    def confined(self) -> Identity:
+        """The same on a cluster, whose namespaces belong to different people: an editor without one only reads."""
+        return replace(self, role=Role.VIEWER) if self.role is Role.EDITOR and self.namespace is None else self
 
     def may_anywhere(self, role: Role, verb: str = "") -> bool:
         """Whether there is a namespace in which it is allowed."""

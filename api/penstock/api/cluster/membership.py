@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.api.cluster.following import Following
 from penstock.api.cluster.keeper import Keeper
@@ -15,18 +15,20 @@ from penstock.api.cluster.pods import Pods
 from penstock.api.cluster.reporter import Reporter
 from penstock.api.cluster.reviews import Reviews
 from penstock.api.store import sightings
+from penstock.core.job_policy import JobPolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where the service lives in the cluster, under which name among its replicas, and whose jobs it serves.
 
-    ``namespace`` is the only one that it looks at; all if empty.
+    ``namespace`` is the only one that it looks at; all if empty. ``policy`` says what jobs may use.
     """
 
     own_namespace: str
     name: str
     namespace: str = ""
+    policy: JobPolicy = field(default_factory=JobPolicy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

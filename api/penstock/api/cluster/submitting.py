@@ -20,13 +20,21 @@ from penstock.api.store.idempotency import Asked
 from penstock.api.store.jobs import ChangedMeanwhileError, NoSuchJobError, StoredJob
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
+from penstock.core.job_policy import JobPolicy, combined
 from penstock.core.kubernetes_spec import Reclaim, VolumeSpec
+from penstock.kube.allowing import refusals_on
 from penstock.kube.names import REQUEST_ANNOTATION, SUBMITTER_ANNOTATION, claim_name
 from penstock.kube.resources import JOBS
 from penstock.kube.transport import KubeError, Object
 
 TRIES = 8
 """How often a job is changed anew that somebody else changed in between, though not in what was asked about."""
+
+
+def require_allowed(kube: Cluster, job: PipelineJob, policy: JobPolicy) -> None:
+    """Raise `NotAllowedError` for a job that the operator would hold: the service submits it with rights of its own."""
+    if reasons := refusals_on(kube, job, policy):
+        raise combined(reasons)
 
 
 def submitted(kube: Cluster, job: PipelineJob, by: str, asked: Asked | None, *, dry_run: bool = False) -> Object:

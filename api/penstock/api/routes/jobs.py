@@ -30,6 +30,7 @@ READS = answers("unauthenticated", "forbidden", "not-found")
 WRITES = answers(
     "unauthenticated",
     "forbidden",
+    "not-allowed",
     "not-found",
     "name-taken",
     "conflict",

@@ -30,6 +30,7 @@ def create(service: Service, member: Membership, identity: Identity, asked: Aske
 
 def propose(request: Request, service: Service, member: Membership, identity: Identity, job: PipelineJob) -> Response:
     """Have the cluster say what it would make of the job."""
+    submitting.require_allowed(member.kube, job, member.place.policy)
     found = submitting.submitted(member.kube, job, identity.name, None, dry_run=True)
     cluster, now = member.mirror.cluster, service.clock()
 
@@ -111,6 +112,7 @@ def _made(
     job: PipelineJob,
     retried: Mapping[str, object],
 ) -> Response:
+    submitting.require_allowed(member.kube, job, member.place.policy)
     found = submitting.submitted(member.kube, job, identity.name, asked)
     uid, cluster, now = found["metadata"]["uid"], member.mirror.cluster, service.clock()
 

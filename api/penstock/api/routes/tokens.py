@@ -5,13 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
-from penstock.api.auth.identity import PREFIX, Identity
+from penstock.api.auth.identity import PREFIX, Identity, Role
 from penstock.api.dependencies import Admin, CredentialIn, ServiceIn
 from penstock.api.problems import answers
 from penstock.api.replies import NewSecret, Once, reply, write_secret_once
 from penstock.api.schemas import NewToken, TokenPage, TokenRequest, TokenView, token_view
 from penstock.api.store import tokens
 from penstock.api.store.idempotency import Answer
+from penstock.core.errors import UserError
 
 router = APIRouter(tags=["tokens"])
 
@@ -23,7 +24,10 @@ WRITES = answers("unauthenticated", "forbidden", "not-found", "conflict", "too-l
 def create(
     service: ServiceIn, identity: Admin, credential: CredentialIn, wanted: TokenRequest, asked: Once
 ) -> Response:
-    """Make a token. Its secret is in this answer and nowhere else."""
+    """Make a token. Its secret is in this answer and nowhere else. On a cluster an editor's needs a namespace."""
+    if service.cluster is not None and wanted.role is Role.EDITOR and wanted.namespace is None:
+        remedy = "name the namespace whose jobs it may change, and make one token for each"
+        raise UserError(what="is missing: an editor changes jobs of one namespace", where="namespace", remedy=remedy)
     bearer = Identity(name=wanted.name, role=wanted.role, namespace=wanted.namespace)
     now = service.clock()
 

@@ -42,7 +42,10 @@ def register(app: typer.Typer) -> None:
 def create_token(
     name: Annotated[str, typer.Argument(help="Who will bear it.")],
     role: Annotated[RoleName, typer.Option(help="What it is good for.")] = RoleName.VIEWER,
-    namespace: Annotated[str | None, typer.Option(help="Where it holds; everywhere if left out.")] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="Where it holds; everywhere if left out, where an editor's only reads on a cluster."),
+    ] = None,
     days: Annotated[float | None, typer.Option(min=0.001, help="How long it holds; for ever if left out.")] = None,
     folder: Folder = None,
     database: Database = "",

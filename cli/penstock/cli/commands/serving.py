@@ -7,13 +7,48 @@ import socket
 import sys
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
 
 import typer
 
 from penstock.cli import output
 
 Folder = Annotated[Path | None, typer.Option("--folder", help="What the service keeps: database and runs.")]
-Database = Annotated[str, typer.Option("--database", help="postgresql://...; else SQLite in the folder.")]
+DATABASE, DATABASE_FILE = "PENSTOCK_DATABASE", "PENSTOCK_DATABASE_FILE"
+
+
+def database_url(given: str) -> str:
+    """The URL that was ``given``, or that the environment or the file that it names holds; empty for SQLite.
+
+    Every user of a machine may read what a process was started with, so no password stands there. From the environment
+    it is taken out, because the processes of jobs inherit it. Raises `UserError` for what cannot be used.
+    """
+    from penstock.core.errors import UserError
+
+    of_environment, file = os.environ.pop(DATABASE, ""), os.environ.get(DATABASE_FILE, "")
+    parts = urlsplit(given)
+    if parts.password or any("password" in name.lower() for name in parse_qs(parts.query)):
+        what = "holds a password, which every user of this machine could read"
+        remedy = f"put the URL in a file that {DATABASE_FILE} names, or in {DATABASE}, and leave --database out"
+        raise UserError(what=what, where="--database", remedy=remedy)
+    if given or not file:
+        return given or of_environment
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(what=f"{file} cannot be read: {reason}", where=DATABASE_FILE, remedy="mend its path") from None
+
+
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        callback=database_url,
+        help=f"postgresql://USER@HOST/NAME, else SQLite in the folder. With a password only by ${DATABASE}, or in the "
+        f"file that ${DATABASE_FILE} names.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +80,9 @@ def serve(
     ] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Run no jobs here: serve those of a cluster.")] = False,
     namespace: Annotated[str, typer.Option(help="Of a cluster's namespaces serve this one alone.")] = "",
+    policy: Annotated[
+        Path | None, typer.Option(help="What jobs may use of a cluster: the file that the chart makes.")
+    ] = None,
 ) -> None:
     """Run jobs for everybody who has a token, on this machine or a cluster; they go on when the service ends."""
     from penstock.api.server import tls_of
@@ -54,8 +92,9 @@ def serve(
     from penstock.cli.serving import serve as answer
     from penstock.core.errors import UserError
 
-    if namespace and not cluster:
-        raise UserError(what="has a meaning only on a cluster", where="--namespace", remedy="add --cluster")
+    for option, is_given in (("--namespace", bool(namespace)), ("--policy", policy is not None)):
+        if is_given and not cluster:
+            raise UserError(what="has a meaning only on a cluster", where=option, remedy="add --cluster")
 
     settings = Settings(
         folder=(folder or default_folder()).absolute(),
@@ -72,7 +111,7 @@ def serve(
     if cluster:
         from penstock.cli.cluster_serving import serve_cluster
 
-        serve_cluster(settings, namespace, told)
+        serve_cluster(settings, namespace, policy, told)
     else:
         answer(settings, told)
 

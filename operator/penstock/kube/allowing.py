@@ -1,0 +1,51 @@
+"""The policy for jobs as operator and service both have it: read from one file, and applied to a namespace's labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.job_policy import JobPolicy, refers_to_secrets, refusals
+from penstock.kube.resources import NAMESPACES, Resource
+from penstock.kube.transport import KubeError, Object
+
+
+class Reads(Protocol):
+    """A cluster that objects can be read from."""
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """The object as it is now; raises `KubeError`."""
+        ...
+
+
+def read_policy(path: Path) -> JobPolicy:
+    """The policy in a file of JSON, which the chart writes; raises `UserError` for one that cannot be used."""
+    remedy = "write JSON, as the key policy.json of the chart's ConfigMap NAME-job-policy has it"
+    try:
+        return JobPolicy.from_manifest(json.loads(path.read_text()))
+    except UserError as error:
+        raise UserError(what=f"{error.where}: {error.what}", where=str(path), remedy=error.remedy) from None
+    except OSError as error:
+        raise UserError(what=f"cannot be read: {error.strerror}", where=str(path), remedy=remedy) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(what=f"is not JSON: {error}", where=str(path), remedy=remedy) from None
+
+
+def refusals_on(cluster: Reads, job: PipelineJob, policy: JobPolicy) -> list[UserError]:
+    """Every reason why the job may not run on the cluster; its namespace is read only if its labels matter."""
+    namespace, spec = job.metadata.namespace, job.spec.kubernetes
+    labels = _labels(cluster, namespace) if refers_to_secrets(spec) else {}
+    return refusals(spec, namespace, policy, labels)
+
+
+def _labels(cluster: Reads, namespace: str) -> dict[str, str]:
+    """Those of a namespace, none for one that is not there."""
+    try:
+        return dict(cluster.get(NAMESPACES, "", namespace)["metadata"].get("labels") or {})
+    except KubeError as error:
+        if error.is_missing:
+            return {}
+        raise
