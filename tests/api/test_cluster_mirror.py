@@ -20,8 +20,11 @@ from penstock.kube.resources import JOBS
 from penstock.kube.transport import Listing
 from tests.support.fake_apiserver import CLUSTER, FakeApiserver, Found
 from tests.support.on_cluster import OnCluster, instant, on_cluster
+from tests.support.poison import poison
 from tests.support.service import NOW, Clock, add_job, job_manifest
 from tests.support.small_plans import small_plan
+
+POISON = {**poison(small_plan().to_manifest()), "nothing": packed({}), "another": packed(small_plan().to_manifest())}
 
 
 @pytest.fixture
@@ -272,13 +275,19 @@ class TestPlans:
         here.mirror()
         assert [each["digest"] for each in self.plans(here)] == [plan.digest]
 
-    @pytest.mark.parametrize("content", ["nonsense", packed({}), packed(small_plan().to_manifest())])
-    def test_what_is_no_plan_or_another_is_not_kept(self, here: OnCluster, content: str) -> None:
-        found = {"metadata": {"name": "tiny-a1", "namespace": "default"}, "binaryData": {"plan.json.gz": content}}
-        here.fake.add("configmaps", found)
-        here.fake.add_job(job_manifest(), **self.planned("0" * 64))
+    def test_a_poisoned_config_map_holds_up_no_other_job(self, here: OnCluster) -> None:
+        plan = small_plan()
+        bad = [f"bad-{number}" for number in range(len(POISON))]
+        for name, content in zip(bad, POISON.values(), strict=True):
+            metadata = {"name": f"{name}-a1", "namespace": "default"}
+            here.fake.add("configmaps", {"metadata": metadata, "binaryData": {"plan.json.gz": content}})
+            here.fake.add_job(job_manifest(name), **self.planned("0" * 64))
+        self.plan_of(here, plan.to_manifest())
+        here.fake.add_job(job_manifest(), **self.planned(plan.digest))
         here.mirror()
-        assert self.plans(here) == []
+        assert [each["digest"] for each in self.plans(here)] == [plan.digest]
+        assert {here.stored(name).phase for name in bad} == {Phase.RUNNING}
+        assert {here.stored(name).plan_digest for name in bad} == {None}
 
 
 def test_a_store_that_is_away_is_told(here: OnCluster) -> None:

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
+from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.pod import PodBinding
-from penstock.kube.names import BINDING_ANNOTATION, STOP_ANNOTATION
-from penstock.kube.resources import PODS
+from penstock.kube.names import BINDING_ANNOTATION, PROFILE_FILE, STOP_ANNOTATION
+from penstock.kube.resources import CONFIG_MAPS, PODS
 from penstock.kube.transport import KubeError
 from penstock.operator.actions import MOST_TOLD_AT_ONCE
 from penstock.operator.manifests import jobset
@@ -17,8 +18,11 @@ from penstock.operator.seen import SeenPod
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import SETTINGS, Operating
+from tests.support.poison import poison
+from tests.support.sample_run import sample_profile
 
 PATIENCE_SECONDS = 30.0
+POISON = poison(sample_profile().to_manifest())
 
 
 def running(on: Operating, count: int) -> list[SeenPod]:
@@ -77,3 +81,11 @@ def test_who_was_told_is_not_told_again(on: Operating) -> None:
     told, before = on.cache.pods("u"), len(on.kube.writes)
     on.actions.bind(told, places(pods))
     assert len(on.kube.writes) == before
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_a_poisoned_measurement_is_measured_again(on: Operating, name: str) -> None:
+    found = {"metadata": {"name": "measured", "namespace": "default"}, "binaryData": {PROFILE_FILE: POISON[name]}}
+    on.kube.add(CONFIG_MAPS, found)
+    with pytest.raises(UserError, match=r"ConfigMap measured: holds no measurement: .*\n  remedy: nothing"):
+        on.actions.profile("default", "measured")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections import Counter
 from itertools import product
 
@@ -15,6 +17,7 @@ from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.schedules import generator as generator_module
 from penstock.planner.schedules.imported import import_spec
 from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.recorded import MOST_ACTIONS
 from penstock.planner.schedules.registry import BUILT_IN, find, from_spec, order_from_spec, stage_ranks, to_spec
 from tests.support.step_costs import shape, zb_inputs
 from tests.support.strategies import schedules
@@ -131,6 +134,10 @@ def test_a_recipe_from_costs_needs_no_costs_and_stays_small() -> None:
     assert len(spec.text) < order.num_actions // 8
 
 
+BOMB = base64.b64encode(zlib.compress(bytes(100 * MOST_ACTIONS), level=1)).decode()
+CUT = base64.b64encode(zlib.compress(bytes(400))[:-4]).decode()
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -139,6 +146,8 @@ def test_a_recipe_from_costs_needs_no_costs_and_stays_small() -> None:
         (ScheduleSpec(generator="gpipe", version=7), "made with version 7"),
         (ScheduleSpec(generator="zb", text="!"), "does not hold an order of this plan's shape"),
         (ScheduleSpec(generator="zb", text="AAAA"), "does not hold an order of this plan's shape"),
+        (ScheduleSpec(generator="zb", text=BOMB), "does not hold an order of this plan's shape"),
+        (ScheduleSpec(generator="zb", text=CUT), "does not hold an order of this plan's shape"),
         (to_spec("zb", shape(2, 3, 2)), "does not hold an order of this plan's shape"),
         (to_spec("zb", shape(3, 2, 2)), "does not hold an order of this plan's shape"),
         (to_spec("zb", shape(2, 2, 3)), "does not hold an order of this plan's shape"),

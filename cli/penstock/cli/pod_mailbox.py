@@ -6,15 +6,14 @@ See `penstock.core.pod` for who writes what. Nothing is asked of anybody: the po
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import time
-import zlib
 from collections.abc import Callable
 
 from penstock.cli.pod_files import PodFiles, read_text
 from penstock.cli.pod_memory import explained
 from penstock.core.errors import RunError, UserError
+from penstock.core.packing import UnpackError, unpack
 from penstock.core.plan import Plan
 from penstock.core.pod import (
     MEASURE_EPOCH,
@@ -93,10 +92,10 @@ class PodMailbox:
     def _plan(self, digest: str) -> tuple[Plan | None, str]:
         """The plan with this digest, or what is wrong with the file."""
         try:
-            plan = Plan.from_manifest(json.loads(gzip.decompress(self._files.plan.read_bytes())), "plan")
+            plan = Plan.from_manifest(unpack(self._files.plan.read_bytes()), "plan")
         except FileNotFoundError:
             return None, f"plan {digest[:12]} is not there"
-        except (OSError, EOFError, ValueError, zlib.error) as error:
+        except (OSError, UnpackError) as error:
             return None, f"cannot be read: {error}"
         if plan.digest != digest:
             return None, f"holds plan {plan.digest[:12]}, and the pod is bound to {digest[:12]}"

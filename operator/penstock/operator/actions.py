@@ -16,6 +16,7 @@ from penstock.core.errors import UserError
 from penstock.core.instants import format_instant
 from penstock.core.job import PipelineJob
 from penstock.core.job_policy import combined
+from penstock.core.packing import UnpackError
 from penstock.core.plan import Plan
 from penstock.core.pod import PodBinding
 from penstock.core.profile import Profile
@@ -238,8 +239,9 @@ class Actions:
             if not error.is_missing and not (is_elsewhere and error.is_refusal):
                 raise
             raise UserError(what="with what was measured is gone", where=where, remedy=remedy) from None
-        except (ValueError, OSError, EOFError, RecursionError, UserError) as error:
-            raise UserError(what=f"holds no measurement: {error}", where=where, remedy=remedy) from None
+        except (UnpackError, UserError) as error:
+            why = str(error).partition("\n")[0]
+            raise UserError(what=f"holds no measurement: {why}", where=where, remedy=remedy) from None
 
 
 def _is_of(found: Object, job_uid: str) -> bool:

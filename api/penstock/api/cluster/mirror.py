@@ -22,6 +22,7 @@ from penstock.api.store.jobs import StoredJob
 from penstock.api.store.sightings import SOMEBODY
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.packing import UnpackError
 from penstock.core.plan import Plan
 from penstock.core.pod import PLAN_FILE
 from penstock.core.status import JobProgress
@@ -156,8 +157,8 @@ class Mirror:
             if not error.is_missing:
                 raise
             return None
-        except (ValueError, OSError, UserError) as error:
-            log.warning("ConfigMap %s/%s holds no plan: %s", stored.namespace, name, error)
+        except (UnpackError, UserError) as error:
+            log.warning("job %s/%s: ConfigMap %s holds no plan: %s", stored.namespace, stored.name, name, error)
             return None
         return plan if plan.digest == digest else None
 

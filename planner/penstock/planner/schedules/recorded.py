@@ -14,6 +14,9 @@ import numpy as np
 from penstock.core.errors import UserError
 from penstock.planner.order import KINDS, Order, join_ranks
 
+MOST_ACTIONS = 4_000_000
+"""Of a recorded order: a text that stands for more is refused before it is built."""
+
 _COLUMNS = 5
 _NUMBER = np.dtype("<i4")
 
@@ -28,7 +31,7 @@ def record(order: Order) -> str:
 def replay(text: str, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Order:
     """The order that was recorded as ``text``; raises `UserError` if it is broken or of another shape."""
     try:
-        differences = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype=_NUMBER)
+        differences = np.frombuffer(_decompressed(base64.b64decode(text, validate=True)), dtype=_NUMBER)
         columns = np.cumsum(differences.reshape(_COLUMNS, -1), axis=1, dtype=np.int64).astype(np.int32)
     except (ValueError, zlib.error):
         raise _broken() from None
@@ -44,6 +47,14 @@ def replay(text: str, *, num_ranks: int, num_microbatches: int, num_slices: int)
         num_microbatches=num_microbatches,
         num_slices=num_slices,
     )
+
+
+def _decompressed(content: bytes) -> bytes:
+    stream, most_bytes = zlib.decompressobj(), MOST_ACTIONS * _COLUMNS * _NUMBER.itemsize
+    found = stream.decompress(content, most_bytes)
+    if stream.unconsumed_tail or not stream.eof:
+        raise ValueError("is cut short, or holds more actions than any plan")
+    return found
 
 
 def _broken() -> UserError:
