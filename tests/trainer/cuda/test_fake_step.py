@@ -1,0 +1,49 @@
+"""A whole training step on ``cuda:0``, without a GPU: devices, types, messages, kernels chosen, waits of the host."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.layout import Precision
+from penstock.core.model import Family
+from tests.support import fake_step
+from tests.support.fake_step import BATCH, Case, Step, all_cases, take_step
+from tests.support.not_run import missing
+
+CASES = list(all_cases())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_on_cuda_does_what_the_table_says(case: Case) -> None:
+    """Also refuses a change that nobody looked at: ``python -m tests.support.fake_step`` writes the table again."""
+    step = take_step(case)
+    _check_whatever_the_version(case, step)
+    if not fake_step.table_path().exists():
+        missing("cuda-tables", f"no table for torch {fake_step.torch_minor()}: python -m tests.support.fake_step")
+    assert list(step.lines(case)) == fake_step.expected_lines(case)
+
+
+def _check_whatever_the_version(case: Case, step: Step) -> None:
+    attention = "CudaFlash" if case.precision is Precision.BF16 else "PlainAttention"
+    assert set(step.chosen) <= {attention, "FusedRmsNorm" if case.family is Family.LLAMA else "LayerNorm"}
+    assert {"F", "REDUCE(norm)", "STEP"} < set(step.tallies)
+    for kind, tally in step.tallies.items():
+        if kind not in (BATCH, "REDUCE(norm)"):
+            assert tally.waits == 0, f"in {kind} the host waits for the device"
+            assert tally.on_host == 0, f"{kind} computes on the host"
+        if kind.startswith(("SEND", "POST_RECV")):
+            assert tally.types <= {"float32" if case.precision is Precision.FP32 else "bfloat16"}
+
+
+def test_a_version_without_a_table_is_said_and_never_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_step, "torch_minor", lambda: "2.999")
+    monkeypatch.delenv("PENSTOCK_REQUIRE", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=r"NOT RUN: no table for torch 2\.999"):
+        test_a_step_on_cuda_does_what_the_table_says(CASES[0])
+
+
+def test_the_table_has_every_case_and_no_other() -> None:
+    if not fake_step.table_path().exists():
+        missing("cuda-tables", f"no table for torch {fake_step.torch_minor()}: python -m tests.support.fake_step")
+    lines = fake_step.table_path().read_text().splitlines()
+    assert [line.partition(": ")[0] for line in lines if line[0] not in "# "] == [str(case) for case in CASES]
