@@ -271,12 +271,14 @@ class TestWhoMayReport:
         answer = here.send(POD, step_records(uid_of(other), range(1)))
         assert (answer.status_code, answer.json()["where"]) == (403, "records")
 
-    def test_an_attempt_that_was_followed_is_told_to_stop(self, here: OnCluster) -> None:
+    def test_an_attempt_that_was_followed_reports_what_it_has_left(self, here: OnCluster) -> None:
+        """By its own pod while there is one, and by those of the attempts after it."""
         job = running(here)
         here.fake.touch(job, attempt=2)
+        here.fake.add_rank(job, 2, "the.second.token")
         here.mirror()
-        answer = here.send(POD, step_records(uid_of(job), range(1)))
-        assert (answer.status_code, answer.json()["type"]) == (409, "https://penstock.dev/problems/stale-attempt")
+        assert here.send(POD, step_records(uid_of(job), range(1))).status_code == 200
+        assert here.send("the.second.token", step_records(uid_of(job), range(2))).json() == {"sequence": 3}
 
     def test_a_pod_cannot_report_for_an_attempt_to_come(self, here: OnCluster) -> None:
         job = running(here)

@@ -119,7 +119,7 @@ def test_metrics_of_single_ranks_come_with_those_of_all(client: TestClient) -> N
 def test_a_job_without_numbers_has_none(service: Service, client: TestClient) -> None:
     add_job(service, "idle")
     assert client.get("/v1/jobs/default/idle/metrics").json() == {"series": []}
-    assert client.get("/v1/jobs/default/idle/logs").json() == {"items": [], "next": ""}
+    assert client.get("/v1/jobs/default/idle/logs").json() == {"items": [], "next": "", "complete": False}
     assert client.get("/v1/jobs/default/idle/plans").json() == {"items": []}
 
 

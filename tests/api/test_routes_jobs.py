@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
 from penstock.api.service import Service
-from penstock.api.store import jobs
+from penstock.api.store import attempts, jobs
 from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Launch
 from penstock.planner import yamltext
 from tests.support.service import Clock, add_job, client_of, job_manifest, new_service, step_records
 
@@ -292,11 +293,22 @@ class TestIngest:
         progress = client.get("/v1/jobs/default/tiny").json()["status"]["progress"]
         assert (progress["step"], progress["numSteps"], progress["loss"]) == (4, 10, 4.997)
 
-    def test_an_older_attempt(self, shipper: TestClient, service: Service, uid: str) -> None:
+    def test_an_older_attempt_is_taken_in_until_it_is_closed(
+        self, shipper: TestClient, service: Service, uid: str
+    ) -> None:
+        service.write(uid, lambda c: attempts.add(c, uid, Launch(1, 2, None), (), 0.0))
         service.write(uid, lambda c: jobs.add_event(c, uid, "launched", {}, 0.0, attempt=2))
         records = [record.to_manifest() for record in step_records(uid, range(1))]
+        assert shipper.post("/v1/ingest", json={"records": records}).json() == {"sequence": 1}
+        service.write(uid, lambda c: attempts.close(c, uid, 1, 1.0))
         document = problem(shipper.post("/v1/ingest", json={"records": records}), 409, "stale-attempt")
         assert "stop sending" in document["remedy"]
+
+    def test_an_attempt_that_is_not_known_yet(self, shipper: TestClient, uid: str) -> None:
+        records = [record.to_manifest() for record in step_records(uid, range(1), attempt=7)]
+        answer = shipper.post("/v1/ingest", json={"records": records})
+        assert "again later" in problem(answer, 425, "early-attempt")["remedy"]
+        assert answer.headers["Retry-After"] == "2"
 
     @pytest.mark.parametrize(
         ("body", "encoding", "status", "kind"),

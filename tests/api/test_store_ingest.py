@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select, update
 
 from penstock.api.service import Service
-from penstock.api.store import ingest, lines, profiles, series
-from penstock.api.store.ingest import MOST_RANKS, Batch, ForeignJobError, StaleAttemptError
+from penstock.api.store import attempts, ingest, lines, profiles, series
+from penstock.api.store.ingest import MOST_RANKS, Batch, EarlyAttemptError, ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import NoSuchJobError, StoredJob, get
 from penstock.api.store.schema import jobs, log_lines, points, rollups
+from penstock.api.store.schema import series as series_table
 from penstock.api.store.series import ALL_RANKS, Point
 from penstock.core.curves import CurvePoint, usual
 from penstock.core.errors import UserError
+from penstock.core.lifecycle import Launch
 from penstock.core.profile import Profile
 from penstock.core.records import LogLine, Record, RecordKind
 from penstock.core.timeline import Activity, Event, Source, Timeline
@@ -124,11 +126,49 @@ def test_sending_again_changes_nothing(service: Service, cuts: list[tuple[int, i
     assert {count for count, _ in service.read(lambda c: c.execute(counted).all())} == {10}
 
 
-@pytest.mark.parametrize("attempt", [1, 3])
-def test_another_attempt_is_refused(service: Service, attempt: int) -> None:
+def test_an_attempt_that_is_not_known_yet_is_refused(service: Service) -> None:
     job = begun(service, attempt=2)
-    with pytest.raises(StaleAttemptError, match=f"attempt {attempt}, not 2"):
-        take(service, step_records(job.uid, range(2), attempt=attempt))
+    with pytest.raises(EarlyAttemptError, match="attempt 3, and the newest known is 2"):
+        take(service, step_records(job.uid, range(2), attempt=3))
+
+
+def test_an_older_attempt_is_taken_in_until_it_is_closed(service: Service) -> None:
+    """Its records may come late: a killed shipper is followed by another, perhaps after the next attempt has begun."""
+    job = begun(service)
+    launch(service, job.uid, 1)
+    records = step_records(job.uid, range(8))
+    take(service, records[:4])
+    begin(service, job.uid, 2)
+    launch(service, job.uid, 2)
+    take(service, step_records(job.uid, range(5, 7), attempt=2))
+    now = service.read(lambda c: get(c, job.uid)).progress
+    take(service, records)
+    assert len({each.step for each in chart(service, job.uid)}) == 7
+    counted = select(func.count()).select_from(points.join(series_table, series_table.c.id == points.c.series))
+    of_loss = counted.where(series_table.c.name == "loss")
+    assert service.read(lambda c: c.execute(of_loss).scalar_one()) == 8 + 2
+    assert service.read(lambda c: get(c, job.uid)).progress == now, "an older attempt says nothing of where the job is"
+    service.write(job.uid, lambda c: attempts.close(c, job.uid, 1, NOW))
+    with pytest.raises(StaleAttemptError, match="attempt 1, and the newest is 2"):
+        take(service, records)
+    take(service, step_records(job.uid, range(5, 9), attempt=2))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_an_older_attempt_never_says_where_the_job_is(service: Service, together: bool) -> None:
+    """Not in one transaction with the newest either, whichever comes first."""
+    job = begun(service, attempt=2)
+    batches = [Batch.of(step_records(job.uid, range(stop), attempt=n), NOW) for n, stop in ((2, 3), (1, 9))]
+    for some in [batches, batches[::-1]] if together else [[batch] for batch in batches]:
+        service.write(job.uid, lambda connection, some=some: ingest.take(connection, some))  # type: ignore[misc]
+    found = service.read(lambda c: get(c, job.uid)).progress
+    assert found is not None
+    assert (found.attempt, found.step) == (2, 3)
+
+
+def launch(service: Service, uid: str, attempt: int) -> None:
+    started = Launch(attempt, 2, None)
+    service.write(uid, lambda connection: attempts.add(connection, uid, started, (), NOW))
 
 
 def test_an_unknown_job_is_refused(service: Service) -> None:

@@ -12,12 +12,12 @@ from penstock.api.auth.identity import Role
 from penstock.api.client import Client, Message, Place, Target
 from penstock.api.service import Service
 from penstock.api.settings import Limits
-from penstock.api.store import jobs
+from penstock.api.store import attempts, jobs
 from penstock.cli.board import Board, hears
-from penstock.cli.fetching import QUIET_LOOKS, export_newest, local_name, show_logs
+from penstock.cli.fetching import PATIENCE_LOOKS, QUIET_LOOKS, export_newest, local_name, show_logs
 from penstock.cli.main import main
 from penstock.core.errors import RunError, UserError
-from penstock.core.lifecycle import Phase
+from penstock.core.lifecycle import Launch, Phase
 from tests.support.listening import answering, bearer
 from tests.support.run_files import FILES, add_checkpoint, lay_out
 from tests.support.service import NOW, Clock, add_job, new_service, send_lines
@@ -108,6 +108,44 @@ def test_a_log_is_followed_until_its_last_lines_have_come(
     show_logs(client, TINY, rank=None, tail=1, follow=True, pause=pause)
     assert capsys.readouterr().out.splitlines() == ["  0 | new", "  1 | newer", "  0 | last"]
     assert len(pauses) == 3 + QUIET_LOOKS - 1
+
+
+def test_a_log_is_followed_until_all_that_was_recorded_has_come(
+    service: Service, uid: str, client: Client, capsys: Captured
+) -> None:
+    """However long that takes: a machine may be busy, and a shipper killed and started again."""
+    launch(service, uid)
+    end(service, uid)
+    happenings: dict[int, Callable[[], object]] = {
+        30: lambda: send_lines(service, uid, (0, "late")),
+        60: lambda: send_lines(service, uid, (0, "last"), first=1),
+        70: lambda: service.write(uid, lambda c: attempts.close(c, uid, 1, NOW)),
+    }
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        happenings.get(len(pauses), lambda: None)()
+
+    show_logs(client, TINY, rank=None, tail=None, follow=True, pause=pause)
+    shown = capsys.readouterr()
+    assert (shown.out.splitlines(), shown.err) == (["  0 | late", "  0 | last"], "")
+    assert len(pauses) <= 70 + QUIET_LOOKS
+
+
+def test_what_never_comes_is_waited_for_no_longer_than_is_said(
+    service: Service, uid: str, client: Client, capsys: Captured
+) -> None:
+    launch(service, uid)
+    end(service, uid)
+    pauses: list[float] = []
+    show_logs(client, TINY, rank=None, tail=None, follow=True, pause=pauses.append)
+    assert len(pauses) == PATIENCE_LOOKS - 1
+    assert "tiny: the service has not got all lines of the job yet" in capsys.readouterr().err
+
+
+def launch(service: Service, uid: str) -> None:
+    service.write(uid, lambda c: attempts.add(c, uid, Launch(1, 2, None), (), NOW))
 
 
 @pytest.mark.usefixtures("client")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from penstock.cli import reporter
 from penstock.cli.main import main
 from penstock.cli.pod_files import PodFolders
+from penstock.cli.shipping import num_unsent
 from penstock.cli.stopping import StopRequests
 from penstock.core.errors import RunError
 from penstock.core.pod import ADDRESS_FILE, JOB_FILE, POD_UID_VARIABLE
@@ -134,6 +136,38 @@ def test_a_service_that_is_away_holds_no_pod_up(beside: Beside, monkeypatch: pyt
         assert not beside.report()
     assert time.monotonic() - begin < PATIENCE_SECONDS / 2
     assert list(beside.run.outbox.glob("*.jsonl"))
+
+
+def test_what_a_pod_could_not_bring_is_said_and_brought_by_the_next_attempt(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a later attempt nothing is taken: its own pods bring that."""
+    monkeypatch.setattr(reporter, "DRAIN_SECONDS", 0.0)
+    beside.run.create()
+    fill(beside.run.outbox, 3)
+    beside.attempt.serve_at(NOWHERE)
+    said: list[str] = []
+    with later(ask_to_end):
+        assert not reporter.report(beside.folders, beside.pod.attempt_files, beside.pod.token, said.append)
+    assert [line for line in said if line.startswith("3 records were not delivered") and str(beside.run.outbox) in line]
+
+    following = dataclasses.replace(beside.folders, attempt=4, uid="another-pod")
+    run = following.run(beside.job)
+    run.create()
+    future = dataclasses.replace(following, attempt=5).run(beside.job)
+    future.create()
+    fill(future.outbox, 1, source="rank-7")
+
+    def answer(request: Request) -> tuple[int, bytes]:
+        ask_to_end()
+        return acknowledge(request)
+
+    with IngestServer(answer) as server:
+        beside.attempt.serve_at(server.url)
+        assert reporter.report(following, beside.pod.attempt_files, beside.pod.token, said.append)
+    assert [sequences(request) for request in server.requests] == [[0, 1, 2]]
+    assert not num_unsent(beside.run.outbox)
+    assert num_unsent(future.outbox)
 
 
 def test_one_whose_files_are_gone_says_so(beside: Beside) -> None:

@@ -204,7 +204,20 @@ def test_a_followed_attempt_is_not_sent_any_more_and_that_is_said_once(bench: Be
     assert shipper.ship()
     assert bench.service.kept == {(2, "rank-0"): list(range(6))}
     assert [key for key, _ in bench.service.posts] == [(1, "rank-0"), (2, "rank-0"), (2, "rank-0")]
-    assert bench.said == ["a1-rank-0.jsonl: another attempt has followed; the rest of this one is not sent"]
+    assert bench.said == ["a1-rank-0.jsonl: the attempt is closed; the rest of it is not sent"]
+
+
+def test_an_attempt_that_is_not_known_yet_waits_and_holds_up_no_other(bench: Bench) -> None:
+    """What the service kept of the job may be older than the attempt."""
+    fill(bench.outbox, 3, attempt=1)
+    fill(bench.outbox, 3, attempt=2)
+    bench.service.answers = [reply(425)]
+    shipper = bench.shipper()
+    assert not shipper.ship()
+    assert bench.service.kept == {(2, "rank-0"): [0, 1, 2]}
+    assert shipper.ship()
+    assert bench.service.kept == {(1, "rank-0"): [0, 1, 2], (2, "rank-0"): [0, 1, 2]}
+    assert bench.said == []
 
 
 @dataclass

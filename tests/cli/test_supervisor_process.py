@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import io
@@ -22,8 +23,8 @@ from penstock.api.executor.claims import is_alive, is_locked, this_process
 from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli import supervisor
 from penstock.cli.main import main
-from penstock.cli.shipper import shipping
-from penstock.cli.shipping import POLL_SECONDS
+from penstock.cli.shipper import ShipperProcess, shipping
+from penstock.cli.shipping import POLL_SECONDS, is_acknowledged
 from penstock.cli.state import locked
 from penstock.cli.supervisor import DEADLINE, ClaimedError, claim, read_order, supervise
 from penstock.core.errors import UserError
@@ -218,9 +219,14 @@ class FakeProcess:
         assert stdin == subprocess.PIPE
         self.command, self.start_new_session, self.stdin = command, start_new_session, io.BytesIO()
 
+        self.pid, self.died = 2**22 + 1, False
+
     @property
     def asked(self) -> bool:
         return self.stdin.closed
+
+    def poll(self) -> int | None:
+        return -signal.SIGKILL if self.died else None
 
 
 @pytest.fixture
@@ -261,6 +267,42 @@ def test_a_shipper_is_asked_to_end_whatever_happened(tmp_path: Path, processes: 
     with pytest.raises(OSError, match="no space is left"):
         fail()
     assert processes[0].asked
+
+
+ORDER = Order(uid="u-1", attempt=3, address_file="/a", token_file="/t")
+
+
+def test_a_shipper_that_died_is_followed_by_another_after_longer_and_longer_pauses(
+    tmp_path: Path, processes: list[FakeProcess]
+) -> None:
+    now = 0.0
+    with contextlib.closing(ShipperProcess(tmp_path, ORDER, seconds=lambda: now)) as shipper:
+
+        def pause_after(life: float) -> int:
+            """How long nothing ships after one that lived for so many seconds."""
+            nonlocal now
+            now += life
+            shipper.look()
+            dead, processes[-1].died = processes[-1], True
+            shipper.look()
+            died_at = now
+            while processes[-1] is dead:
+                now += 1
+                shipper.look()
+            assert shipper.pids == {processes[-1].pid}
+            return int(now - died_at)
+
+        assert [pause_after(0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+        assert [pause_after(60), pause_after(59), pause_after(59)] == [1, 2, 4]
+        assert [process.asked for process in processes] == [True] * 11 + [False]
+
+
+def test_a_shipper_that_died_just_before_the_end_is_followed_by_a_last_one(
+    tmp_path: Path, processes: list[FakeProcess]
+) -> None:
+    with shipping(tmp_path, ORDER):
+        processes[0].died = True
+    assert [process.asked for process in processes] == [True, True]
 
 
 @pytest.fixture
@@ -306,6 +348,37 @@ def test_a_shipper_outlives_the_block_until_all_is_acknowledged(
         block_is_over.set()
         assert real_processes[0].wait(PATIENCE_SECONDS) == 0
         assert len(server.requests) > 1
+
+
+def test_a_shipper_that_is_killed_while_the_supervisor_works_is_replaced_and_goes_on_after_it(
+    tmp_path: Path, real_processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """Killed once before any record is acknowledged; the last one outlives the supervisor's other children."""
+    folder = ordered(tmp_path)
+    (tmp_path / "token").write_text("secret\n")
+    bodies: list[bytes] = []
+
+    def answer(request: Request) -> tuple[int, bytes]:
+        body = gzip.decompress(request.body)
+        bodies.append(body)
+        return 200, json.dumps({"sequence": json.loads(body)["records"][-1]["sequence"]}).encode()
+
+    def prepare() -> None:
+        real_processes[0].kill()
+        real_processes[0].wait()
+        box = Outbox(RunDir(tmp_path).outbox, uid="u-1", attempt=3, source="rank-0", clock=lambda: 1.0)
+        box.put(RecordKind.LOG, log=LogLine(rank=0, level="info", message="hello"))
+        box.close()
+
+    with IngestServer(answer) as server:
+        order = dataclasses.replace(reporting_to(server, tmp_path), attempt=3)
+        workers = FakeWorkers(prepare_with=prepare)
+        assert supervise(tmp_path, order, workers=workers, decider=deciding) == 0
+        assert len(real_processes) == 2
+        assert real_processes[1].wait(PATIENCE_SECONDS) == 0
+    assert b"hello" in b"".join(bodies)
+    assert state_in(folder) is AttemptState.SUCCEEDED
+    assert is_acknowledged(folder, is_newest=True)
 
 
 RANK = """

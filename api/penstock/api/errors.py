@@ -19,7 +19,7 @@ from penstock.api.pages.problem import problem_page
 from penstock.api.pages.shell import POLICY
 from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.store.idempotency import KeyReusedError
-from penstock.api.store.ingest import ForeignJobError, StaleAttemptError
+from penstock.api.store.ingest import EarlyAttemptError, ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
 from penstock.api.store.plan_requests import NoSuchRequestError
 from penstock.api.store.profiles import NoSuchProfileError
@@ -78,6 +78,12 @@ def _name_taken(error: NameTakenError) -> Problem:
 def _changed(error: ChangedMeanwhileError) -> Problem:
     remedy = "read the job again, and decide anew"
     return Problem(kind="changed-meanwhile", detail=f"the job is at {error}", where="If-Match", remedy=remedy)
+
+
+def _early(error: EarlyAttemptError) -> Problem:
+    detail = f"the records are of {error}"
+    retry = {"Retry-After": "2"}
+    return Problem(kind="early-attempt", detail=detail, where="records", remedy="send them again later", headers=retry)
 
 
 def _stale(error: StaleAttemptError) -> Problem:
@@ -179,6 +185,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     NameTakenError: _name_taken,
     ChangedMeanwhileError: _changed,
     StaleAttemptError: _stale,
+    EarlyAttemptError: _early,
     ForeignJobError: _foreign,
     KubeError: _cluster,
     KeyReusedError: _reused,

@@ -184,6 +184,10 @@ class LogPage(Wire):
 
     items: list[LogView]
     next: str = Field(description="Pass it as `cursor` for the lines that follow, also those that are yet to come.")
+    complete: bool = Field(
+        description="Whether no more lines will come: the job has ended or is suspended, and all that its attempts"
+        " recorded is in. On a cluster a pod's last lines may come a little later."
+    )
 
 
 class TokenRequest(Wire):

@@ -17,7 +17,9 @@ from penstock.core.units import format_age, format_bytes
 
 LOOK_SECONDS = 1.0
 QUIET_LOOKS = 3
-"""After a job's end its last lines may still be on their way."""
+"""After a job's end a pod's last lines may still be on their way to the service."""
+PATIENCE_LOOKS = 120
+"""How long lines are waited for that an ended job has recorded and the service does not get."""
 STYLES = {"error": "red", "warning": "yellow"}
 
 
@@ -30,18 +32,30 @@ def show_logs(
     follow: bool,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print what ranks printed, and with ``follow`` what they go on to print until the job has ended."""
+    """Print what ranks printed, and with ``follow`` what they go on to print until the job has ended and all of it has
+    come.
+    """
     page = client.logs(place, rank=rank, tail=tail)
     quiet = 0
     while True:
         _print(page.items)
         if page.items and (tail is None or follow):
             quiet = 0
-        elif not follow or (client.get(place).resting and (quiet := quiet + 1) >= QUIET_LOOKS):
+        elif not follow:
             return
+        elif client.get(place).resting:
+            quiet += 1
+            if quiet >= (QUIET_LOOKS if page.complete else PATIENCE_LOOKS):
+                break
+            pause(LOOK_SECONDS)
         else:
             pause(LOOK_SECONDS)
         page = client.logs(place, rank=rank, cursor=page.next)
+    if not page.complete:
+        output.say(
+            f"{place}: the service has not got all lines of the job yet, and tries again by itself; show them later "
+            f"with: penstock logs {place}"
+        )
 
 
 def _print(lines: Iterable[Line]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.core.errors import UserError
 from penstock.core.records import NO_RANK, LogLine, RecordKind
 from penstock.trainer.launch import RANKS_FILE
-from penstock.trainer.outbox import Outbox
+from penstock.trainer.outbox import Outbox, last_sequence
 from penstock.trainer.rundir import RunDir, write_json
 
 SOURCE = "logs"
@@ -83,6 +83,27 @@ def level_of(line: str) -> str:
     return "warning" if _WARNED.match(line) else "info"
 
 
+def is_read(run: RunDir, attempt: int) -> bool:
+    """Whether all that the attempt's files hold was appended to its outbox."""
+    place = run.outbox / f"a{attempt}-{_source(run)}"
+    files = [file for file in log_files(run.logs.parent) if file.attempt == attempt]
+    try:
+        known = json.loads(place.with_suffix(".read").read_text())
+        begin, end, first = dict(known["begin"]), dict(known["end"]), int(known["sequence"])
+    except FileNotFoundError:
+        return not any(file.path.stat().st_size for file in files)
+    except (ValueError, KeyError, TypeError):
+        return False
+    if any(file.path.stat().st_size != end.get(file.name, 0) for file in files):
+        return False
+    lines = sum(len(list(new_lines(file, begin.get(file.name, 0), end.get(file.name, 0)))) for file in files)
+    return last_sequence(place.with_suffix(".jsonl")) + 1 >= first + lines
+
+
+def _source(run: RunDir) -> str:
+    return f"{SOURCE}-{run.host.name}" if run.host else SOURCE
+
+
 def _begin(path: Path, known: int) -> int:
     """Where reading goes on; a file that is shorter than it was is another."""
     return known if path.stat().st_size >= known else 0
@@ -134,8 +155,11 @@ class Follower:
     _attempts: dict[int, _Attempt] = field(default_factory=dict)
     _said: str = ""
 
-    def look(self, *, last: bool = False) -> None:
-        """Take in what was printed since the last look; with ``last`` also a line that has no end yet."""
+    def look(self, *, last: bool = False) -> bool:
+        """Take in what was printed since the last look; with ``last`` also a line that has no end yet. False if some
+        lines have to wait.
+        """
+        well = True
         files: dict[int, list[LogFile]] = {}
         for file in log_files(self.run.logs.parent):
             files.setdefault(file.attempt, []).append(file)
@@ -143,8 +167,10 @@ class Follower:
             try:
                 self._followed(attempt).look(of_attempt, last=last)
             except (OSError, UserError) as error:  # the next look begins where the files say
+                well = False
                 self._drop(attempt)
                 self._say(f"lines of attempt {attempt} wait: {error}")
+        return well
 
     def close(self) -> None:
         """Close the outboxes."""
@@ -171,7 +197,7 @@ class _Attempt:
 
     def __init__(self, run: RunDir, attempt: int, clock: Callable[[], float]) -> None:
         self._run, self._number, self._clock = run, attempt, clock
-        self._source = f"{SOURCE}-{run.host.name}" if run.host else SOURCE
+        self._source = _source(run)
         self._memory = run.outbox / f"a{attempt}-{self._source}.read"
         self._places: Places | None = None
         self._box: Outbox | None = None

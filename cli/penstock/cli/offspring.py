@@ -11,22 +11,24 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextlib.contextmanager
-def offspring_ended() -> Iterator[None]:
-    """Children that this process has before the block are left alone, and so is what they left behind before it."""
+def offspring_ended(spared: Callable[[], Collection[int]] = tuple) -> Iterator[None]:
+    """Children that this process has before the block are left alone, and so is what they left behind before it; also
+    those whose numbers ``spared`` gives at the end.
+    """
     before = _children()
     _adopt_orphans(True)
     try:
         yield
     finally:
         try:
-            _end_children_but(before)
+            _end_children_but(before.union(spared()))
         finally:
             _adopt_orphans(False)
 

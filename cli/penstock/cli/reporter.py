@@ -1,7 +1,9 @@
 """What runs beside a pod's ranks, in a container of its own: it brings what they record to the service.
 
 Its container starts before theirs and is ended after it (https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers),
-so that the last lines of ranks that the kernel ended for their memory arrive too.
+so that the last lines of ranks that the kernel ended for their memory arrive too. If it is killed, the kubelet restarts
+it while the ranks run. Records that it cannot deliver before the pod's end stay on the job's volume, and the
+reporters of the job's next attempt deliver them.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cli.pod_files import PodFolders, address_file, read_job
-from penstock.cli.shipping import Requested, ship
+from penstock.cli.shipping import Requested, num_unsent, ship
 from penstock.cli.stopping import listening
 from penstock.core.pod import JOB_FILE
+from penstock.trainer.rundir import RunDir
 
 LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 30.0
@@ -31,7 +34,24 @@ def report(folders: PodFolders, attempt_files: Path, token_file: Path, say: Call
             until.wait(LOOK_SECONDS)
         if not run.outbox.is_dir() or not address_file(attempt_files).exists():
             return _waited(until)
-        return ship(run, address_file(attempt_files), token_file, say, until, DRAIN_SECONDS)
+        address = address_file(attempt_files)
+        if ship(run, address, token_file, say, until, DRAIN_SECONDS, lambda: outboxes_before(folders, run)):
+            return True
+        say(
+            f"{num_unsent(run.outbox)} records were not delivered: the service did not take them within"
+            f" {DRAIN_SECONDS:.0f} s of the end; they stay in {run.outbox}, and the job's next attempt delivers them"
+        )
+        return False
+
+
+def outboxes_before(folders: PodFolders, run: RunDir) -> list[Path]:
+    """Those of the pods of the job's attempts before this one."""
+    found = []
+    for path in run.root.parent.glob("a*/hosts/*/outbox"):
+        number = path.parents[2].name.removeprefix("a")
+        if number.isdecimal() and int(number) < folders.attempt:
+            found.append(path)
+    return sorted(found)
 
 
 def _waited(until: Requested) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.client.config import configuration_file
+from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
@@ -27,6 +28,7 @@ from penstock.cli.machine import this_machine
 from penstock.cli.output import say
 from penstock.cli.secret_files import write_secret
 from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
+from penstock.cli.shipping import is_acknowledged
 from penstock.cli.stopping import listening
 from penstock.core.errors import UserError
 from penstock.planning.process import ProcessPlanner
@@ -99,17 +101,25 @@ def _workers(
 ) -> Iterator[AbstractContextManager[None]]:
     """What goes on beside answering."""
     settings = service.settings
+    reports = Reports(address_file=address_file(settings), token_file=ingest_token(service))
     executor = Executor(
         service,
         ProcessSupervisors(),
         ProcessPlanner(),
         machine=this_machine(os.environ),
         name=settings.executor,
-        reports=Reports(address_file=address_file(settings), token_file=ingest_token(service)),
+        reports=reports,
         may_launch=may_launch,
+    )
+    collector = Collector(
+        service,
+        ProcessShippers(reports.address_file, reports.token_file),
+        name=settings.executor,
+        acknowledged=is_acknowledged,
     )
     desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
     yield background.looking("executor", executor.turn)
+    yield background.looking("collector", collector.turn)
     yield background.looking("desk", desk.turn, desk.close)
     yield background.forgetting(service)
     yield from delivering(service, webhook)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
-from penstock.api.executor.folder import shipping_lock
-from penstock.cli.following import Follower
+from penstock.api.executor.folder import AttemptFolder, shipping_lock
+from penstock.cli.following import Follower, is_read
 from penstock.cli.posting import Post, http_post
 from penstock.cli.stopping import StopRequests
+from penstock.trainer.outbox import last_sequence, sequence_of
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import read_status
 
@@ -30,10 +31,12 @@ POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
 DRAIN_SECONDS = 3600.0
 RANKS_SECONDS = 20.0
+LEFT_BEHIND_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 
 STALE = 409
 UNKNOWN_JOB = 404
+EARLY = 425
 REFUSED = frozenset({400, 413, 422})
 
 
@@ -89,13 +92,20 @@ class Shipper:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS if deadline is None else FIRST_WAIT_SECONDS)
 
     def ship(self) -> bool:
-        """Send all there is; false as soon as the service cannot take it now."""
+        """Send all there is; false if the service cannot take some of it now. An attempt that it does not know yet
+        holds up no other.
+        """
+        taken = True
         for path in sorted(self.outbox.glob("*.jsonl")):
             box = self._boxes.setdefault(path.name, _remembered(path))
             while not box.closed and (lines := self._next(box)):
-                if not self._send(box, lines):
+                sent = self._send(box, lines)
+                if sent is None:
+                    taken = False
+                    break
+                if not sent:
                     return False
-        return True
+        return taken
 
     def _next(self, box: _Box) -> list[_Line]:
         """The next batch. A file that was rewritten is read from its start, and what was acknowledged is left out."""
@@ -115,15 +125,18 @@ class Shipper:
                 size += len(line.text)
         return found
 
-    def _send(self, box: _Box, lines: list[_Line]) -> bool:
+    def _send(self, box: _Box, lines: list[_Line]) -> bool | None:
+        """Whether there is an answer that lets the box go on; none if the service does not know the attempt yet."""
         body = b'{"records":[' + b",".join(line.text for line in lines) + b"]}"
         reply = self.post(gzip.compress(body, compresslevel=5))
         if reply.status == 200:
             self._most_records = min(2 * self._most_records, MOST_RECORDS)
             self._acknowledge(box, lines)
             return True
+        if reply.status == EARLY:
+            return None
         if reply.status == STALE:
-            self.say(f"{box.path.name}: another attempt has followed; the rest of this one is not sent")
+            self.say(f"{box.path.name}: the attempt is closed; the rest of it is not sent")
             box.closed = True
             return True
         if reply.status in REFUSED and len(lines) > 1:
@@ -158,11 +171,9 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
         if not text.endswith(b"\n"):
             return  # its rest may have come by now, and would be taken for a line
         offset += len(text)
-        try:
-            sequence = int(json.loads(text)["sequence"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
+        sequence = sequence_of(text)
+        if sequence is not None:
+            yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
 
 
 class Until(Protocol):
@@ -185,10 +196,11 @@ def ship(
     say: Callable[[str], None],
     until: Until,
     drain_seconds: float = DRAIN_SECONDS,
+    left_behind: Callable[[], list[Path]] = list,
 ) -> bool:
     """Ship the outbox of ``run`` until it is over and its ranks have ended, then what is left for ``drain_seconds``;
     whether everything was acknowledged. A second shipper of an outbox waits for the first; every host that takes part
-    in a run has its own.
+    in a run has its own. Meanwhile the outboxes that ``left_behind`` gives are shipped too, unless another does so.
 
     It goes to the service whose `penstock.core.supervision.Address` lies in ``address_file``.
     """
@@ -199,12 +211,16 @@ def ship(
             contextlib.closing(Follower(run, say, time.time)) as follower,
             http_post(address_file, token_file) as post,
         ):
-            ranks = _Ranks(run)
+            ranks, all_read = _Ranks(run), True
+            others = _LeftBehind(left_behind, post, say)
 
             def ended() -> bool:
                 """What was printed until now is shipped too: the last lines matter most."""
+                nonlocal all_read
                 over = until.over and not ranks.live()
-                follower.look(last=over)
+                all_read = follower.look(last=over)
+                if not over:
+                    others.look()
                 return over
 
             def pause(seconds: float) -> None:
@@ -215,7 +231,48 @@ def ship(
                     follower.look()
 
             shipper = Shipper(outbox=run.outbox, post=post, say=say, pause=pause, drain_seconds=drain_seconds)
-            return shipper.run(ended)
+            return shipper.run(ended) and all_read
+
+
+class _LeftBehind:
+    """Outboxes that others wrote and nobody ships any more. They are looked at now and then until all are empty."""
+
+    def __init__(self, outboxes: Callable[[], list[Path]], post: Post, say: Callable[[str], None]) -> None:
+        self._outboxes, self._post, self._say = outboxes, post, say
+        self._next_at: float | None = 0.0
+
+    def look(self) -> None:
+        """Ship them if it is time."""
+        if self._next_at is None or time.monotonic() < self._next_at:
+            return
+        waiting = [outbox for outbox in self._outboxes() if num_unsent(outbox)]
+        done = [outbox for outbox in waiting if self._ship(outbox)]
+        self._next_at = None if done == waiting else time.monotonic() + LEFT_BEHIND_SECONDS
+
+    def _ship(self, outbox: Path) -> bool:
+        with shipping_lock(outbox.parent).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return Shipper(outbox=outbox, post=self._post, say=self._say).ship()
+
+
+def num_unsent(outbox: Path) -> int:
+    """How many records of an outbox were not acknowledged, by their numbers."""
+    paths = sorted(outbox.glob("*.jsonl"))
+    return sum(max(0, last_sequence(path) - _remembered(path).sequence) for path in paths)
+
+
+def is_acknowledged(folder: AttemptFolder, is_newest: bool) -> bool:
+    """Whether every record was that an ended attempt left in its run directory, and no more can come. If another has
+    followed, the ranks that run are that one's.
+    """
+    run = RunDir(folder.root)
+    if is_newest and _Ranks(run).live():
+        return False
+    boxes = run.outbox.glob(f"a{folder.attempt}-*.jsonl")
+    return is_read(run, folder.attempt) and all(last_sequence(path) <= _remembered(path).sequence for path in boxes)
 
 
 class Requested:

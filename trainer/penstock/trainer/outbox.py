@@ -7,6 +7,7 @@ across restarts of the process, because a record is known by (uid, attempt, sour
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.core.records import Record, RecordKind
 from penstock.trainer.rundir import append_lines, complete_lines, write_atomically
 
 LARGEST_BYTES = 64 * 2**20
+_TAIL_BYTES = 2**20
 
 
 class Outbox:
@@ -64,3 +66,29 @@ class Outbox:
 def read_records(path: Path) -> list[Record]:
     """The records of one outbox file, oldest first; a last line that was cut short is passed over."""
     return [Record.from_manifest(json.loads(line)) for line in complete_lines(path)]
+
+
+def last_sequence(path: Path) -> int:
+    """The number of the last whole record in a file of the outbox; -1 if there is none."""
+    if not path.exists():
+        return -1
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        for start in (max(0, size - _TAIL_BYTES), 0):
+            file.seek(start)
+            lines = file.read(size - start).split(b"\n")[1 if start else 0 : -1]
+            for line in reversed(lines):
+                number = sequence_of(line)
+                if number is not None:
+                    return number
+            if not start:
+                break
+    return -1
+
+
+def sequence_of(line: bytes) -> int | None:
+    """The number of the record in a line; none for one that is no record, as a lost power leaves it."""
+    try:
+        return int(json.loads(line)["sequence"])
+    except (ValueError, KeyError, TypeError):
+        return None

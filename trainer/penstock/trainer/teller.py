@@ -77,11 +77,13 @@ class Announcer:
             file.write(f"{text}\n")
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
-        """See `Teller`."""
+        """See `Teller`. The record comes first: a rank that is killed in between leaves no step in metrics.jsonl that
+        no service hears of.
+        """
+        self._outbox.put(RecordKind.METRICS, metrics=metrics)
         self._metrics.write(metrics_line(metrics))
         self._metrics.flush()
         self._exporter.update(metrics)
-        self._outbox.put(RecordKind.METRICS, metrics=metrics)
         if timeline is not None:
             for path in (self._run.timelines / f"step-{metrics.step}.json", self._run.timeline):
                 write_json(path, timeline.to_manifest())

@@ -24,10 +24,13 @@ class Line(KnownFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinePage(KnownFields):
-    """Some lines, by rank; ``next`` is the cursor of those that follow, also those yet to come."""
+    """Some lines, by rank; ``next`` is the cursor of those that follow, also those yet to come. ``complete``: none will
+    come until the job goes on.
+    """
 
     items: tuple[Line, ...]
     next: str
+    complete: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

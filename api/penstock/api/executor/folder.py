@@ -45,6 +45,11 @@ class AttemptFolder:
         """What the supervisor printed."""
         return self.path / "supervisor.log"
 
+    @property
+    def shipper_log(self) -> Path:
+        """What a shipper printed that the service started after the attempt's end."""
+        return self.path / "shipper.log"
+
     def wish(self, wish: Wish) -> Path:
         """A file that is there once the service asked."""
         return self.path / f"{wish}.wish"

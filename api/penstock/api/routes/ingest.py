@@ -20,7 +20,7 @@ from penstock.api.problems import Problem, answers
 from penstock.api.schemas import Acknowledged
 from penstock.api.service import Service
 from penstock.api.storable import ESCAPED, cleaned
-from penstock.api.store.ingest import Batch, EarlyAttemptError, StaleAttemptError, take
+from penstock.api.store.ingest import Batch, EarlyAttemptError, take
 from penstock.api.store.jobs import NoSuchJobError
 from penstock.core.errors import UserError
 from penstock.core.manifest import read_value
@@ -34,6 +34,7 @@ ANSWERS = answers(
     "forbidden",
     "not-found",
     "stale-attempt",
+    "early-attempt",
     "too-large",
     "invalid",
     "storage-full",
@@ -92,8 +93,9 @@ def _records(document: Any) -> list[Record]:
 async def ingest(request: Request) -> Response:
     """Keep records of one source of one attempt. What was kept before is passed over; acknowledged means kept.
 
-    The records' own numbers make it safe to send them again, so no Idempotency-Key is looked at. Once an attempt has
-    been followed by another its records are refused with 409, and its sender should stop.
+    The records' own numbers make it safe to send them again, so no Idempotency-Key is looked at. An attempt
+    takes records until its executor has closed it, also once another has followed; then they are refused with 409, and
+    their sender should stop. Those of an attempt that is not known yet are refused with 425: send them again later.
     """
     service = await service_of(request)
     identity = let_pass(request, authenticated(request).identity, Role.INGEST)
@@ -106,15 +108,15 @@ async def ingest(request: Request) -> Response:
 
 
 def _require_own(only: Reporting, batch: Batch) -> None:
-    """Raise unless the batch is of the job that its sender may report for, and of its attempt."""
-    if batch.uid == only.uid and batch.attempt < only.attempt:
-        raise StaleAttemptError(f"attempt {batch.attempt}, not {only.attempt}")
-    if (batch.uid, batch.attempt) != (only.uid, only.attempt):
+    """Raise unless the batch is of the job that its sender may report for, and of its attempt or one before it, whose
+    pods left records behind.
+    """
+    if batch.uid != only.uid or batch.attempt > only.attempt:
         raise Problem(
             kind="forbidden",
             detail=f"the records are of attempt {batch.attempt} of {batch.uid}, which is not the sender's",
             where="records",
-            remedy=f"send those of attempt {only.attempt} of {only.uid} alone",
+            remedy=f"send those of {only.uid} alone, up to attempt {only.attempt}",
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import Field
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from penstock.api.dependencies import JobIn, ServiceIn
 from penstock.api.problems import Problem, answers
@@ -146,7 +147,11 @@ def get_logs(
     The last 2,000 lines of every rank are here, all of them in the files among the job's artifacts.
     """
     query = LinesQuery(rank=rank, after=after, seen=read_cursor(cursor or ""), tail=tail, limit=limit)
-    rows, seen = service.read(lambda connection: records.lines(connection, job.uid, query))
+
+    def question(connection: Connection) -> tuple[Sequence[Row[Any]], records.Seen, bool]:
+        return *records.lines(connection, job.uid, query), records.is_complete(connection, job.uid)
+
+    rows, seen, complete = service.read(question)
     items = [
         LogView(
             rank=row.rank,
@@ -158,7 +163,7 @@ def get_logs(
         )
         for row in rows
     ]
-    return LogPage(items=items, next=write_cursor(seen))
+    return LogPage(items=items, next=write_cursor(seen), complete=complete)
 
 
 def read_cursor(text: str) -> Seen:

@@ -1,13 +1,27 @@
-"""Attempts in the store: each launch of a job, and the devices that it was given."""
+"""Attempts in the store: each launch of a job, the devices that it was given, and whether its records are all in.
+
+An attempt is open from its launch until its executor has collected every record that it left; then it is closed, and
+takes no record any more. It stays open when another attempt follows, and when the service ends.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select, tuple_, update
+from sqlalchemy import Connection, insert, or_, select, tuple_, update
 
-from penstock.api.store.schema import attempts
-from penstock.core.lifecycle import Launch
+from penstock.api.store.schema import attempts, jobs
+from penstock.core.lifecycle import LIVE, Launch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenAttempt:
+    """An attempt that has left its job's live phases and is not closed; ``newest`` is the job's newest attempt."""
+
+    uid: str
+    attempt: int
+    newest: int
 
 
 def add(connection: Connection, uid: str, launch: Launch, devices: tuple[str, ...], now: float) -> None:
@@ -42,3 +56,37 @@ def devices_of(connection: Connection, found: Collection[tuple[str, int]]) -> tu
     """What the attempts ``found``, each by uid and number, were given together."""
     chosen = select(attempts.c.devices).where(tuple_(attempts.c.uid, attempts.c.attempt).in_(found))
     return tuple(name for names in connection.execute(chosen).scalars() for name in names)
+
+
+def ended_and_open(connection: Connection, executor: str, after: tuple[str, int], most: int) -> list[OpenAttempt]:
+    """Attempts of the executor's jobs whose records may have to be collected, by uid and number, from behind ``after``
+    on.
+    """
+    live = [phase.value for phase in LIVE]
+    chosen = select(attempts.c.uid, attempts.c.attempt, jobs.c.attempt.label("newest"))
+    chosen = chosen.select_from(attempts.join(jobs, jobs.c.uid == attempts.c.uid))
+    chosen = chosen.where(attempts.c.closed_at.is_(None), jobs.c.cluster == "", jobs.c.executor == executor)
+    key = tuple_(attempts.c.uid, attempts.c.attempt)
+    ended = or_(attempts.c.attempt < jobs.c.attempt, jobs.c.phase.not_in(live), jobs.c.deleted_at.is_not(None))
+    chosen = chosen.where(ended, key > tuple_(*after))
+    rows = connection.execute(chosen.order_by(attempts.c.uid, attempts.c.attempt).limit(most))
+    return [OpenAttempt(**row._mapping) for row in rows]
+
+
+def close(connection: Connection, uid: str, attempt: int, now: float) -> None:
+    """Take no record of the attempt from now on. Idempotent: the first time stays."""
+    mine = (attempts.c.uid == uid, attempts.c.attempt == attempt, attempts.c.closed_at.is_(None))
+    connection.execute(update(attempts).where(*mine).values(closed_at=now))
+
+
+def closed_ones(connection: Connection, keys: Collection[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+    """Those of the attempts, each by uid and number, that take no records any more."""
+    mine = tuple_(attempts.c.uid, attempts.c.attempt).in_(keys)
+    chosen = select(attempts.c.uid, attempts.c.attempt).where(mine, attempts.c.closed_at.is_not(None))
+    return frozenset((uid, attempt) for uid, attempt in connection.execute(chosen))
+
+
+def has_open(connection: Connection, uid: str) -> bool:
+    """Whether records of the job may still come."""
+    chosen = select(attempts.c.attempt).where(attempts.c.uid == uid, attempts.c.closed_at.is_(None))
+    return connection.execute(chosen.limit(1)).first() is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -41,10 +41,10 @@ MOST_RANKS = 64
 
 
 class StaleAttemptError(PenstockError):
-    """The records are of an attempt that another one has followed."""
+    """The records are of an attempt that is closed, or of none."""
 
 
-class EarlyAttemptError(StaleAttemptError):
+class EarlyAttemptError(PenstockError):
     """The records are of an attempt that is not known yet: what was kept of the job may be older than its pods."""
 
 
@@ -120,15 +120,18 @@ def take(connection: Connection, batches: Sequence[Batch]) -> list[int | Penstoc
 
     NoSuchJobError: the uid is unknown.
     ForeignJobError: the job is in a namespace that the sender may not report into.
-    StaleAttemptError: another attempt has followed.
+    StaleAttemptError: the attempt is closed.
+    EarlyAttemptError: the attempt is not known yet.
     """
     uids = sorted({batch.uid for batch in batches})
     current = _locked(connection, uids)
+    older = {batch.key[:2] for batch in batches if _is_older(batch, current.get(batch.uid))}
+    closed = attempts.closed_ones(connection, older) if older else frozenset()
     taken = _taken(connection, uids)
     outcomes: list[int | PenstockError] = []
     fresh: list[Batch] = []
     for batch in batches:
-        refusal = _refusal(batch, current.get(batch.uid))
+        refusal = _refusal(batch, current.get(batch.uid), closed)
         if refusal is not None:
             outcomes.append(refusal)
             continue
@@ -143,16 +146,26 @@ def take(connection: Connection, batches: Sequence[Batch]) -> list[int | Penstoc
     return outcomes
 
 
-def _refusal(batch: Batch, current: tuple[str, int] | None) -> PenstockError | None:
+def _is_older(batch: Batch, current: tuple[str, int] | None) -> bool:
+    return current is not None and batch.attempt < current[1]
+
+
+def _refusal(
+    batch: Batch, current: tuple[str, int] | None, closed: Collection[tuple[str, int]]
+) -> PenstockError | None:
+    """``closed`` are the closed ones among older attempts. The newest is not asked about, which saves a question to the
+    database for each report: its executor closes it after its end, and no record of it is left by then.
+    """
     if current is None:
         return NoSuchJobError(batch.uid)
     namespace, attempt = current
     if batch.namespace not in (None, namespace):
         return ForeignJobError(namespace)
-    if batch.attempt == attempt:
-        return None
-    kind = EarlyAttemptError if batch.attempt > attempt else StaleAttemptError
-    return kind(f"attempt {batch.attempt}, not {attempt}")
+    if batch.attempt > attempt:
+        return EarlyAttemptError(f"attempt {batch.attempt}, and the newest known is {attempt}")
+    if batch.attempt < attempt and (batch.attempt < 1 or batch.key[:2] in closed):
+        return StaleAttemptError(f"attempt {batch.attempt}, and the newest is {attempt}")
+    return None
 
 
 def _locked(connection: Connection, uids: Sequence[str]) -> dict[str, tuple[str, int]]:

@@ -422,7 +422,8 @@ def last_words(events: Iterable[Row[Any]]) -> tuple[str, ...]:
 def report(connection: Connection, told: Iterable[tuple[str, Reported]]) -> None:
     """Keep what attempts tell, by uid; ``step`` is how many are done.
 
-    What an attempt does not tell stays as it told it before; nothing stays of another attempt.
+    What an attempt does not tell stays as it told it before; nothing stays of another attempt. An attempt that another
+    has followed changes nothing: its records may come late.
     """
     newest: dict[str, Reported] = {}
     for uid, reported in told:
@@ -431,8 +432,10 @@ def report(connection: Connection, told: Iterable[tuple[str, Reported]]) -> None
 
 
 def _after_report(before: Reported | None, new: Reported) -> Reported:
-    if before is None or before.attempt != new.attempt:
+    if before is None or before.attempt < new.attempt:
         return new
+    if before.attempt > new.attempt:
+        return before
     kept = {name: getattr(before, name) for name in KEPT_OF_REPORTS if getattr(new, name) is None}
     return replace(new, **kept) if kept else new
 
@@ -444,7 +447,8 @@ def _report(dialect: str) -> Insert:
     same = old.attempt == new.attempt
     kept = {name: func.coalesce(new[name], case((same, old[name]))) for name in KEPT_OF_REPORTS}
     always = {name: new[name] for name in ("attempt", "step", "reported_at")}
-    reporting: Insert = telling.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always})
+    newest = new.attempt >= old.attempt
+    reporting: Insert = telling.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always}, where=newest)
     return reporting
 
 

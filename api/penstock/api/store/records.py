@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
-from penstock.api.store import series
+from penstock.api.store import attempts, series
 from penstock.api.store.documents import unpack
-from penstock.api.store.schema import log_lines, timelines
+from penstock.api.store.schema import jobs, log_lines, timelines
+from penstock.core.lifecycle import Phase
 from penstock.core.units import to_seconds
 
 STEP_SECONDS = "step_seconds"
@@ -62,6 +63,18 @@ def lines(connection: Connection, uid: str, query: LinesQuery) -> tuple[Sequence
 def _unseen(seen: Seen) -> ColumnElement[bool]:
     newer = [and_(log_lines.c.rank == rank, log_lines.c.number > number) for rank, number in seen.items()]
     return or_(log_lines.c.rank.not_in(list(seen)), *newer)
+
+
+def is_complete(connection: Connection, uid: str) -> bool:
+    """Whether no record of the job will come unless it goes on: it rests, and all of its attempts are closed. Those of
+    a cluster nobody closes.
+    """
+    row = connection.execute(select(jobs.c.phase, jobs.c.cluster).where(jobs.c.uid == uid)).one_or_none()
+    if row is None:
+        return True
+    phase = Phase(row.phase)
+    rests = phase.terminal or phase is Phase.SUSPENDED
+    return rests and (row.cluster != "" or not attempts.has_open(connection, uid))
 
 
 def timeline(connection: Connection, uid: str, step: int | None) -> StoredTimeline | None:

@@ -136,7 +136,14 @@ attempts = Table(
     Column("launched_at", Double, nullable=False),
     Column("devices", JSON, nullable=False),  # names of CUDA devices that nobody else has while it lives
     Column("last_checkpoint", Integer),  # the step of the newest that it reported
+    Column("closed_at", Double),  # when all of its records were in; none are taken after that
     PrimaryKeyConstraint("uid", "attempt"),
+    Index(
+        "ix_attempts_open",
+        "uid",
+        sqlite_where=text("closed_at IS NULL"),
+        postgresql_where=text("closed_at IS NULL"),
+    ),
 )
 
 plans = Table(

@@ -1,0 +1,193 @@
+"""Collecting what ended attempts have not reported yet, and closing them.
+
+An attempt's ranks append records to files of the run directory, and a shipper beside its supervisor sends them. The
+supervisor restarts a shipper that dies, but not after its own end: supervisor, shipper, service and machine may each
+be killed, in any order, and records stay behind in the files. So every attempt is open in the store from its launch on,
+and takes records, also when another attempt has followed. This module looks at the open ones whose job has left them:
+
+    supervised               wait: it may still write
+    all records acknowledged close: nothing can be missing
+    a shipper is at work, or the job's newest attempt has one, which sends what is left of all: wait
+    otherwise                collect: start a shipper, after a pause that doubles with each failure
+
+Nothing is remembered but pauses: files and store say the rest, so the service may be killed anywhere here.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from penstock.api.executor.claims import is_alive, is_locked
+from penstock.api.executor.files import read
+from penstock.api.executor.folder import AttemptFolder, shipping_lock
+from penstock.api.service import Service
+from penstock.api.store import attempts
+from penstock.api.store.attempts import OpenAttempt
+from penstock.core.supervision import Claim
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "penstock.cli", "ship")
+AT_ONCE = 2
+MOST_PER_TURN = 100
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 300.0
+
+
+class Step(enum.Enum):
+    """What to do about an open attempt that its job has left."""
+
+    WAIT = "wait"
+    COLLECT = "collect"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    """What there is of it. ``followed``: the job's newest attempt is another one, and runs."""
+
+    supervised: bool
+    acknowledged: bool
+    shipping: bool
+    followed: bool
+
+
+def due(left: Left) -> Step:
+    """The table above."""
+    if left.supervised:
+        return Step.WAIT
+    if left.acknowledged:
+        return Step.CLOSE
+    return Step.WAIT if left.shipping or left.followed else Step.COLLECT
+
+
+class Shippers(Protocol):
+    """Starts shippers of run directories; see `ProcessShippers`."""
+
+    def start(self, folder: AttemptFolder) -> None:
+        """Have everything sent that the run directory holds."""
+        ...
+
+    def running(self) -> int:
+        """How many of those that were started here have not ended."""
+        ...
+
+
+class ProcessShippers:
+    """Processes, each leader of a session of its own: they go on when the service ends."""
+
+    def __init__(self, address_file: Path, token_file: Path, command: tuple[str, ...] = COMMAND) -> None:
+        self._options = ("--address-file", str(address_file), "--token-file", str(token_file))
+        self._command = command
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, folder: AttemptFolder) -> None:
+        """See `Shippers`. Without a supervisor that holds its stdin it ends once all is acknowledged."""
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.shipper_log.open("ab") as output:
+            process = subprocess.Popen(
+                [*self._command, str(folder.root), *self._options],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._started.append(process)
+
+    def running(self) -> int:
+        """See `Shippers`."""
+        self._started = [process for process in self._started if process.poll() is None]
+        return len(self._started)
+
+
+@dataclass(slots=True)
+class _Pause:
+    seconds: float
+    until: float
+
+
+class Collector:
+    """Closes the attempts of the executor ``name``. ``acknowledged`` says whether every record that the attempt left in
+    a run directory was; ``seconds`` counts them steadily.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        shippers: Shippers,
+        *,
+        name: str,
+        acknowledged: Callable[[AttemptFolder, bool], bool],
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service, self._shippers, self._name = service, shippers, name
+        self._acknowledged, self._seconds = acknowledged, seconds
+        self._pauses: dict[tuple[str, int], _Pause] = {}
+        self._after: tuple[str, int] = ("", 0)
+
+    def turn(self) -> None:
+        """Look at the next open attempts. An error in one is logged, and the others go on."""
+        try:
+            page = self._service.read(
+                lambda connection: attempts.ended_and_open(connection, self._name, self._after, MOST_PER_TURN)
+            )
+        except SQLAlchemyError:
+            log.exception("the open attempts cannot be read")
+            return
+        self._after = (page[-1].uid, page[-1].attempt) if len(page) == MOST_PER_TURN else ("", 0)
+        for attempt in page:
+            try:
+                self._advance(attempt)
+            except Exception:  # whatever it is, the other attempts are not to wait for its end
+                log.exception("records of attempt %d of job %s", attempt.attempt, attempt.uid)
+
+    def _advance(self, attempt: OpenAttempt) -> None:
+        folder = AttemptFolder(self._service.settings.runs / attempt.uid, attempt.attempt)
+        key = (attempt.uid, attempt.attempt)
+        match due(self._left(folder, attempt)):
+            case Step.CLOSE:
+                now = self._service.clock()
+                self._service.write(attempt.uid, lambda connection: attempts.close(connection, *key, now))
+                self._pauses.pop(key, None)
+            case Step.COLLECT:
+                self._collect(folder, key)
+            case Step.WAIT:
+                pass
+
+    def _left(self, folder: AttemptFolder, attempt: OpenAttempt) -> Left:
+        """The shipper is looked at last: what it sends is acknowledged before it ends."""
+        is_newest = attempt.attempt == attempt.newest
+        supervised = _is_supervised(folder)
+        shipping = is_locked(shipping_lock(folder.root))
+        return Left(
+            supervised=supervised,
+            shipping=shipping,
+            followed=not is_newest and _is_supervised(AttemptFolder(folder.root, attempt.newest)),
+            acknowledged=not supervised and self._acknowledged(folder, is_newest),
+        )
+
+    def _collect(self, folder: AttemptFolder, key: tuple[str, int]) -> None:
+        now = self._seconds()
+        pause = self._pauses.get(key)
+        if pause is not None and now < pause.until:
+            return
+        if self._shippers.running() >= AT_ONCE:
+            return
+        seconds = min(2 * pause.seconds, LONGEST_PAUSE_SECONDS) if pause is not None else FIRST_PAUSE_SECONDS
+        self._pauses[key] = _Pause(seconds, now + seconds)
+        log.info("job %s: collecting what attempt %d has not reported yet", *key)
+        self._shippers.start(folder)
+
+
+def _is_supervised(folder: AttemptFolder) -> bool:
+    claim = read(folder.claim, Claim)
+    return claim is not None and is_alive(claim)
