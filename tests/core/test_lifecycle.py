@@ -201,6 +201,44 @@ class TestAttemptsThatWaitForTheirPlace:
         assert [launch.ranks for launch in cluster.launches] == [4, 3]
         assert cluster.seen.failures == 0
 
+    def test_what_others_ahead_of_it_want_is_given_back_soon(self) -> None:
+        cluster = queued(resources__ranks=4)
+        cluster.observe(placement_since=10.0, placed_ranks=2, gives_way_to="job b")
+        due = 10.0 + life.GIVE_WAY_SECONDS
+        assert decide(cluster.job, cluster.seen, due - 1) == [life.Wait(due)]
+        (decision,) = decide(cluster.job, cluster.seen, due)
+        message = "2 of 4 ranks have a place; job b wants the same and is ahead"
+        assert decision == life.SetPhase(Phase.RECOVERING, "GaveWay", message)
+
+    @pytest.mark.parametrize(("placed", "followed"), [(1, False), (0, True), (3, True)])
+    def test_what_stands_still_for_long_is_given_up(self, placed: int, followed: bool) -> None:
+        cluster = queued(resources__ranks=4)
+        cluster.observe(placement_since=10.0, placed_ranks=placed, followed=followed, holders="held by job b")
+        due = 10.0 + life.PLACED_IN_PART_SECONDS
+        assert decide(cluster.job, cluster.seen, due - 1) == [life.Wait(due)]
+        (decision,) = decide(cluster.job, cluster.seen, due)
+        message = f"{placed} of 4 ranks have a place after 120 s; held by job b"
+        assert decision == life.SetPhase(Phase.RECOVERING, "PlacedInPart", message)
+
+    def test_what_holds_nothing_and_is_waited_for_by_nobody_waits(self) -> None:
+        cluster = queued(resources__ranks=4)
+        cluster.observe(placement_since=10.0)
+        assert decide(cluster.job, cluster.seen, 1e6) == []
+
+    def test_it_is_tried_again_after_a_pause_and_in_its_turn(self) -> None:
+        cluster = queued(resources__ranks=4)
+        cluster.observe(phase=Phase.RECOVERING, places_given_up_at=200.0, places_waited_seconds=200.0, jitter=0.0)
+        cluster.observe(attempt_gone=True, attempt_state=AttemptState.NONE)
+        assert decide(cluster.job, cluster.seen, 249.0) == [life.Wait(250.0)]
+        cluster.now = 250.0
+        cluster.observe(held="job b")
+        launches = len(cluster.launches)
+        cluster.settle()
+        assert (cluster.seen.phase, len(cluster.launches)) == (Phase.QUEUED, launches)
+        cluster.observe(held="")
+        cluster.settle()
+        assert len(cluster.launches) == launches + 1
+
     @pytest.mark.parametrize(("least", "feasible"), [(None, 3), (3, 2), (2, 4)])
     def test_others_wait(self, least: int | None, feasible: int) -> None:
         elastic = {} if least is None else {"resources__minRanks": least}
@@ -377,6 +415,13 @@ def test_only_the_table_allows_a_change(current: Phase, following: Phase) -> Non
             life.enter(current, following)
 
 
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
+def test_pauses_for_places_grow_within_bounds(one: float, other: float, jitter: float) -> None:
+    shorter, longer = (life.place_pause_seconds(waited, jitter) for waited in sorted((one, other)))
+    assert 2.5 <= shorter <= longer <= 450.0
+    assert life.place_pause_seconds(one, 0.0) <= life.place_pause_seconds(one, jitter)
+
+
 TIMES = st.none() | st.floats(0, 1000)
 
 
@@ -393,6 +438,12 @@ TIMES = st.none() | st.floats(0, 1000)
         attempts_queue=st.booleans(),
         short_since=TIMES,
         node_lost_since=TIMES,
+        held=st.sampled_from(("", "job b")),
+        placement_since=TIMES,
+        placed_ranks=st.integers(0, 4),
+        gives_way_to=st.sampled_from(("", "job b")),
+        followed=st.booleans(),
+        places_given_up_at=TIMES,
         attempt_ranks=st.integers(0, 4),
         profile=st.sampled_from(Step),
         plan=st.sampled_from(Step),

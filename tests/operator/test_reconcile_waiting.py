@@ -33,7 +33,7 @@ class TestWaiting:
         status = operating.status(uid)
         said = "pod stdlib-llama-a1-ranks-0-1: Unschedulable: 0/2 nodes are available; add nodes or free some"
         assert (status.phase, status.message.partition(",")[0]) == (Phase.QUEUED, said)
-        assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "Waiting")
+        assert condition(operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, "PlacedInPart")
 
     def test_a_queue_admits(self, operating: Operating) -> None:
         uid = operating.kube.submit(example(kubernetes={"queueName": "team"}))

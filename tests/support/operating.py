@@ -39,7 +39,8 @@ class Operating:
 
     def restart(self) -> None:
         """The operator ends, and another begins."""
-        self.cache = Cache(self.clock)
+        self.news: list[str] = []
+        self.cache = Cache(self.clock, self.news.append)
         self.planning = Planning(self._planner)
         announcer = Announcer(self.kube, self.clock)
         self.actions = Actions(self.kube, self.cache, self._settings, self.clock)

@@ -15,10 +15,12 @@ from typing import TypeVar
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
 from penstock.core.job import API_VERSION, KIND, PipelineJob
+from penstock.core.lifecycle import LIVE, Phase
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
 from penstock.operator.children import Child, Children, Gone
 from penstock.operator.ownership import Ownership, has_jobset, may_be_left, ranks
+from penstock.operator.places import NO_COMPETITION, Competition, Contender, Places, competitor, contender, holders
 from penstock.operator.room import Room
 from penstock.operator.seen import UNREADABLE, SeenJobSet, SeenNode, SeenPod, SeenRanksJob
 
@@ -62,6 +64,7 @@ class Cache:
         self._ranks_jobs: Children[SeenRanksJob] = Children()
         self._pods: Children[SeenPod] = Children()
         self._ownership = Ownership()
+        self._places = Places()
         self._nodes: dict[str, SeenNode] = {}
         self._service_since: float | None = None
         self._rooms: Mapping[str, Room] = {}
@@ -97,8 +100,10 @@ class Cache:
                 return known
             self._jobs[uid] = job
             self._index_profile(known, job)
-        if known is None or _without_progress(job) != _without_progress(known):
-            self._news(uid)
+            is_news = known is None or _without_progress(job) != _without_progress(known)
+            moved = self._places.put(uid, _contender(job)) if is_news else []
+        for each in [uid, *moved] if is_news else []:
+            self._news(each)
         return job
 
     def remove_job(self, uid: str) -> None:
@@ -108,8 +113,9 @@ class Cache:
             gone = self._jobs.pop(uid, None)
             self._index_profile(gone, None)
             self._ownership.forget(uid)
-        if gone is not None:
-            self._news(uid)
+            moved = self._places.put(uid, None)
+        for each in [uid, *moved] if gone is not None else []:
+            self._news(each)
 
     def replace_jobs(self, found: Iterable[Object], version: int) -> None:
         """These are all there were at ``version``: the others' deletion was missed."""
@@ -146,6 +152,24 @@ class Cache:
         """ClusterProfiles name these ConfigMaps, by the keys of what they hold."""
         with self._lock:
             self._shared = dict(refs)
+
+    # Places
+
+    def competition(self, job: PipelineJob, status: JobStatus) -> Competition:
+        """What others have to do with the places of a job with that status."""
+        own = contender(job, status)
+        with self._lock:
+            return NO_COMPETITION if own is None else self._places.competition(own)
+
+    def holders(self, job: PipelineJob, status: JobStatus) -> str:
+        """Who holds the places that the job lacks."""
+        holding = [each for each in self.jobs() if each.job is not None and self._holds_places(each)]
+        return holders(competitor(job, status), (competitor(each.job, each.status) for each in holding if each.job))
+
+    def _holds_places(self, seen: SeenJob) -> bool:
+        if seen.status.phase not in (Phase.QUEUED, *LIVE):
+            return False
+        return any(pod.node and pod.end is None for pod in self.pods(seen.uid))
 
     # What belongs to jobs, or says so
 
@@ -329,6 +353,10 @@ class Cache:
     def _told(self, uid: str, is_news: bool) -> None:
         if is_news:
             self._news(uid)
+
+
+def _contender(seen: SeenJob) -> Contender | None:
+    return None if seen.job is None or seen.being_deleted else contender(seen.job, seen.status)
 
 
 def see_job(found: Object, now: float, known: SeenJob | None = None) -> SeenJob:

@@ -9,6 +9,7 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Step
 from penstock.core.status import JobProgress, JobStatus
 from penstock.operator.manifests import num_pods
+from penstock.operator.places import NO_COMPETITION, Competition
 from penstock.operator.room import Room
 from penstock.operator.seen import SeenJobSet, SeenNode, SeenPod
 
@@ -23,6 +24,8 @@ class Facts:
     this process's clock all that the cluster dated is ``ahead_seconds`` later. ``hosts`` are the nodes of all its pods,
     also of attempts before: what a lost node had stays there until somebody says that it never comes back.
     ``leftovers`` may be ranks of the attempt and are not known to be: they are waited for, and nothing else.
+    ``competition`` is what others have to do with its places; ``holders`` names who has them, once the attempt stood
+    still for long.
     """
 
     job: PipelineJob
@@ -40,6 +43,8 @@ class Facts:
     ahead_seconds: float = 0.0
     hosts: frozenset[str] = frozenset()
     leftovers: tuple[SeenPod, ...] = ()
+    competition: Competition = NO_COMPETITION
+    holders: str = ""
 
     @property
     def wanted_pods(self) -> int:

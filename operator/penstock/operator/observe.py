@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.core.lifecycle import LIVE, AttemptState, Observed, Phase
+from penstock.core.lifecycle import LIVE, PLACES_GIVEN_UP, AttemptState, Observed, Phase
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
+from penstock.core.status import JobStatus
 from penstock.operator.drift import hardware_drifted_since
 from penstock.operator.facts import Facts
 from penstock.operator.gains import feasible_ranks, growth_pays, replan_pays
 from penstock.operator.grace import grace_seconds
+from penstock.operator.places import jitter, waiting_since
 from penstock.operator.seen import SeenNode, SeenPod
-from penstock.operator.waiting import hindrance, short_since
+from penstock.operator.waiting import hindrance, placed_ranks, placement_since, short_since
 
 _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
 
@@ -34,6 +36,15 @@ def observe(facts: Facts) -> Observed:
         attempts_queue=True,
         short_since=short_since(facts),
         node_lost_since=_node_lost_since(facts),
+        held=facts.competition.held_by,
+        placement_since=placement_since(facts),
+        placed_ranks=placed_ranks(facts),
+        gives_way_to=facts.competition.gives_way_to,
+        followed=facts.competition.followed,
+        holders=facts.holders,
+        places_given_up_at=status.phase_entered_at if _gave_places_up(status) else None,
+        places_waited_seconds=max(0.0, (status.phase_entered_at or 0.0) - (waiting_since(status) or 0.0)),
+        jitter=jitter(facts.job.metadata.uid, status.attempt),
         profile=facts.profile,
         plan=facts.plan,
         failures=status.failures,
@@ -54,6 +65,10 @@ def observe(facts: Facts) -> Observed:
         replan_pays=replan_pays(facts),
         replans=status.replans,
     )
+
+
+def _gave_places_up(status: JobStatus) -> bool:
+    return status.phase is Phase.RECOVERING and status.reason in PLACES_GIVEN_UP
 
 
 def attempt_state(facts: Facts) -> tuple[AttemptState, str]:

@@ -13,6 +13,7 @@ from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.lifecycle import (
+    PLACED_IN_PART_SECONDS,
     Bind,
     Decision,
     Delete,
@@ -38,6 +39,7 @@ from penstock.operator.measurements import Measurements, is_measuring
 from penstock.operator.observe import observe
 from penstock.operator.planning import Planning
 from penstock.operator.statuses import begun, denied, entered, in_short, refused, told
+from penstock.operator.waiting import placement_since
 from penstock.planning.questions import Question
 
 PLANNING_SECONDS = 5.0
@@ -210,7 +212,17 @@ class Reconciler:
             leftovers=tuple(pod for pod in leftovers if pod.attempt == status.attempt),
         )
         plan, plan_message = self._plan_step(draft)
-        return replace(self._measurements.told(bare), plan=plan, plan_message=plan_message)
+        return replace(self._measurements.told(self._with_places(bare)), plan=plan, plan_message=plan_message)
+
+    def _with_places(self, facts: Facts) -> Facts:
+        """The facts, with what other jobs have to do with the places of one that waits for them."""
+        if facts.status.phase is not Phase.QUEUED:
+            return facts
+        facts = replace(facts, competition=self._cache.competition(facts.job, facts.status))
+        since = placement_since(facts)
+        if since is None or self._clock() < since + PLACED_IN_PART_SECONDS:
+            return facts
+        return replace(facts, holders=self._cache.holders(facts.job, facts.status))
 
     def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
         key = self._questions.get(draft.seen.uid)

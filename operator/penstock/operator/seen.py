@@ -54,6 +54,7 @@ class SeenJobSet:
     failure: str = ""
     message: str = ""
     owner: str = ""
+    made_at: float = 0.0
     version: int = field(default=0, compare=False)
 
 
@@ -157,6 +158,7 @@ def see_jobset(found: Object) -> SeenJobSet:
         failure=str(failed.get("reason", "Failed")) if failed else "",
         message=str(failed.get("message", "")) if failed else "",
         owner=controller(found, JOB_KIND, GROUP)[1],
+        made_at=parse_instant(metadata.get("creationTimestamp"), "creationTimestamp") or 0.0,
         version=_number(metadata.get("resourceVersion")),
     )
 

@@ -5,16 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from penstock.core.lifecycle import LIVE, LOSSES, AttemptState, Launch, Observed, Phase, SetPhase, Step, enter
+from penstock.core.lifecycle import (
+    LIVE,
+    LOSSES,
+    PLACED_IN_PART_SECONDS,
+    PLACES_GIVEN_UP,
+    AttemptState,
+    Launch,
+    Observed,
+    Phase,
+    SetPhase,
+    Step,
+    enter,
+)
 from penstock.core.plan import Plan
 from penstock.core.records import WARM_UP_STEPS
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.core.units import format_seconds
 from penstock.kube.transport import KubeError
+from penstock.operator import places
 from penstock.operator.drift import DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
 from penstock.operator.facts import Facts
 from penstock.operator.remedies import clocks_differ
-from penstock.operator.waiting import hindrance, missing_pods, unstarted_pods
+from penstock.operator.waiting import held, hindrance, missing_pods, placed_ranks, placement_since, unstarted_pods
 
 """Of measured and predicted length of a step, whichever way: from where on it is told, and until where."""
 
@@ -73,15 +86,21 @@ def in_short(plan: Plan) -> PlanStatus:
 def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: float) -> JobStatus:
     """The status with its conditions, and with what keeps it waiting as its message; equal if nothing changed."""
     queued = status.phase is Phase.QUEUED
-    waits_for = (hindrance(facts) or missing_pods(facts, now) or unstarted_pods(facts, now)) if queued else ""
+    waits_for = _waits_for(status, facts, now) if queued else ""
     message = waits_for if queued else status.message
-    conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for), generation, now)
+    conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for, now), generation, now)
     return dataclasses.replace(
         judged(dataclasses.replace(status, conditions=conditions), facts, now),
         observed_generation=generation,
         message=message,
         started_at=_active_since(status, facts, now),
     )
+
+
+def _waits_for(status: JobStatus, facts: Facts, now: float) -> str:
+    if facts.jobset is None and status.attempt <= status.launched:
+        return held(facts)
+    return hindrance(facts) or missing_pods(facts, now) or unstarted_pods(facts, now)
 
 
 def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
@@ -111,13 +130,13 @@ def refused(status: JobStatus, mistake: str, generation: int, now: float) -> Job
     return dataclasses.replace(failed, observed_generation=generation, conditions=conditions)
 
 
-def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str) -> Iterable[Condition]:
+def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str, now: float) -> Iterable[Condition]:
     """Those that say something in this phase; one that was true stays, told as it is now."""
     live = status.phase in LIVE
-    if status.attempt:
+    if status.attempt or waits_for:
         is_admitted = live or status.phase is Phase.SUCCEEDED
         message = "; ".join(filter(None, (waits_for, clocks_differ(facts.ahead_seconds))))
-        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", "Waiting", message)
+        yield _condition(ConditionType.ADMITTED, is_admitted, "Admitted", _waits_why(status, facts, now), message)
     if status.phase in _PROFILED or status.phase is Phase.PROFILING:
         yield _profiled(status, facts)
     if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":
@@ -138,6 +157,27 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str)
         succeeded = status.phase is Phase.SUCCEEDED
         yield _condition(ConditionType.COMPLETE, succeeded, "Completed", "Failed", "")
         yield _condition(ConditionType.FAILED, not succeeded, status.reason or "Failed", "Completed", status.message)
+
+
+def _waits_why(status: JobStatus, facts: Facts, now: float) -> str:
+    """Why it is not admitted, in the words that say where it stands among others (`penstock.operator.places`)."""
+    before = status.condition(ConditionType.ADMITTED)
+    was_in_line = before is not None and before.reason in (places.IN_LINE, places.PLACING)
+    if facts.job.spec.kubernetes.queue_name or status.phase not in (Phase.QUEUED, Phase.RECOVERING):
+        return "Waiting"
+    if status.phase is Phase.RECOVERING:
+        return places.IN_LINE if was_in_line or status.reason in PLACES_GIVEN_UP else "Waiting"
+    if placement_since(facts) is not None:
+        return places.PLACED_IN_PART if placed_ranks(facts) else places.UNPLACED
+    if facts.jobset is None and status.attempt <= status.launched:
+        return places.IN_LINE if was_in_line or facts.competition.held_by else "Waiting"
+    due = now if facts.jobset is None else facts.jobset.made_at + facts.ahead_seconds + PLACED_IN_PART_SECONDS
+    is_placing = was_in_line and not _is_placed(facts) and now <= due
+    return places.PLACING if is_placing else "Waiting"
+
+
+def _is_placed(facts: Facts) -> bool:
+    return len([pod for pod in facts.pods if pod.node]) >= facts.wanted_pods
 
 
 def _outlived(status: JobStatus) -> Iterable[Condition]:

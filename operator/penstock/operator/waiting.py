@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.core.lifecycle import PLACED_IN_PART_SECONDS
 from penstock.kube.names import RANKS_JOB
 from penstock.operator.facts import Facts
 from penstock.operator.remedies import remedied
@@ -21,7 +22,12 @@ def hindrance(facts: Facts) -> str:
     found = next((pod for pod in facts.pods if pod.hindrance), None)
     if found is None or found.hindrance is None:
         return ""
-    return remedied(f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}")
+    said = remedied(f"pod {found.name}: {found.hindrance.reason}: {found.hindrance.message}")
+    placed = placed_ranks(facts)
+    if not placed or placement_since(facts) is None:
+        return said
+    given_up = f"given up if that stays so for {PLACED_IN_PART_SECONDS:.0f} s, and tried again"
+    return f"{said}; {placed} of {facts.status.ranks} ranks have a place, which is {given_up}"
 
 
 def missing_pods(facts: Facts, now: float) -> str:
@@ -43,6 +49,27 @@ def unstarted_pods(facts: Facts, now: float) -> str:
     if late is None:
         return ""
     return f"pod {late.name} has not started on node {late.node} yet; kubectl describe pod {late.name} says why"
+
+
+def placement_since(facts: Facts) -> float | None:
+    """Since when no more pods of an attempt that lacks places got one; none if it lacks none, or a queue decides."""
+    since = short_since(facts)
+    if since is None or facts.job.spec.kubernetes.queue_name:
+        return None
+    placed = [pod.placed_at + facts.ahead_seconds for pod in facts.pods if pod.placed_at is not None]
+    return max([since, *placed])
+
+
+def placed_ranks(facts: Facts) -> int:
+    """Ranks of the attempt that have a place."""
+    placed = sum(1 for pod in facts.pods if pod.node)
+    return min(placed * facts.job.spec.kubernetes.ranks_per_pod, facts.status.ranks)
+
+
+def held(facts: Facts) -> str:
+    """That the job is not launched for now, because others want the same places."""
+    other = facts.competition.held_by
+    return f"waits for its turn: {other} wants the same places and is ahead" if other else ""
 
 
 def short_since(facts: Facts) -> float | None:

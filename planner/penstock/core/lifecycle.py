@@ -60,6 +60,9 @@ LIVE = frozenset({Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING}
 LOSSES = frozenset({"AttemptFailed", "BackoffLimitExceeded"})
 """Reasons for entering a phase that count one more failure."""
 
+PLACES_GIVEN_UP = frozenset({"GaveWay", "PlacedInPart"})
+"""Reasons for recovering of an attempt that was ended because it did not get all its places. The job did not fail."""
+
 MISTAKES = frozenset({"UserError", "NoPlan"})
 """Reasons for having failed that the user can mend; trying again would not help."""
 
@@ -71,6 +74,10 @@ FIRST_STEP_SECONDS = 600.0
 """Until an attempt takes its first step it starts processes, connects them and reads a model or a checkpoint."""
 SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
 SHRINK_AFTER_NODE_LOST_SECONDS = 60.0
+GIVE_WAY_SECONDS = 5.0
+"""A scheduler that can place all of an attempt has done so by then."""
+PLACED_IN_PART_SECONDS = 120.0
+PLACE_PAUSE_LEAST_SECONDS, PLACE_PAUSE_MOST_SECONDS = 5.0, 300.0
 GROW_AFTER_STABLE_SECONDS = 300.0
 REPLAN_AFTER_DRIFT_SECONDS = 1800.0
 REPLAN_MOST_DOUBLINGS = 16
@@ -115,6 +122,12 @@ class Observed:
     and its attempt waits for a place itself: it is ready once all of it has one. Some of it has had none since
     ``short_since``, and a node that it had ranks on is gone since ``node_lost_since``.
 
+    Places that several jobs want are given to one after the other. A job that is ``held``, for that reason, is not
+    launched. Of an attempt that is short nothing was placed since ``placement_since``, and ``placed_ranks`` have a
+    place; ``gives_way_to`` names another that wants the same and is ahead; it is ``followed`` if others wait for it.
+    ``holders`` names those that hold what it lacks. One that was given up for that at ``places_given_up_at`` had waited
+    for ``places_waited_seconds`` by then; ``jitter`` is its own number from 0 to 1.
+
     ``active_since`` is when it was launched first, or again after it was suspended or waited in a queue, as the
     startTime of a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
     """
@@ -131,6 +144,15 @@ class Observed:
     attempts_queue: bool = False
     short_since: float | None = None
     node_lost_since: float | None = None
+    held: str = ""
+    placement_since: float | None = None
+    placed_ranks: int = 0
+    gives_way_to: str = ""
+    followed: bool = False
+    holders: str = ""
+    places_given_up_at: float | None = None
+    places_waited_seconds: float = 0.0
+    jitter: float = 0.5
     profile: Step = Step.MISSING
     plan: Step = Step.MISSING
     failures: int = 0
@@ -245,6 +267,14 @@ def replan_patience_seconds(replans: int) -> float:
     speed comes and goes costs a job restarts in the logarithm of its length.
     """
     return REPLAN_AFTER_DRIFT_SECONDS * float(2 ** min(replans, REPLAN_MOST_DOUBLINGS))
+
+
+def place_pause_seconds(waited_seconds: float, jitter: float) -> float:
+    """How long an attempt that did not get all its places is not tried again: half of the time waited so far, so that
+    pauses grow, from 5 s to five minutes, times 0.5 to 1.5 by ``jitter``, so that jobs do not come back together.
+    """
+    pause = min(max(waited_seconds / 2, PLACE_PAUSE_LEAST_SECONDS), PLACE_PAUSE_MOST_SECONDS)
+    return pause * (0.5 + jitter)
 
 
 def stall_seconds(predicted_step_seconds: float | None) -> float:
@@ -378,14 +408,42 @@ def _queued_attempt(spec: JobSpec, seen: Observed, now: float) -> list[Decision]
     feasible = min(seen.feasible_ranks or most, most)
     if seen.attempt_state is AttemptState.NONE:
         launch = Launch(seen.attempt + 1, max(feasible, least), seen.last_checkpoint)
-        return [launch] if seen.attempt_gone else []
-    if not least <= feasible < seen.attempt_ranks:
+        return [launch] if seen.attempt_gone and not seen.held else []
+    shrink_at = _shrink_at(seen) if least <= feasible < seen.attempt_ranks else None
+    if shrink_at is not None and now >= shrink_at:
+        message = f"{feasible} of {seen.attempt_ranks} ranks have a place"
+        return [SetPhase(Phase.RECOVERING, "Shrink", message)]
+    given_up = _places_given_up(seen, now)
+    if shrink_at is None or any(isinstance(each, SetPhase) for each in given_up):
+        return given_up
+    return [*given_up, Wait(shrink_at)]
+
+
+def _places_given_up(seen: Observed, now: float) -> list[Decision]:
+    """Give up what an attempt holds that cannot start, so that another that wants the same can.
+
+    One that is not the first in order does so soon. The first does so once it stood still for long, if it holds places,
+    which others than penstock's jobs may want, or if others wait for it; with none of both it waits for as long as it
+    takes.
+    """
+    since = seen.placement_since
+    if since is None:
         return []
-    shrink_at = _shrink_at(seen)
-    if shrink_at is None or now < shrink_at:
-        return [] if shrink_at is None else [Wait(shrink_at)]
-    message = f"{feasible} of {seen.attempt_ranks} ranks have a place"
-    return [SetPhase(Phase.RECOVERING, "Shrink", message)]
+    give_way_at, stale_at = since + GIVE_WAY_SECONDS, since + PLACED_IN_PART_SECONDS
+    if seen.gives_way_to and now >= give_way_at:
+        message = f"{_places(seen)}; {seen.gives_way_to} wants the same and is ahead"
+        return [SetPhase(Phase.RECOVERING, "GaveWay", message)]
+    if not (seen.placed_ranks or seen.followed):
+        return [Wait(give_way_at)] if seen.gives_way_to else []
+    if now >= stale_at:
+        holders = f"; {seen.holders}" if seen.holders else ""
+        message = f"{_places(seen)} after {PLACED_IN_PART_SECONDS:.0f} s{holders}"
+        return [SetPhase(Phase.RECOVERING, "PlacedInPart", message)]
+    return [Wait(give_way_at if seen.gives_way_to else stale_at)]
+
+
+def _places(seen: Observed) -> str:
+    return f"{seen.placed_ranks} of {seen.attempt_ranks} ranks have a place"
 
 
 def _shrink_at(seen: Observed) -> float | None:
@@ -487,6 +545,10 @@ def _recovering(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
         return [Delete(seen.attempt)]
     if seen.failed_at is not None and now < (retry := seen.failed_at + backoff_seconds(seen.failures)):
         return [Wait(retry)]
+    if seen.places_given_up_at is not None:
+        retry = seen.places_given_up_at + place_pause_seconds(seen.places_waited_seconds, seen.jitter)
+        if now < retry:
+            return [Wait(retry)]
     return [SetPhase(Phase.QUEUED, "Retrying")]
 
 

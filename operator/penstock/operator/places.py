@@ -1,0 +1,236 @@
+"""Which jobs want the same places, and in which order they get them, where no queue such as Kueue decides it.
+
+A scheduler places pods one by one. Two attempts of three pods each that come at once to three free places may get two
+and one, and neither starts. Nothing but the jobs' order can end that, so there is one, by priority, then by how long a
+job has waited, and three rules (`penstock.core.lifecycle` decides by them, ADR 0029):
+
+1. Of attempts that are short of places and want the same, all but the first in order give way.
+2. A job that gave way, or was held, is in line. It is launched when no competing attempt is short or was launched from
+   the line and is not placed yet, and no competing job in line is ahead of it: one at a time.
+3. A job that is not in line is held, and so joins it, only while a competing attempt is placed in part: where places
+   abound nobody waits for anybody.
+
+Jobs compete if some node might take pods of both: they ask for the same device, and their node selectors do not
+exclude each other. Taints are left out, so jobs may be taken for competitors that are none; that costs them a wait of
+two minutes at most, because an attempt that stands still for so long is given up while others wait for it.
+
+Where a job stands is read from its status, where the condition Admitted says it, so it outlives the operator, and all
+that is kept here can be made again from jobs alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.core.job import Device, PipelineJob
+from penstock.core.lifecycle import Phase
+from penstock.core.status import ConditionStatus, ConditionType, JobStatus
+
+IN_LINE, PLACING = "WaitsForPlaces", "Placing"
+PLACED_IN_PART, UNPLACED = "PlacedInPart", "Unschedulable"
+"""Reasons of the condition Admitted, where it does not hold."""
+
+
+class Standing(enum.Enum):
+    """Where a job stands in a competition."""
+
+    IN_LINE = "in line"
+    PLACING = "placing"
+    SHORT = "short"
+    IN_PART = "in part"
+
+
+_STANDINGS = {
+    IN_LINE: Standing.IN_LINE,
+    PLACING: Standing.PLACING,
+    UNPLACED: Standing.SHORT,
+    PLACED_IN_PART: Standing.IN_PART,
+}
+_ATTEMPTS = (Standing.PLACING, Standing.SHORT, Standing.IN_PART)
+_SHORT = (Standing.SHORT, Standing.IN_PART)
+
+Order = tuple[int, float, str]
+"""Priority, the highest first; since when the job waits; its uid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The places that a job can have: nodes with a device and labels."""
+
+    device: str
+    selector: frozenset[tuple[str, str]] = frozenset()
+
+    def competes(self, other: Pool) -> bool:
+        """Whether some node might take pods of both."""
+        if self.device != other.device:
+            return False
+        wanted = dict(self.selector)
+        return all(wanted.get(name, value) == value for name, value in other.selector)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """A job that competes for places."""
+
+    uid: str
+    namespace: str
+    name: str
+    pool: Pool
+    order: Order
+    standing: Standing | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Competition:
+    """What a job has to know of others: who it waits for before its launch, who its attempt gives way to, and whether
+    others wait for its attempt. Names are empty where there is no such job.
+    """
+
+    held_by: str = ""
+    gives_way_to: str = ""
+    followed: bool = False
+
+
+NO_COMPETITION = Competition()
+
+
+def pool_of(job: PipelineJob) -> Pool:
+    """The places that the job's pods can have."""
+    kubernetes = job.spec.kubernetes
+    device = kubernetes.accelerator_resource if job.spec.resources.device is Device.CUDA else "cpu"
+    return Pool(device, frozenset(kubernetes.node_selector.items()))
+
+
+def waiting_since(status: JobStatus) -> float | None:
+    """Since when the job waits for places: it was admitted last, or resumed, at that time."""
+    conditions = (status.condition(kind) for kind in (ConditionType.ADMITTED, ConditionType.SUSPENDED))
+    ended = [each for each in conditions if each is not None and each.status is ConditionStatus.FALSE]
+    return max((each.last_transition_time or 0.0 for each in ended), default=None)
+
+
+def contender(job: PipelineJob, status: JobStatus) -> Contender | None:
+    """The job as a competitor; none if a queue decides when it starts."""
+    return None if job.spec.kubernetes.queue_name else competitor(job, status)
+
+
+def competitor(job: PipelineJob, status: JobStatus) -> Contender:
+    """The job as one that has or wants places, whoever decides when it starts."""
+    since = waiting_since(status)
+    admitted = status.condition(ConditionType.ADMITTED)
+    queued = status.phase is Phase.QUEUED and admitted is not None and admitted.status is ConditionStatus.FALSE
+    return Contender(
+        uid=job.metadata.uid,
+        namespace=job.metadata.namespace or "",
+        name=job.metadata.name,
+        pool=pool_of(job),
+        order=(-job.spec.run_policy.priority, since if since is not None else float("inf"), job.metadata.uid),
+        standing=_STANDINGS.get(admitted.reason) if queued and admitted is not None else None,
+    )
+
+
+def jitter(uid: str, attempt: int) -> float:
+    """A number from 0 to 1 of its own for each attempt, the same whenever it is asked for."""
+    digest = hashlib.sha256(f"{uid}/{attempt}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32
+
+
+@dataclass(slots=True)
+class _Members:
+    """The contenders of one pool, in order, by standing."""
+
+    ordered: dict[Standing, list[Order]] = field(default_factory=lambda: {each: [] for each in Standing})
+
+    def first(self, standings: Iterable[Standing], other_than: str = "") -> Order | None:
+        """The first in order with one of these standings, but for one uid."""
+        firsts = []
+        for standing in standings:
+            members = self.ordered[standing]
+            firsts += [order for order in members[:2] if order[2] != other_than][:1]
+        return min(firsts, default=None)
+
+
+class Places:
+    """All contenders there are. Not safe among threads; each call costs as much as there are pools."""
+
+    def __init__(self) -> None:
+        self._contenders: dict[str, Contender] = {}
+        self._pools: dict[Pool, _Members] = {}
+
+    def put(self, uid: str, found: Contender | None) -> list[str]:
+        """Know where a job stands now; the uids of jobs for which that may change what they do."""
+        known = self._contenders.get(uid)
+        found = found if found is not None and found.standing is not None else None
+        if known == found:
+            return []
+        if known is not None:
+            self._remove(known)
+        if found is not None:
+            self._contenders[uid] = found
+            members = self._pools.setdefault(found.pool, _Members())
+            bisect.insort(members.ordered[_standing(found)], found.order)
+        pools = {each.pool for each in (known, found) if each is not None}
+        firsts = [self._first(pool, group, uid) for pool in pools for group in (_SHORT, (Standing.IN_LINE,))]
+        return sorted({each.uid for each in firsts if each is not None})
+
+    def competition(self, own: Contender) -> Competition:
+        """What the job has to know of others."""
+        short = self._first(own.pool, _SHORT, own.uid)
+        is_ahead = short is not None and short.order < own.order
+        return Competition(
+            held_by=_named(self._before(own), own),
+            gives_way_to=_named(short, own) if is_ahead else "",
+            followed=self._first(own.pool, (Standing.IN_LINE,), own.uid) is not None,
+        )
+
+    def _before(self, own: Contender) -> Contender | None:
+        """Whom the job waits for before it is launched."""
+        if own.standing is not Standing.IN_LINE:
+            return self._first(own.pool, (Standing.IN_PART,), own.uid)
+        attempt = self._first(own.pool, _ATTEMPTS, own.uid)
+        if attempt is not None:
+            return attempt
+        ahead = self._first(own.pool, (Standing.IN_LINE,), own.uid)
+        return ahead if ahead is not None and ahead.order < own.order else None
+
+    def _first(self, pool: Pool, standings: Iterable[Standing], other_than: str) -> Contender | None:
+        wanted = tuple(standings)
+        firsts = (members.first(wanted, other_than) for members in self._competing(pool))
+        order = min((each for each in firsts if each is not None), default=None)
+        return self._contenders[order[2]] if order is not None else None
+
+    def _competing(self, pool: Pool) -> Iterator[_Members]:
+        return (members for other, members in self._pools.items() if pool.competes(other))
+
+    def _remove(self, known: Contender) -> None:
+        del self._contenders[known.uid]
+        members = self._pools[known.pool]
+        ordered = members.ordered[_standing(known)]
+        del ordered[bisect.bisect_left(ordered, known.order)]
+        if not any(members.ordered.values()):
+            del self._pools[known.pool]
+
+
+def holders(own: Contender, running: Iterable[Contender]) -> str:
+    """Who holds what the job lacks, as far as that is penstock's; empty if nobody of it does."""
+    competing = [each for each in running if each.uid != own.uid and each.pool.competes(own.pool)]
+    if not competing:
+        return "pods that are not penstock's, or nodes that lack what is asked for, keep it from the others"
+    named = sorted({_named(each, own) for each in competing})
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return f"held by {', '.join(named[:3])}{more}"
+
+
+def _named(other: Contender | None, own: Contender) -> str:
+    """Nobody has to know what jobs of another namespace are called."""
+    if other is None:
+        return ""
+    return f"job {other.name}" if other.namespace == own.namespace else "a job of another namespace"
+
+
+def _standing(found: Contender) -> Standing:
+    assert found.standing is not None, "only who stands somewhere is kept"
+    return found.standing

@@ -1,0 +1,256 @@
+"""Jobs that want the same places and have no queue: all of them end, and none holds what another needs for long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Stage
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, Phase
+from penstock.core.status import ConditionStatus, ConditionType
+from penstock.kube.resources import JOBSETS
+from penstock.operator import places
+from penstock.operator.places import Contender, Places, Pool, Standing, jitter, pool_of
+from tests.support.one_job import condition, example
+from tests.support.scheduling import Cluster
+
+HOUR = 3600.0
+CUDA = {"resources": {"device": "cuda"}}
+
+
+def outcomes(cluster: Cluster) -> set[Phase]:
+    return set(cluster.phases().values())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_eight_jobs_that_need_all_three_places_end(seed: int) -> None:
+    cluster = Cluster(3, seed=seed)
+    for number in range(8):
+        cluster.submit(f"d{number}", 3, runPolicy={"suspend": True})
+    cluster.step()
+    for job in cluster.operating.cache.jobs():
+        cluster.kube.change_spec(job.uid, runPolicy={"suspend": False})
+    took = cluster.run(HOUR)
+    assert outcomes(cluster) == {Phase.SUCCEEDED}, cluster.phases()
+    assert took < 20 * 60
+    statuses = [job.status for job in cluster.operating.cache.jobs()]
+    assert {status.failures for status in statuses} == {0}
+    assert sum(status.attempt for status in statuses) <= 2 * len(statuses)
+
+
+def test_where_places_abound_nobody_waits() -> None:
+    cluster = Cluster(9)
+    for number in range(3):
+        cluster.submit(f"d{number}", 3)
+    cluster.run(HOUR)
+    assert [job.status.attempt for job in cluster.operating.cache.jobs()] == [1, 1, 1]
+
+
+def test_what_is_held_in_part_goes_back_and_is_asked_for_again() -> None:
+    """Others than penstock hold a place: nobody knows for how long, and perhaps they wait for the rest."""
+    cluster = Cluster(2)
+    cluster.taken = {"node-0"}
+    uid = cluster.submit("wide", 2)
+    for _ in range(3):
+        cluster.step()
+    assert condition(cluster.operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, places.PLACED_IN_PART)
+    assert "1 of 2 ranks have a place" in cluster.operating.status(uid).message
+    cluster.run(PLACED_IN_PART_SECONDS + 5.0)
+    told = dict(cluster.operating.events())
+    assert told["PlacedInPart"].startswith("Recovering: 1 of 2 ranks have a place after 120 s; pods that are not")
+    cluster.run(HOUR)
+    assert cluster.operating.status(uid).attempt < 20
+    cluster.taken.clear()
+    cluster.run(HOUR)
+    assert (cluster.operating.phase(uid), cluster.operating.status(uid).failures) == (Phase.SUCCEEDED, 0)
+
+
+def test_the_reason_names_who_holds_the_places() -> None:
+    cluster = Cluster(3, train_seconds=1000.0)
+    cluster.submit("small", 1)
+    for _ in range(8):
+        cluster.step()
+    cluster.submit("wide", 3)
+    cluster.run(PLACED_IN_PART_SECONDS + 30.0)
+    assert dict(cluster.operating.events())["PlacedInPart"].endswith(
+        "2 of 3 ranks have a place after 120 s; held by job small"
+    )
+
+
+def test_one_that_lacks_all_places_and_holds_up_nobody_waits_calmly() -> None:
+    cluster = Cluster(1)
+    cluster.taken = {"node-0"}
+    uid = cluster.submit("patient", 1)
+    cluster.run(HOUR)
+    assert (cluster.operating.phase(uid), cluster.operating.status(uid).attempt) == (Phase.QUEUED, 1)
+
+
+def test_one_that_never_fits_keeps_nobody_from_its_places() -> None:
+    cluster = Cluster(3)
+    huge = cluster.submit("huge", 5, runPolicy={"priority": 9})
+    for number in range(3):
+        cluster.submit(f"d{number}", 3)
+    cluster.run(HOUR)
+    phases = cluster.phases()
+    assert {phase for name, phase in phases.items() if name != "huge"} == {Phase.SUCCEEDED}
+    assert cluster.operating.phase(huge) in (Phase.QUEUED, Phase.RECOVERING)
+
+
+class Competition(RuleBasedStateMachine):
+    """Jobs come, are suspended and resumed, others' pods come and go, the operator ends: in the end all have ended."""
+
+    PLACES = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster(self.PLACES, seed=0, train_seconds=20.0)
+        self.uids: list[str] = []
+
+    @rule(
+        ranks=st.integers(1, PLACES),
+        least=st.none() | st.integers(1, PLACES),
+        priority=st.integers(0, 1),
+        many=st.integers(1, 3),
+    )
+    def submit(self, ranks: int, least: int | None, priority: int, many: int) -> None:
+        resources = {} if least is None else {"minRanks": min(least, ranks)}
+        for _ in range(many):
+            name = f"job-{len(self.uids)}"
+            policy = {"priority": priority}
+            self.uids.append(self.cluster.submit(name, ranks, resources=resources, runPolicy=policy))
+
+    @rule(number=st.integers(0, 9), wanted=st.booleans())
+    def suspend(self, number: int, wanted: bool) -> None:
+        if number < len(self.uids):
+            self.cluster.kube.change_spec(self.uids[number], runPolicy={"suspend": wanted})
+
+    @rule(seconds=st.sampled_from([2.0, 15.0, 200.0]))
+    def wait(self, seconds: float) -> None:
+        self.cluster.run(seconds)
+
+    @rule(number=st.integers(0, PLACES - 1))
+    def take_or_leave(self, number: int) -> None:
+        node = f"node-{number}"
+        if node not in self.cluster.placed():
+            self.cluster.taken ^= {node}
+
+    @rule()
+    def restart(self) -> None:
+        self.cluster.restart()
+
+    def teardown(self) -> None:
+        self.cluster.taken.clear()
+        for uid in self.uids:
+            self.cluster.kube.change_spec(uid, runPolicy={"suspend": False})
+        self.cluster.run(6 * HOUR)
+        assert outcomes(self.cluster) <= {Phase.SUCCEEDED}, self.cluster.phases()
+        assert {job.status.failures for job in self.cluster.operating.cache.jobs()} <= {0}
+
+
+TestCompetition = Competition.TestCase
+TestCompetition.settings = settings(
+    max_examples=4,
+    stateful_step_count=6,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Stage.explicit, Stage.reuse, Stage.generate),  # to shrink takes minutes
+)
+
+
+def job(**kubernetes: object) -> PipelineJob:
+    resources = kubernetes.pop("resources", {})
+    return PipelineJob.from_manifest(example(kubernetes=kubernetes, resources=resources))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "competes"),
+    [
+        ({}, {}, True),
+        ({"nodeSelector": {"pool": "a"}}, {}, True),
+        ({"nodeSelector": {"pool": "a"}}, {"nodeSelector": {"pool": "b"}}, False),
+        ({"nodeSelector": {"pool": "a"}}, {"nodeSelector": {"zone": "b"}}, True),
+        (CUDA, {}, False),
+        (
+            {"resources": {"device": "cuda"}},
+            {"resources": {"device": "cuda"}, "acceleratorResource": "amd.com/gpu"},
+            False,
+        ),
+    ],
+)
+def test_who_competes(one: Mapping[str, object], other: Mapping[str, object], competes: bool) -> None:
+    first, second = pool_of(job(**one)), pool_of(job(**other))
+    assert first.competes(second) == second.competes(first) == competes
+
+
+def named(uid: str, standing: Standing | None, since: float, pool: str = "cpu", namespace: str = "team") -> Contender:
+    return Contender(uid=uid, namespace=namespace, name=uid, pool=Pool(pool), order=(0, since, uid), standing=standing)
+
+
+class TestOrder:
+    def test_those_behind_give_way(self) -> None:
+        found = Places()
+        first, second = named("a", Standing.IN_PART, 1.0), named("b", Standing.SHORT, 2.0)
+        for each in (first, second, named("c", Standing.IN_PART, 0.0, pool="gpu")):
+            found.put(each.uid, each)
+        assert found.competition(first).gives_way_to == ""
+        assert found.competition(second).gives_way_to == "job a"
+
+    @pytest.mark.parametrize(
+        ("standing", "holds_in_line", "holds_a_new_one"),
+        [
+            (Standing.IN_PART, True, True),
+            (Standing.SHORT, True, False),
+            (Standing.PLACING, True, False),
+            (Standing.IN_LINE, True, False),
+            (None, False, False),
+        ],
+    )
+    def test_who_is_held(self, standing: Standing | None, holds_in_line: bool, holds_a_new_one: bool) -> None:
+        found = Places()
+        found.put("a", named("a", standing, 1.0))
+        assert bool(found.competition(named("b", Standing.IN_LINE, 2.0)).held_by) == holds_in_line
+        assert bool(found.competition(named("b", None, 2.0)).held_by) == holds_a_new_one
+
+    def test_the_first_in_line_goes_first(self) -> None:
+        found = Places()
+        first, second = named("a", Standing.IN_LINE, 1.0), named("b", Standing.IN_LINE, 2.0)
+        for each in (first, second):
+            found.put(each.uid, each)
+        assert (found.competition(first).held_by, found.competition(second).held_by) == ("", "job a")
+        assert found.competition(named("c", Standing.SHORT, 0.0)).followed
+
+    def test_the_next_is_woken(self) -> None:
+        found = Places()
+        for each in (named("a", Standing.IN_PART, 1.0), *(named(uid, Standing.IN_LINE, 2.0) for uid in "bcd")):
+            found.put(each.uid, each)
+        assert found.put("a", None) == ["b"]
+        assert found.put("b", None) == ["c"]
+        assert found.put("b", None) == []
+
+    def test_jobs_of_other_namespaces_have_no_names(self) -> None:
+        found = Places()
+        found.put("a", named("a", Standing.IN_PART, 1.0, namespace="secret"))
+        assert found.competition(named("b", None, 2.0)).held_by == "a job of another namespace"
+
+
+def test_jitter_is_each_attempt_s_own() -> None:
+    drawn = [jitter("u", attempt) for attempt in range(200)]
+    assert jitter("u", 1) == drawn[1]
+    assert len(set(drawn)) == 200
+    assert 0.0 <= min(drawn) < 0.05
+    assert 0.95 < max(drawn) < 1.0
+
+
+def test_a_queue_s_jobs_are_left_to_it() -> None:
+    cluster = Cluster(2)
+    cluster.taken = {"node-0"}
+    uid = cluster.submit("queued", 2, kubernetes={"queueName": "team"})
+    cluster.step()
+    cluster.kube.all(JOBSETS)[0]["spec"]["suspend"] = False
+    cluster.run(HOUR)
+    assert (cluster.operating.phase(uid), cluster.operating.status(uid).attempt) == (Phase.QUEUED, 1)
