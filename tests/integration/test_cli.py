@@ -91,6 +91,26 @@ def test_memory_is_as_predicted(command: Command, finished: RunDir) -> None:
     assert -0.05 < summary["measuredPeakBytes"] / summary["predictedPeakBytes"] - 1 < 0.02
 
 
+def test_no_rank_exceeds_its_plan_from_start_to_end(command: Command) -> None:
+    """A model that takes tens of MiB: loading, checkpoints, resuming and the sample count, not only the steps."""
+    folder, root = command.folder / "larger", command.folder / "larger-run"
+    job = tiny_job(
+        folder,
+        model={"family": "llama", "layers": 4, "hidden": 384, "heads": 4, "kvHeads": 2},
+        training={"globalBatch": 2, "steps": 4, "optimizer": {"learningRate": 1e-3}},
+        parallelism={"pp": 2, "slices": 1, "schedule": "1f1b"},
+        checkpoint={"everySteps": 2, "keep": 1},
+    )
+    command("run", job, "--run-dir", root)
+    run = RunDir(root)
+    prediction, result = run.read_plan().prediction, json.loads(run.result.read_text())
+    assert prediction is not None
+    assert len(result["peak_bytes"]) == 2
+    assert result["sample"].startswith(result["prompt"])
+    for measured, predicted in zip(result["peak_bytes"], prediction.peak_bytes, strict=True):
+        assert measured < 1.02 * predicted
+
+
 def test_the_model_writes(command: Command, finished: RunDir) -> None:
     arguments = ("generate", finished.root, "--prompt", "def f", "--tokens", "12", "--temperature", "0")
     first, _ = command(*arguments, "--output", "json")

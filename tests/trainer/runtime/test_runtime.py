@@ -18,7 +18,7 @@ from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
-from tests.support.reference_model import reference_loss
+from tests.support.reference_model import reference_logits, reference_loss
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.threaded_run import ThreadedRun
 
@@ -112,6 +112,47 @@ def test_evaluation_between_steps_changes_nothing(recompute: bool) -> None:
     assert evaluated == pytest.approx([before[0].loss_sum] * 2, rel=1e-12)
     assert before[0].loss_sum == after[0].loss_sum
     assert before[0].gradient_norm == after[0].gradient_norm
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("prompt_tokens", [1, 5, 11])
+def test_a_text_is_continued_by_the_stages_that_are_there(prompt_tokens: int, recompute: bool) -> None:
+    """On every plan the most likely tokens are the reference's, and training goes on as if nothing had been."""
+    looped = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=recompute)
+    for plan in (
+        small_plan(pp=1, family=Family.GPT2),
+        small_plan(pp=3, dp=2, num_microbatches=2, slices=(5, 1, 6)),
+        small_plan(pp=2, schedule="zbv", num_microbatches=3, slices=(12,)),
+        small_plan(pp=2, num_stages=4, num_microbatches=2, schedule=looped),
+    ):
+        run = ThreadedRun(plan)
+        (before,) = train(run, num_steps=1)
+        prompt = [(11 * i + 3) % plan.model.vocab for i in range(prompt_tokens)]
+        texts = run.on_every_rank(lambda rank, runtime: runtime.continue_from(1, prompt, 12, greedy))  # noqa: B023
+        assert texts == [_continued(run, prompt, 12)] * run.mesh.num_ranks
+        (after,) = train(run, num_steps=1)
+        assert (before[0].loss_sum, before[0].gradient_norm) == (after[0].loss_sum, after[0].gradient_norm)
+
+
+def greedy(logits: Tensor) -> int:
+    assert logits.dim() == 1
+    return int(logits.argmax())
+
+
+def _continued(run: ThreadedRun, prompt: list[int], length: int) -> list[int]:
+    weights = {name: w for own in run.stages for stage in own.values() for name, w in stage.parameters.master.items()}
+    ids = list(prompt)
+    while len(ids) < length:
+        ids.append(int(reference_logits(run.plan.model, weights, torch.tensor([ids]))[0, -1].argmax()))
+    return ids
+
+
+def test_a_text_ends_for_all_ranks_when_the_one_that_chooses_says_so() -> None:
+    run = ThreadedRun(small_plan(pp=3, dp=2))
+    chosen = iter([7, 0, None])
+    texts = run.on_every_rank(lambda rank, runtime: runtime.continue_from(0, [1, 2], 12, lambda logits: next(chosen)))
+    assert texts == [[1, 2, 7, 0]] * 6
+    assert run.on_every_rank(lambda rank, runtime: runtime.continue_from(0, [1] * 12, 12, greedy)) == [[1] * 12] * 6
 
 
 def test_replicas_evaluate_their_own_shares() -> None:

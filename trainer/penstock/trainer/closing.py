@@ -74,12 +74,18 @@ class Closing:
         self._values = self._sums.tolist()
         self._gradient_norm = 0.0
         self._peak_bytes = 0
+        self._earlier_peak_bytes = 0
         self._step = 0
 
     def begin(self, step: int) -> None:
         """A step begins."""
         self._step = step
+        self._earlier_peak_bytes = self.life_peak_bytes()
         memory.reset_peak(self._device)
+
+    def life_peak_bytes(self) -> int:
+        """The most bytes that this process has held since its start; on CUDA, on its device."""
+        return max(self._earlier_peak_bytes, memory.peak_bytes(self._device))
 
     @property
     def totals(self) -> Totals:

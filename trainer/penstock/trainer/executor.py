@@ -24,6 +24,8 @@ from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
 
+CPU = torch.device("cpu")
+
 
 class StageExecutor:
     """`penstock.trainer.interpreter.Executor` on real tensors.
@@ -101,6 +103,12 @@ class StageExecutor:
         return self._keeping_loss(
             instruction, partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels)
         )
+
+    def logits_after(self, instruction: Instruction, position: Callable[[], int]) -> Callable[[], Tensor | None]:
+        """F without gradients; the last stage gives the logits that follow ``position``, or its slice's last token."""
+        stage, views, (start, stop) = self._place(instruction)
+        forward = partial(stage.logits_after, views, start, stop, token_ids=self._token_ids(instruction))
+        return lambda: forward(position=min(position(), stop - 1))
 
     def _forward(self, instruction: Instruction) -> Operation:
         stage, views, (start, stop) = self._place(instruction)
@@ -200,8 +208,12 @@ class EvaluationExecutor:
     """The forwards of a `StageExecutor` without gradients, for Programs that hold nothing but these and transfers."""
 
     def __init__(self, training: StageExecutor) -> None:
-        self.compute = training.evaluate
+        self._training = training
         self.message = training.message
+
+    def compute(self, instruction: Instruction) -> Operation:
+        """See `penstock.trainer.interpreter.Executor`."""
+        return self._training.evaluate(instruction)
 
     def free(self, instruction: Instruction) -> Operation:
         """No part of evaluation."""
@@ -214,6 +226,33 @@ class EvaluationExecutor:
     def step(self, instruction: Instruction) -> Operation:
         """No part of evaluation."""
         raise _not_evaluated(instruction)
+
+
+class SamplingExecutor(EvaluationExecutor):
+    """An evaluation that keeps logits in place of losses.
+
+    After a pass, the rank that holds the head has the ``logits`` [V] that it was for, on the CPU.
+    """
+
+    def __init__(self, training: StageExecutor) -> None:
+        super().__init__(training)
+        self._position = 0
+        self.logits: Tensor | None = None
+
+    def begin(self, position: int) -> None:
+        """The next pass is for the logits after token ``position``."""
+        self._position, self.logits = position, None
+
+    def compute(self, instruction: Instruction) -> Operation:
+        """See `penstock.trainer.interpreter.Executor`."""
+        forward = self._training.logits_after(instruction, lambda: self._position)
+
+        def keep() -> None:
+            logits = forward()
+            if logits is not None:
+                self.logits = logits.to(CPU, copy=True)
+
+        return keep
 
 
 def _not_evaluated(instruction: Instruction) -> ValueError:

@@ -57,9 +57,10 @@ class Generator:
         chooser = torch.Generator().manual_seed(seed)
         start, ids = 0, list(prompt[max(len(prompt) - self._length + 1, 0) :])
         while (stop := start + len(ids)) < self._length:
-            logits = self._stage.next_logits(self._views(len(ids)), start, stop, token_ids=torch.tensor([ids]))
+            views, token_ids = self._views(len(ids)), torch.tensor([ids])
+            logits = self._stage.logits_after(views, start, stop, position=stop - 1, token_ids=token_ids)
             assert logits is not None, "the stage holds the head"
-            chosen = _choose(logits[0], temperature, chooser)
+            chosen = choose(logits, temperature, chooser)
             yield chosen
             start, ids = stop, [chosen]
 
@@ -68,7 +69,8 @@ class Generator:
         return {**views, SlotKind.KEYS_VALUES: self._keys_values}
 
 
-def _choose(logits: Tensor, temperature: float, chooser: torch.Generator) -> int:
+def choose(logits: Tensor, temperature: float, chooser: torch.Generator) -> int:
+    """A token by the logits [V] on the CPU; temperature 0 takes the most likely one."""
     if temperature == 0:
         return int(logits.argmax())
     return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=chooser))

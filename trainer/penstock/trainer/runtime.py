@@ -9,9 +9,11 @@ Shape letters: N sequences, S tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from penstock.core.program import Instruction, Program, RankProgram
 from penstock.core.schedule import Group, Kind
 from penstock.trainer.closing import Closing, Optimizer, Totals
 from penstock.trainer.comm import Mesh, Transport
-from penstock.trainer.executor import EvaluationExecutor, StageExecutor
+from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
 from penstock.trainer.stage import Stage
 from penstock.trainer.status import Cursor
@@ -89,6 +91,9 @@ class Runtime:
         self._executor = executor
         self._training = bind(enumerate(self._program.instructions), executor=executor)
         self._evaluation = bind(_forward_of_first(self._program), executor=EvaluationExecutor(executor))
+        self._sampling = SamplingExecutor(executor)
+        self._chooses = mesh.replica(rank) == 0
+        self._bind = bind
 
     def train_step(self, step: int, batch: Batch, recorder: Recorder = SILENT) -> Totals:
         """Forward and backward of the whole batch, reductions, optimizer step.
@@ -102,6 +107,11 @@ class Runtime:
         self._closing.begin(step)
         self._training.run(step, recorder)
         return self._closing.totals
+
+    @property
+    def life_peak_bytes(self) -> int:
+        """The most bytes that this rank has held since its start, between steps as well."""
+        return self._closing.life_peak_bytes()
 
     def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
         """The summed loss of any number of sequences, forward only, over the replicas' shares.
@@ -119,6 +129,43 @@ class Runtime:
         self._transport.all_reduce(Group.NORM, total_1)
         return float(total_1.item())
 
+    def continue_from(
+        self, step: int, prompt: Sequence[int], length: int, choose: Callable[[Tensor], int | None]
+    ) -> list[int]:
+        """``prompt`` continued up to ``length`` tokens, or until ``choose`` gives none; all ranks return the same.
+
+        ``choose`` takes the logits [V] on the rank that holds the head; ``prompt`` is not empty, and ``length`` is at
+        most the sequence length. Like `evaluate`, it takes no memory beyond training's. Every token passes through all
+        slices up to its own, since the slots of a pass are reused once the pass is over.
+        """
+        ids = list(prompt)[:length]
+        ends = list(accumulate(self._plan.slices))
+        passes: dict[int, Interpreter] = {}
+        while len(ids) < length:
+            num_slices = bisect_left(ends, len(ids)) + 1
+            if num_slices not in passes:
+                forward = _forward_of_first(self._program, num_slices)
+                passes[num_slices] = self._bind(forward, executor=self._sampling)
+            chosen = self._chosen(passes[num_slices], step, ids, choose)
+            if chosen is None:
+                break
+            ids.append(chosen)
+        return ids
+
+    def _chosen(
+        self, forward: Interpreter, step: int, ids: Sequence[int], choose: Callable[[Tensor], int | None]
+    ) -> int | None:
+        """The token that follows ``ids``, on all ranks. It is shared on the host: no rank waits inside of a kernel."""
+        self._executor.token_ids_MBS[0].zero_()
+        self._executor.token_ids_MBS[0, 0, : len(ids)].copy_(torch.tensor(ids))
+        self._sampling.begin(len(ids) - 1)
+        forward.run(step)
+        logits = self._sampling.logits
+        chosen = choose(logits) if self._chooses and logits is not None else None
+        shared = torch.tensor([0 if chosen is None else chosen + 1])
+        self._transport.all_reduce(Group.NORM, shared)
+        return int(shared) - 1 if shared else None
+
     def _fill_first(self, token_ids_NS: Tensor, labels_NS: Tensor) -> None:
         """Micro-batch 0's tokens; missing sequences count for nothing."""
         missing = (0, 0, 0, self._plan.microbatch - len(token_ids_NS))
@@ -126,11 +173,13 @@ class Runtime:
         self._executor.labels_MBS[0].copy_(functional.pad(labels_NS, missing, value=_IGNORED))
 
 
-def _forward_of_first(program: RankProgram) -> Iterator[tuple[int, Instruction]]:
-    """The forward of micro-batch 0 with its transfers.
+def _forward_of_first(program: RankProgram, num_slices: int | None = None) -> Iterator[tuple[int, Instruction]]:
+    """The forward of micro-batch 0 with its transfers, of its first slices or of all.
 
     In program order no slot of these is reused while one of them still needs it; every channel keeps its order.
     """
     for index, instruction in enumerate(program.instructions):
-        if instruction.action.kind in _FORWARD and instruction.action.microbatch == 0:
+        action = instruction.action
+        is_wanted = num_slices is None or (action.slice or 0) < num_slices
+        if action.kind in _FORWARD and action.microbatch == 0 and is_wanted:
             yield index, instruction

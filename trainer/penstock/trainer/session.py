@@ -23,6 +23,7 @@ from penstock.trainer.restoring import Restored, load_newest
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
+from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker
 
 VALIDATION_SEQUENCES = 16
@@ -84,6 +85,15 @@ class Session:
         ids, labels = self._validation.batch(first, stop - first)
         total = self.runtime.evaluate(step, torch.from_numpy(ids), torch.from_numpy(labels))
         return total / (count * self.plan.sequence_length)
+
+    def held_out_start(self, num_tokens: int) -> list[int]:
+        """The first tokens of the first held-out window."""
+        ids, _ = self._validation.batch(0, 1)
+        return [int(token) for token in ids[0, :num_tokens]]
+
+    def life_peaks(self) -> list[int]:
+        """Per rank, the most bytes that it has held since its start; all ranks ask for it together."""
+        return gather(self.runtime.life_peak_bytes, self.everyone)
 
     def restore(self) -> Restored:
         """Go on from the run's newest whole checkpoint; if it has none at all, from the one that the job names.

@@ -100,12 +100,17 @@ class Stage:
             return None
         return self._head.loss(self._input(views, self.stop - 1), _needed(labels, "labels"))
 
-    def next_logits(self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None) -> Tensor | None:
-        """F for generation: the last stage returns the logits [B, v] of what follows token stop - 1."""
+    def logits_after(
+        self, views: SlotViews, start: int, stop: int, *, position: int, token_ids: Tensor | None = None
+    ) -> Tensor | None:
+        """F for generation: the last stage returns the logits [v] of what follows token ``position`` of sequence 0.
+
+        They are valid until the next action.
+        """
         self._run_body(views, start, stop, token_ids)
         if self._head is None:
             return None
-        return self._head.last_logits(self._input(views, self.stop - 1), num_tokens=stop - start)
+        return self._head.logits_at(self._input(views, self.stop - 1), row=position - start)
 
     def backward_input(self, views: SlotViews, start: int, stop: int, *, fresh_dkv: bool) -> None:
         """I: from ``g_in`` (the last stage: ``h``) fill ``w`` and ``g_out``; add what the prefix gets to ``dkv``.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import numpy.typing as npt
 
-from penstock.trainer.data.tokens import Tokens
+from penstock.trainer.data.tokens import Ids, Tokens
 
-_CHUNK_TOKENS = 1 << 24
+_CHUNK_TOKENS = 1 << 18
 
 
 def unigram_cross_entropy(train: Tokens, validation: Tokens) -> float:
@@ -30,4 +32,14 @@ def _counts(tokens: Tokens, vocab: int) -> npt.NDArray[np.int64]:
     for first in range(0, len(tokens), _CHUNK_TOKENS):
         chunk = tokens.read(slice(first, first + _CHUNK_TOKENS), vocab=vocab)
         counts += np.bincount(chunk, minlength=vocab)
+        _release_pages(tokens.ids)
     return counts
+
+
+def _release_pages(ids: Ids) -> None:
+    """Pages of a mapped file that were read count as this process's memory: give them back, the file keeps them."""
+    base: object = ids
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)

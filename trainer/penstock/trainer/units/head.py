@@ -62,11 +62,11 @@ class Head:
             loss += _cross_entropy(logits_CV, labels_T[chunk])
         return loss
 
-    def last_logits(self, x_TH: Tensor, num_tokens: int) -> Tensor:
-        """[B, V], in the accumulate type: what follows the last of each sequence's ``num_tokens``."""
+    def logits_at(self, x_TH: Tensor, row: int) -> Tensor:
+        """Logits [V] of the token that follows row ``row``, in the accumulate type; valid until the next action."""
         normed_TH, _ = self._normed(x_TH)
-        normed_BH = normed_TH[num_tokens - 1 :: num_tokens]
-        return (normed_BH @ self._weight_VH.t()).to(self._wide)
+        ((_, _, wide_1V),) = self._chunks(normed_TH[row : row + 1])
+        return wide_1V[0]
 
     def _normed(self, x_TH: Tensor) -> tuple[Tensor, Statistics]:
         self._workspace.reset()
