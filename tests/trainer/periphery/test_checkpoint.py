@@ -72,7 +72,7 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("penstock.trainer.checkpoint.json.dump", watched)
     with pytest.raises(RunError, match=r"step 5 was not written .*no more"):
         save(tmp_path)
-    assert {"__0_0.distcp", ".metadata"} <= seen[0]
+    assert {"__0_0.distcp", "index.json"} <= seen[0]
     assert list((tmp_path / "a1").iterdir()) == []
 
 
@@ -83,7 +83,7 @@ def test_a_partial_folder_of_a_dead_process_is_written_over(tmp_path: Path) -> N
     (partial / "__3_0.distcp").write_text("of a rank that is no more")
     folder = save(tmp_path)
     checkpoint.verify(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [".metadata", "__0_0.distcp", MANIFEST]
+    assert sorted(path.name for path in folder.iterdir()) == ["__0_0.distcp", "index.json", MANIFEST]
 
 
 def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def reference(factory: pytest.TempPathFactory) -> Path:
     return _references[0]
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", "index.json"])
 def test_missing_and_truncated_files_are_named(tmp_path: Path, name: str) -> None:
     path = save(tmp_path) / name
     content = path.read_bytes()

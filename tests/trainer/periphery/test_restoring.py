@@ -49,7 +49,7 @@ def test_the_newest_is_taken(tmp_path: Path) -> None:
     assert steps(tmp_path) == [(1, 10), (1, 5)]
 
 
-@pytest.mark.parametrize("damaged", ["__0_0.distcp", ".metadata", MANIFEST])
+@pytest.mark.parametrize("damaged", ["__0_0.distcp", "index.json", MANIFEST])
 def test_corrupt_ones_are_passed_over_and_set_aside(tmp_path: Path, damaged: str) -> None:
     for step in (5, 10):
         save(tmp_path, step)

@@ -1,6 +1,8 @@
 """Checkpoints: torch's distributed format keyed by global names, complete or not there at all.
 
-    <root>/a<attempt>/step-<step>/   the tensors, and manifest.json, written last
+    <root>/a<attempt>/step-<step>/   the tensors, their index.json, and manifest.json, written last
+
+Nothing in a checkpoint is run as code (`penstock.trainer.checkpoint_index`).
 
 A checkpoint is written beside its place and renamed into it once every rank is done, so a folder of that name is whole.
 An attempt writes only below its own folder and prunes other attempts' only after it has committed one itself. Any
@@ -20,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +32,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.layout import Precision
@@ -40,9 +41,22 @@ from penstock.core.manifest import Manifest, camel
 from penstock.core.model import Family, ModelSpec
 from penstock.core.profile import digest
 from penstock.core.units import format_bytes
+from penstock.trainer.checkpoint_index import (
+    INDEX,
+    IndexWriter,
+    StoredTensor,
+    fill,
+    is_plain_name,
+    read_index,
+    read_limited,
+    writable,
+)
+from penstock.trainer.rundir import sync_folder
 from penstock.trainer.together import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 16 * 2**20
+"""A hundred thousand ranks, with a file each."""
 _FOLDER = re.compile(r"^a(\d+)/step-(\d+)$")
 _PARTIAL, _CORRUPT = ".partial-", ".corrupt-"
 
@@ -57,6 +71,10 @@ class StoredFile(Manifest):
     name: str
     num_bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if not is_plain_name(self.name):
+            raise UserError(what=f"{self.name!r} is no name of a file of a checkpoint", where="name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +129,10 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 def _read_content(folder: Path) -> dict[str, Any]:
     """The manifest's plain form, as it was written."""
     try:
-        content = json.loads((folder / MANIFEST).read_bytes())
+        content = json.loads(read_limited(folder / MANIFEST, MAX_MANIFEST_BYTES))
     except OSError as error:
         raise FailedError(f"has no readable {MANIFEST} ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FailedError(f"is corrupt: {MANIFEST} is no JSON ({error})") from None
     if not isinstance(content, dict) or content.pop("sha256", None) != digest(content):
         raise FailedError(f"is corrupt: {MANIFEST} is not what was written")
@@ -129,7 +147,7 @@ def _interpreted(folder: Path, content: dict[str, Any]) -> CheckpointManifest:
 
 
 def _unusable(folder: Path, what: str, kind: type[UserError] = UserError) -> UserError:
-    return kind(what=what, where=f"checkpoint {folder}", remedy="name another checkpoint, or start anew")
+    return kind(what=what, where=f"checkpoint {folder}", remedy="name another checkpoint, or train without one")
 
 
 @contextlib.contextmanager
@@ -152,12 +170,14 @@ def _check_files(folder: Path, files: Sequence[StoredFile]) -> None:
     for stored in files:
         path = folder / stored.name
         try:
-            same = path.stat().st_size == stored.num_bytes and _sha256(path) == stored.sha256
+            found = path.stat()
+            is_right = stat.S_ISREG(found.st_mode) and found.st_size == stored.num_bytes
+            is_same = is_right and _sha256(path) == stored.sha256
         except FileNotFoundError:
             raise FailedError(f"is corrupt: {stored.name} is missing") from None
         except OSError as error:
             raise FailedError(f"is corrupt: {stored.name} cannot be read ({error.strerror})") from None
-        if not same:
+        if not is_same:
             raise FailedError(f"is corrupt: {stored.name} is not what was written")
 
 
@@ -178,12 +198,20 @@ def load(
     manifest = _verify_together(folder, group)
     _require_model(folder, manifest.model, model)
     wanted = _flat(tensors)
+    index: dict[str, StoredTensor] = {}
+    with _corrupt_if_failed(folder):
+        together(lambda: index.update(_index(folder, manifest)), group)
     try:
-        together(lambda: _check_types(folder, wanted), group)
-        together(lambda: _fill(folder, wanted, group), group)
+        together(lambda: _check_types(index, wanted), group)
     except FailedError as error:
         raise _unusable(folder, str(error)) from None
+    with _corrupt_if_failed(folder):
+        together(lambda: _fill(folder, index, wanted), group)
     return manifest
+
+
+def _index(folder: Path, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
+    return read_index(folder, {file.name: file.num_bytes for file in manifest.files})
 
 
 def _verify_together(folder: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
@@ -205,34 +233,27 @@ def _require_model(folder: Path, stored: ModelSpec, wanted: ModelSpec) -> None:
             raise _unusable(folder, f"is of another model: its {camel(field.name)} is {theirs}, here it is {ours}")
 
 
-def _check_types(folder: Path, wanted: Mapping[str, Tensor]) -> None:
-    """By ourselves, since torch casts another type silently."""
-    metadata = FileSystemReader(folder).read_metadata()
+def _check_types(index: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor]) -> None:
     for name, tensor in wanted.items():
-        stored = metadata.state_dict_metadata.get(name)
-        if not isinstance(stored, TensorStorageMetadata) or stored.size != tensor.size():
+        stored = index.get(name)
+        if stored is None or stored.shape != tuple(tensor.shape):
             raise FailedError(f"holds no {name} of shape {list(tensor.shape)}")
-        if stored.properties.dtype != tensor.dtype:
-            raise FailedError(f"holds {name} as {stored.properties.dtype}, this run uses {tensor.dtype}")
+        if stored.torch_dtype != tensor.dtype:
+            raise FailedError(f"holds {name} as {stored.torch_dtype}, this run uses {tensor.dtype}")
 
 
-def _fill(folder: Path, wanted: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    try:
-        _quietly(state_dict_loader.load, wanted, checkpoint_id=folder, process_group=group)
-    except CheckpointException as error:
-        raise FailedError(f"cannot be read: {_reason(error)}") from None
+def _fill(folder: Path, index: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor]) -> None:
+    for name, tensor in wanted.items():
+        fill(folder, index[name], tensor)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint by global name, in one process; raises `CorruptError` if it is corrupt."""
-    verify(folder)
-    metadata = FileSystemReader(folder).read_metadata()
-    weights = {
-        name: torch.empty(stored.size, dtype=stored.properties.dtype)
-        for name, stored in metadata.state_dict_metadata.items()
-        if name.startswith("weights/") and isinstance(stored, TensorStorageMetadata)
-    }
-    _quietly(state_dict_loader.load, weights, checkpoint_id=folder, no_dist=True)
+    manifest = verify(folder)
+    with _corrupt_if_failed(folder):
+        index = {name: stored for name, stored in _index(folder, manifest).items() if name.startswith("weights/")}
+        weights = {name: torch.empty(stored.shape, dtype=stored.torch_dtype) for name, stored in index.items()}
+        _fill(folder, index, weights)
     return {name.removeprefix("weights/"): tensor for name, tensor in weights.items()}
 
 
@@ -259,7 +280,8 @@ def save(
     first = rank_in(group) == 0
     try:
         together(lambda: _make_empty(partial) if first else None, group)
-        written = together(lambda: _write(partial, _flat(tensors), group), group)
+        own = {name: writable(tensor) for name, tensor in _flat(tensors).items()}
+        written = together(lambda: _write(partial, own, group), group)
         files = tuple(file for owned in written for file in owned)
         manifest = CheckpointManifest(step=step, model=model, precision=precision, files=files)
         together(lambda: _commit(partial, folder, manifest) if first else None, group)
@@ -284,14 +306,14 @@ def _make_empty(folder: Path) -> None:
 def _write(partial: Path, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> list[StoredFile]:
     """Write one rank's part and describe its files."""
     try:
-        _quietly(state_dict_saver.save, tensors, checkpoint_id=partial, process_group=group)
+        _quietly(state_dict_saver.save, tensors, storage_writer=IndexWriter(partial), process_group=group)
     except CheckpointException as error:
         free = format_bytes(shutil.disk_usage(partial).free)  # torch's reason may not say that the disk is full
         raise FailedError(f"{_reason(error)} ({free} are free there)") from None
     rank = rank_in(group)
     paths = sorted(partial.glob(f"__{rank}_*.distcp"))
     if rank == 0:
-        paths.append(partial / ".metadata")
+        paths.append(partial / INDEX)
     return [StoredFile(name=path.name, num_bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths]
 
 
@@ -305,9 +327,12 @@ def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:
         json.dump({**content, "sha256": digest(content)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(partial)
     if folder.exists():
         _remove(folder)
     partial.rename(folder)
+    for changed in (folder.parent, folder.parent.parent):
+        sync_folder(changed)
 
 
 def prune(root: Path, saved: Checkpoint, keep: int) -> None:
