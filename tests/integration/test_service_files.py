@@ -19,8 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.trainer.checkpoint import find_checkpoints
-from penstock.trainer.export import export
+from penstock.cli.writing import exported
 from penstock.trainer.rundir import RunDir
 from penstock.trainer.status import read_status, status_path
 from tests.support.command import ended
@@ -107,7 +106,7 @@ def test_an_exported_checkpoint_is_one_that_transformers_reads(service: Served, 
     assert {Path(path).name for path in told} >= {"model.safetensors", "config.json"}
     newest = service.client.get("/v1/jobs/default/finished/checkpoints").json()["items"][0]
     assert (newest["step"], newest["export"]["state"]) == (STEPS, "done")
-    export(find_checkpoints(RunDir(service.run_dir(finished)).checkpoints)[0].folder, tmp_path / "ours", None)
+    exported(RunDir(service.run_dir(finished)), tmp_path / "ours")
     model, ours = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, tmp_path / "ours"))
     ids = torch.arange(32).reshape(1, 32)
     with torch.no_grad():

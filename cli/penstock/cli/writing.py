@@ -70,6 +70,6 @@ def exported(run: RunDir, folder: Path, *, attempt: int | None = None, step: int
     Raises:
         UserError: there is no checkpoint, it is corrupt, or the folder cannot be written.
     """
-    checkpoint, tokenizer = newest(run, attempt=attempt, step=step), open_data(run).tokenizer
-    export(checkpoint.folder, folder, None if tokenizer is None else tokenizer.to_json())
+    checkpoint = newest(run, attempt=attempt, step=step)
+    export(checkpoint.folder, folder, open_data(run).tokenizer, run.read_job().spec.data.sequence_length)
     return Exported(folder=str(folder), step=checkpoint.step)

@@ -18,24 +18,37 @@ from torch import Tensor
 from penstock.core.errors import UserError
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.checkpoint import read_manifest, read_weights
-from penstock.trainer.data.tokenizer import load_tokenizer
+from penstock.trainer.data.tokenizer import Tokenizer
+from penstock.trainer.dtypes import compute_dtype
 
 Weights = Mapping[str, Tensor]
 
 
-def export(checkpoint_folder: Path, target_folder: Path, tokenizer_json: str | None) -> None:
-    """Write ``model.safetensors``, ``config.json`` and, given the content of one, ``tokenizer.json``.
+def export(checkpoint_folder: Path, target_folder: Path, tokenizer: Tokenizer | None, sequence_length: int) -> None:
+    """Write ``model.safetensors``, ``config.json`` and, if the tokenizer has such a file, ``tokenizer.json``.
 
-    Raises `UserError` if the checkpoint is corrupt or the target cannot be written.
+    Weights have the type in which the model computed. A llama's ``max_position_embeddings`` is ``sequence_length``, the
+    longest sequence that it was trained on. Raises `UserError` if the checkpoint is corrupt or the target cannot be
+    written.
     """
-    weights, spec = read_weights(checkpoint_folder), read_manifest(checkpoint_folder).model
-    tensors = {name: tensor.contiguous().clone() for name, tensor in _TENSORS[spec.family](spec, weights).items()}
+    weights, manifest = read_weights(checkpoint_folder), read_manifest(checkpoint_folder)
+    spec, dtype = manifest.model, compute_dtype(manifest.precision)
+    tensors = {name: t.to(dtype).contiguous().clone() for name, t in _TENSORS[spec.family](spec, weights).items()}
+    own = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "bos_token_id": None,
+        "eos_token_id": None if tokenizer is None else tokenizer.separator,
+    }
+    if spec.family is Family.LLAMA:
+        own["max_position_embeddings"] = sequence_length
     try:
         target_folder.mkdir(parents=True, exist_ok=True)
-        separator = None if tokenizer_json is None else _write_tokenizer(target_folder, tokenizer_json)
-        config = {**_CONFIGS[spec.family](spec), "dtype": "float32", "bos_token_id": None, "eos_token_id": separator}
-        _write_json(target_folder / "config.json", config)
-        save_file(tensors, target_folder / "model.safetensors", metadata={"format": "pt"})
+        if tokenizer is not None:
+            _write_tokenizer(target_folder, tokenizer, sequence_length)
+        _write_json(target_folder / "config.json", {**_CONFIGS[spec.family](spec), **own})
+        path = target_folder / "model.safetensors"
+        save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod((target_folder / "config.json").stat().st_mode)  # safetensors makes it for its owner alone
     except (OSError, SafetensorError) as error:
         raise UserError(
             what=f"cannot be written: {getattr(error, 'strerror', None) or error}",
@@ -44,19 +57,27 @@ def export(checkpoint_folder: Path, target_folder: Path, tokenizer_json: str | N
         ) from None
 
 
-def _write_tokenizer(folder: Path, content: str) -> int:
-    """Write it so that transformers takes it as it is, and give the token that ends a document."""
-    path = folder / "tokenizer.json"
-    path.write_text(content, encoding="utf-8")
-    tokenizer = load_tokenizer(path)
-    separator = tokenizer.separator
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.decode([separator])}
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, sequence_length: int) -> None:
+    """Write it, if it has a file, so that transformers turns text into the ids that the model was trained on.
+
+    Training adds no token at the start or end of a text, so what would add one is left out; and text that spells a
+    special token stays text.
+    """
+    content = tokenizer.to_json()
+    if content is None:
+        return
+    _write_json(folder / "tokenizer.json", {**json.loads(content), "post_processor": None})
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokenizer.decode([tokenizer.separator]),
+        "split_special_tokens": True,
+        "model_max_length": sequence_length,
+    }
     _write_json(folder / "tokenizer_config.json", config)
-    return separator
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _llama_tensors(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
@@ -96,7 +117,6 @@ def _llama_config(spec: ModelSpec) -> dict[str, Any]:
         "num_key_value_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": spec.positions,
         "rms_norm_eps": spec.norm_epsilon,
         "rope_theta": spec.rope_theta,  # up to version 4
         "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
