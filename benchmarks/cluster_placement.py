@@ -19,9 +19,9 @@ from benchmarks.on_lab import on_lab
 from benchmarks.support import write_results
 
 from deploy.lab.network import bits_per_second
+from penstock.core.curves import usual
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
-from penstock.core.records import median_step_seconds
 from tests.support.cluster_jobs import ClusterJob, shaped, submitted
 from tests.support.installed import Installed
 from tests.support.rehearsing import WAITS_FOR_LINKS, nodes_of, placed_everywhere, rehearsed
@@ -55,6 +55,7 @@ def measured(on: Installed) -> dict[str, Any]:
         for number, (name, devices) in enumerate(placements.items()):
             timeline = rehearsed(on, f"p{number}-v{visit}", dataclasses.replace(plan, placement=devices), profile)
             found[name].append(timeline.step_ns / 1e9)
+    trained = usual([step.step_seconds for step in job.metrics(1)])
     return {
         "plan": status.plan.summary,
         "links": links_of(profile),
@@ -68,7 +69,7 @@ def measured(on: Installed) -> dict[str, Any]:
             for name, devices in placements.items()
         ],
         "predicted_seconds": sorted(steps.values()),
-        "trained_seconds": median_step_seconds(job.metrics(1)),
+        "trained_seconds": trained.value if trained else None,
         "measured_again": measured_again(on, job),
     }
 

@@ -19,7 +19,7 @@ from benchmarks.on_lab import on_lab
 from benchmarks.support import write_results
 
 from penstock.core.lifecycle import Phase
-from penstock.core.records import settled
+from penstock.core.records import WARM_UP_STEPS
 from penstock.planner import yamltext
 from tests.support.cluster_jobs import made, run_here, small_spec
 from tests.support.installed import Installed
@@ -56,8 +56,8 @@ def measured(on: Installed) -> dict[str, Any]:
         "nodes": sorted({each["spec"]["nodeName"] for each in job.pods()}),
         "profile": job.run(1).read_profile().to_manifest(),
         "predicted_seconds": status.plan.step_seconds,
-        "step_seconds": [each.step_seconds for each in settled(job.metrics(1))],
-        "alone_seconds": [each.step_seconds for each in settled(alone)],
+        "step_seconds": [each.step_seconds for each in job.metrics(1)[WARM_UP_STEPS:]],
+        "alone_seconds": [each.step_seconds for each in alone[WARM_UP_STEPS:]],
         "losses": job.losses(),
         "same_losses": job.losses() == [each.loss for each in alone],
     }

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def send(service: Service, uid: str, contents: Sequence[dict[str, Any]], first: 
     ]
     for start in range(0, len(records), 500):
         batch = Batch.of(records[start : start + 500], NOW)
-        service.write(uid, lambda connection, batch=batch: take(connection, [batch]))
+        service.write(uid, partial(take, batches=[batch]))
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def page(client: TestClient, path: str) -> tuple[str, dict[str, Any]]:
 
 
 def highest(figure: dict[str, Any]) -> float:
-    return max(value for trace in figure["data"] for value in trace["y"] if value is not None)
+    return max(float(value) for trace in figure["data"] for value in trace["y"] if value is not None)
 
 
 def test_a_long_job_s_page_shows_exact_numbers_and_its_spike(service: Service, uid: str) -> None:

@@ -13,8 +13,8 @@ from rich.console import Console
 from penstock.cli.attempt import read_result
 from penstock.cli.reporting import report_data, trace_path, versions, write_report
 from penstock.cli.summary import Summary, rendered, summarise
-from penstock.core.curves import WARM_UP_STEPS
 from penstock.core.errors import UserError
+from penstock.core.records import WARM_UP_STEPS
 from penstock.core.timeline import Source
 from penstock.planner.replay import simulated
 from penstock.trainer.rundir import RunDir, metrics_line, write_json

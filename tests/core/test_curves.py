@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from penstock.core.curves import (
     MAX_POINTS,
     MEDIAN_STEPS,
-    WARM_UP_STEPS,
     CurvePoint,
     curves_of,
     newest,
     thinned,
     usual,
 )
-from penstock.core.records import StepMetrics
+from penstock.core.records import WARM_UP_STEPS, StepMetrics
 
 METRICS = StepMetrics(
     step=0, loss=1.0, step_seconds=0.1, tokens_per_second=10.0, learning_rate=0.1, gradient_norm=1.0, peak_bytes=7

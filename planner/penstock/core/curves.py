@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.core.records import StepMetrics
+from penstock.core.records import WARM_UP_STEPS, StepMetrics
 
 
 class StepValue(NamedTuple):
@@ -98,8 +98,6 @@ class Curve:
         return any(point.count > 1 for point in self.points)
 
 
-WARM_UP_STEPS = 5
-"""The first steps of a run, which are slower than those that follow."""
 MEDIAN_STEPS = 10_000
 """A run's usual step is the median of its last so many steps, which bounds what a page has to read."""
 

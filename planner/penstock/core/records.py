@@ -49,6 +49,10 @@ class StepMetrics(Manifest):
     attempt: int = 0
 
 
+WARM_UP_STEPS = 5
+"""The first steps of a run, which are slower than those that follow."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Manifest):
     """Where the run stands."""

@@ -36,7 +36,6 @@ from penstock.api.store.rows import Keys, ask, put
 from penstock.api.store.schema import points, rollups, series
 from penstock.core.curves import (
     MEDIAN_STEPS,
-    WARM_UP_STEPS,
     Curve,
     CurvePoint,
     StepValue,
@@ -45,6 +44,7 @@ from penstock.core.curves import (
     thinned,
     usual,
 )
+from penstock.core.records import WARM_UP_STEPS
 
 ROLLUP_STEPS = (16, 256)
 MOST_POINTS = 500
