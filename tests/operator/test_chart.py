@@ -57,6 +57,17 @@ def rules(found: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{role['kind']} {role['metadata']['name']}", rule
 
 
+@everywhere
+def test_a_lost_node_is_left_after_half_a_minute(variant: str) -> None:
+    """Kubernetes would leave pods there for five."""
+    programs = of_kind(render(*VARIANTS[variant]), "Deployment", "StatefulSet")
+    assert programs
+    for program in programs:
+        tolerations = program["spec"]["template"]["spec"]["tolerations"]
+        seconds = {each["key"]: each["tolerationSeconds"] for each in tolerations if "tolerationSeconds" in each}
+        assert seconds == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}
+
+
 class TestRights:
     @everywhere
     def test_no_secrets_no_wildcards_and_nothing_that_gives_more(self, variant: str) -> None:

@@ -26,6 +26,18 @@ JOBSET = SeenJobSet(
 TAKEN = End(succeeded=False, message="preempted", at=2.0, disrupted=True)
 BROKE = End(succeeded=False, message="broke", at=3.0)
 BEREFT = End(succeeded=False, message="lost", at=3.0, report=AttemptReport(state=AttemptState.FAILED, message="lost"))
+STOOD_STILL = End(
+    succeeded=False,
+    message="no step within 60 s",
+    at=120.0,
+    report=AttemptReport(state=AttemptState.FAILED, message="no step within 60 s"),
+)
+REFUSED = End(
+    succeeded=False,
+    message="mistake",
+    at=120.0,
+    report=AttemptReport(state=AttemptState.FAILED, message="mistake", refused=True),
+)
 DONE = End(succeeded=True, message="", at=4.0, report=AttemptReport(state=AttemptState.SUCCEEDED))
 STOPPED = End(succeeded=True, message="", at=4.0, report=AttemptReport(state=AttemptState.STOPPED))
 
@@ -132,6 +144,42 @@ SITUATIONS = {
         facts(jobset=replace(JOBSET, failure="FailedJobs", message="why")),
         AttemptState.FAILED,
         "JobSet a-a1: why",
+    ),
+    "a node was lost, and so the other pod gave up while nobody watched": (
+        facts(Phase.RUNNING, pod(0, end=STOOD_STILL), pod(1), nodes=LOST),
+        AttemptState.DISRUPTED,
+        "node west of pod a-a1-ranks-0-1 is not ready, and pod a-a1-ranks-0-0 ended: no step within 60 s",
+    ),
+    "its pod was removed since": (
+        facts(Phase.RUNNING, pod(0, end=STOOD_STILL), pod(1, being_deleted=True), nodes=LOST),
+        AttemptState.DISRUPTED,
+        "node west",
+    ),
+    "its node was removed since": (
+        facts(Phase.RUNNING, pod(0, end=STOOD_STILL), pod(1), nodes={"east": NODES["east"]}),
+        AttemptState.DISRUPTED,
+        "node west of pod a-a1-ranks-0-1 was deleted",
+    ),
+    "both are gone": (facts(Phase.RUNNING, pod(0, end=STOOD_STILL)), AttemptState.DISRUPTED, "1 of 2 pods are gone"),
+    "a peer lost the connection before the node counted as lost": (
+        facts(Phase.RUNNING, pod(0, end=replace(BEREFT, at=10.0)), pod(1), nodes=LOST),
+        AttemptState.DISRUPTED,
+        "node west",
+    ),
+    "one broke long before a node was lost": (
+        facts(Phase.RUNNING, pod(0, end=replace(BROKE, at=-20.0)), pod(1), nodes=LOST),
+        AttemptState.FAILED,
+        "ranks-0-0: broke",
+    ),
+    "a mistake of the user's, and a node was lost": (
+        facts(Phase.RUNNING, pod(0, end=REFUSED), pod(1), nodes=LOST),
+        AttemptState.FAILED,
+        "ranks-0-0: mistake",
+    ),
+    "all stand still, and nothing was lost": (
+        facts(Phase.RUNNING, pod(0, end=STOOD_STILL), pod(1)),
+        AttemptState.FAILED,
+        "no step within",
     ),
     "a node is not ready": (facts(nodes=LOST), AttemptState.DISRUPTED, "node west"),
     "a node is not ready, and its pod has ended": (

@@ -69,9 +69,13 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- with .nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
-{{- with .tolerations }}
-tolerations: {{ toYaml . | nindent 2 }}
-{{- end }}
+tolerations:
+  # Of a node that is lost: Kubernetes would leave the pod there for five minutes.
+  - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+  - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+  {{- with .tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- with .affinity }}
 affinity: {{ toYaml . | nindent 2 }}
 {{- end }}

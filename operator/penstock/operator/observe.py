@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.core.lifecycle import LIVE, PLACES_GIVEN_UP, AttemptState, Observed, Phase
+from penstock.core.lifecycle import LIVE, NO_STEP, PLACES_GIVEN_UP, AttemptState, Observed, Phase
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
 from penstock.operator.drift import hardware_drifted_since
@@ -12,8 +12,11 @@ from penstock.operator.facts import Facts
 from penstock.operator.gains import feasible_ranks, growth_pays, replan_pays
 from penstock.operator.grace import grace_seconds
 from penstock.operator.places import jitter, waiting_since
-from penstock.operator.seen import SeenNode, SeenPod
+from penstock.operator.seen import End, SeenNode, SeenPod
 from penstock.operator.waiting import hindrance, placed_ranks, placement_since, short_since
+
+NODE_NOTICE_SECONDS = 60.0
+"""A silent node is called not ready after 50 s, by Kubernetes' default; peers of its pods may have ended by then."""
 
 _ENDS = frozenset({AttemptState.FAILED, AttemptState.DISRUPTED, AttemptState.STOPPED})
 
@@ -98,8 +101,32 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
     if not failed:
         return None
     pod, end = min(failed, key=lambda each: (each[1].at, each[1].report is not None, each[0].name))
+    lost = _lost_before(facts, end)
+    if lost:
+        return AttemptState.DISRUPTED, f"{lost}, and pod {pod.name} ended: {end.message}"
     taken = end.disrupted or pod.being_deleted
     return (AttemptState.DISRUPTED if taken else AttemptState.FAILED), f"pod {pod.name}: {end.message}"
+
+
+def _lost_before(facts: Facts, end: End) -> str:
+    """What took other pods of the attempt before one gave up for lack of them; empty if nothing did.
+
+    It may have done so while no operator watched, whose own node may have been the one. Where a user's mistake ended
+    the pod, that counts.
+    """
+    if end.report is not None and end.report.refused:
+        return ""
+    for pod in facts.pods:
+        if pod.end is not None or not pod.node:
+            continue
+        node = facts.nodes.get(pod.node)
+        if node is None:
+            return f"node {pod.node} of pod {pod.name} was deleted"
+        since = node.not_ready_since
+        if since is not None and (not end.at or since <= end.at + NODE_NOTICE_SECONDS):
+            return f"node {pod.node} of pod {pod.name} is not ready"
+    num_gone = facts.wanted_pods - len(facts.pods)
+    return f"{num_gone} of {facts.wanted_pods} pods are gone" if num_gone > 0 and NO_STEP in end.message else ""
 
 
 def _done(facts: Facts) -> tuple[AttemptState, str] | None:

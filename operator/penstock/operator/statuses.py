@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from penstock.core.lifecycle import (
     LIVE,
     LOSSES,
+    NO_STEP,
     PLACED_IN_PART_SECONDS,
     PLACES_GIVEN_UP,
     AttemptState,
@@ -30,9 +31,6 @@ from penstock.operator.remedies import clocks_differ
 from penstock.operator.waiting import held, hindrance, missing_pods, placed_ranks, placement_since, unstarted_pods
 
 """Of measured and predicted length of a step, whichever way: from where on it is told, and until where."""
-
-_NO_STEP = "no step within"
-"""How the life cycle, and a pod that goes by the same rule, say that a run stands still."""
 
 _WAITS = {
     Phase.QUEUED: ConditionType.ADMITTED,
@@ -145,8 +143,8 @@ def _conditions(status: JobStatus, facts: Facts, seen: Observed, waits_for: str,
         is_bound = seen.attempt_state in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
         yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
     yield from _outlived(status)
-    if status.condition(ConditionType.STALLED) or _NO_STEP in status.message:
-        stalled = _NO_STEP in status.message and status.phase in (Phase.RECOVERING, Phase.FAILED)
+    if status.condition(ConditionType.STALLED) or NO_STEP in status.message:
+        stalled = NO_STEP in status.message and status.phase in (Phase.RECOVERING, Phase.FAILED)
         yield _condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
     drifted = _drifted(facts)
     if drifted is not None:

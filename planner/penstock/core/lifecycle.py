@@ -70,6 +70,8 @@ BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_MOST_SECONDS = 300.0
 STALL_LEAST_SECONDS = 60.0
 STALL_STEPS = 10.0
+NO_STEP = "no step within"
+"""How a run is said to stand still, by the life cycle and by a pod that goes by the same rule."""
 FIRST_STEP_SECONDS = 600.0
 """Until an attempt takes its first step it starts processes, connects them and reads a model or a checkpoint."""
 SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
@@ -368,10 +370,10 @@ def _step_due(seen: Observed) -> _Due | None:
     """When the next step has to have been taken; none while nobody could have told of it."""
     if seen.last_step_at is not None:
         silent = stall_seconds(seen.predicted_step_seconds)
-        return _Due(seen.last_step_at + silent, f"no step within {silent:.0f} s")
+        return _Due(seen.last_step_at + silent, f"{NO_STEP} {silent:.0f} s")
     if seen.training_since is not None:
         patience = FIRST_STEP_SECONDS + stall_seconds(seen.predicted_step_seconds)
-        return _Due(seen.training_since + patience, f"no step within {patience:.0f} s of its start")
+        return _Due(seen.training_since + patience, f"{NO_STEP} {patience:.0f} s of its start")
     return None
 
 
