@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.lifecycle import Phase
@@ -131,16 +132,16 @@ class TestJobs:
         assert [each.ref for each in cache.profiles("team", "k")] == ["measured"]
         assert cache.profiles("other", "k") == cache.profiles("team", "l") == []
 
+    @settings(max_examples=20)  # each reads jobs, which takes its time
     @given(st.lists(st.tuples(st.sampled_from("uv"), st.sampled_from(("", "k", "l"))), max_size=12))
     def test_measurements_are_those_of_the_jobs_there_are(self, tellings: list[tuple[str, str]]) -> None:
         cache = Cache(lambda: NOW)
         for version, (uid, key) in enumerate(tellings, start=1):
             cache.put_job(job(version, uid, **({"profile": {"ref": f"of-{uid}", "key": key}} if key else {})))
-        newest = dict(tellings)
         for key in "kl":
-            expected = {f"of-{uid}" for uid, its in newest.items() if its == key}
-            assert {each.ref for each in cache.profiles("team", key)} == expected
-        for uid in newest:
+            expected = list(dict.fromkeys(f"of-{uid}" for uid, its in reversed(tellings) if its == key))
+            assert [each.ref for each in cache.profiles("team", key)] == expected
+        for uid in dict(tellings):
             cache.remove_job(uid)
         assert cache.profiles("team", "k") == cache.profiles("team", "l") == []
 
@@ -188,7 +189,7 @@ class TestChildren:
             namespace="team", name="a-a1-ranks-0", uid="job-of-u", job_uid="u", owner="jobset-of-u"
         )
         cache, (jobset,) = Cache(lambda: NOW), whole.jobsets("u")
-        tellings = (
+        tellings: tuple[Callable[[], None], ...] = (
             lambda: cache.put_jobset(jobset),
             lambda: cache.put_ranks_job(ranks_job),
             lambda: cache.put_pod(pod()),

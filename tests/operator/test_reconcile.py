@@ -15,7 +15,7 @@ from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
 from tests.support.fake_supervisors import CrashError, FakePlanner
 from tests.support.one_job import NODES, bindings, condition, end_all, example, running, word
-from tests.support.operating import Operating
+from tests.support.operating import Operating, measured
 from tests.support.sample_run import sample_plan, sample_profile
 
 
@@ -105,6 +105,23 @@ class TestLoss:
         hosts = [pod["spec"]["nodeName"] for pod in operating.kube.all(PODS)]
         order = {host: each.node_rank for host, each in zip(hosts, bindings(operating), strict=True)}
         assert order == {"east": 0, "west": 1}
+
+    def test_hosts_that_an_earlier_attempt_measured_are_not_measured_again(self, operating: Operating) -> None:
+        uid = running(operating)
+        operating.kube.add_node("north")
+        for attempt, hosts in ((2, ("east", "north")), (3, NODES)):
+            operating.kube.remove(operating.kube.all(PODS)[0])
+            operating.turn(8)
+            operating.kube.start_pods(*hosts)
+            operating.turn(8)
+            if attempt == 2:
+                measured(operating.kube, uid, sample_profile(), attempt, "measured-elsewhere")
+                operating.turn(12)
+            status = operating.status(uid)
+            assert (status.phase, status.attempt) == (Phase.RUNNING, attempt)
+        assert status.profile is not None
+        assert status.profile.ref == "measured"
+        assert [reason for reason, _ in operating.events()].count("Profiled") == 2
 
     def test_other_hosts_are_measured(self, operating: Operating) -> None:
         uid = running(operating)

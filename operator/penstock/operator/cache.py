@@ -58,7 +58,8 @@ class Cache:
         self._lock = threading.RLock()
         self._clock, self._news = clock, news
         self._jobs: dict[str, SeenJob] = {}
-        self._profiles: dict[tuple[str, str], dict[str, ProfileStatus]] = {}
+        self._profiles: dict[tuple[str, str], dict[tuple[str, str], ProfileStatus]] = {}
+        self._profile_keys: dict[str, dict[str, None]] = {}
         self._gone = Gone()
         self._jobsets: Children[SeenJobSet] = Children()
         self._ranks_jobs: Children[SeenRanksJob] = Children()
@@ -99,7 +100,7 @@ class Cache:
                 log.error("the status of job %s cannot be read: %s", found["metadata"]["name"], error)
                 return known
             self._jobs[uid] = job
-            self._index_profile(known, job)
+            self._index_profile(job)
             is_news = known is None or _without_progress(job) != _without_progress(known)
             moved = self._places.put(uid, _contender(job)) if is_news else []
         for each in [uid, *moved] if is_news else []:
@@ -111,7 +112,8 @@ class Cache:
         with self._lock:
             self._gone.add(uid)
             gone = self._jobs.pop(uid, None)
-            self._index_profile(gone, None)
+            if gone is not None:
+                self._forget_profiles(gone)
             self._ownership.forget(uid)
             moved = self._places.put(uid, None)
         for each in [uid, *moved] if gone is not None else []:
@@ -128,19 +130,30 @@ class Cache:
                 self.remove_job(job.uid)
 
     def profiles(self, namespace: str, key: str) -> list[ProfileStatus]:
-        """The measurements with that key which jobs of the namespace went by."""
+        """The measurements with that key which attempts of jobs of the namespace went by, as far as this process has
+        heard of them, the newest first.
+        """
         with self._lock:
-            return list(self._profiles.get((namespace, key), {}).values())
+            return list(reversed(self._profiles.get((namespace, key), {}).values()))
 
-    def _index_profile(self, before: SeenJob | None, after: SeenJob | None) -> None:
-        if before is not None and before.status.profile is not None:
-            of_key = self._profiles[before.namespace, before.status.profile.key]
-            del of_key[before.uid]
+    def _index_profile(self, job: SeenJob) -> None:
+        """Older ones stay: a job may come back to hosts that it measured in an attempt before the last."""
+        profile = job.status.profile
+        if profile is None:
+            return
+        keys = self._profile_keys.setdefault(job.uid, {})
+        keys[profile.key] = None
+        of_key = self._profiles.setdefault((job.namespace, profile.key), {})
+        of_key.pop((job.uid, profile.ref), None)
+        of_key[job.uid, profile.ref] = profile
+
+    def _forget_profiles(self, job: SeenJob) -> None:
+        for key in self._profile_keys.pop(job.uid, {}):
+            of_key = self._profiles[job.namespace, key]
+            for name in [name for name in of_key if name[0] == job.uid]:
+                del of_key[name]
             if not of_key:
-                del self._profiles[before.namespace, before.status.profile.key]
-        if after is not None and after.status.profile is not None:
-            key = after.namespace, after.status.profile.key
-            self._profiles.setdefault(key, {})[after.uid] = after.status.profile
+                del self._profiles[job.namespace, key]
 
     def shared_profile(self, key: str) -> ProfileStatus | None:
         """The measurement with that key which a ClusterProfile names, for jobs of all namespaces."""
