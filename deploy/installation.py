@@ -64,7 +64,7 @@ class Installation:
         address = self._lab_address(self.site.lab)
         url = {"name": "PENSTOCK_SERVICE_URL", "value": f"http://{address}:{SERVICE_PORT}"}
         named = {"operator.env": [url], "service.hosts": [address], "service.storage.storageClass": volumes.LOCAL}
-        return {**found, **named}
+        return {**found, **named, "service.storage.accessMode": volumes.MODES[volumes.LOCAL]}
 
     @staticmethod
     def _lab_address(lab: State) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +18,12 @@ from penstock.api.executor.files import read
 from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import tokens
+from penstock.cli.cluster_serving import FolderWait
 from penstock.cli.locks import alone
 from penstock.cli.main import main
 from penstock.cli.service_files import address_file, executor_name, ingest_token
+from penstock.cli.serving import service_folder
+from penstock.cli.stopping import StopRequestedError, listening
 from penstock.core.supervision import Address
 from penstock.trainer.ports import free_port
 from tests.support.certificates import certificate
@@ -143,3 +149,65 @@ def test_a_lock_of_the_machine_that_cannot_be_made_is_told(
     told = refused(tmp_path / "data", capsys)
     assert "cannot be written" in told
     assert "XDG_STATE_HOME" in told
+
+
+# Who may read it
+
+
+def test_what_a_service_writes_is_its_user_s_alone(tmp_path: Path) -> None:
+    """Also in a folder that was there before, open to others; and what it starts writes alike."""
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        with service_folder(Settings(folder=folder)):
+            (folder / "runs").mkdir()
+            (folder / "penstock.db").touch()
+            subprocess.run(["sh", "-c", "mkdir checkpoints; : > checkpoints/part"], cwd=folder / "runs", check=True)
+        (tmp_path / "later").touch()
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(tmp_path).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {
+        "data": 0o700,
+        "data/.lock": 0o600,
+        "data/runs": 0o700,
+        "data/penstock.db": 0o600,
+        "data/runs/checkpoints": 0o700,
+        "data/runs/checkpoints/part": 0o600,
+        "later": 0o644,
+    }
+
+
+# Waiting for it, on a cluster
+
+
+def test_a_service_in_a_pod_waits_for_the_folder_that_another_pod_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its node may be dead, and the lock stand; an error would be followed by pauses of up to five minutes."""
+    pauses: list[float] = []
+    with ExitStack() as other:
+        other.enter_context(service_folder(Settings(folder=tmp_path), name="the-pod-before"))
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 90:
+                other.close()
+
+        with listening() as requests, service_folder(Settings(folder=tmp_path), FolderWait(requests, pause), "this"):
+            assert (tmp_path / ".lock").read_text() == f"{os.getpid()} on this"
+    assert len(pauses) == 90
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2, "once a minute"
+    assert f"service folder {tmp_path} is in use by process {os.getpid()} on the-pod-before; waiting" in said[0]
+
+
+def test_a_service_that_waits_for_its_folder_ends_when_it_is_asked(tmp_path: Path) -> None:
+    def pause(seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with service_folder(Settings(folder=tmp_path)), listening() as requests:
+        waiting = service_folder(Settings(folder=tmp_path), FolderWait(requests, pause))
+        with pytest.raises(StopRequestedError), waiting:
+            pass

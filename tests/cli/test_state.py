@@ -100,3 +100,25 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert done.returncode == 9
     with locked(tmp_path):
         pass
+
+
+def test_a_state_is_on_the_disk_before_it_takes_the_place_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut leaves the one or the other, whole; and the folder knows the new name on return."""
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        sync(descriptor)
+        done.append("folder" if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path else "file")
+
+    def note_replace(self: Path, target: Path) -> Path:
+        done.append("replaced")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    write_state(tmp_path, RunState(attempt=3))
+    assert done == ["file", "replaced", "folder"]
+    assert read_state(tmp_path).attempt == 3

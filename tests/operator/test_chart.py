@@ -184,9 +184,30 @@ class TestDefinitions:
     def test_they_need_not_be_made(self) -> None:
         assert of_kind(render("crds.install=false"), "CustomResourceDefinition") == []
 
-    def test_the_service_s_volume_stays(self) -> None:
+    def test_the_service_s_volume_stays_and_is_one_pod_s(self) -> None:
         (claim,) = of_kind(render(), "PersistentVolumeClaim")
         assert claim["metadata"]["annotations"] == KEEP
+        assert claim["spec"]["accessModes"] == ["ReadWriteOncePod"]
+        (claim,) = of_kind(render("service.storage.accessMode=ReadWriteOnce"), "PersistentVolumeClaim")
+        assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+    def test_the_service_leaves_a_lost_node_after_half_a_minute(self) -> None:
+        """The cluster's own default is five."""
+        found = render("service.tolerations[0].key=example.com/slow")
+        (pod,) = [each["spec"]["template"]["spec"] for each in of_kind(found, "Deployment") if named(each, "service")]
+        lost = {each["key"]: each.get("tolerationSeconds") for each in pod["tolerations"]}
+        assert lost == {
+            "node.kubernetes.io/not-ready": 30,
+            "node.kubernetes.io/unreachable": 30,
+            "example.com/slow": None,
+        }
+        (container,) = pod["containers"]
+        probe = container["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800, "it may wait for the folder's lock"
+
+
+def named(found: dict[str, Any], part: str) -> bool:
+    return str(found["metadata"]["name"]).endswith(f"-{part}")
 
 
 class TestNetwork:

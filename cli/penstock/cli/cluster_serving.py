@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from penstock.cli import background
 from penstock.cli.output import say
 from penstock.cli.service_files import desk_name
 from penstock.cli.serving import answering, delivering, service_folder
+from penstock.cli.stopping import StopRequests, listening
 from penstock.core.errors import UserError
 from penstock.core.job_policy import JobPolicy
 from penstock.kube.allowing import read_policy
@@ -29,6 +31,7 @@ from penstock.kube.transport import KubeError
 from penstock.planning.process import ProcessPlanner
 
 NUM_CONNECTIONS = 32
+RETRY_SECONDS, SAY_SECONDS = 1.0, 60.0
 OWN_NAMESPACE = "PENSTOCK_OWN_NAMESPACE"
 
 
@@ -52,8 +55,31 @@ def serve_cluster(settings: Settings, namespace: str, policy: Path | None, webho
             remedy = "see that the cluster answers, and that this service's account may get the namespace kube-system"
             raise UserError(what=str(error), where="--cluster", remedy=remedy) from None
 
-    with service_folder(settings):
-        answering(settings, joined, lambda service: _workers(service, webhook))
+    with listening() as requests:
+        waiting = FolderWait(requests)
+        with service_folder(settings, waiting, socket.gethostname()):
+            answering(settings, joined, lambda service: _workers(service, webhook))
+
+
+class FolderWait:
+    """Waits for a service folder whose lock another pod still holds, and says so now and then.
+
+    The pod that replaces one on a dead node may start while that one's lock stands: on a network file system until its
+    lease ends. Whether that pod is dead cannot be known here, and two services must not write one SQLite file. If this
+    one ended with an error instead, it would be started again after pauses of up to five minutes.
+    """
+
+    def __init__(self, requests: StopRequests, pause: Callable[[float], None] = time.sleep) -> None:
+        self._requests, self._pause = requests, pause
+        self._tries = 0
+
+    def __call__(self, what: str) -> None:
+        """Wait for a moment; raises `StopRequestedError` if somebody asked to stop."""
+        if self._tries % round(SAY_SECONDS / RETRY_SECONDS) == 0:
+            say(f"{what}; waiting until its pod or its node has ended (kubectl get pods -o wide shows where it is)")
+        self._tries += 1
+        with self._requests.cutting():
+            self._pause(RETRY_SECONDS)
 
 
 def place_of(settings: Settings, namespace: str, environment: Mapping[str, str]) -> Place:

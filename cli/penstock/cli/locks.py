@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -53,11 +53,20 @@ class Lock:
 
 
 @contextmanager
-def alone(path: Path, where: str, remedy: str) -> Iterator[None]:
-    """Hold the lock of the file ``path``; raises `UserError` with that place and remedy while another process does."""
-    with closing(Lock(path, str(os.getpid()))) as lock:
-        if not lock.take():
-            raise UserError(what=f"is in use by process {lock.holder}", where=where, remedy=remedy)
+def alone(
+    path: Path, where: str, remedy: str, wait: Callable[[str], None] | None = None, name: str = ""
+) -> Iterator[None]:
+    """Hold the lock of the file ``path``; raises `UserError` with that place and remedy while another process does.
+
+    With ``wait`` the lock is tried again instead, after ``wait`` was called with what is in the way. ``name`` tells
+    others who holds it, besides the number of this process.
+    """
+    with closing(Lock(path, f"{os.getpid()}{f' on {name}' if name else ''}")) as lock:
+        while not lock.take():
+            what = f"is in use by process {lock.holder}"
+            if wait is None:
+                raise UserError(what=what, where=where, remedy=remedy)
+            wait(f"{where} {what}")
         yield
 
 

@@ -51,13 +51,30 @@ def serve(settings: Settings, webhook: Webhook | None = None) -> None:
 
 
 @contextmanager
-def service_folder(settings: Settings) -> Iterator[None]:
-    """The service's folder, made if it is not there, and held; raises `UserError` while another service has it."""
+def service_folder(settings: Settings, wait: Callable[[str], None] | None = None, name: str = "") -> Iterator[None]:
+    """The service's folder, made if it is not there, and held by ``name``; raises `UserError` while another service has
+    it, or waits for it by ``wait``.
+
+    What is written during the block is this user's alone, also by supervisors and ranks that are started there.
+    """
     check_tls(settings)
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    remedy = "end that service, or name another folder with --folder"
-    with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy):
-        yield
+    before = os.umask(0o077)
+    try:
+        make_private(settings.folder)
+        remedy = "end that service, or name another folder with --folder"
+        with alone(settings.folder / ".lock", f"service folder {settings.folder}", remedy, wait, name):
+            yield
+    finally:
+        os.umask(before)
+
+
+def make_private(folder: Path) -> None:
+    """Make the folder, for this user alone. One that an older penstock made is closed to others, and with it all that
+    lies in it; one of another user, as a volume in a pod may be, stays as it is.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid == os.getuid():
+        folder.chmod(0o700)
 
 
 def answering(

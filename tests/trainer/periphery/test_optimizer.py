@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.core.errors import RunError
+from penstock.core.errors import UserError
 from penstock.core.job import Decay, OptimizerSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family
@@ -173,7 +173,7 @@ def test_a_gradient_that_is_not_finite_spoils_nothing(squared_norm: float) -> No
     parameters = stage(Family.LLAMA)
     before = parameters.master_flat.clone()
     optimizer = AdamW(parameters, training())
-    with pytest.raises(RunError, match="training diverged"):
+    with pytest.raises(UserError, match="training diverged"):
         optimizer.step(0, squared_norm)
     assert torch.equal(parameters.master_flat, before)
     assert optimizer.num_steps == 0

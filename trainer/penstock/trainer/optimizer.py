@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from penstock.core.errors import RunError
+from penstock.core.errors import UserError
 from penstock.core.job import Decay, TrainingSpec
 from penstock.trainer.parameters import FlatParameters
 
@@ -57,12 +57,16 @@ class AdamW:
     def step(self, step: int, squared_norm: float) -> float:
         """Clip by the global norm, update, clear the gradient; returns the norm before clipping.
 
-        ``squared_norm`` is the sum over all ranks of squared gradients, tied copies counted once. Raises `RunError`,
-        with the weights as they were, if it is not finite.
+        ``squared_norm`` is the sum over all ranks of squared gradients, tied copies counted once. Raises `UserError`,
+        with the weights as they were, if it is not finite: a retry would come to the same.
         """
         norm = math.sqrt(squared_norm)
         if not math.isfinite(norm):
-            raise RunError(f"the gradient's norm is {norm}: training diverged, a lower learningRate may help")
+            raise UserError(
+                what=f"training diverged: the gradient's norm in step {step} is {norm}",
+                where="spec.training.optimizer.learningRate",
+                remedy="lower it, or raise warmupSteps; the same job would diverge again",
+            )
         if norm > self._training.clip:
             self._parameters.gradient_flat.mul_(self._training.clip / (norm + 1e-6))
         self._num_steps += 1

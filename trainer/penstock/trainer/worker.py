@@ -9,6 +9,7 @@ process at once: what its peers wait for will not come, and they must learn it f
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -22,9 +23,13 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.units import format_bytes
 from penstock.trainer.comm import ProcessGroups
 from penstock.trainer.status import StatusFile, status_path
 from penstock.trainer.worker_leash import die_with_parent, launcher
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_ALLOCATION = re.compile(rf"to allocate (\d+(?:\.\d*)?) ({'|'.join(_UNITS)})")
 
 
 class StopFlag:
@@ -105,8 +110,40 @@ def own_device(local_rank: int, num_devices: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def impossible_allocation(error: BaseException, capacity_bytes: int) -> UserError | None:
+    """The mistake behind an allocation that could never succeed in ``capacity_bytes``; none for any other error.
+
+    PyTorch and numpy say how much was asked for in the error's text alone: "tried to allocate 80 bytes", "Tried to
+    allocate 2.50 GiB", "Unable to allocate 227. PiB". A size that no integer holds is said to overflow.
+    """
+    text = str(error)
+    match = _ALLOCATION.search(text)
+    if match is not None:
+        wanted = float(match[1]) * 1024 ** _UNITS.index(match[2])
+        if wanted <= capacity_bytes:
+            return None
+        what = (
+            f"an allocation of {format_bytes(int(wanted))} cannot succeed on {format_bytes(capacity_bytes)} of memory"
+        )
+    elif "Storage size calculation overflowed" in text:
+        what = "an allocation is larger than any memory"
+    else:
+        return None
+    remedy = "make the model, the sequence or the batch smaller, or use more ranks; a retry would fail alike"
+    return UserError(what=what, where="spec.model", remedy=remedy)
+
+
+def _capacity_bytes() -> int:
+    """Of the memory that one allocation of this rank could have at most."""
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return host
+    return max(host, torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
 def _give_up(status: StatusFile, error: BaseException) -> None:
     """Say why, and end without any clean-up that could wait for a peer."""
+    error = impossible_allocation(error, _capacity_bytes()) or error
     expected = isinstance(error, PenstockError)
     print(str(error) if expected else traceback.format_exc(), file=sys.stderr, flush=True)  # noqa: T201
     message = str(error) if expected else f"{type(error).__name__}: {error}"

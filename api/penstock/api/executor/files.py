@@ -1,4 +1,4 @@
-"""Small files that one side writes and the other reads, always whole."""
+"""Small files that one side writes and the other reads, always whole, also after a power cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,25 @@ def write(path: Path, value: Manifest) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write beside and rename: a reader sees all of it or what was there before."""
+    """Write beside and rename: a reader sees all of it or what was there before. It is on the disk on return."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
+    _sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have the disk keep a file that somebody else wrote, under its name."""
+    _sync(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
