@@ -84,6 +84,32 @@ class TestLease:
         assert (one.held, two.held) == (True, False)
         assert leases.spec()["leaseTransitions"] == 1
 
+    def test_an_epoch_begins_with_each_time_that_it_is_taken(self, leases: Leases) -> None:
+        """And once a write has shown that another began one since."""
+        done: list[str] = []
+        valid = True
+        one = Lease(
+            leases.kube,
+            OWN_NAMESPACE,
+            "one",
+            leases.clock,
+            leases.seconds,
+            begin=lambda: done.append("begin"),
+            end=lambda: done.append("end"),
+            valid=lambda: valid,
+        )
+        leases.wait(60, one)
+        assert [each for each in done if each == "begin"] == ["begin"]
+        valid = False
+        assert not one.held
+        one.turn()
+        valid = True
+        leases.wait(10, one)
+        assert one.held
+        assert done.count("begin") >= 2
+        one.release()
+        assert done[-1] == "end"
+
     def test_another_takes_it_when_it_is_not_renewed(self, leases: Leases) -> None:
         one, two = leases.new("one"), leases.new("two")
         leases.wait(30, one, two)

@@ -18,6 +18,7 @@ from penstock.api.pages.login import WELCOME, login_page
 from penstock.api.pages.problem import problem_page
 from penstock.api.pages.shell import POLICY
 from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
+from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.idempotency import KeyReusedError
 from penstock.api.store.ingest import EarlyAttemptError, ForeignJobError, StaleAttemptError
 from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
@@ -128,7 +129,7 @@ def _illegal(error: IllegalTransitionError) -> Problem:
     return Problem(kind="conflict", detail=str(error), remedy="look at the job's phase")
 
 
-def _ending(error: WriterClosedError) -> Problem:
+def _ending(error: WriterClosedError | LostLeaseError) -> Problem:
     return Problem(kind="unavailable", detail=str(error), remedy="try again in a moment", headers={"Retry-After": "2"})
 
 
@@ -191,6 +192,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     KeyReusedError: _reused,
     IllegalTransitionError: _illegal,
     WriterClosedError: _ending,
+    LostLeaseError: _ending,
     DataError: _unstorable,
     DBAPIError: _database,
     RequestValidationError: _invalid_request,

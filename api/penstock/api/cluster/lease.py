@@ -31,13 +31,24 @@ LOOK_SECONDS = 5.0
 
 class Lease:
     """The Lease in ``namespace``, for the service that bears ``name``. ``clock`` gives seconds since the epoch,
-    ``seconds`` counts them from anywhere, but steadily.
+    ``seconds`` counts them from anywhere, but steadily. ``begin`` is called when it was taken, before it is held, and
+    ``end`` when it is not held any more. Once it is not ``valid`` it has to be taken again.
     """
 
     def __init__(
-        self, kube: Cluster, namespace: str, name: str, clock: Callable[[], float], seconds: Callable[[], float]
+        self,
+        kube: Cluster,
+        namespace: str,
+        name: str,
+        clock: Callable[[], float],
+        seconds: Callable[[], float],
+        *,
+        begin: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
+        valid: Callable[[], bool] = lambda: True,
     ) -> None:
         self._kube, self._namespace, self._name = kube, namespace, name
+        self._begin, self._end, self._valid = begin, end, valid
         self._clock, self._seconds = clock, seconds
         self._renewed_at: float | None = None
         self._looked_at: float | None = None
@@ -46,7 +57,9 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether this service is the one that mirrors."""
-        return self._renewed_at is not None and self._seconds() - self._renewed_at < GIVE_UP_SECONDS
+        if self._renewed_at is None or not self._valid():
+            return False
+        return self._seconds() - self._renewed_at < GIVE_UP_SECONDS
 
     def turn(self) -> None:
         """Renew it or try to take it, if it is time."""
@@ -54,8 +67,10 @@ class Lease:
         pause = RENEW_SECONDS if self.held else LOOK_SECONDS
         if self._looked_at is not None and now - self._looked_at < pause:
             return
+        if not self.held:
+            self._end()
         try:
-            self._renewed_at = now if self._try(now) else None
+            self._renewed_at = self._taken(now)
             self._looked_at = now
         except KubeError as error:
             log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
@@ -63,6 +78,7 @@ class Lease:
 
     def release(self) -> None:
         """Let another have it at once."""
+        self._end()
         if not self.held:
             return
         self._renewed_at = None
@@ -72,6 +88,16 @@ class Lease:
                 self._kube.hold(self._written(found, holder=""))
         except KubeError as error:
             log.warning("Lease %s/%s: %s", self._namespace, SERVICE_LEASE, error)
+
+    def _taken(self, now: float) -> float | None:
+        """When it was renewed or taken, none if it is another's."""
+        was_held = self.held
+        if not self._try(now):
+            self._end()
+            return None
+        if not was_held:
+            self._begin()
+        return now
 
     def _try(self, now: float) -> bool:
         found = self._found()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from penstock.api.cluster.fence import Fence
 from penstock.api.cluster.following import Following
 from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
@@ -39,22 +40,33 @@ class Membership:
     mirror: Mirror
     reviews: Reviews
     place: Place
+    fence: Fence
 
 
 def join(keeper: Keeper, kube: Cluster, place: Place) -> Membership:
     """Take part in the cluster; raises `KubeError` if it cannot be asked which one it is."""
-    rights = Rights(kube, keeper.clock)
+    rights, fence = Rights(kube, keeper.clock), Fence(keeper)
     people = People(rights, lambda: keeper.read(sightings.namespaces))
     return Membership(
         kube=kube,
-        mirror=Mirror(keeper, kube, kube.identity(), place.namespace),
+        mirror=Mirror(fence, kube, kube.identity(), place.namespace),
         reviews=Reviews(kube, Pods(kube), people),
         place=place,
+        fence=fence,
     )
 
 
 def following(keeper: Keeper, member: Membership) -> Following:
     """What mirrors and reports, once its turns are called."""
-    kube, mirror, place = member.kube, member.mirror, member.place
-    lease = Lease(kube, place.own_namespace, place.name, keeper.clock, time.monotonic)
-    return Following(kube, mirror, Reporter(keeper, kube, mirror), lease, place.namespace, keeper.clock)
+    kube, mirror, place, fence = member.kube, member.mirror, member.place, member.fence
+    lease = Lease(
+        kube,
+        place.own_namespace,
+        place.name,
+        keeper.clock,
+        time.monotonic,
+        begin=fence.begin,
+        end=fence.end,
+        valid=lambda: fence.valid,
+    )
+    return Following(kube, mirror, Reporter(fence, kube, mirror), lease, place.namespace, keeper.clock)

@@ -18,6 +18,7 @@ from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.sighting import gist, sighting, submitter
 from penstock.api.store import plans, sightings
+from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.jobs import StoredJob
 from penstock.api.store.sightings import SOMEBODY
 from penstock.api.store.writer import WriterClosedError
@@ -176,5 +177,5 @@ def _progress(found: Object) -> JobProgress | None:
 def _kept() -> Iterator[None]:
     try:
         yield
-    except (SQLAlchemyError, WriterClosedError) as error:
+    except (SQLAlchemyError, WriterClosedError, LostLeaseError) as error:
         raise MirrorError(f"the store does not take what was seen: {error}") from error

@@ -18,6 +18,7 @@ from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.mirror import Mirror
 from penstock.api.store import measurements, profiles
+from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.measurements import Measurement
 from penstock.api.store.reports import Report, reports
 from penstock.api.store.writer import WriterClosedError
@@ -61,7 +62,7 @@ class Reporter:
         try:
             self._publish()
             self._tell()
-        except (SQLAlchemyError, WriterClosedError) as error:
+        except (SQLAlchemyError, WriterClosedError, LostLeaseError) as error:
             log.warning("the cluster is told nothing for a while: %s", error)
 
     def close(self) -> None:

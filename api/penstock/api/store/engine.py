@@ -19,6 +19,10 @@ from penstock.core.errors import UserError
 BUSY_MILLISECONDS = 10_000
 STATEMENT_SECONDS = 30.0
 """Of a service's statement on PostgreSQL: as long as a request may take to arrive, and who asked waits no longer."""
+IDLE_SECONDS = 10.0
+"""Between two statements of a transaction on PostgreSQL: one whose service was stopped inside of it gives its locks
+back before the Lease of that service ends.
+"""
 POOLED_CONNECTIONS = 8
 SQLITE_PRAGMAS = (
     "journal_mode = WAL",
@@ -84,6 +88,7 @@ def _configure_sqlite(connection: Any, record: object) -> None:
 def _limiting(statement_seconds: float) -> Callable[[Any, object], None]:
     def limit(connection: Any, record: object) -> None:
         connection.execute(f"SET statement_timeout = {round(1000 * statement_seconds)}")
+        connection.execute(f"SET idle_in_transaction_session_timeout = {round(1000 * IDLE_SECONDS)}")
         connection.commit()  # or it would be forgotten with the transaction
 
     return limit

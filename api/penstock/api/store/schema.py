@@ -126,6 +126,13 @@ events = Table(
     PrimaryKeyConstraint("uid", "number"),
 )
 
+epochs = Table(  # of the Lease of a cluster's service
+    "epochs",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("epoch", Integer, nullable=False),
+)
+
 attempts = Table(
     "attempts",
     metadata,

@@ -1,0 +1,70 @@
+"""A `Keeper` whose writes are refused once another service has taken the Lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from penstock.api.cluster.keeper import Keeper
+from penstock.api.store import epochs
+
+T = TypeVar("T")
+
+
+class Fence:
+    """Passes on to ``keeper``; between `begin` and `end` each write belongs to an epoch of the Lease.
+
+    A service that does not hold the Lease may write what a request made it look up: the version of a job at the cluster
+    decides there.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._epoch: int | None = None
+        self._lost = False
+
+    @property
+    def valid(self) -> bool:
+        """Whether no write showed that another service has begun an epoch since."""
+        return not self._lost
+
+    def begin(self) -> None:
+        """Belong to a new epoch: the Lease was taken."""
+        self._epoch = self._keeper.write("epochs", epochs.begin)
+        self._lost = False
+
+    def end(self) -> None:
+        """Belong to none any more."""
+        self._epoch = None
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds since the epoch of Unix."""
+        return self._keeper.clock
+
+    def read(self, question: Callable[[Connection], T]) -> T:
+        """What ``question`` finds, of one state of the database."""
+        return self._keeper.read(question)
+
+    def write(self, key: str, change: Callable[[Connection], T]) -> T:
+        """Change what ``key`` names, and wait for the commit; raises `LostLeaseError`."""
+        return self.submit(key, change).result()
+
+    def submit(self, key: str, change: Callable[[Connection], T]) -> Future[T]:
+        """The same, for those who wait otherwise."""
+        epoch = self._epoch
+        if epoch is None:
+            return self._keeper.submit(key, change)
+
+        def fenced(connection: Connection) -> T:
+            try:
+                epochs.require(connection, epoch)
+            except epochs.LostLeaseError:
+                self._lost = epoch == self._epoch
+                raise
+            return change(connection)
+
+        return self._keeper.submit(key, fenced)
