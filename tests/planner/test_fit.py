@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -176,3 +177,16 @@ def test_transients_are_never_less_than_measured() -> None:
         assert cost.transient_bytes(UnitKind.MLP, Kind.F, b, n, c) == size
     assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 1, 8, 0) == 0
     assert (cost.constant_bytes, cost.action_overhead_seconds) == (7, 1e-5)
+
+
+def test_a_pass_goes_on_no_faster_than_its_host_launches_it() -> None:
+    def cost(host: float | None) -> MeasuredCost:
+        units = tuple(dataclasses.replace(each, host_seconds=host) for each in profile().units)
+        return measured_cost(profile(units))
+
+    def seconds(host: float | None) -> float:
+        return float(cost(host).unit_seconds(UnitKind.MLP, Kind.F, 1, 16, 0))
+
+    assert seconds(None) == seconds(1e-9) < 0.5
+    assert seconds(0.5) == pytest.approx(0.5)
+    assert cost(0.5).slowdown(UnitKind.MLP, Kind.F) == 1.0

@@ -50,7 +50,8 @@ class UnitRecord(Manifest):
     ``alone`` with the other ranks idle, ``together`` with all ranks computing, each a mean without the slowest
     twentieth; ``samples`` counts the runs alone, and together every rank made as many. ``spread`` is the interquartile
     range over the mean of the runs alone, ``together_spread`` of the others; profiles measured before it was kept lack
-    it. ``held_out`` points test the fit and take no part in it.
+    it. ``held_out`` points test the fit and take no part in it. ``host_seconds`` is what launching the pass takes the
+    host, where a device runs it; a pass goes on no faster than its slower side.
     """
 
     unit: UnitKind
@@ -64,6 +65,11 @@ class UnitRecord(Manifest):
     samples: int
     held_out: bool = False
     together_spread: float | None = None
+    host_seconds: float | None = None
+
+    def seconds(self, *, together: bool) -> float:
+        """What the pass takes, with the other ranks idle or computing."""
+        return max(self.together_seconds if together else self.alone_seconds, self.host_seconds or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

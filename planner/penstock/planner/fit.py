@@ -84,7 +84,7 @@ def fit_records(records: Sequence[UnitRecord], together: bool) -> Fit:
     pairs = attends * _pairs(batches, lengths, prefixes)
     squares = (attends and len(set(batches.tolist())) > 1) * batches * lengths**2
     columns = [*_hats(batches * lengths, nodes), *(hat * pairs for hat in _hats(lengths, slope_nodes)), squares]
-    seconds = np.array([r.together_seconds if together else r.alone_seconds for r in records])
+    seconds = np.array([r.seconds(together=together) for r in records])
     design = np.stack(columns, axis=1) / seconds[:, None]
     scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
     weights = scipy.optimize.nnls(design / scale, np.ones(len(records)))[0] / scale
@@ -193,7 +193,8 @@ def measured_cost(profile: Profile) -> MeasuredCost:
     """The Profile fitted; raises `UserError` when a pass has no measurement or one that took no time."""
     groups: dict[Key, list[UnitRecord]] = {}
     for record in profile.units:
-        if min(record.alone_seconds, record.together_seconds, record.batch, record.length) <= 0 or record.prefix < 0:
+        seconds = (record.seconds(together=True), record.seconds(together=False))
+        if min(*seconds, record.batch, record.length) <= 0 or record.prefix < 0:
             raise _useless(f"{record.unit} {record.kind} of {record.length} tokens has no positive time")
         groups.setdefault((record.unit, record.kind), []).append(record)
     missing = [f"{unit} {kind}" for unit, kind in REQUIRED if not _used(groups.get((unit, kind), ()))]
@@ -228,7 +229,7 @@ def _used(records: Iterable[UnitRecord]) -> list[UnitRecord]:
 
 
 def _slowdown(records: Sequence[UnitRecord]) -> float:
-    return max(float(np.median([r.together_seconds / r.alone_seconds for r in records])), 1.0)
+    return max(float(np.median([r.seconds(together=True) / r.seconds(together=False) for r in records])), 1.0)
 
 
 def _report(key: Key, records: Sequence[UnitRecord], fit: Fit) -> FitReport:
@@ -244,7 +245,8 @@ def _report(key: Key, records: Sequence[UnitRecord], fit: Fit) -> FitReport:
 
 def _error(record: UnitRecord, fit: Fit) -> float:
     predicted = float(fit.seconds(record.batch, record.length, record.prefix))
-    return abs(predicted - record.alone_seconds) / record.alone_seconds
+    measured = record.seconds(together=False)
+    return abs(predicted - measured) / measured
 
 
 def fit_points(profile: Profile) -> tuple[FitPoint, ...]:

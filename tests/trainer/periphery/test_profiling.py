@@ -20,6 +20,7 @@ from penstock.core.model import Family, UnitKind
 from penstock.core.profile import LinkRecord
 from penstock.core.schedule import Kind
 from penstock.planner.fit import REQUIRED
+from penstock.trainer.clock import HostTimer, Taken
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.profiling.links import (
     LEAST_BOUNDED_ERROR,
@@ -262,7 +263,7 @@ def timer(family: Family, points: list[Point], precision: Precision = Precision.
         model=spec, precision=precision, sequence_length=32, timed=tuple(points), weighed=(Point(3, 32, 0),)
     )
     (part,) = choose_parts(load, 2**30)
-    return UnitTimer(part, CPU, lambda: next(ticks))
+    return UnitTimer(part, CPU, HostTimer(lambda: next(ticks)))
 
 
 @pytest.mark.parametrize("family", Family)
@@ -274,7 +275,7 @@ def test_every_pass_of_every_unit_is_timed(family: Family, precision: Precision)
         visit = units.visit(point)
         for _ in range(2):
             samples = visit()
-            assert {seconds for _, seconds in samples} == {1.0}
+            assert {taken for _, taken in samples} == {Taken(1.0, 1.0)}
             counts = Counter(key for key, _ in samples)
             assert counts.keys() == (set(REQUIRED) if point.whole else BODY)
             assert all(counts[key] == (2 if key in BODY else counts[key]) for key in counts)

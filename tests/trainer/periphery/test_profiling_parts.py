@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,13 @@ from penstock.core.layout import Precision, num_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.profiling.grid import profile_grid, transient_grid
-from penstock.trainer.profiling.network import OPTIMIZER_SIZES, optimizer_sizes
+from penstock.trainer.profiling.network import (
+    OPTIMIZER_SIZES,
+    REDUCED_BYTES,
+    group_sizes,
+    optimizer_sizes,
+    reduced_sizes,
+)
 from penstock.trainer.profiling.parts import MOST_BLOCKS, Workload, choose_parts
 from tests.support.small_plans import small_model
 
@@ -79,3 +87,20 @@ def test_the_smallest_buffer_is_measured_in_any_case() -> None:
     assert optimizer_sizes(Precision.FP32, -1) == OPTIMIZER_SIZES[:1]
     assert optimizer_sizes(Precision.FP32, 2**40) == OPTIMIZER_SIZES
     assert max(optimizer_sizes(Precision.FP32, 2**27)) * 16 <= 2**27
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "sizes"), [(1, ()), (2, (2,)), (3, (3,)), (6, (2, 6)), (8, (2, 4, 8)), (24, (2, 4, 8, 24))]
+)
+def test_sums_are_measured_over_groups_that_replicas_form(num_ranks: int, sizes: tuple[int, ...]) -> None:
+    assert group_sizes(num_ranks) == sizes
+
+
+@given(st.integers(0, 2**40), st.integers(-1, 2**40))
+def test_sums_reach_a_gradient_if_it_fits(gradient: int, available: int) -> None:
+    sizes = reduced_sizes(gradient, available)
+    assert sizes[: len(REDUCED_BYTES)] == REDUCED_BYTES
+    assert all(a < b for a, b in itertools.pairwise(sizes))
+    assert all(size % 4 == 0 for size in sizes)
+    assert sizes[-1] <= max(REDUCED_BYTES[-1], min(gradient, available))
+    assert sizes[-1] + 4 > min(gradient, available)

@@ -156,6 +156,7 @@ def test_the_place_of_a_host_is_told_to_torchrun_and_the_names_to_whoever_reads_
         *("--nnodes=3", "--node-rank=1", "--nproc-per-node=2"),
         *("--master-addr=127.0.0.1", "--master-port=29401", "--max-restarts=0"),
     } <= set(commands[0])
+    assert environments[0]["TORCH_NCCL_HIGH_PRIORITY"] == "1"
     assert environments[0]["GLOO_SOCKET_IFNAME"] == environments[0]["NCCL_SOCKET_IFNAME"] == "lo"
     assert json.loads((tmp_path / "logs" / RANKS_FILE).read_text()) == [2, 3]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.trainer.memory import peak_bytes, reset_peak, resident_bytes
+from penstock.trainer.memory import held_bytes, peak_bytes, reset_peak
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -17,7 +17,7 @@ LARGE = 256 * MIB
 
 def _measure(connection: Connection[Any, Any]) -> None:
     """In a process of its own, since the mark is the whole process's."""
-    before = resident_bytes()
+    before = held_bytes(CPU)
     large = torch.ones(LARGE, dtype=torch.uint8)
     held = peak_bytes(CPU)
     del large

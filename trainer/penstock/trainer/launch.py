@@ -280,6 +280,10 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
         "NCCL_SOCKET_IFNAME": interface,
         # Fewer, and a transfer's kernel may wait in line behind the compute that waits for it.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        # A transfer that is ready goes before compute that was launched earlier: its peer waits for it.
+        "TORCH_NCCL_HIGH_PRIORITY": "1",
+        # Said of channels, each of which has a group of its own so that nothing else is behind it.
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
         "PYTHONUNBUFFERED": "1",
         **seeing(spec.devices),
     }

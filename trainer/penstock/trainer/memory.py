@@ -27,23 +27,32 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Bytes at the worst moment since the last reset: resident memory on CPU, torch's allocations on CUDA."""
+    """Bytes at the worst moment since the last reset: resident memory on CPU; on CUDA what the allocator had reserved,
+    and all else that is taken of the device.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device) + held_bytes(device) - torch.cuda.memory_reserved(device)
     return _status_bytes("VmHWM")
 
 
-def resident_bytes() -> int:
-    """Bytes of this process in memory now."""
-    return _status_bytes("VmRSS")
-
-
 def held_bytes(device: torch.device) -> int:
-    """What the rank's process holds now: on CUDA all that is taken of its device, also outside of torch's allocator."""
+    """Bytes of this rank now: resident memory on CPU; on CUDA all that is taken of its device, which no other rank has:
+    the context, kernels, NCCL's buffers, and what the allocator keeps.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free
-    return resident_bytes()
+    return _status_bytes("VmRSS")
+
+
+def tensor_bytes(device: torch.device) -> int:
+    """Bytes now, as far as they grow with tensors: resident memory on CPU, live allocations on CUDA."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
+
+
+def peak_tensor_bytes(device: torch.device) -> int:
+    """`tensor_bytes` at the worst moment since the last reset."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status_bytes("VmHWM")
 
 
 def release_unused(device: torch.device) -> None:

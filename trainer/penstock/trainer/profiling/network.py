@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -15,27 +16,61 @@ from penstock.core.layout import Precision
 from penstock.core.profile import CollectiveRecord, OptimizerRecord
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
-from penstock.trainer.comm import GroupName, ProcessGroups
+from penstock.trainer.comm import GroupName, Mesh, ProcessGroups
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import FlatParameters
 from penstock.trainer.profiling.units import mean_and_spread
+from penstock.trainer.together import gather
 
 REDUCED_BYTES = (16, 2**18, 2**22)
 OPTIMIZER_SIZES = (2**16, 2**19, 2**22, 2**24)
+LONGEST_SUM_SECONDS = 0.25
+"""Sums larger than one that took longer are not measured."""
+
 REPEATS = 9
 
 _DECAYED_PER_OTHER = 256
 """Norms and biases are about this much fewer than the elements of matrices."""
 
 
-def measure_collectives(num_ranks: int, device: torch.device, clock: Clock) -> list[CollectiveRecord]:
-    """Sums over all ranks."""
+def measure_collectives(
+    num_ranks: int, device: torch.device, clock: Clock, gradient_bytes: int, available_bytes: int
+) -> list[CollectiveRecord]:
+    """Sums over groups of every size in `group_sizes`, all groups of a size at once, as the stages' replicas sum.
+
+    Each size up to that of a gradient in such a group, while it fits and takes no longer than `LONGEST_SUM_SECONDS`.
+    """
     records = []
-    for size in REDUCED_BYTES:
-        tensor = torch.zeros(size // 4, device=device)
-        seconds, spread = _repeated(partial(dist.all_reduce, tensor), clock)
-        records.append(CollectiveRecord(num_ranks=num_ranks, num_bytes=size, seconds=seconds, spread=spread))
+    for size in group_sizes(num_ranks):
+        mesh = Mesh(dp=size, pp=num_ranks // size)
+        groups = [dist.new_group(list(mesh.peers(place))) for place in range(mesh.pp)]
+        own = groups[mesh.pipeline_rank(dist.get_rank())]
+        seconds = 0.0
+        for num_bytes in reduced_sizes(gradient_bytes // mesh.pp, available_bytes):
+            if seconds > LONGEST_SUM_SECONDS:
+                break
+            tensor = torch.zeros(num_bytes // 4, device=device)
+            seconds, spread = _repeated(partial(dist.all_reduce, tensor, group=own), clock)
+            records.append(CollectiveRecord(num_ranks=size, num_bytes=num_bytes, seconds=seconds, spread=spread))
+            seconds = max(gather(seconds))  # so that all ranks go on, or none
+        dist.destroy_process_group(own)
     return records
+
+
+def group_sizes(num_ranks: int) -> tuple[int, ...]:
+    """Replicas that a plan may have: the powers of two that divide the ranks, and all of them; one sums nothing."""
+    powers = [1 << power for power in range(1, num_ranks.bit_length())]
+    return tuple(sorted({*(size for size in powers if num_ranks % size == 0), num_ranks} - {1}))
+
+
+def reduced_sizes(gradient_bytes: int, available_bytes: int) -> tuple[int, ...]:
+    """Fixed sizes, then by eights up to ``gradient_bytes`` or what fits, in whole elements."""
+    sizes, largest = list(REDUCED_BYTES), min(gradient_bytes, available_bytes)
+    while sizes[-1] < largest:
+        sizes.append(min(8 * sizes[-1], largest // 4 * 4))
+        if sizes[-1] <= sizes[-2]:
+            return tuple(sizes[:-1])
+    return tuple(sizes)
 
 
 def measure_optimizer(
@@ -67,8 +102,10 @@ def _step(parameters: FlatParameters, optimizer: AdamW) -> None:
     optimizer.step(0, norm**2)
 
 
-def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int, clock: Clock) -> float:
-    """Seconds that starting a send and a receive keeps a rank, waiting for the peer apart; zero for a single rank."""
+def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int) -> float:
+    """Seconds that starting a send and a receive keeps a rank's host, waiting for peer and device apart; zero for a
+    single rank.
+    """
     if num_ranks < 2:
         return 0.0
     pair = (0, 1)
@@ -79,9 +116,9 @@ def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int, clock:
     sent, received = torch.zeros(1, device=groups.device), torch.zeros(1, device=groups.device)
     taken = []
     for _ in range(50):
-        begin = clock()
+        begin = time.perf_counter()
         works = (dist.irecv(received, peer, group), dist.isend(sent, peer, group))
-        taken.append(clock() - begin)
+        taken.append(time.perf_counter() - begin)
         for work in works:
             assert work is not None
             work.wait()

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from penstock.core.fitness import batches_to_measure, model_digest
 from penstock.core.job import JobSpec
+from penstock.core.layout import num_parameters
 from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
-from penstock.trainer.clock import device_clock
-from penstock.trainer.memory import held_bytes, release_unused, resident_bytes
+from penstock.trainer.clock import Taken, action_timer, device_clock
+from penstock.trainer.memory import held_bytes, release_unused
 from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
 from penstock.trainer.profiling.links import measure_links, message_sizes
 from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
@@ -52,8 +53,8 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     available = min(gather(_available_bytes(spec, worker.device)))
     sizes = message_sizes(min(_largest_message_bytes(spec), available))
     links = concatenated(measure_links(worker.device, worker.rank, nodes, clock, sizes))
-    overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks, clock))
-    collectives = measure_collectives(worker.num_ranks, worker.device, clock)
+    overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks))
+    collectives = measure_collectives(worker.num_ranks, worker.device, clock, _gradient_bytes(spec), available)
     crowded = hosts[worker.rank] == fullest_host(hosts)
     parts = choose_parts(_workload(spec), available)
     units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
@@ -92,6 +93,11 @@ def _largest_message_bytes(spec: JobSpec) -> int:
     return sequences * spec.data.sequence_length * spec.model.hidden * spec.training.precision.compute_bytes
 
 
+def _gradient_bytes(spec: JobSpec) -> int:
+    """What all ranks sum where each replica has one rank."""
+    return num_parameters(spec.model) * spec.training.precision.accumulate_bytes
+
+
 def _workload(spec: JobSpec) -> Workload:
     length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
     return Workload(
@@ -113,7 +119,7 @@ def _measure_units(
     transients: list[TransientRecord] = []
     for part in parts:
         release_unused(worker.device)  # before the next part is made
-        timer = UnitTimer(part, worker.device, device_clock(worker.device))
+        timer = UnitTimer(part, worker.device, action_timer(worker.device))
         for point in part.load.timed:
             progress(next(count), total)
             units.extend(_unit_records(timer, point, first=worker.rank == 0, crowded=crowded))
@@ -129,8 +135,8 @@ def _unit_records(timer: UnitTimer, point: Point, *, first: bool, crowded: bool)
     """By turns the first rank alone and all at once, so that what changes with time changes both."""
     visit = timer.visit(point)
     visit()
-    alone: list[tuple[Key, float]] = []
-    together: list[tuple[Key, float]] = []
+    alone: list[tuple[Key, Taken]] = []
+    together: list[tuple[Key, Taken]] = []
     for _ in range(point.repeats):
         dist.barrier()
         alone += visit() if first else []
@@ -141,16 +147,17 @@ def _unit_records(timer: UnitTimer, point: Point, *, first: bool, crowded: bool)
         yield _record(point, key, samples, pooled[key])
 
 
-def _by_key(samples: Samples) -> dict[Key, list[float]]:
-    found: dict[Key, list[float]] = {}
-    for key, seconds in samples:
-        found.setdefault(key, []).append(seconds)
+def _by_key(samples: Samples) -> dict[Key, list[Taken]]:
+    found: dict[Key, list[Taken]] = {}
+    for key, taken in samples:
+        found.setdefault(key, []).append(taken)
     return found
 
 
-def _record(point: Point, key: Key, alone: list[float], together: list[float]) -> UnitRecord:
-    alone_seconds, spread = mean_and_spread(alone)
-    together_seconds, together_spread = mean_and_spread(together)
+def _record(point: Point, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:
+    alone_seconds, spread = mean_and_spread([taken.device for taken in alone])
+    together_seconds, together_spread = mean_and_spread([taken.device for taken in together])
+    host_seconds, _ = mean_and_spread([taken.host for taken in together])
     return UnitRecord(
         unit=key[0],
         kind=key[1],
@@ -161,6 +168,7 @@ def _record(point: Point, key: Key, alone: list[float], together: list[float]) -
         together_seconds=together_seconds,
         spread=spread,
         together_spread=together_spread,
+        host_seconds=None if all(taken.host == taken.device for taken in together) else host_seconds,
         samples=len(alone),
         held_out=point.held_out,
     )
@@ -174,8 +182,8 @@ def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientReco
 
 
 def _constant_bytes(worker: Worker) -> int:
-    """What a rank holds beside parameters and slots: interpreter, torch, groups, and kernels once they have run."""
+    """What a rank holds in addition to parameters and slots: interpreter, torch, groups, and kernels once they have
+    run; on CUDA what these take of the device.
+    """
     release_unused(worker.device)
-    if worker.device.type == "cuda":
-        return torch.cuda.memory_allocated(worker.device)
-    return resident_bytes()
+    return held_bytes(worker.device)

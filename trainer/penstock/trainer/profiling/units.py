@@ -16,8 +16,8 @@ from torch import Tensor
 from penstock.core.layout import SlotKind
 from penstock.core.model import Unit, UnitKind
 from penstock.core.schedule import Kind
-from penstock.trainer.clock import Clock
-from penstock.trainer.memory import peak_bytes, release_unused, reset_peak, resident_bytes
+from penstock.trainer.clock import Taken, Timer
+from penstock.trainer.memory import peak_tensor_bytes, release_unused, reset_peak, tensor_bytes
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.profiling.parts import Part
@@ -28,8 +28,8 @@ from penstock.trainer.units.workspace import Workspace
 SLOWEST_SHARE, FEWEST_TO_CUT = 20, 5
 
 Key = tuple[UnitKind, Kind]
-Samples = Sequence[tuple[Key, float]]
-"""Seconds of every pass of one visit, in the order they were taken."""
+Samples = Sequence[tuple[Key, Taken]]
+"""What every pass of one visit took, in the order of passes."""
 
 _Stages = Sequence[tuple[Unit, Stage]]
 
@@ -52,8 +52,8 @@ class UnitTimer:
     One piece of memory serves all points.
     """
 
-    def __init__(self, part: Part, device: torch.device, clock: Clock) -> None:
-        self._load, self._device, self._clock = part.load, device, clock
+    def __init__(self, part: Part, device: torch.device, timer: Timer) -> None:
+        self._load, self._device, self._timer = part.load, device, timer
         workspace = Workspace(part.workspace_bytes, device)
         self._all = [(unit, self._stage(unit, workspace)) for unit in part.units]
         self._one_of_each = [(unit, stage) for unit, stage in self._all if unit in part.one_of_each]
@@ -80,12 +80,8 @@ class UnitTimer:
             *(((b.unit.kind, Kind.I), partial(_backward_input, b, point)) for b in reversed(body)),
             *(((b.unit.kind, Kind.W), partial(_backward_weight, b, point, ids)) for b in reversed(weights)),
         ]
-        return lambda: [(key, self._timed(action)) for key, action in actions]
-
-    def _timed(self, action: Callable[[], object]) -> float:
-        begin = self._clock()
-        action()
-        return self._clock() - begin
+        keys, passes = [key for key, _ in actions], [action for _, action in actions]
+        return lambda: list(zip(keys, self._timer(passes), strict=True))
 
     def transients(self, point: Point) -> Iterator[tuple[Key, int]]:
         """Bytes that F and I take beyond their slots: the declared workspace, and what kernels allocate themselves."""
@@ -100,9 +96,9 @@ class UnitTimer:
         """Bytes at the worst moment of ``action`` beyond those before; nothing comes from what the heap kept."""
         release_unused(self._device)
         reset_peak(self._device)
-        before = resident_bytes() if self._device.type == "cpu" else torch.cuda.memory_allocated(self._device)
+        before = tensor_bytes(self._device)
         action()
-        return max(peak_bytes(self._device) - before, 0)
+        return max(peak_tensor_bytes(self._device) - before, 0)
 
     def _token_ids(self, point: Point) -> Tensor:
         return torch.randint(self._load.model.vocab, (point.batch, point.length), device=self._device)
