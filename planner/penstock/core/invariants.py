@@ -15,6 +15,7 @@ from penstock.core.grid import draw
 from penstock.core.lifetimes import ViolationError
 from penstock.core.machine import Machine, Pipeline, RankState, Wait
 from penstock.core.program import Program, SlotSizes
+from penstock.core.residency import resident_kernels
 from penstock.core.roles import Cell, Place, slot_table
 from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind
 
@@ -41,13 +42,18 @@ class Proof:
 
 
 def prove(
-    program: Program, *, sizes: SlotSizes | None = None, memory_limit_bytes: Sequence[int] | None = None
+    program: Program,
+    *,
+    sizes: SlotSizes | None = None,
+    memory_limit_bytes: Sequence[int] | None = None,
+    num_places: int | None = None,
 ) -> Proof:
     """Prove that ``program`` ends, is right, and fits; raises `ProgramError` with the grid around the first bad cell.
 
     With ``sizes`` every slot must have exactly those bytes; without, slots are taken at their word, and those that
     differ only in their micro-batch must be equally large. ``memory_limit_bytes`` is what each rank has for its arena
-    and transients; `NoRoomError` says that only that is short.
+    and transients; `NoRoomError` says that only that is short. ``num_places`` is how many communication kernels a CUDA
+    device holds at once: then no kernel that can start ever waits for a place (`penstock.core.residency`).
     """
     pipeline = _survey(program, sizes)
     _check_reductions(program, pipeline.stage_ranks)
@@ -55,6 +61,8 @@ def prove(
     _run(machine)
     if memory_limit_bytes is not None:
         _check_limits(machine, memory_limit_bytes)
+    if num_places is not None:
+        _check_places(machine, program, num_places)
     lifetimes = [rank.lifetimes for rank in machine.ranks]
     return Proof(
         num_instructions=sum(len(rank.instructions) for rank in program.ranks),
@@ -144,6 +152,19 @@ def _check_limits(machine: Machine, limits: Sequence[int]) -> None:
         if arena + transient > limit:
             reason = f"the arena's {arena} and at most {transient} transient bytes exceed the limit of {limit}"
             raise _refusal(machine, rank, reason, NoRoomError)
+
+
+def _check_places(machine: Machine, program: Program, num_places: int) -> None:
+    for rank, most in zip(machine.ranks, resident_kernels(program), strict=True):
+        if most.num_kernels > num_places:
+            before = rank.program.instructions[: most.position]
+            num_computed = sum(instruction.action.kind in COMPUTE_KINDS for instruction in before)
+            rank.position = most.position
+            rank.step = rank.cells[num_computed - 1][0] if num_computed else 0
+            reason = (
+                f"may be kernel {most.num_kernels} that waits for its peer on a device with places for {num_places}"
+            )
+            raise _refusal(machine, rank, reason)
 
 
 def _deadlock(machine: Machine, waits: Sequence[Wait | None]) -> ProgramError:

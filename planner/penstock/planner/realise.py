@@ -29,15 +29,17 @@ def program_of(plan: Plan) -> Program:
     return program
 
 
-def fitting_program_of(plan: Plan, memory_per_rank: int) -> Program:
+def fitting_program_of(plan: Plan, memory_per_rank: int, *, num_places: int | None = None) -> Program:
     """The same, proved besides to fit in ``memory_per_rank`` bytes; raises `UserError` if a rank needs more.
+
+    ``num_places`` is as for `penstock.core.invariants.prove`, for a plan that runs on CUDA.
 
     What a rank holds beside its arena (process, parameters and their state, transients) is taken from the prediction,
     which was made where costs were known; of a plan without one nothing is known to compare.
     """
     program, beside = lowered(plan), bytes_beside_slots(plan)
     try:
-        prove_plan(plan, program, [memory_per_rank - each for each in beside] or None)
+        prove_plan(plan, program, [memory_per_rank - each for each in beside] or None, num_places=num_places)
     except NoRoomError:
         raise _too_large(program, beside, memory_per_rank) from None
     return program
@@ -70,9 +72,15 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
     return program
 
 
-def prove_plan(plan: Plan, program: Program, memory_limit_bytes: Sequence[int] | None = None) -> None:
+def prove_plan(
+    plan: Plan,
+    program: Program,
+    memory_limit_bytes: Sequence[int] | None = None,
+    *,
+    num_places: int | None = None,
+) -> None:
     """Prove that the plan's Program runs, with the slots that its model needs, within the limits of its ranks."""
-    prove(program, sizes=_sizes(plan), memory_limit_bytes=memory_limit_bytes)
+    prove(program, sizes=_sizes(plan), memory_limit_bytes=memory_limit_bytes, num_places=num_places)
 
 
 def bytes_beside_slots(plan: Plan) -> list[int]:

@@ -1,10 +1,11 @@
-"""What is different on CUDA, seen on stand-ins: which calls are made, and the arithmetic on what they give."""
+"""Process groups and devices of CUDA ranks. What torch itself does there is tested in `tests/trainer/cuda`."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from penstock.core.model import Family
 from penstock.planner.realise import program_of
 from penstock.trainer import memory
 from penstock.trainer.clock import CudaTimer, action_timer
-from penstock.trainer.comm import Mesh, ProcessGroups, group_names
+from penstock.trainer.comm import MAX_BLOCKS, Mesh, ProcessGroups, group_names
 from penstock.trainer.recorder import CudaRecorder, make_recorder
 from penstock.trainer.units.backends import CudaFlash, PlainAttention, build_backend
 from penstock.trainer.worker import own_device
+from tests.support.not_run import missing
 from tests.support.small_plans import small_plan
 
 GPU = torch.device("cuda", 0)
@@ -78,14 +80,23 @@ def test_a_visit_is_timed_without_waiting_between_its_passes(monkeypatch: pytest
 
 
 def test_messages_have_nccl_alone_and_all_ranks_can_also_meet_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not dist.is_nccl_available():
+        missing("fakecuda", "torch is not its CUDA build: it has no settings of NCCL")
     made: list[tuple[list[int], str]] = []
-    monkeypatch.setattr(dist, "new_group", lambda ranks, backend: made.append((ranks, backend)))
+    blocks: list[int | None] = []
+
+    def new_group(ranks: list[int], backend: str, pg_options: Any) -> None:
+        made.append((ranks, backend))
+        blocks.append(pg_options and pg_options.config.max_ctas)
+
+    monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_rank", lambda: -1)
     program = program_of(small_plan(family=Family.GPT2, pp=2, dp=2))
     ProcessGroups(GPU).open(group_names(program, Mesh(dp=2, pp=2)))
     *others, last = made
     assert last == ([0, 1, 2, 3], "cpu:gloo,cuda:nccl")
     assert {backend for _, backend in others} == {"nccl"}
+    assert blocks == [MAX_BLOCKS] * 4 + [None] * 5, "only what spins next to compute is limited"
     assert [ranks for ranks, _ in others] == [[0, 1]] * 2 + [[2, 3]] * 2 + [[0, 1], [2, 3]] + [[0, 2], [1, 3]]
 
 

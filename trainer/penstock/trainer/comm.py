@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,13 @@ from torch import Tensor
 
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
+
+MAX_BLOCKS = 4
+"""Thread blocks of one kernel that sends or receives on CUDA. `penstock.core.residency.NUM_PLACES` of them spin at once
+at most: 32 blocks, which leave most of a device's multiprocessors (108 on an A100, 132 on an H100) to compute.
+"""
+
+_CHANNELS = ("F", "B")
 
 
 class Work(Protocol):
@@ -118,7 +125,7 @@ class ProcessGroups:
         """Make the groups that do not exist yet, then let each carry one element, so that no step pays for set-up."""
         missing = [name for name in dict.fromkeys(names) if name not in self._groups]
         for name in missing:
-            group = dist.new_group(sorted(name.ranks), backend=self._backend(name))
+            group = dist.new_group(sorted(name.ranks), backend=self._backend(name), pg_options=self._options(name))
             self._groups[name] = group if isinstance(group, dist.ProcessGroup) else None
         for name in missing:
             if dist.get_rank() in name.ranks:
@@ -130,11 +137,19 @@ class ProcessGroups:
             return "gloo"
         return "cpu:gloo,cuda:nccl" if name.purpose == Group.NORM else "nccl"
 
+    def _options(self, name: GroupName) -> Any:
+        """NCCL's settings for a channel, whose kernels spin next to compute; its own choice for all else."""
+        if self.device.type != "cuda" or name.purpose not in _CHANNELS:
+            return None
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.max_ctas = MAX_BLOCKS
+        return options
+
     def _warm(self, name: GroupName) -> None:
         """Every rank takes its groups in the same order, so the earliest unfinished exchange can always go on."""
         one = torch.ones(1, device=self.device)
         group = self[name]
-        if name.purpose not in ("F", "B"):
+        if name.purpose not in _CHANNELS:
             dist.all_reduce(one, group=group)
         elif dist.get_rank() == name.ranks[0]:
             _isend(one, name.ranks[1], group).wait()

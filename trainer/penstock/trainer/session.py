@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
+from penstock.core.residency import NUM_PLACES
 from penstock.planner.realise import fitting_program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
@@ -38,7 +39,11 @@ class Session:
         self.job: PipelineJob = run.read_job()
         self.plan: Plan = run.read_plan()
         require_runnable(self.plan, self.job, worker.num_ranks)
-        self.program = fitting_program_of(self.plan, self.job.spec.resources.memory_per_rank)
+        self.program = fitting_program_of(
+            self.plan,
+            self.job.spec.resources.memory_per_rank,
+            num_places=NUM_PLACES if worker.device.type == "cuda" else None,
+        )
         self.mesh = Mesh(dp=self.plan.dp, pp=self.plan.pp)
         prepared = open_data(run)
         self._training = training_batches(self.job, prepared)

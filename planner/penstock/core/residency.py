@@ -1,0 +1,151 @@
+"""How many communication kernels a rank's device may hold at once, whatever the speeds.
+
+On CUDA a transfer is two NCCL kernels, one on each device. The model:
+
+- Kernels are launched in program order: SEND and POST_RECV launch one, on the stream of their channel, which is that of
+  one communicator. A WAIT makes the compute stream wait for one, a REDUCE is a kernel on the compute stream.
+- A kernel can start once the compute before its launch and the kernel before it on its stream have ended. Then it
+  *spins*: it occupies multiprocessors until its peer's kernel runs too, and the transfer ends for both.
+- A device has ``K`` places for such kernels. Which of several that can start takes a free place is its own choice.
+
+A kernel that can start and finds no place waits for others to end, and those may be waiting for it. The rule that
+excludes this, for every choice of the device, is that no kernel ever finds no place: no execution has more than K
+kernels on one rank that are launched, can start, and have not ended. A stream lets one kernel start at a time, so these
+are the channels with a message under way.
+
+Their number is exact and takes one pass. Let ``known(p)`` be the messages that must have ended when a rank passes
+position p: those it waited for, and all that either end of them knew at its launch (a vector clock: Fidge 1988, Mattern
+1989). The execution in which nothing else happened before p is a possible one. In it, a channel with a launch before p
+that is not known to have ended has a kernel that can start and has not ended. Every other execution has ended at least
+these messages at p. So the largest number over all executions is the largest over p of the channels launched on and not
+known to have ended; it only grows at a launch. Cost: instructions times channels of a rank and its neighbours.
+
+Example, one micro-batch and slice, two ranks. Rank 0 posts the receive of its gradient, then sends its activations: two
+kernels. With one place the device hangs, since the posted receive keeps it and its message needs the activations. With
+the receive launched after the activations are known to have arrived, one place is enough.
+
+``NUM_PLACES`` is K; `penstock.trainer.comm` limits the thread blocks of each kernel so that so many fit.
+
+Considered instead: to let kernels start only in the order of their launch. That is one deterministic run for any K, but
+nothing that the hardware promises: it serves streams from several queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.core.program import Channel, Instruction, Program, RankProgram
+from penstock.core.schedule import Group, Kind
+
+NUM_PLACES = 8
+"""K: every generator's schedules need at most 8, on a rank in the middle of a V (`zbv`: four channels to each side)."""
+
+_SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
+_LAUNCHES = _SENDS | {Kind.POST_RECV_F, Kind.POST_RECV_B}
+_WAITS = frozenset({Kind.WAIT_SEND_F, Kind.WAIT_SEND_B, Kind.WAIT_RECV_F, Kind.WAIT_RECV_B})
+
+_Known = dict[Channel, int]
+"""Per channel the number of messages that have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """The most kernels that may be on a rank's device at once, and where in its instructions that is first reached."""
+
+    num_kernels: int
+    position: int
+
+
+@dataclass(slots=True)
+class _Rank:
+    program: RankProgram
+    position: int = 0
+    known: _Known = field(default_factory=dict)
+    launched: _Known = field(default_factory=dict)
+    most: Residency = Residency(0, 0)
+
+    @property
+    def pending(self) -> Instruction | None:
+        instructions = self.program.instructions
+        return instructions[self.position] if self.position < len(instructions) else None
+
+    def count(self, more: int = 0) -> None:
+        """Count the kernels at hand, and ``more`` besides."""
+        under_way = more + sum(number > self.known.get(channel, 0) for channel, number in self.launched.items())
+        if under_way > self.most.num_kernels:
+            self.most = Residency(under_way, self.position)
+
+
+class _Devices:
+    """All ranks' devices, moved through a Program that is proved to end."""
+
+    def __init__(self, program: Program) -> None:
+        self.ranks = [_Rank(rank) for rank in program.ranks]
+        self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
+        self._arrived: dict[Group, dict[int, _Known]] = {group: {} for group in self._members}
+        self._launches: dict[tuple[Channel, int, bool], _Known] = {}
+        self._ended: dict[tuple[Channel, int], _Known] = {}
+
+    def advance(self, rank: _Rank) -> None:
+        """Move ``rank`` until it ends or has to wait for another one."""
+        while (instruction := rank.pending) is not None:
+            kind, channel = instruction.action.kind, instruction.channel
+            if kind is Kind.REDUCE:
+                if not self._joined(rank, instruction.action.group):
+                    return
+            elif channel is not None and kind in _LAUNCHES:
+                rank.launched[channel] = instruction.sequence + 1
+                self._launches[channel, instruction.sequence, kind in _SENDS] = dict(rank.known)
+                rank.count()
+            elif channel is not None and kind in _WAITS:
+                ended = self._end(channel, instruction.sequence)
+                if ended is None:
+                    return
+                _learn(rank.known, ended)
+            rank.position += 1
+
+    def _end(self, channel: Channel, sequence: int) -> _Known | None:
+        """What is known once a message has ended; none while an end of it is not launched."""
+        if (channel, sequence) not in self._ended:
+            sent, posted = (self._launches.get((channel, sequence, is_send)) for is_send in (True, False))
+            if sent is None or posted is None:
+                return None
+            known = {**sent, channel: sequence + 1}
+            _learn(known, posted)
+            if sequence and (before := self._end(channel, sequence - 1)) is not None:
+                _learn(known, before)
+            self._ended[channel, sequence] = known
+        return self._ended[channel, sequence]
+
+    def _joined(self, rank: _Rank, group: Group | None) -> bool:
+        """Whether all ranks of the group are here; then each knows what all of them did."""
+        assert group is not None, "a REDUCE without a group is no proved instruction"
+        arrived = self._arrived[group]
+        if rank.program.rank not in arrived:
+            rank.count(more=1)
+            arrived[rank.program.rank] = dict(rank.known)
+        if len(arrived) < len(self._members[group]):
+            return False
+        for known in arrived.values():
+            _learn(rank.known, known)
+        return True
+
+
+def _learn(known: _Known, more: Mapping[Channel, int]) -> None:
+    for channel, number in more.items():
+        if number > known.get(channel, 0):
+            known[channel] = number
+
+
+def resident_kernels(program: Program) -> tuple[Residency, ...]:
+    """Per rank the most communication kernels that any execution of a proved ``program`` has on its device at once."""
+    devices = _Devices(program)
+    moved = True
+    while moved:
+        before = [rank.position for rank in devices.ranks]
+        for rank in devices.ranks:
+            devices.advance(rank)
+        moved = before != [rank.position for rank in devices.ranks]
+    assert all(rank.pending is None for rank in devices.ranks), "the Program is not proved to end"
+    return tuple(rank.most for rank in devices.ranks)
