@@ -90,6 +90,25 @@ def test_an_error_names_place_and_remedy_on_stderr(tmp_path: Path, capsys: Captu
     assert "Traceback" not in captured.err
 
 
+def test_every_mistake_of_a_manifest_is_shown_with_its_remedy(tmp_path: Path, capsys: Captured) -> None:
+    job = write_job(tmp_path / "job.yaml", model__heads="four", training__steps=0, data__sequence=64)
+    assert main(["plan", job]) == 2
+    error = capsys.readouterr().err
+    assert all(place in error for place in ("spec.model.heads", "spec.training.steps", "spec.data.sequence"))
+    assert error.count("remedy ") == 3
+
+
+def test_a_name_means_a_job_of_the_service_to_suspend_and_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for command in ("suspend", "resume"):
+        assert main([command, "my-job"]) == 2
+        assert "no service is known" in capsys.readouterr().err
+    assert main(["resume", "./my-job"]) == 2
+    assert "my-job/job.yaml: cannot be read" in capsys.readouterr().err
+
+
 def test_debug_shows_where_an_error_comes_from(tmp_path: Path, capsys: Captured) -> None:
     assert main(["--debug", "plan", str(tmp_path / "missing.yaml")]) == 2
     assert "Traceback" in capsys.readouterr().err

@@ -83,8 +83,11 @@ class TestLogs:
         assert capsys.readouterr().out.splitlines() == ["  1 | line 5", "  1 | line 7"]
 
     def test_of_no_job(self, capsys: Captured) -> None:
-        assert main(["logs", "none"]) == 2
-        assert "there is no job" in capsys.readouterr().err
+        for command in ("logs", "suspend", "resume", "delete"):
+            assert main([command, "none"]) == 2
+            told = capsys.readouterr().err
+            assert "there is no job default/none" in told
+            assert "list the jobs: penstock status" in told
 
 
 def test_a_log_is_followed_until_its_last_lines_have_come(

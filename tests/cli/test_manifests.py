@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.manifests import read_cluster, read_job, read_plan, read_profile, read_timeline
-from penstock.core.errors import UserError
+from penstock.core.errors import MistakesError, UserError
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner import yamltext
 from penstock.trainer.data.tokenizer import train_bpe
@@ -50,6 +50,34 @@ def test_paths_are_relative_to_the_manifest(tmp_path: Path) -> None:
     job = read_job(write(tmp_path / "job.yaml", manifest), silent)
     assert job.spec.data.source == str(tmp_path / "text")
     assert Path(job.spec.checkpoint.resume_from or "") == tmp_path / "../old/step-5"
+
+
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
+    """In several parts of the manifest and in one, of forms, of values and of missing fields."""
+    manifest = example(training__globalBatch=0, training__steps=-1, model__layers="two", resources__memory="4Gi")
+    del manifest["spec"]["data"]["sequenceLength"]
+    with pytest.raises(MistakesError) as found:
+        read_job(write(tmp_path / "job.yaml", manifest), silent)
+    assert {mistake.where for mistake in found.value.errors} == {
+        "spec.training.globalBatch",
+        "spec.training.steps",
+        "spec.model.layers",
+        "spec.resources.memory",
+        "spec.data.sequenceLength",
+    }
+    assert all(mistake.remedy for mistake in found.value.errors)
+    assert str(found.value).count("remedy: ") == 5
+
+
+def test_parts_that_do_not_fit_each_other_are_reported_together(tmp_path: Path) -> None:
+    manifest = example(parallelism={"pp": 3, "stages": [1, 1]}, objective="cost")
+    with pytest.raises(MistakesError) as found:
+        read_job(write(tmp_path / "job.yaml", manifest), silent)
+    assert [mistake.where for mistake in found.value.errors] == [
+        "spec.parallelism",
+        "spec.parallelism.stages",
+        "spec.pricePerDeviceHour",
+    ]
 
 
 @pytest.mark.parametrize("source", ["python-stdlib", "data://corpus", "/absolute/text"])

@@ -41,6 +41,20 @@ def test_missing_devices_are_named(monkeypatch: pytest.MonkeyPatch, devices: int
     assert found.value.remedy
 
 
+@pytest.mark.parametrize(("wanted", "fits"), [("4Gi", True), ("5Gi", False)])
+def test_a_rank_may_take_what_a_device_has(monkeypatch: pytest.MonkeyPatch, wanted: str, fits: bool) -> None:
+    answer = Answer(num_cuda_devices=2, device_bytes=4 * 2**30, key=sample_machine(), model_digest="m")
+    monkeypatch.setattr(probe, "ask", lambda question, devices: answer)
+    for device in ("cuda", "cpu"):
+        spec = local_job(resources__device=device, resources__memoryPerRank=wanted).spec
+        if fits or device == "cpu":
+            assert identify(spec).num_ranks == 2
+            continue
+        with pytest.raises(UserError, match="5 GiB is more than the 4 GiB of a device") as found:
+            identify(spec)
+        assert found.value.where == "spec.resources.memoryPerRank"
+
+
 def test_enough_devices_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "ask", answering(2))
     assert identify(local_job(resources__device="cuda").spec).num_ranks == 2

@@ -198,3 +198,49 @@ def test_a_pinned_plan_that_cannot_be_says_so(tmp_path: Path) -> None:
     pinned = {**PINNED, "stages": [1, 2, 5]}
     mistake = mistake_of(lambda: runs.start(job(parallelism=pinned), tmp_path / "r", None, here()))
     assert mistake.where.startswith("spec.parallelism")
+
+
+def test_a_missing_device_is_named_before_data_is_prepared(tmp_path: Path) -> None:
+    def refusing(spec: Any) -> Any:
+        raise UserError(what="no NVIDIA device is here", where="spec.resources.device", remedy="write device: cpu")
+
+    workers = FakeWorkers()
+    machine = runs.Here(workers=workers, identify=refusing)
+    cuda = job(resources__device="cuda")
+    for root in (None, tmp_path / "r"):
+        mistake = mistake_of(lambda root=root: runs.start(cuda, root, None, machine))
+        assert mistake.where == "spec.resources.device"
+    assert workers.started == []
+    assert not (tmp_path / "r").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kept", [(), ("notes.txt",)])
+def test_a_run_that_is_refused_before_its_first_attempt_leaves_no_folder(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    """But a directory that was there stays, with what was in it."""
+    for name in kept:
+        (tmp_path / "runs" / "r").mkdir(parents=True)
+        (tmp_path / "runs" / "r" / name).touch()
+
+    def refuse() -> None:
+        raise UserError(what="holds no text", where="spec.data.source", remedy="name another folder")
+
+    workers = FakeWorkers(prepare_with=refuse)
+    mistake = mistake_of(lambda: runs.start(job(), tmp_path / "runs" / "r", None, here(workers)))
+    assert mistake.where == "spec.data.source"
+    assert (tmp_path / "runs").exists() == bool(kept)
+    assert all((tmp_path / "runs" / "r" / name).exists() for name in kept)
+
+
+def test_more_memory_than_the_machine_has_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = runs.Here(
+        workers=FakeWorkers(),
+        identify=lambda spec: local_identity(local_job()),
+        clock=lambda: local_profile().measured_at,
+        memory_bytes=3 * 2**30,
+    )
+    runs.start(job(resources__memoryPerRank="2Gi"), tmp_path / "r", None, machine)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "spec.resources.memoryPerRank: 2 ranks may take 2 GiB each, and this machine has 3 GiB" in told
+    runs.start(job(resources__memoryPerRank="1Gi"), tmp_path / "s", None, machine)
+    assert "may take" not in capsys.readouterr().err

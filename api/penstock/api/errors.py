@@ -27,7 +27,7 @@ from penstock.api.store.profiles import NoSuchProfileError
 from penstock.api.store.sessions import NoSuchSessionError
 from penstock.api.store.tokens import NoSuchTokenError
 from penstock.api.store.writer import WriterClosedError
-from penstock.core.errors import UserError
+from penstock.core.errors import UserError, mistakes_in
 from penstock.core.job_policy import NotAllowedError
 from penstock.core.lifecycle import IllegalTransitionError
 from penstock.kube.transport import KubeError
@@ -43,7 +43,9 @@ TOO_LONG = "57014"
 
 
 def _user_error(error: UserError) -> Problem:
-    return Problem(kind="invalid", detail=error.what, where=error.where, remedy=error.remedy or DESCRIBED)
+    others = [f"{mistake.where}: {mistake.what}" for mistake in mistakes_in(error)[1:]]
+    detail = "; ".join((error.what, *others))
+    return Problem(kind="invalid", detail=detail, where=error.where, remedy=error.remedy or DESCRIBED)
 
 
 def _not_allowed(error: NotAllowedError) -> Problem:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.core.cluster import ClusterSpec
-from penstock.core.errors import UserError
+from penstock.core.errors import UserError, mistakes_in, raise_all
 from penstock.core.job import STDLIB_CORPUS, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
@@ -110,8 +110,13 @@ def _named(path: Path, read: Callable[[Any], T], manifest: Any, remedy: str = ""
     try:
         return read(manifest)
     except UserError as error:
-        place = f"{path}: {error.where}" if error.where else str(path)
-        raise UserError(what=error.what, where=place, remedy=error.remedy or remedy) from None
+        raise_all([_in_file(path, mistake, remedy) for mistake in mistakes_in(error)])
+        raise
+
+
+def _in_file(path: Path, mistake: UserError, remedy: str) -> UserError:
+    place = f"{path}: {mistake.where}" if mistake.where else str(path)
+    return UserError(what=mistake.what, where=place, remedy=mistake.remedy or remedy)
 
 
 def _resolved(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import UserError
+from penstock.core.errors import UserError, mistakes_in
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -116,13 +116,14 @@ def printable(text: str) -> str:
 
 
 def say_error(error: UserError) -> None:
-    """The user's mistake: where, what, and what to do about it."""
+    """The user's mistakes: of each where, what, and what to do about it."""
     from rich.text import Text
 
-    place = f"{error.where}: " if error.where else ""
-    say(Text.assemble(("error ", "bold red"), (place, "bold"), error.what))
-    if error.remedy:
-        say(Text.assemble(("remedy ", "bold green"), error.remedy))
+    for mistake in mistakes_in(error):
+        place = f"{mistake.where}: " if mistake.where else ""
+        say(Text.assemble(("error ", "bold red"), (place, "bold"), mistake.what))
+        if mistake.remedy:
+            say(Text.assemble(("remedy ", "bold green"), mistake.remedy))
 
 
 def say_failure(message: str, hint: str = "") -> None:

@@ -18,6 +18,7 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import ModelSpec
 from penstock.core.profile import MachineKey
+from penstock.core.units import format_bytes
 from penstock.trainer.launch import seeing
 
 
@@ -33,9 +34,12 @@ class Question(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(Manifest):
-    """``key`` and ``model_digest`` are what a profile must have to be of this machine and this model."""
+    """``key`` and ``model_digest`` are what a profile must have to be of this machine and this model; ``device_bytes``
+    is the memory of the smallest CUDA device.
+    """
 
     num_cuda_devices: int
+    device_bytes: int | None = None
     key: MachineKey | None
     model_digest: str
 
@@ -73,12 +77,23 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
             where="spec.resources.ranks",
             remedy=f"write ranks: {answer.num_cuda_devices}, or run where there are more devices",
         )
+    _require_memory(spec, answer.device_bytes)
     return Identity(
         key=answer.key,
         model_digest=answer.model_digest,
         precision=spec.training.precision,
         num_ranks=spec.resources.ranks,
     )
+
+
+def _require_memory(spec: JobSpec, device_bytes: int | None) -> None:
+    wanted = spec.resources.memory_per_rank
+    if spec.resources.device is Device.CUDA and device_bytes is not None and wanted > device_bytes:
+        raise UserError(
+            what=f"{format_bytes(wanted)} is more than the {format_bytes(device_bytes)} of a device here",
+            where="spec.resources.memoryPerRank",
+            remedy=f"write at most {format_bytes(device_bytes)}, less what CUDA itself takes",
+        )
 
 
 def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
@@ -111,10 +126,17 @@ def main() -> None:
     device = torch.device(question.device.value)
     answer = Answer(
         num_cuda_devices=num_cuda_devices,
+        device_bytes=min(map(_total_memory, range(num_cuda_devices)), default=None),
         key=machine_key(device, question.threads_per_rank) if is_here else None,
         model_digest=model_digest(question.model, question.sequence_length),
     )
     sys.stdout.write(json.dumps(answer.to_manifest()))
+
+
+def _total_memory(device: int) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 if __name__ == "__main__":

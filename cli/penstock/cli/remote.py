@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 COLORS = {Phase.SUCCEEDED: "green", Phase.FAILED: "red", Phase.RUNNING: "cyan", Phase.SUSPENDED: "yellow"}
 FAILED = 1
+_ROUTE = re.compile(r"(GET|POST) /v1/[\w/]*")
+_COMMANDS = {"GET /v1/jobs": "penstock status", "GET /v1/tokens": "penstock token list"}
 
 
 @contextmanager
@@ -40,7 +43,12 @@ def connected(server: str | None) -> Iterator[Client]:
         try:
             yield client
         except ServiceError as error:
-            raise UserError(what=error.detail, where=error.where, remedy=error.remedy) from None
+            raise UserError(what=error.detail, where=error.where, remedy=as_commands(error.remedy)) from None
+
+
+def as_commands(remedy: str) -> str:
+    """A remedy in the words of the command line, where the service names a route that a command asks."""
+    return _ROUTE.sub(lambda route: _COMMANDS.get(route.group(), route.group()), remedy)
 
 
 def checked(job: PipelineJob, server: str | None) -> Job | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.cli.executor import Executor
 from penstock.cli.lines import line
-from penstock.cli.output import say
+from penstock.cli.machine import this_machine
+from penstock.cli.output import say, warn
 from penstock.cli.plans import LocalDecider
 from penstock.cli.ports import check_port
 from penstock.cli.probe import Identity, identify
@@ -20,8 +24,9 @@ from penstock.cli.state import RunState, locked, read_state
 from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, Workers
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec, PipelineJob
+from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.lifecycle import Phase
+from penstock.core.units import format_bytes
 from penstock.planner import yamltext
 from penstock.trainer.rundir import RunDir, write_atomically
 
@@ -39,11 +44,12 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """The machine as a run uses it: processes, what PyTorch says of it, seconds since the epoch."""
+    """The machine as a run uses it: processes, what PyTorch says of it, seconds since the epoch, its memory."""
 
     workers: Workers = field(default_factory=LocalWorkers)
     identify: Callable[[JobSpec], Identity] = identify
     clock: Callable[[], float] = time.time
+    memory_bytes: int = field(default_factory=lambda: this_machine(os.environ).memory_bytes)
 
 
 def start(job: PipelineJob, root: Path | None, metrics_port: int | None, here: Here = Here()) -> Ended:
@@ -53,12 +59,48 @@ def start(job: PipelineJob, root: Path | None, metrics_port: int | None, here: H
         UserError: something only the user can mend.
     """
     run = RunDir((root or next_folder(job.metadata.name)).absolute())
-    check_local(job)
+    _check_here(job, metrics_port, here)
+    missing = [folder for folder in (run.root, *run.root.parents) if not folder.exists()]
     run.create()
-    with locked(run.root):
+    with locked(run.root), _left_only_if_begun(run.root, missing):
         require_unused(run)
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
         return _execute(job, run, RunState(), metrics_port, here)
+
+
+@contextlib.contextmanager
+def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
+    """Remove the run directory again if the run is refused before its first attempt.
+
+    ``made`` are the folders that were made for it, itself first; of the others only those go that are empty.
+    """
+    try:
+        yield
+    except UserError:
+        if made and read_state(root).attempt == 0:
+            shutil.rmtree(root, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                for folder in made[1:]:
+                    folder.rmdir()
+        raise
+
+
+def _check_here(job: PipelineJob, metrics_port: int | None, here: Here) -> None:
+    """Raise `UserError` for what this machine lacks, before data is prepared or anything is written.
+
+    CPU ranks that may take more memory together than there is are no mistake, since few plans take all they may.
+    """
+    check_local(job)
+    check_port(metrics_port)
+    resources = job.spec.resources
+    if resources.device is Device.CUDA:
+        here.identify(job.spec)  # seconds, since PyTorch is asked; CPU ranks need no answer
+    elif resources.ranks * resources.memory_per_rank > here.memory_bytes:
+        most = format_bytes(here.memory_bytes // resources.ranks)
+        warn(
+            f"spec.resources.memoryPerRank: {resources.ranks} ranks may take {format_bytes(resources.memory_per_rank)} "
+            f"each, and this machine has {format_bytes(here.memory_bytes)}; to plan for it, write at most {most}"
+        )
 
 
 def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
@@ -69,7 +111,7 @@ def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
     """
     run = RunDir(root.absolute())
     job = run.read_job()
-    check_local(job)
+    _check_here(job, metrics_port, here)
     run.create()
     with locked(run.root):
         state = read_state(run.root)
@@ -78,7 +120,6 @@ def resume(root: Path, metrics_port: int | None, here: Here = Here()) -> Ended:
 
 
 def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, here: Here) -> Ended:
-    check_port(metrics_port)
     profiles = Profiles(profiles_folder())
     say(f"{job.metadata.name} in {run.root}")
     with listening() as requests:

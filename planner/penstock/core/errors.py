@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 REMEDY = "remedy: "
 """How the line of a mistake's text begins that says what to do."""
 _REMEDY_LINE = f"\n  {REMEDY}"
@@ -34,6 +36,41 @@ class UserError(PenstockError):
         """The mistake that another process told as ``text``; its place stays part of ``what``."""
         what, _, remedy = text.partition(_REMEDY_LINE)
         return cls(what=what, remedy=remedy)
+
+
+class MistakesError(UserError):
+    """Several mistakes that were found together, in ``errors``; place, text and remedy are those of the first."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        self.errors = tuple(errors)
+        first = self.errors[0]
+        super().__init__(what=first.what, where=first.where, remedy=first.remedy)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
+def mistakes_in(error: UserError) -> tuple[UserError, ...]:
+    """Every single mistake that ``error`` stands for."""
+    return error.errors if isinstance(error, MistakesError) else (error,)
+
+
+def check_all(*checks: Callable[[], None]) -> None:
+    """Call all ``checks`` and raise what they raised, together."""
+    errors = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            errors.append(error)
+    raise_all(errors)
+
+
+def raise_all(errors: Sequence[UserError]) -> None:
+    """Raise ``errors``, one or several; nothing if there are none."""
+    mistakes = [mistake for error in errors for mistake in mistakes_in(error)]
+    if mistakes:
+        raise mistakes[0] if len(mistakes) == 1 else MistakesError(mistakes)
 
 
 class RunError(PenstockError):

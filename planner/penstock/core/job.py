@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.core.errors import UserError
+from penstock.core.errors import UserError, check_all
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, camel, join, mistyped, read_dataclass, write_dataclass
@@ -234,6 +234,9 @@ class JobSpec(Manifest):
     kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
 
     def __post_init__(self) -> None:
+        check_all(self._check_length, self._check_slices, self._check_ranks, self._check_stages, self._check_price)
+
+    def _check_length(self) -> None:
         length = self.data.sequence_length
         if self.model.family is Family.GPT2 and self.model.positions < length:
             raise UserError(
@@ -241,15 +244,14 @@ class JobSpec(Manifest):
                 where="data.sequenceLength",
                 remedy=f"set model.positions to {length} or shorten the sequence",
             )
-        self._check_slices(length)
-        self._check_ranks()
-        self._check_stages()
+
+    def _check_price(self) -> None:
         _not_negative(self, "price_per_device_hour")
         if self.objective is Objective.COST and self.price_per_device_hour <= 0:
             raise UserError(what="cost needs a price", where="pricePerDeviceHour", remedy="write a price above 0")
 
-    def _check_slices(self, length: int) -> None:
-        slices = self.parallelism.slices
+    def _check_slices(self) -> None:
+        slices, length = self.parallelism.slices, self.data.sequence_length
         if isinstance(slices, tuple) and sum(slices) != length:
             raise UserError(
                 what=f"slices sum to {sum(slices)}, the sequence length is {length}",

@@ -3,9 +3,10 @@
 Every core type has ``from_manifest`` and ``to_manifest``; both come from `Manifest` below and follow the type's
 own annotations, so a field is written once. Manifest names are camelCase, Python names snake_case. Reading is
 strict: an unknown field is refused with its path and the nearest known name, a value of the wrong type with
-its path and what was expected. A field may carry ``metadata={"read": f, "write": g}`` where the written form is not
-the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writes, and ``"schema"`` describes it
-(`penstock.core.manifest_schema`).
+its path and what was expected. The mistakes of all fields are reported together
+(`penstock.core.errors.MistakesError`). A field may carry ``metadata={"read": f, "write": g}`` where the written form
+is not the plain value (``4Gi`` for bytes); ``f(value, path)`` reads, ``g(value)`` writes, and ``"schema"`` describes
+it (`penstock.core.manifest_schema`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import typing
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Self, TypeVar
 
-from penstock.core.errors import UserError
+from penstock.core.errors import UserError, mistakes_in, raise_all
 
 T = TypeVar("T")
 
@@ -89,22 +90,31 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
     if not isinstance(value, Mapping):
         raise mistyped(value, "a mapping of fields", path)
     known = _fields(typing.cast(Hashable, cls))
-    for name in value:
-        if name not in known:
-            raise unknown_field(str(name), known, path)
+    mistakes = [unknown_field(str(name), known, path) for name in value if name not in known]
     arguments = {}
     for name, field in known.items():
         if name in value:
             given = value[name]
-            arguments[field.declared.name] = (
-                given if type(given) is field.plain else field.read(given, join(path, name))
-            )
+            if type(given) is field.plain:
+                arguments[field.declared.name] = given
+                continue
+            try:
+                arguments[field.declared.name] = field.read(given, join(path, name))
+            except UserError as error:
+                mistakes.append(error)
         elif field.required:
-            raise UserError(what="is missing", where=join(path, name), remedy=f"add {name}")
+            mistakes.append(UserError(what="is missing", where=join(path, name), remedy=f"add {name}"))
+    raise_all(mistakes)
     try:
         return cls(**arguments)
     except UserError as error:
-        raise UserError(what=error.what, where=_below(path, error.where), remedy=error.remedy) from None
+        raise_all([placed(mistake, _below(path, mistake.where)) for mistake in mistakes_in(error)])
+        raise
+
+
+def placed(mistake: UserError, where: str) -> UserError:
+    """The same mistake at a place that is named in full."""
+    return UserError(what=mistake.what, where=where, remedy=mistake.remedy)
 
 
 def _below(path: str, where: str) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 
-from penstock.core.errors import UserError
+from penstock.core.errors import UserError, raise_all
 from penstock.core.manifest import camel
 
 
 def require_counts(owner: object, *names: str) -> None:
     """Raise `UserError` unless each of the fields is at least 1, or none."""
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and value < 1:
-            raise UserError(what=f"{value} is not positive", where=camel(name), remedy="write at least 1")
+    values = {name: getattr(owner, name) for name in names}
+    raise_all(
+        [
+            UserError(what=f"{value} is not positive", where=camel(name), remedy="write at least 1")
+            for name, value in values.items()
+            if value is not None and value < 1
+        ]
+    )
 
 
 def require_positive(value: float, where: str, remedy: str = "write a positive number") -> None:

@@ -89,7 +89,13 @@ def delete(name: Name, server: Server = None, namespace: Namespace = "default", 
     from penstock.cli.remote import connected, show_jobs
 
     with connected(server) as client:
-        show_jobs([client.delete(place(name, namespace))], form)
+        deleted = client.delete(place(name, namespace))
+    if form is not Format.TEXT:
+        show_jobs([deleted], form)
+    else:
+        output.say(
+            f"deleted {deleted.namespace}/{deleted.name}: it ends, and its name is free; its uid is {deleted.uid}"
+        )
 
 
 def ui(

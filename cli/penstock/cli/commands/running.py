@@ -35,23 +35,30 @@ def run(job: Job, run_dir: RunDirectory = None, metrics_port: MetricsPort = None
 
 
 def resume(
-    target: Annotated[Path, typer.Argument(help="The directory of a run; with --server the name of a job.")],
+    target: Annotated[str, typer.Argument(help="The directory of a run, or the name of a service's job.")],
     metrics_port: MetricsPort = None,
-    server: Annotated[str | None, typer.Option("--server", help="Resume a suspended job of this service.")] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", help="The service's URL; else the one last set up here.")
+    ] = None,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="The job's namespace.")] = "default",
     form: Output = Format.TEXT,
 ) -> None:
-    """Go on with a run that failed or was stopped, from its last checkpoint."""
-    if server is not None:
+    """Go on with a run that failed or was stopped, from its last checkpoint.
+
+    A name means a job of the service, as in penstock suspend, unless there is a directory of that name; ./NAME means a
+    directory in any case.
+    """
+    is_name = "/" not in target and not Path(target).exists()
+    if server is not None or is_name:
         from penstock.api.client import Place
         from penstock.cli.remote import connected, show_jobs
 
         with connected(server) as client:
-            show_jobs([client.resume(Place(name=str(target), namespace=namespace))], form)
+            show_jobs([client.resume(Place(name=target, namespace=namespace))], form)
         return
     from penstock.cli.runs import resume as go_on
 
-    _conclude(go_on(target, metrics_port), form)
+    _conclude(go_on(Path(target), metrics_port), form)
 
 
 def _conclude(ended: Ended, form: Format) -> None:
