@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
-from penstock.api.executor.files import sync
 from penstock.cli.probe import Identity
 from penstock.cli.profiles import Profiles
 from penstock.core.job import Device, JobSpec, PipelineJob
@@ -82,12 +81,10 @@ class LocalDecider:
         found = self._profiles.find(self._job.spec, identity, [self._run.profile], self._clock())
         if found is not None:
             write_json(self._run.profile, found.to_manifest())
-            sync(self._run.profile)
         return found is not None
 
     def keep_profile(self) -> None:
         """See `penstock.cli.executor.Decider`."""
-        sync(self._run.profile)
         self._profiles.keep(self._run.read_profile(), self.identity)
 
     def find_plan(self) -> Plan | None:
@@ -105,5 +102,4 @@ class LocalDecider:
         problem = problem_from_profile(self._job.spec, self._run.read_profile())
         plan = decide(problem, reporter=reporter).plan
         write_json(self._run.plan, plan.to_manifest())
-        sync(self._run.plan)
         return plan

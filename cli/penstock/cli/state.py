@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.executor.files import replace_text
 from penstock.cli.locks import alone
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase, enter
 from penstock.core.manifest import Manifest
+from penstock.trainer.rundir import write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ def _newest_attempt(root: Path) -> int:
 
 def write_state(root: Path, state: RunState) -> None:
     """Keep ``state``, all of it or the one before, also after a power cut."""
-    replace_text(state_path(root), json.dumps(state.to_manifest(), indent=1) + "\n")
+    write_json(state_path(root), state.to_manifest())
 
 
 def locked(root: Path) -> AbstractContextManager[None]:

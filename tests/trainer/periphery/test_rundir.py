@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -132,6 +133,27 @@ def test_files_come_back_as_they_were(tmp_path: Path) -> None:
     assert run.read_plan() == sample_plan()
     assert run.read_profile() == sample_profile()
     assert not list(run.root.glob(".*"))
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_file_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    order: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        order.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.rpartition(".")[0] or "folder")
+        sync(descriptor)
+
+    def replaced(source: Path, target: Path) -> Path:
+        order.append("rename")
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    write_atomically(tmp_path / "file", "text", durable=durable)
+    assert order == ([".file", "rename", "folder"] if durable else ["rename"])
 
 
 def test_writing_again_replaces(tmp_path: Path) -> None:

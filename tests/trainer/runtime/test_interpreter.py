@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.errors import RunError
+from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction, RankProgram
 from penstock.core.schedule import Kind
 from penstock.planner.realise import program_of
@@ -157,6 +157,13 @@ def test_an_error_without_words_is_named_by_its_kind(program: RankProgram) -> No
     diary = Diary("1F0.0", ZeroDivisionError())
     with pytest.raises(RunError, match="failed: ZeroDivisionError"):
         interpret(program, diary, array("q", (0, 0))).run(0)
+
+
+def test_a_mistake_of_the_user_stays_one_and_says_its_step(program: RankProgram) -> None:
+    diary = Diary("1STEP", UserError(what="training diverged", where="spec.training", remedy="lower the rate"))
+    with pytest.raises(UserError) as caught:
+        interpret(program, diary, array("q", (0, 0))).run(3)
+    assert str(caught.value) == "spec.training: rank 4, step 3: training diverged\n  remedy: lower the rate"
 
 
 def test_signals_are_not_failures(program: RankProgram) -> None:

@@ -90,7 +90,7 @@ def _profile(run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
     from penstock.trainer.profiling.profile import measure
 
     def report(done: int, total: int) -> None:
-        write_json(run.profile_progress, {"done": done, "total": total})
+        write_json(run.profile_progress, {"done": done, "total": total}, durable=False)
 
     profile = measure(run.read_job().spec, worker, time.time(), report)
     if profile is not None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.core.errors import RunError
+from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction
 from penstock.core.schedule import Kind
 from penstock.trainer.comm import Transport, Work
@@ -80,7 +80,10 @@ class Interpreter:
         self._calls = tuple((index, self._bind(instruction)) for index, instruction in self._instructions)
 
     def run(self, step: int, recorder: Recorder = SILENT) -> None:
-        """Run all instructions once, in order; raises `RunError` naming the action that failed, and its channel."""
+        """Run all instructions once, in order; raises `RunError` naming the action that failed, and its channel.
+
+        A mistake of the user's stays one, with rank and step: another attempt would end in the same way.
+        """
         cursor, mark = self._cursor, recorder.mark
         cursor[0] = step
         position = 0
@@ -94,7 +97,10 @@ class Interpreter:
             raise self._failure(self._instructions[position - 1][1], step, error) from error
         cursor[1] = BETWEEN_STEPS
 
-    def _failure(self, instruction: Instruction, step: int, error: Exception) -> RunError:
+    def _failure(self, instruction: Instruction, step: int, error: Exception) -> RunError | UserError:
+        if isinstance(error, UserError):
+            what = f"rank {self._rank}, step {step}: {error.what}"
+            return UserError(what=what, where=error.where, remedy=error.remedy)
         channel = f" on channel {instruction.channel}" if instruction.channel else ""
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return RunError(f"rank {self._rank}, step {step}: {instruction.action}{channel} failed: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import uuid
@@ -165,28 +166,39 @@ def append_lines(path: Path) -> TextIO:
     return path.open("a")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside and rename, so that a reader sees all of it or the old one."""
+def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write next to it and rename, so that a reader sees all of it or the old one; if ``durable``, also after a power
+    cut.
+    """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # hosts that share the folder share process numbers
     try:
-        partial.write_text(text)
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
         partial.replace(path)
+        if durable:
+            sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep which files are in ``folder``, and under which names."""
+    """Have the disk keep which files are in ``folder``, and under which names, where its file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 
 
-def write_json(path: Path, manifest: Any) -> None:
+def write_json(path: Path, manifest: Any, *, durable: bool = True) -> None:
     """Plain data as JSON, atomically."""
-    write_atomically(path, json.dumps(manifest, indent=1) + "\n")
+    write_atomically(path, json.dumps(manifest, indent=1) + "\n", durable=durable)
 
 
 def _read(path: Path) -> str:
