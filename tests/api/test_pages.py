@@ -385,6 +385,26 @@ def test_files_travel_compressed_to_who_reads_that(service: Service) -> None:
         assert gzip.decompress(b"".join(packed.iter_raw())) == plain.content
 
 
+def test_pages_travel_compressed_and_nothing_else_does(service: Service) -> None:
+    running_job(service)
+    client = client_of(service)
+    plain = client.get("/jobs/default/tiny", headers={**HTML, "Accept-Encoding": "identity"})
+    packed = client.get("/jobs/default/tiny", headers={**HTML, "Accept-Encoding": "br;q=0.5, gzip"})
+    assert packed.text == plain.text
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["vary"] == "Accept-Encoding"
+    assert int(packed.headers["content-length"]) < len(plain.content) / 4
+    refused = client.get("/jobs/default/tiny", headers={**HTML, "Accept-Encoding": "gzip;q=0"})
+    assert "content-encoding" not in refused.headers
+    assert "content-encoding" not in client.get("/v1/jobs").headers
+    with client.stream(
+        "GET", "/v1/jobs/default/tiny/events", headers={"Accept": "text/event-stream", "Accept-Encoding": "gzip"}
+    ) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert "content-encoding" not in stream.headers
+
+
 def test_events_are_sentences() -> None:
     assert event_text("phase", {"phase": "Failed", "reason": "Lost", "message": "a\nb"}) == "Failed (Lost: a)"
     assert event_text("phase", {"phase": "Queued", "reason": "", "message": ""}) == "Queued"

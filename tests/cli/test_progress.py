@@ -100,7 +100,7 @@ def test_planning_tells_the_best_that_fits(people: People, shown: Remembering) -
     assert "7 candidates" in shown.texts[0]
     assert "no room" in shown.texts[1]
     assert shown.texts[2] == "1 simulated"
-    assert shown.texts[-1] == "4 simulated, best 7 ms per step"
+    assert shown.texts[-1] == "4 simulated, best so far 7 ms per step"
 
 
 def test_warnings_about_data_are_shown(people: People, screen: io.StringIO) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from importlib import resources
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,9 +17,11 @@ from penstock.api.settings import Limits
 from penstock.api.store import jobs
 from penstock.core.lifecycle import Phase
 from penstock.planner import yamltext
+from penstock.view.report import report
 from tests.support import chromium
 from tests.support.filled_job import enter, report_step, run_job, running_job
 from tests.support.listening import answering
+from tests.support.sample_run import sample_report
 from tests.support.service import add_job, client_of, job_manifest, new_service
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
@@ -199,17 +203,103 @@ def test_jobs_are_marked_in_the_list_and_compared(page: Page, site: Site) -> Non
     expect(page.locator("[data-figure=loss] .main-svg").first).to_be_visible()
 
 
+FONTS = {
+    "own": "/* the machine's */",
+    "wide": '* { font-family: "DejaVu Sans", Verdana, sans-serif !important }',
+    "monospaced": '* { font-family: "DejaVu Sans Mono", "Courier New", monospace !important }',
+    "spaced": "* { letter-spacing: .05em !important }",
+}
+"""Which fonts a reader's machine has is not known; the last stands for any that is wider than these."""
+CLIPPED = """() => [...document.querySelectorAll("main .drawing svg")].flatMap((svg) => {
+  const edge = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll("text")].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.width && (box.right > edge.right + 1 || box.left < edge.left - 1);
+  }).map((text) => text.textContent);
+})"""
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+SEVERE = ("moderate", "serious", "critical")
+
+
+def all_pages(site: Site) -> list[str]:
+    """Of jobs that run, wait, failed with files left behind, and are not there; and everything else."""
+    uid = running_job(site.service).uid
+    add_job(site.service, "waiting")
+    enter(site.service, running_job(site.service, LONG_NAME).uid, Phase.FAILED, "rank 1: out of memory\n  remedy: less")
+    folder = site.service.settings.runs / uid / "logs" / "a1" / "none_lbh34pxp" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").write_text("x" * 2_000)
+    digest = client_of(site.service).get("/v1/profiles").json()["items"][0]["digest"]
+    jobs_pages = [f"/jobs/default/{name}" for name in ("tiny", "waiting", LONG_NAME, "none")]
+    compared = "/compare?job=default/tiny&job=default/waiting"
+    return ["/", "/submit", *jobs_pages, "/profiles", compared, "/whatif", f"/profiles/{digest}"]
+
+
+LONG_NAME = "a-job-with-a-name-as-long-as-names-of-jobs-may-be-on-a-cluster"
+
+
+def assert_fits(page: Page, path: str) -> None:
+    """Nothing makes the page scroll sideways, and no word of a drawing is cut off, in any font."""
+    for name, style in FONTS.items():
+        added = page.add_style_tag(content=style)
+        room, needed = page.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollWidth]")
+        assert needed <= room, (path, name)
+        assert page.evaluate(CLIPPED) == [] or name == "spaced", (path, name)
+        added.evaluate("style => style.remove()")
+
+
+def barriers(page: Page) -> list[tuple[str, str]]:
+    """What axe-core finds of the page, but for minor things."""
+    found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+    return [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in SEVERE]
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_report_fits_its_window_and_has_no_barrier(page: Page, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(report(sample_report()))
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(path.as_uri())
+    expect(page.locator("[data-figure=loss] .main-svg").first).to_be_visible()
+    assert_fits(page, path.name)
+    page.evaluate(AXE)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        assert barriers(page) == [], scheme
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 def test_every_page_fits_its_window_and_serves_the_keyboard(page: Page, site: Site, width: int) -> None:
-    running_job(site.service)
-    add_job(site.service, "waiting")
     page.set_viewport_size({"width": width, "height": 900})
-    digest = client_of(site.service).get("/v1/profiles").json()["items"][0]["digest"]
-    paths = ["/", "/submit", "/jobs/default/tiny", "/jobs/default/waiting", "/jobs/default/none", "/profiles"]
-    for path in [*paths, "/compare?job=default/tiny&job=default/waiting", "/whatif", f"/profiles/{digest}"]:
+    for path in all_pages(site):
         page.emulate_media(color_scheme="dark" if len(path) % 2 else "light")
         page.goto(path)
-        room, needed = page.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollWidth]")
-        assert needed <= room, path
+        assert_fits(page, path)
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip", path
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_page_has_a_barrier(page: Page, site: Site, width: int) -> None:
+    """By axe-core, in both themes, of which the narrow pages have the same colours: minor findings are let pass."""
+    page.set_viewport_size({"width": width, "height": 900})
+    for path in all_pages(site):
+        page.goto(path)
+        page.evaluate(AXE)
+        for scheme in ("light", "dark") if width > 1000 else ("dark",):
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            assert barriers(page) == [], (path, scheme)
+
+
+def test_plotly_is_loaded_only_where_a_chart_needs_it(page: Page, site: Site) -> None:
+    running_job(site.service)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for path in ("/", "/submit", "/profiles", "/jobs/default/none"):
+        page.goto(path)
+        page.wait_for_load_state("load")
+    assert not [url for url in asked if "plotly" in url]
+    page.goto("/jobs/default/tiny")
+    page.locator("[data-figure]").first.scroll_into_view_if_needed()
+    expect(page.locator("[data-figure=loss] .main-svg").first).to_be_visible()
+    assert len([url for url in asked if "plotly" in url]) == 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from penstock.core.units import format_bytes
 from penstock.planner.decide import decide
-from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, alternatives, reasons
+from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _slower, alternatives, reasons
 from penstock.planner.problem import Problem
 from penstock.planner.search import Budget, Result
 from tests.support.planning import problem
@@ -47,7 +48,7 @@ def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
         if slower > 0:
             assert each.reason.startswith(f"{slower:.1f} % slower, mostly ")
         else:
-            assert each.reason == "equally fast, but takes more memory"
+            assert each.reason in ("equally fast, but takes more memory", "equally fast")
 
 
 def test_what_was_rejected_says_what_it_lacks() -> None:
@@ -63,3 +64,35 @@ def test_what_was_rejected_says_what_it_lacks() -> None:
     assert len(lacking) == min(len(found.shortages), MOST_REJECTED)
     assert all("lacks" in each.reason for each in lacking)
     assert rejected or lacking
+
+
+def test_a_pinned_single_slice_is_called_pinned_and_nothing_else() -> None:
+    pinned = problem(ranks=4, global_batch=4, slices=1)
+    found = decide(pinned, WIDE).result
+    assert reasons(pinned, found, found.best)[2] == "sequences are not sliced: pinned"
+
+
+def test_slices_are_told_as_they_are() -> None:
+    """Not as a fall from the longest to the shortest, which they may not be."""
+    pinned = problem(ranks=4, global_batch=4, slices=(3, 8, 5))
+    found = decide(pinned, WIDE).result
+    told = reasons(pinned, found, found.best)[2]
+    assert told.startswith("3 slices of 3, 8, 5 tokens, as pinned, over ")
+
+
+def test_a_search_that_ended_at_its_budget_claims_no_more() -> None:
+    found = result()
+    for exhausted in (True, False):
+        effort = reasons(asked(), replace(found, exhausted=exhausted), found.best)[-1]
+        assert ("best found within the budget" in effort) != exhausted
+        assert ("none better" in effort) == exhausted
+
+
+def test_another_costs_more_devices_only_if_it_does() -> None:
+    found = result()
+    best = found.best
+    faster = replace(best, step_ns=best.step_ns // 2, candidate=replace(best.candidate, variant=99))
+    assert "devices" not in _slower(faster, best)
+    mesh = replace(best.candidate.mesh, dp=2 * best.candidate.mesh.dp)
+    wider = replace(faster, candidate=replace(best.candidate, mesh=mesh))
+    assert _slower(wider, best) == f"50.0 % faster, but on {mesh.num_devices} devices, not {mesh.num_devices // 2}"

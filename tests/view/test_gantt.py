@@ -92,10 +92,10 @@ def test_two_timelines_state_their_difference() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "sentence"),
     [
-        (100_000_000, 104_000_000, "Measured 104 ms is 4.0% longer than predicted 100 ms."),
-        (100_000_000, 90_000_000, "Measured 90.0 ms is 10.0% shorter than predicted 100 ms."),
-        (100_000_000, 100_010_000, "Measured 100 ms equals predicted 100 ms."),
-        (0, 0, "Measured 0 ns equals predicted 0 ns."),
+        (100_000_000, 104_000_000, "Measured 104 ms, predicted 100 ms: error −3.8%."),
+        (100_000_000, 90_000_000, "Measured 90.0 ms, predicted 100 ms: error +11.1%."),
+        (100_000_000, 100_010_000, "Measured 100 ms, predicted 100 ms: error −0.0%."),
+        (0, 0, "Measured 0 ns, predicted 0 ns."),
     ],
 )
 def test_the_difference_is_a_sentence(first: int, second: int, sentence: str) -> None:

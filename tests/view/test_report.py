@@ -12,6 +12,7 @@ import pytest
 
 from penstock.core.comparison import RankMemory
 from penstock.core.curves import RunCurves, curves_of
+from penstock.core.plan import slices_text
 from penstock.core.timeline import Source
 from penstock.view.data import ReportData, Sample
 from penstock.view.markup import Markup
@@ -23,7 +24,7 @@ from penstock.view.report import (
     predicted_step_seconds,
     report,
 )
-from penstock.view.report_plan import compute_difference, model_text, slices_text
+from penstock.view.report_plan import compute_difference, model_text
 from tests.support.sample_run import MIB, sample_metrics, sample_plan, sample_report
 
 VOID = {"meta", "br"}
@@ -373,5 +374,6 @@ def test_where_the_difference_lies() -> None:
     slower = dataclasses.replace(data.predicted, source=Source.MEASURED, step_ns=data.predicted.step_ns + 50_000_000)
     assert compute_difference(data.predicted, slower) == (
         "Per rank, computing took 207 ms where 207 ms was predicted, "
-        "everything else 73.8 ms where 23.8 ms was predicted."
+        "everything else 73.8 ms where 23.8 ms was predicted. "
+        "Bubble: 26.3% on average, 28.5% on rank 0; predicted 10.3% on average, 12.9% on rank 0."
     )

@@ -141,7 +141,9 @@ def test_a_narrow_picture_puts_names_above_the_tiles() -> None:
     root = ET.fromstring(stages(sample_plan(), width=320))
     names = [node for node in root.iter(f"{SVG}text") if (node.text or "").startswith("stage")]
     assert [node.text for node in names] == [
-        "stage 0, rank 0: embedding, blocks 0–3, attention of 4",
+        "stage 0, rank 0: embedding, blocks 0–3,",
         "stage 1, rank 1: MLP of 4, blocks 5–7, head",
     ]
     assert [node.get("x") for node in names] == ["0", "0"]
+    (rest,) = [node for node in root.iter(f"{SVG}text") if node.text == "attention of 4"]
+    assert float(rest.get("y") or 0) > float(names[0].get("y") or 0), "on a line of its own"

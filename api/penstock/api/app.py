@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
 from penstock.api import errors
+from penstock.api.compression import Compressed
 from penstock.api.dependencies import by_name, by_uid
 from penstock.api.direct import Direct
 from penstock.api.documented import completed
@@ -90,6 +91,7 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
     for router in OF_JOB:
         _include_twice(app, router)
     errors.register(app)
+    app.add_middleware(Compressed)
     app.add_middleware(Direct, route=ingest.ROUTE)
     app.add_middleware(Gate, service=service, clock=seconds)
     app.add_middleware(Guard, settings=service.settings)

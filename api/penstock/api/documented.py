@@ -27,6 +27,25 @@ ONLY_BY_SESSION: Document = {"security": [BY_SESSION]}
 OPEN_TO_ALL: Document = {"security": []}
 """As ``openapi_extra`` of a route; any other takes either proof."""
 
+INFO: Document = {
+    "description": "Jobs, plans and profiles of penstock: submit, observe, plan, report.",
+    "contact": {"name": "The penstock authors"},
+    "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+}
+SERVERS: tuple[Document, ...] = ({"url": "/", "description": "The service that answered with this document."},)
+TAGS: Document = {
+    "audit": "Who changed what.",
+    "files": "What jobs left: artifacts, checkpoints, exports.",
+    "health": "Whether the service works.",
+    "ingest": "What ranks report.",
+    "jobs": "Jobs: submit, change, observe.",
+    "live": "Streams of events.",
+    "plans": "Requests for plans, and profiles of machines.",
+    "sessions": "A browser's sign-in.",
+    "tokens": "Proofs of who asks.",
+}
+"""Every tag that an operation has."""
+
 NEVER_GIVEN = {"$ref": "#/components/schemas/HTTPValidationError"}
 """FastAPI documents it wherever there is a parameter; this service answers with a problem document."""
 
@@ -37,7 +56,27 @@ def completed(document: Document) -> Document:
         path: {method: _operation(told) for method, told in operations.items()}
         for path, operations in document["paths"].items()
     }
-    return {**document, "paths": paths, "components": _components(document["components"]["schemas"])}
+    return {
+        **document,
+        "info": {**document["info"], **INFO},
+        "servers": list(SERVERS),
+        "tags": [{"name": name, "description": words} for name, words in TAGS.items()],
+        "paths": paths,
+        "components": _whole(_components(document["components"]["schemas"])),
+    }
+
+
+def _whole(schema: Any) -> Any:
+    """Lists of a fixed length say what an item is, for tools that know no ``prefixItems``."""
+    if isinstance(schema, list):
+        return [_whole(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _whole(value) for name, value in schema.items()}
+    if "prefixItems" in made and "items" not in made:
+        first, *rest = made["prefixItems"]
+        made["items"] = first if all(each == first for each in rest) else {"anyOf": [first, *rest]}
+    return made
 
 
 def _operation(told: Document) -> Document:

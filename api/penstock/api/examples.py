@@ -117,13 +117,19 @@ EXAMPLES: dict[str, Any] = {
             {
                 "name": "loss",
                 "rank": None,
-                "points": [{"step": 0, "attempt": 1, "min": 5.7, "mean": 5.9, "max": 6.2, "last": 5.7}],
+                "count": 16,
+                "first": {"step": 0, "value": 6.2},
+                "last": {"step": 15, "value": 5.7},
+                "min": 5.7,
+                "max": 6.2,
+                "points": [{"step": 0, "attempt": 1, "min": 5.7, "mean": 5.9, "max": 6.2, "last": 5.7, "count": 16}],
             }
         ]
     },
     "LogPage": {
         "items": [{"rank": 0, "number": 1, "attempt": 1, "at": NOW, "level": "info", "message": "step 120: loss 3.2"}],
         "next": "0:1",
+        "complete": True,
     },
     "CheckpointView": _CHECKPOINT,
     "CheckpointPage": {"items": [_CHECKPOINT]},

@@ -141,5 +141,6 @@ class _Planning(SearchReporter):
         self._count += 1
         if fits:
             self._best_ns = min(evaluation.step_ns, self._best_ns or evaluation.step_ns)
-        best = "" if self._best_ns is None else f", best {format_seconds(self._best_ns / 1e9)} per step"
-        self._people.working(f"{self._count} simulated{best}", result=f"{self._count} simulated{best}")
+        best = "" if self._best_ns is None else f", best so far {format_seconds(self._best_ns / 1e9)} per step"
+        # what is chosen in the end may still be improved and counted otherwise: only the plan says its step
+        self._people.working(f"{self._count} simulated{best}", result=f"{self._count} simulated")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import printable
+from penstock.core.comparison import prediction_error
 from penstock.core.curves import curves_of
 from penstock.core.manifest import Manifest
-from penstock.core.plan import Plan
+from penstock.core.plan import Plan, slices_text
 from penstock.core.units import format_bytes, format_seconds
 from penstock.trainer.rundir import RunDir
 
@@ -47,7 +48,7 @@ def plan_line(plan: Plan) -> str:
     """A plan in a line."""
     mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}"
     batches = f"{plan.num_microbatches} micro-batches of {plan.microbatch}"
-    slices = f"slices {', '.join(map(str, plan.slices))}" if len(plan.slices) <= 12 else f"{len(plan.slices)} slices"
+    slices = f"slices {slices_text(plan.slices)}"
     return f"{mesh}, {batches}, {slices}, schedule {plan.schedule.generator}"
 
 
@@ -110,7 +111,7 @@ def rendered(summary: Summary) -> list[RenderableType]:
 def _compared(name: str, predicted: float | None, measured: float | None, form: Callable[[float], str]) -> list[str]:
     """A row of the table; a dash where there is nothing."""
     texts = ["–" if value is None else form(value) for value in (predicted, measured)]
-    error = f"{100 * (predicted / measured - 1):+.1f} %" if predicted and measured else "–"
+    error = f"{100 * prediction_error(predicted, measured):+.1f} %" if predicted and measured else "–"
     return [name, *texts, error]
 
 

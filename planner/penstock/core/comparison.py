@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from penstock.core.profile import UnitRecord
 
 
+def prediction_error(predicted: float, measured: float) -> float:
+    """The error of a prediction as a share of what was measured: negative where less was predicted."""
+    return predicted / measured - 1
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
     """Predicted bytes of one rank by cause, and the measured peak of the whole process where there is one.

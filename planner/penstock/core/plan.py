@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision
@@ -10,6 +12,12 @@ from penstock.core.manifest import Manifest, camel
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
 from penstock.core.schedule import ScheduleSpec
+
+
+def slices_text(slices: Iterable[int]) -> str:
+    """Lengths in tokens as they are, runs of equal ones as ``3×256``."""
+    runs = ((length, sum(1 for _ in run)) for length, run in groupby(slices))
+    return ", ".join(f"{count}×{length}" if count > 1 else f"{length}" for length, count in runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.plan import Alternative
+from penstock.core.plan import Alternative, slices_text
 from penstock.core.units import format_bytes, format_seconds, to_seconds
 from penstock.planner.problem import Problem
 from penstock.planner.search import Evaluation, Result
@@ -17,7 +17,7 @@ def reasons(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, 
     return (
         f"{candidate.label}: {format_seconds(to_seconds(chosen.step_ns))} per step",
         _parts(chosen),
-        _slices(chosen),
+        _slices(problem, chosen),
         _memory(problem, chosen),
         _effort(result),
     )
@@ -40,16 +40,22 @@ def _memory(problem: Problem, chosen: Evaluation) -> str:
     return f"at most {format_bytes(peak)} on a rank, of {format_bytes(limit)} allowed"
 
 
-def _slices(chosen: Evaluation) -> str:
-    slices = chosen.candidate.slices
-    if len(slices) == 1:
-        return "sequences are not sliced: slices would cost more than the waiting they save"
-    lengths = f"{len(slices)} slices of {max(slices)} down to {min(slices)} tokens"
-    return f"{lengths} keep {chosen.candidate.mesh.pp} stages busy"
+def _slices(problem: Problem, chosen: Evaluation) -> str:
+    slices, stages = chosen.candidate.slices, chosen.candidate.mesh.pp
+    origin = ", as pinned" if problem.pinned.slices is not None else ""
+    if len(slices) > 1:
+        return f"{len(slices)} slices of {slices_text(slices)} tokens{origin}, over {stages} stages"
+    if origin:
+        return "sequences are not sliced: pinned"
+    if stages == 1:
+        return "sequences are not sliced: a single stage waits for no other"
+    return "sequences are not sliced: no plan with slices that was simulated is better"
 
 
 def _effort(result: Result) -> str:
-    ending = "nothing unexplored promises to be faster" if result.exhausted else "the search ended at its budget"
+    ending = (
+        "the bounds of all others leave none better" if result.exhausted else "this is the best found within the budget"
+    )
     return f"{result.num_judged} candidates of {result.num_meshes} divisions were simulated; {ending}"
 
 
@@ -80,8 +86,13 @@ def _alternative(evaluation: Evaluation, reason: str) -> Alternative:
 
 
 def _slower(other: Evaluation, chosen: Evaluation) -> str:
-    if other.step_ns <= chosen.step_ns:
-        return "costs more devices" if other.step_ns < chosen.step_ns else "equally fast, but takes more memory"
+    if other.step_ns < chosen.step_ns:
+        faster = f"{100 * (1 - other.step_ns / chosen.step_ns):.1f} % faster"
+        devices, fewer = other.candidate.mesh.num_devices, chosen.candidate.mesh.num_devices
+        return f"{faster}, but on {devices} devices, not {fewer}" if devices > fewer else faster
+    if other.step_ns == chosen.step_ns:
+        more = max(other.peak_bytes) > max(chosen.peak_bytes)
+        return "equally fast, but takes more memory" if more else "equally fast"
     parts = {
         "compute": other.compute_ns - chosen.compute_ns,
         "waiting": other.bubble_ns - chosen.bubble_ns,

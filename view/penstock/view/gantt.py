@@ -12,9 +12,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.core.comparison import prediction_error
 from penstock.core.timeline import Source, Timeline
-from penstock.view.axis import round_ticks, time_unit
-from penstock.view.legend import legend
+from penstock.view.axis import round_ticks, signed, time_unit
+from penstock.view.legend import legend, wrapped
 from penstock.view.markup import Markup, element
 from penstock.view.rows import Frame, choose_labels, draw_row, kind_styles
 from penstock.view.spans import Lanes, end_ns, lanes
@@ -52,8 +53,8 @@ def gantt(timelines: Sequence[Timeline], *, width: int = 1120, title: str = "", 
     panels = []
     for timeline, rows in zip(timelines, all_lanes, strict=True):
         panels.append(_panel(timeline, rows, timelines[0], frame, top))
-        top += _HEADER + timeline.num_ranks * frame.pitch + 16
-    parts = [*parts, _grid(frame, first_top + _HEADER, top - 10), *panels]
+        top += _header(frame) + timeline.num_ranks * frame.pitch + 16
+    parts = [*parts, _grid(frame, first_top + _header(frame), top - 10), *panels]
     num_bars = sum(len(row.bars) for rows in all_lanes for row in rows)
     is_dense = num_bars * _OUTLINED > frame.plot * sum(map(len, all_lanes))
     class_ = "gantt dense" if is_dense else "gantt"
@@ -80,7 +81,11 @@ def _document(parts: Sequence[Markup], frame: Frame, height: float, **attributes
 
 
 _MARGIN: Final = 10.0
-_HEADER: Final = 26.0
+
+
+def _header(frame: Frame) -> float:
+    """Room above the rows: a line, or two where name and facts would meet."""
+    return 26.0 if frame.is_wide else 42.0
 
 
 def _frame(timelines: Sequence[Timeline], width: int) -> Frame:
@@ -109,20 +114,22 @@ def _heading(timelines: Sequence[Timeline], frame: Frame, title: str) -> tuple[l
         parts.append(element("text", title, x=0, y=top + 10, class_="strong"))
         top += 22
     if len(timelines) > 1:
-        parts.append(element("text", difference(timelines[0], timelines[1]), x=0, y=top + 8))
-        top += 20
+        for text in wrapped(difference(timelines[0], timelines[1]), frame.width):
+            parts.append(element("text", text, x=0, y=top + 8))
+            top += 16
+        top += 4
     drawn, height = legend(timelines, frame.width, top)
     return [*parts, drawn], top + height + 6
 
 
 def difference(first: Timeline, second: Timeline) -> str:
-    """How the second timeline compares with the first, in one sentence."""
+    """Both steps and the error of the first, the prediction, in one sentence."""
     unit = time_unit(max(first.step_ns, second.step_ns))
     texts = [f"{_NAMES[t.source].lower()} {unit.text(t.step_ns)}" for t in (second, first)]
-    share = second.step_ns / first.step_ns - 1 if first.step_ns else 0.0
-    if abs(share) < 0.0005:
-        return f"{texts[0]} equals {texts[1]}.".capitalize()
-    return f"{texts[0]} is {abs(share):.1%} {'longer' if share > 0 else 'shorter'} than {texts[1]}.".capitalize()
+    if not second.step_ns:
+        return f"{texts[0]}, {texts[1]}.".capitalize()
+    error = prediction_error(first.step_ns, second.step_ns)
+    return f"{texts[0]}, {texts[1]}: error {signed(error)}.".capitalize()
 
 
 _NAMES: Final = {Source.SIMULATED: "Predicted", Source.MEASURED: "Measured", Source.REHEARSED: "Rehearsed"}
@@ -140,17 +147,19 @@ def _panel(timeline: Timeline, rows: Sequence[Lanes], first: Timeline, frame: Fr
     step = "" if timeline.step is None else f", step {timeline.step}"
     heading = f"{_NAMES[timeline.source]}{step}"
     facts = f"{frame.unit.text(timeline.step_ns)} · {timeline.bubble_share:.1%} bubble"
+    below = top + _header(frame) - 12
+    facts_place: dict[str, float | str] = {"x": 0, "y": below}
+    if frame.is_wide:
+        facts_place = {"x": frame.left + frame.plot, "y": below, "class_": "end"}
     parts = [
         element("text", heading, x=0, y=top + 14, class_="strong"),
-        element("text", facts, x=frame.left + frame.plot, y=top + 14, class_="end"),
+        element("text", facts, **facts_place),
     ]
     if timeline.peak_bytes:
-        parts.append(
-            element("text", "peak memory" if frame.is_wide else "peak", x=frame.width, y=top + 14, class_="end")
-        )
-    parts.extend(draw_row(timeline, rank, row, frame, top + _HEADER) for rank, row in enumerate(rows))
+        parts.append(element("text", "peak memory" if frame.is_wide else "peak", x=frame.width, y=below, class_="end"))
+    parts.extend(draw_row(timeline, rank, row, frame, top + _header(frame)) for rank, row in enumerate(rows))
     if timeline is not first:
-        parts.append(_end_of(first, frame, top + _HEADER, timeline.num_ranks * frame.pitch))
+        parts.append(_end_of(first, frame, top + _header(frame), timeline.num_ranks * frame.pitch))
     return element("g", *parts)
 
 

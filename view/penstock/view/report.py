@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.core.comparison import prediction_error
 from penstock.core.lifecycle import Phase
 from penstock.core.units import format_bytes, to_seconds
 from penstock.view.axis import signed, time_unit
@@ -132,7 +133,7 @@ def _memory(data: ReportData) -> _Tile:
 
 
 def _against(text: str, predicted: float, measured: float) -> str:
-    error = predicted / measured - 1 if measured else 0.0
+    error = prediction_error(predicted, measured) if measured else 0.0
     return f"predicted {text}, error {signed(error)}"
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.core.layout import num_parameters
-from penstock.core.plan import Alternative, Plan, Prediction
+from penstock.core.plan import Alternative, Plan, Prediction, slices_text
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view.axis import large, signed, time_unit
@@ -49,12 +48,6 @@ def plan_facts(plan: Plan) -> Markup:
     )
 
 
-def slices_text(slices: Iterable[int]) -> str:
-    """Lengths in tokens, runs of equal ones as ``3×256``."""
-    runs = ((length, sum(1 for _ in run)) for length, run in groupby(slices))
-    return ", ".join(f"{count}×{length}" if count > 1 else f"{length}" for length, count in runs)
-
-
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
@@ -89,7 +82,7 @@ def why_section(data: ReportData) -> Section:
 
 _PARTS: Final = (
     ("compute", "compute_seconds", "series-1"),
-    ("bubble", "bubble_seconds", "other"),
+    ("waiting", "bubble_seconds", "other"),
     ("communication", "communication_seconds", "series-2"),
     ("reduction", "reduction_seconds", "series-3"),
     ("optimizer", "optimizer_seconds", "series-4"),
@@ -201,5 +194,12 @@ def compute_difference(first: Timeline, second: Timeline) -> str:
     rest = [first.step_ns - busy[0], second.step_ns - busy[1]]
     return (
         f"Per rank, computing took {unit.text(busy[1])} where {unit.text(busy[0])} was predicted, "
-        f"everything else {unit.text(rest[1])} where {unit.text(rest[0])} was predicted."
+        f"everything else {unit.text(rest[1])} where {unit.text(rest[0])} was predicted. "
+        f"Bubble: {_bubble(second)}; predicted {_bubble(first)}."
     )
+
+
+def _bubble(timeline: Timeline) -> str:
+    """As a mean over ranks, and of the worst."""
+    rank, worst = timeline.worst_bubble
+    return f"{timeline.bubble_share:.1%} on average, {worst:.1%} on rank {rank}"

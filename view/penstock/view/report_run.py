@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from penstock.core.comparison import RankMemory
+from penstock.core.comparison import RankMemory, prediction_error
 from penstock.core.curves import RunCurves
 from penstock.core.profile import Profile
 from penstock.core.units import format_bytes, format_seconds
@@ -88,7 +88,7 @@ def _memory_table(ranks: Iterable[RankMemory]) -> Markup:
             f"rank\u00a0{i}",
             *map(format_bytes, (r.constant_bytes, r.state_bytes, r.slot_bytes, r.transient_bytes, r.predicted_bytes)),
             "" if r.measured_bytes is None else format_bytes(r.measured_bytes),
-            "" if not r.measured_bytes else signed(r.predicted_bytes / r.measured_bytes - 1),
+            "" if not r.measured_bytes else signed(prediction_error(r.predicted_bytes, r.measured_bytes)),
         )
         for i, r in enumerate(ranks)
     ]

@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.core.model import Unit, UnitKind
 from penstock.core.plan import Plan
-from penstock.view.legend import text_width
+from penstock.view.legend import text_width, wrapped
 from penstock.view.markup import Markup, element
 from penstock.view.theme import UNIT_NAMES, css_variables
 
@@ -73,7 +73,6 @@ def stages(plan: Plan, *, width: int = 1120) -> str:
 
 
 _RAIL: Final = 12.0
-_CAPTION: Final = 17.0
 _LINE: Final = 16.0
 _TWO_LINES: Final = 30.0
 
@@ -85,7 +84,7 @@ def _frame(plan: Plan, width: int) -> _Frame:
     unit = max(min(16.0, 380.0 / num_units), min(14.0 / smallest, 900.0 / num_units))
     prefix = "stage 00: " if smallest * unit < _TWO_LINES else ""
     names = max(text_width(prefix + owned_units(plan, i)) for i in range(len(plan.stages)))
-    left = _RAIL + 28 + min(max(names, 150.0), 320.0) if width >= 600 else _RAIL + 6
+    left = _RAIL + 28 + min(max(names, 230.0), 380.0) if width >= 600 else _RAIL + 6
     return _Frame(width=width, left=left, top=40.0, unit=unit, token=(width - left) / plan.sequence_length)
 
 
@@ -98,7 +97,7 @@ def _bands(plan: Plan, frame: _Frame) -> Iterator[tuple[int, float]]:
     """(stage, top of its tiles) for every stage."""
     y = frame.top
     for stage in range(len(plan.stages)):
-        y += 0.0 if frame.is_wide else _CAPTION
+        y += 0.0 if frame.is_wide else _LINE * len(_caption(plan, stage, frame)) + 1
         yield stage, y
         y += _height(plan, stage, frame) + 4
 
@@ -158,11 +157,18 @@ def _columns(plan: Plan, frame: _Frame) -> Iterator[tuple[int, int, str]]:
             start, length, first = start + length, 0, index + 1
 
 
+def _caption(plan: Plan, stage: int, frame: _Frame) -> list[str]:
+    """What stands above a stage's tiles where there is no room beside them."""
+    return wrapped(f"{stage_name(plan, stage)}: {owned_units(plan, stage)}", frame.width)
+
+
 def _names(plan: Plan, stage: int, y: float, frame: _Frame) -> Iterator[Markup]:
     name, owns = stage_name(plan, stage), owned_units(plan, stage)
     height = _height(plan, stage, frame)
     if not frame.is_wide:
-        yield element("text", f"{name}: {owns}", x=0, y=y - 5)
+        lines = _caption(plan, stage, frame)
+        for above, text in enumerate(reversed(lines)):
+            yield element("text", text, x=0, y=y - 5 - above * _LINE)
     elif height >= _TWO_LINES:
         yield element("text", name, x=0, y=y + height / 2 - 2, class_="strong")
         yield element("text", owns, x=0, y=y + height / 2 + 13)

@@ -15,17 +15,25 @@ def table(
 
     A last column of words gets the room that numbers do not need; on narrow screens it goes below its row.
     """
-    head = (element("th", text, **_align(i, numbers)) for i, text in enumerate(headers))
+    head = (heading(text, **_align(i, numbers)) for i, text in enumerate(headers))
     body = []
     for index, row in enumerate(rows):
         cells = (element("td", text, **_align(i, numbers)) for i, text in enumerate(row))
         body.append(element("tr", *cells, class_="chosen") if index == chosen else element("tr", *cells))
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *body))
     if len(headers) - 1 in numbers:
-        return element("div", element("table", content), class_="scroll")
-    return element(
-        "div", element("table", content, class_="telling", style=f"--numbers:{len(numbers)}"), class_="scroll"
-    )
+        return scroll(element("table", content))
+    return scroll(element("table", content, class_="telling", style=f"--numbers:{len(numbers)}"))
+
+
+def heading(text: str, **attributes: str | float) -> Markup:
+    """The head of a column; one without words is no heading."""
+    return element("th", text, scope="col", **attributes) if text else element("td", **attributes)
+
+
+def scroll(table: Markup, name: str = "table") -> Markup:
+    """A table that scrolls sideways where it must, with the keyboard too; ``name`` says what is scrolled."""
+    return element("div", table, class_="scroll", tabindex="0", role="group", aria_label=name)
 
 
 def _align(column: int, numbers: Sequence[int]) -> dict[str, str | float]:
@@ -35,7 +43,7 @@ def _align(column: int, numbers: Sequence[int]) -> dict[str, str | float]:
 def keys(rows: Mapping[str, str]) -> Markup:
     """A table of names and values."""
     body = (element("tr", element("td", name, class_="key"), element("td", value)) for name, value in rows.items())
-    return element("div", element("table", element("tbody", *body), class_="keys"), class_="scroll")
+    return scroll(element("table", element("tbody", *body), class_="keys"))
 
 
 def facts(rows: Mapping[str, str]) -> Markup:

@@ -9,7 +9,7 @@ from penstock.api.pages.job_data import JobData
 from penstock.api.pages.listing import path_of
 from penstock.api.pages.shell import Page
 from penstock.core.curves import Curve
-from penstock.core.plan import Plan
+from penstock.core.plan import Plan, slices_text
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts
 from penstock.view.markup import Markup, element, join
@@ -19,8 +19,7 @@ from penstock.view.report import (
     predicted_peak_bytes,
     predicted_step_seconds,
 )
-from penstock.view.report_plan import slices_text
-from penstock.view.tables import card, chart, phase_badge
+from penstock.view.tables import card, chart, heading, phase_badge, scroll
 
 FEWEST, MOST = 2, 4
 NOTHING = "–"
@@ -37,7 +36,7 @@ def comparison(jobs: Sequence[JobData]) -> Page:
     drawn = Markup()
     if runs:
         places = (chart("loss", "Loss", class_="half"), chart("throughput", "Tokens per second", class_="half"))
-        drawn = element("div", *places, class_="grid")
+        drawn = join((element("h2", "Curves", class_="apart"), element("div", *places, class_="grid")))
     body = join(
         (
             element("div", element("h1", "Comparison"), class_="head"),
@@ -65,10 +64,10 @@ def names_of(jobs: Sequence[JobData]) -> list[str]:
 def _table(names: Sequence[str], jobs: Sequence[JobData]) -> Markup:
     links = (element("th", element("a", name, href=path_of(job.stored))) for name, job in zip(names, jobs, strict=True))
     phases = (element("td", phase_badge(job.stored.phase.value)) for job in jobs)
-    head = element("thead", element("tr", element("th", ""), *links))
+    head = element("thead", element("tr", heading(""), *links))
     rows = [element("tr", element("td", "phase", class_="key"), *phases)]
     rows += [_row(name, [tell(job) for job in jobs]) for name, tell in chain(RESULTS.items(), PLANS.items())]
-    return card(element("div", element("table", head, element("tbody", *rows), class_="compared"), class_="scroll"))
+    return card(scroll(element("table", head, element("tbody", *rows), class_="compared"), "comparison"))
 
 
 def _row(name: str, values: Sequence[str]) -> Markup:

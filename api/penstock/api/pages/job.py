@@ -23,7 +23,7 @@ from penstock.view.report import figures_of_merit
 from penstock.view.report_plan import plan_section, step_section, why_section
 from penstock.view.report_run import loss_section, memory_section
 from penstock.view.section import Section, left_out
-from penstock.view.tables import card, phase_badge
+from penstock.view.tables import card, phase_badge, scroll
 
 SAID = {
     "created": "Submitted",
@@ -185,7 +185,7 @@ def _events(events: Sequence[Row[Any]]) -> Section:
         element("tr", element("td", element("time", utc(row.at))), element("td", event_text(row.kind, row.body)))
         for row in reversed(events)
     )
-    table = element("div", element("table", element("tbody", *rows), class_="events"), class_="scroll")
+    table = scroll(element("table", element("tbody", *rows), class_="events"), "events")
     return Section(anchor="events", title="What happened", body=card(table))
 
 

@@ -11,7 +11,7 @@ from penstock.core.units import format_bytes
 from penstock.view.axis import utc
 from penstock.view.markup import Markup, element
 from penstock.view.section import Section, left_out
-from penstock.view.tables import card
+from penstock.view.tables import card, scroll
 
 MOST_FILES = 40
 
@@ -66,4 +66,4 @@ def files_section(files: JobFiles, place: str) -> Section:
 
 def _table(rows: Iterable[Sequence[str]]) -> Markup:
     body = (element("tr", *(element("td", cell) for cell in row)) for row in rows)
-    return card(element("div", element("table", element("tbody", *body), class_="events"), class_="scroll"))
+    return card(scroll(element("table", element("tbody", *body), class_="events files"), "files"))

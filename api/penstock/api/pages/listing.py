@@ -10,7 +10,7 @@ from penstock.api.store.jobs import Query, StoredJob
 from penstock.core.lifecycle import Phase
 from penstock.core.units import format_age, format_seconds
 from penstock.view.markup import Markup, element, join
-from penstock.view.tables import card, phase_badge
+from penstock.view.tables import card, heading, phase_badge, scroll
 
 SORTS = {
     "-created": "newest first",
@@ -61,11 +61,10 @@ def _option(value: str, text: str, chosen: bool) -> Markup:
 
 
 def _table(found: Sequence[StoredJob], now: float) -> Markup:
-    wide = {0, 3, 4, 5}
-    head = (element("th", text, class_="wide" if i in wide else "") for i, text in enumerate(HEADERS))
+    head = (heading(text) for text in HEADERS)
     rows = (element("tr", *_cells(job, now), id=f"job-{job.uid}") for job in found)
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
-    table = element("div", element("table", content, class_="jobs"), class_="scroll")
+    table = scroll(element("table", content, class_="jobs"), "jobs")
     compare = element("p", element("button", "Compare"), element("span", "two to four marked jobs"), class_="compare")
     return element("form", card(table), compare if len(found) > 1 else Markup(), method="get", action="/compare")
 
@@ -77,16 +76,22 @@ def _cells(job: StoredJob, now: float) -> list[Markup]:
     steps: int = job.manifest["spec"]["training"]["steps"]
     bar = Markup()
     if told is not None:
-        bar = join((element("progress", value=told.step, max=steps), element("small", f"{told.step:,} of {steps:,}")))
+        done = f"{told.step:,} of {steps:,}"
+        bar = join(
+            (
+                element("progress", value=told.step, max=steps, aria_label=f"step {done}"),
+                element("small", done),
+            )
+        )
     mark = element("input", type="checkbox", name="job", value=f"{job.namespace}/{job.name}", aria_label=job.name)
     return [
-        element("td", mark, class_="wide"),
-        element("td", name, space),
+        element("td", mark, class_="mark"),
+        element("td", name, space, class_="name"),
         element("td", phase_badge(job.phase.value)),
-        element("td", bar, class_="wide"),
-        element("td", f"{told.loss:.3f}" if told and told.loss is not None else "", class_="wide"),
-        element("td", format_seconds(told.step_seconds) if told and told.step_seconds else "", class_="wide"),
-        element("td", format_age(now - job.created_at)),
+        element("td", bar, class_="done"),
+        element("td", f"{told.loss:.3f}" if told and told.loss is not None else "", data_name="loss"),
+        element("td", format_seconds(told.step_seconds) if told and told.step_seconds else "", data_name="per step"),
+        element("td", format_age(now - job.created_at), data_name="age"),
     ]
 
 

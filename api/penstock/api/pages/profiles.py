@@ -15,7 +15,7 @@ from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
 from penstock.view.report_run import fit_section, machine_section
 from penstock.view.section import Section
-from penstock.view.tables import card, chart
+from penstock.view.tables import card, chart, heading, scroll
 
 HEADERS = ("host", "device", "ranks", "precision", "method", "measured", "")
 CURVES = {Kind.F: "forward", Kind.I: "input gradient", Kind.W: "weight gradient"}
@@ -31,10 +31,10 @@ def profile_list(found: Sequence[StoredProfile], now: float) -> Page:
 
 
 def _table(found: Sequence[StoredProfile], now: float) -> Markup:
-    head = (element("th", text) for text in HEADERS)
+    head = map(heading, HEADERS)
     rows = (element("tr", *(element("td", cell) for cell in _cells(each, now))) for each in found)
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
-    return card(element("div", element("table", content, class_="listed"), class_="scroll"))
+    return card(scroll(element("table", content, class_="listed"), "profiles"))
 
 
 def _cells(each: StoredProfile, now: float) -> tuple[str, ...]:
