@@ -101,6 +101,39 @@ def test_a_number_that_no_column_holds_is_refused(client: TestClient, size: int)
         refused(client.post("/v1/jobs", json=changed(path, size)), 422, "invalid")
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.model.layers", 10**9),
+        ("spec.model.hidden", 2**30),
+        ("spec.model.vocab", 10**15),
+        ("spec.resources.ranks", 10**18),
+        ("spec.data.sequenceLength", 2**40),
+        ("spec.resources.memoryPerRank", "9" * 5_000),
+        ("spec.parallelism.slices", [1] * 100_000),
+        ("spec.parallelism.schedule", "x" * 100_000),
+        ("spec.kubernetes.env", [{"name": "a"}] * 1_000),
+        ("metadata.labels", {"<img src=x>": "a"}),
+        ("metadata.labels", {"a": "no label"}),
+        ("metadata.annotations", {"a": "x" * 300_000}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_beyond_a_maximum_is_refused_with_its_place(client: TestClient, path: str, value: Any) -> None:
+    document = refused(client.post("/v1/jobs", json=changed(path, value)), 422, "invalid")
+    assert document["where"].startswith(path)
+    assert len(document["detail"]) < 400
+
+
+@pytest.mark.parametrize("media", ["application/json", "application/yaml"])
+def test_a_number_of_thousands_of_digits_is_refused_in_plain_words(client: TestClient, media: str) -> None:
+    body = json.dumps(changed("spec.training.steps", "@")).replace('"@"', "1" * 5_000)
+    answer = client.post("/v1/jobs", content=body, headers={"Content-Type": media})
+    assert answer.status_code in (400, 422)
+    assert "digits" in answer.json()["detail"]
+    assert "set_int_max_str_digits" not in answer.text
+
+
 @pytest.mark.parametrize("text", ["\x00", "a\x00b", "\ud800"], ids=["nul", "nul inside", "half a surrogate"])
 @pytest.mark.parametrize("path", ["metadata.name", "metadata.namespace", "metadata.labels", "metadata.annotations"])
 def test_text_that_no_database_keeps_is_refused(client: TestClient, path: str, text: str) -> None:

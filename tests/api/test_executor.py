@@ -238,6 +238,14 @@ def test_a_finished_job_expires(world: World) -> None:
     assert world.job(uid).deleted_at == world.clock.now
 
 
+def test_a_finished_job_without_ttl_is_kept(world: World) -> None:
+    uid = world.submit()
+    world.until(uid, Phase.SUCCEEDED)
+    world.clock.now += 10 * 365 * 86_400.0
+    world.turn()
+    assert world.job(uid).deleted_at is None
+
+
 def test_jobs_that_have_ended_are_only_read_to_expire_or_to_be_deleted(world: World) -> None:
     ended, deleted = world.submit("ended"), world.submit("deleted")
     for uid in (ended, deleted):

@@ -273,6 +273,9 @@ def test_a_manifest_that_is_no_longer_understood_can_be_deleted(world: World) ->
 
     world.service.write(bad, spoil)
     world.until(good, Phase.SUCCEEDED)
+    refused = world.job(bad)
+    assert (refused.phase, refused.phase_reason) == (Phase.FAILED, "InvalidSpec")
+    assert refused.phase_message.startswith("apiVersion: None is not")
     world.delete(bad)
     world.turn()
     assert world.job(bad).deleted_at is not None

@@ -172,6 +172,79 @@ def test_planning_for_described_hardware(tmp_path: Path, cluster: str, capsys: C
     assert plan.prediction is not None
 
 
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"model__hidden": 2**30}, "spec.model.hidden"),
+        ({"model__layers": 10**9}, "spec.model.layers"),
+        ({"resources__ranks": 10**18}, "spec.resources.ranks"),
+        ({"resources__memoryPerRank": "9" * 5_000}, "spec.resources.memoryPerRank"),
+        ({"parallelism": {"slices": [1] * 65_537}}, "spec.parallelism.slices"),
+        ({"training__steps": 16**5_000}, "spec.training.steps"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_beyond_a_maximum_is_a_mistake_with_its_place(
+    tmp_path: Path, cluster: str, capsys: Captured, changes: dict[str, Any], where: str
+) -> None:
+    path = tmp_path / "job.yaml"
+    manifest = example(**{name: value for name, value in changes.items() if name != "training__steps"})
+    text = yamltext.dump(manifest)
+    path.write_text(text.replace("steps: 200", f"steps: {changes.get('training__steps', 200):#x}"))
+    assert main(["plan", str(path), "--cluster", cluster]) == 2
+    error = capsys.readouterr().err
+    assert where in error
+    assert "Traceback" not in error
+    assert len(error) < 600
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(" * 9_000 + "0F0;0B0" + ")OVERLAP_F_B" * 9_000, "is not an action"),
+        ("0F0," + "x" * 200_000, "is not CSV"),
+        ("9" * 5_000 + "F0", "is not an action"),
+    ],
+    ids=["nested", "long cell", "digits"],
+)
+def test_a_csv_beyond_a_maximum_is_a_mistake(
+    tmp_path: Path, cluster: str, capsys: Captured, text: str, message: str
+) -> None:
+    (tmp_path / "own.csv").write_text(text)
+    job = write_job(tmp_path / "job.yaml", parallelism={"schedule": str(tmp_path / "own.csv")})
+    assert main(["plan", job, "--cluster", cluster]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_search_that_takes_too_long_ends_with_a_remedy(
+    tmp_path: Path, cluster: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.deciding.MOST_SECONDS", -1.0)
+    assert main(["plan", write_job(tmp_path / "job.yaml"), "--cluster", cluster]) == 2
+    error = capsys.readouterr().err
+    assert "planning took over" in error
+    assert "pin dp, pp or slices" in error
+    assert children() == []
+
+
+def test_ctrl_c_ends_a_search(tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        assert children()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.deciding.time.sleep", interrupt)
+    job = write_job(tmp_path / "job.yaml", model__layers=4_096, resources__ranks=64)
+    assert main(["plan", job, "--cluster", cluster]) == 130
+    assert children() == []
+
+
+def children() -> list[str]:
+    """The processes of this one."""
+    return [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+
+
 def test_equal_inputs_give_equal_plans(tmp_path: Path, cluster: str, capsys: Captured) -> None:
     job = write_job(tmp_path / "job.yaml", parallelism=PINNED)
     outputs = []

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
+from penstock.core.cluster import ClusterSpec
 from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.errors import UserError
-from penstock.core.job import PipelineJob
+from penstock.core.job import Metadata, PipelineJob, TokenizerSpec
 from penstock.core.limits import LIMITS
 from penstock.core.manifest import Manifest, camel
-from penstock.core.manifest_schema import cluster_profile_schema, job_schema
-from tests.support.manifests import CLUSTER_PROFILE, FULL, loaded
+from penstock.core.manifest_schema import cluster_profile_schema, dataclass_schema, job_schema
+from penstock.core.plan import Plan
+from penstock.core.pod import PodBinding
+from tests.support.manifest_strategies import manifest_types
+from tests.support.manifests import BINDING, CLUSTER, CLUSTER_PROFILE, FULL, PLAN, loaded
 
-JOB = job_schema()
-READERS: dict[str, tuple[dict[str, Any], type[Manifest]]] = {
-    "PipelineJob": (JOB, PipelineJob),
-    "ClusterProfile": (cluster_profile_schema(), ClusterProfile),
+READERS: dict[str, tuple[dict[str, Any], type[Manifest], str]] = {
+    "PipelineJob": (job_schema(), PipelineJob, FULL),
+    "ClusterProfile": (cluster_profile_schema(), ClusterProfile, CLUSTER_PROFILE),
+    "ClusterSpec": (dataclass_schema(ClusterSpec), ClusterSpec, CLUSTER),
+    "Plan": (dataclass_schema(Plan), Plan, PLAN),
+    "PodBinding": (dataclass_schema(PodBinding), PodBinding, BINDING),
+    "Metadata": (dataclass_schema(Metadata), Metadata, "{name: full, uid: u}"),
+    "TokenizerSpec": (dataclass_schema(TokenizerSpec), TokenizerSpec, "{file: tokenizer.json}"),
 }
 
 Part = tuple[str, tuple[Any, ...], frozenset[str]]
@@ -42,38 +50,35 @@ def parts(schema: Mapping[str, Any], value: Any, path: tuple[Any, ...] = ()) -> 
                 yield from parts(option.get("items") or {}, inner, (*path, i))
 
 
+BEYOND: dict[str, Callable[[Any], list[Any]]] = {
+    "minimum": lambda least: [least - 1],
+    "exclusiveMinimum": lambda below: [below],
+    "maximum": lambda most: [most + 1 if isinstance(most, int) else 2 * most],
+    "exclusiveMaximum": lambda above: [above],
+    "multipleOf": lambda part: [part / 2],
+    "enum": lambda _: ["neither"],
+    "pattern": lambda _: ["a b", "a" * 400, "a\n"],
+    "minItems": lambda _: [[]],
+    "maxLength": lambda most: ["a" * (most + 1)],
+    "maxItems": lambda most: [[1] * (most + 1)],
+    "maxProperties": lambda most: [{f"a{number}": "" for number in range(most + 1)}],
+    "additionalProperties": lambda inner: [{"a": value} for value in beyond(inner)],
+    "items": lambda inner: [[value] for value in beyond(inner)],
+    "prefixItems": lambda items: [[value] * len(items) for value in beyond(items[0])],
+}
+
+
 def beyond(limit: Mapping[str, Any]) -> list[Any]:
     """Values outside of a limit."""
-    found: list[Any] = []
-    if "minimum" in limit:
-        found.append(limit["minimum"] - 1)
-    if "exclusiveMinimum" in limit:
-        found.append(limit["exclusiveMinimum"])
-    if "maximum" in limit:
-        found.append(limit["maximum"] + 0.5)
-    if "exclusiveMaximum" in limit:
-        found.append(limit["exclusiveMaximum"])
-    if "multipleOf" in limit:
-        found.append(limit["multipleOf"] / 2)
-    if "enum" in limit:
-        found.append("neither")
-    if "pattern" in limit:
-        found += ["a b", "a" * 300, "a\n"]
-    if "minItems" in limit:
-        found.append([])
-    if "additionalProperties" in limit:
-        found += [{"a": value} for value in beyond(limit["additionalProperties"])]
-    for items in (limit.get("prefixItems"), [limit["items"]] if "items" in limit else None):
-        found += [[value] * len(items) for value in beyond(items[0])] if items else []
-    return found
+    return [value for word, far in BEYOND.items() if word in limit for value in far(limit[word])]
 
 
 CASES = [
     (kind, path, name, value)
-    for kind, document in (("PipelineJob", loaded(FULL)), ("ClusterProfile", loaded(CLUSTER_PROFILE)))
-    for title, path, present in parts(READERS[kind][0], document)
+    for kind, (schema, _, text) in READERS.items()
+    for title, path, present in parts(schema, loaded(text))
     for cls, limits in LIMITS.items()
-    if cls.__name__ == title
+    if cls == title
     for name, limit in limits.items()
     if name in present
     for value in beyond(limit)
@@ -82,18 +87,51 @@ CASES = [
 
 def test_every_limited_field_is_tried() -> None:
     tried = {(path[-1] if path else "", name) for _, path, name, _ in CASES}
-    assert len({name for _, name in tried}) == len({name for limits in LIMITS.values() for name in limits})
+    assert {name for _, name in tried} == {name for limits in LIMITS.values() for name in limits}
 
 
 def test_limits_are_of_fields_that_exist() -> None:
-    for cls, limits in LIMITS.items():
-        assert limits.keys() <= {camel(field.name) for field in dataclasses.fields(cls)}
+    types: dict[str, Any] = {cls.__name__: cls for cls in manifest_types()}
+    for name, limits in LIMITS.items():
+        assert limits.keys() <= {camel(field.name) for field in dataclasses.fields(types[name])}
 
 
-@pytest.mark.parametrize(("kind", "path", "name", "value"), CASES, ids=str)
+def unlimited(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Paths of values that may be as large as you like."""
+    options = [schema, *schema.get("anyOf", ())]
+    kinds = {option.get("type") for option in options}
+    words = {word for option in options for word in option}
+    if kinds & {"integer", "number"} and not words & {"maximum", "exclusiveMaximum"}:
+        yield f"{path}: a number"
+    if "string" in kinds and not words & {"maxLength", "enum"}:
+        yield f"{path}: a string"
+    if "array" in kinds and "maxItems" not in words:
+        yield f"{path}: a list"
+    for option in options:
+        more = option.get("additionalProperties")
+        if isinstance(more, Mapping):
+            if "maxProperties" not in words:
+                yield f"{path}: a mapping"
+            yield from unlimited(more, f"{path}.*")
+        for name, inner in option.get("properties", {}).items():
+            yield from unlimited(inner, f"{path}.{name}")
+        items = [{**option["items"], **schema.get("items", {})}] if "items" in option and option is not schema else []
+        items += [schema["items"]] if option is schema and schema.get("type") == "array" and "items" in schema else []
+        for inner in (*items, *option.get("prefixItems", ())):
+            yield from unlimited(inner, f"{path}[]")
+
+
+@pytest.mark.parametrize("kind", ["PipelineJob", "ClusterProfile", "ClusterSpec"])
+def test_all_that_a_person_writes_has_a_maximum(kind: str) -> None:
+    schema = READERS[kind][0]
+    properties = {name: inner for name, inner in schema["properties"].items() if name not in ("status", "kind")}
+    assert list(unlimited({**schema, "properties": properties})) == []
+
+
+@pytest.mark.parametrize(("kind", "path", "name", "value"), CASES, ids=lambda value: str(value)[:40])
 def test_beyond_a_limit(kind: str, path: tuple[Any, ...], name: str, value: Any) -> None:
-    schema, cls = READERS[kind]
-    document = loaded(FULL if kind == "PipelineJob" else CLUSTER_PROFILE)
+    schema, cls, text = READERS[kind]
+    document = loaded(text)
     assert jsonschema_rs.is_valid(schema, document)
     place = document
     for step in path:

@@ -19,7 +19,15 @@ from penstock.core.layout import (
     stage_slot_bytes,
     unit_buffers,
 )
-from penstock.core.model import Family, ModelSpec, UnitKind, attended_pairs, linear_flops_per_token, step_flops
+from penstock.core.model import (
+    Family,
+    ModelSpec,
+    UnitKind,
+    attended_pairs,
+    attention_flops,
+    linear_flops_per_token,
+    step_flops,
+)
 
 GPT2_SMALL = ModelSpec(family=Family.GPT2, layers=12, hidden=768, heads=12, vocab=50257)
 LLAMA_7B = ModelSpec(family=Family.LLAMA, layers=32, hidden=4096, heads=32, vocab=32000, ffn_hidden=11008)
@@ -56,6 +64,16 @@ def test_units_cover_the_model_once(spec: ModelSpec) -> None:
     names = [p.name for unit in spec.units for p in parameters(spec, unit)]
     repeated = {name for name in names if names.count(name) > 1}
     assert repeated == ({"embedding.weight"} if spec.tied else set())
+
+
+@given(models(), st.data())
+def test_counts_by_formula_are_those_of_the_built_layout(spec: ModelSpec, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, spec.num_units))
+    stop = data.draw(st.integers(first, spec.num_units))
+    built = {p.name: p.num_elements for unit in spec.units[first:stop] for p in parameters(spec, unit)}
+    assert stage_parameters(spec, first, stop) == sum(built.values())
+    flops = sum(linear_flops_per_token(spec, unit.kind) for unit in spec.units)
+    assert step_flops(spec, 1, 1) == 3 * (flops + spec.layers * attention_flops(spec, 1))
 
 
 @given(models(), st.data())

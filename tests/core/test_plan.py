@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,18 @@ MODEL = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=16)
 LINK = LinkSpec(latency_seconds=1e-5, bytes_per_second=1e9)
 
 
+PREDICTION = Prediction(
+    step_seconds=1.0,
+    compute_seconds=0.5,
+    bubble_seconds=0.25,
+    communication_seconds=0.125,
+    reduction_seconds=0.0625,
+    optimizer_seconds=0.0625,
+    peak_bytes=(7, 8),
+    slot_bytes=(1, 2),
+)
+
+
 def sound_plan(**changes: Any) -> Plan:
     """A plan for two ranks with everything set."""
     fields: dict[str, Any] = {
@@ -37,16 +50,7 @@ def sound_plan(**changes: Any) -> Plan:
         "stages": ((0, 3), (3, 6)),
         "schedule": ScheduleSpec(generator="zb", text="AAAA"),
         "placement": (0, 1),
-        "prediction": Prediction(
-            step_seconds=1.0,
-            compute_seconds=0.5,
-            bubble_seconds=0.25,
-            communication_seconds=0.125,
-            reduction_seconds=0.0625,
-            optimizer_seconds=0.0625,
-            peak_bytes=(7, 8),
-            slot_bytes=(1, 2),
-        ),
+        "prediction": PREDICTION,
         "reasons": ("because",),
         "alternatives": (Alternative(label="other", step_seconds=None, peak_bytes=None, reason="no room"),),
     }
@@ -72,7 +76,10 @@ def test_what_follows_from_a_plan() -> None:
         ({"stages": ((0, 3), (4, 6))}, "stages[1]"),
         ({"stages": ((0, 3), (3, 5))}, "stages"),
         ({"stages": ((0, 6),)}, "stages"),
-        ({"slices": (8, 0)}, "slices"),
+        ({"slices": (8, 0)}, "slices[1]"),
+        ({"slices": ()}, "slices"),
+        ({"receive_ahead": 2**70}, "receiveAhead"),
+        ({"prediction": replace(PREDICTION, peak_bytes=(7,))}, "prediction.peakBytes"),
         ({"num_microbatches": 0}, "numMicrobatches"),
         ({"placement": (0,)}, "placement"),
         ({"placement": (1, 1)}, "placement"),

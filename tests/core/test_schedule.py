@@ -38,6 +38,31 @@ def test_what_is_no_action_is_refused_with_its_place(text: str) -> None:
     assert caught.value.where == "line 4"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(" * 9_000 + "0F0;0B0" + ")OVERLAP_F_B" * 9_000, "is not an action"),
+        ("((0F0;0B0)OVERLAP_F_B;0F1)OVERLAP_F_B", "is not an action"),
+        ("0F0," + "x" * 200_000, "field larger than field limit"),
+        ("9" * 5_000 + "F0", "is not an action"),
+        ("0F" + "9" * 5_000, "is not an action"),
+        ("0F0\x00", "is not an action|NUL"),
+        ("0F0\n" * 5_000_000, "characters, more than"),
+    ],
+    ids=["deep", "nested", "long cell", "large stage", "large micro-batch", "NUL", "long"],
+)
+def test_what_no_schedule_holds_is_refused_before_it_is_built(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        parse_schedule(text)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_missing_stage_is_found_without_a_list_of_all() -> None:
+    schedule, _ = parse_schedule("0F0,0B0\n9999999F0,9999999B0\n")
+    with pytest.raises(UserError, match="stage 1 has no actions"):
+        assert schedule.stage_ranks
+
+
 def test_a_schedule_parses_back() -> None:
     text = "0F0.0,0F0.1,0I0.1,0I0.0,0W0.1,0W0.0\n1F0.0,1F0.1,1I0.1,1I0.0,1W0.1,1W0.0\n"
     schedule, warnings = parse_schedule(text)

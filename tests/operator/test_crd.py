@@ -120,6 +120,15 @@ def test_what_the_operator_writes_is_not() -> None:
 
 
 @pytest.mark.parametrize("name", CRDS)
+def test_every_list_has_a_type(name: str) -> None:
+    """So that server-side apply knows whether its items have owners of their own."""
+    lists = {path: schema for path, schema in schemas(schema_of(name)) if schema.get("type") == "array"}
+    kinds = {path: schema.get("x-kubernetes-list-type") for path, schema in lists.items()}
+    assert set(kinds.values()) <= {"atomic", "map"}
+    assert all("x-kubernetes-list-map-keys" in lists[path] for path, kind in kinds.items() if kind == "map")
+
+
+@pytest.mark.parametrize("name", CRDS)
 def test_every_column_and_scale_path_is_a_field(name: str) -> None:
     (version,) = CRDS[name]["spec"]["versions"]
     paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]

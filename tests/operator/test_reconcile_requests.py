@@ -85,6 +85,39 @@ class TestRequests:
         assert (status.phase, status.reason) == (Phase.FAILED, "InvalidSpec")
         assert "heads" in status.message
 
+    @pytest.mark.parametrize(
+        "beyond",
+        [
+            {"model__layers": 5 * 10**6},
+            {"model__hidden": 2**30},
+            {"resources": {"ranks": 10**18}},
+            {"resources": {"memoryPerRank": "9" * 5_000}},
+            {"parallelism": {"slices": [1] * 100_000}},
+        ],
+        ids=lambda beyond: next(iter(beyond)),
+    )
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_one_that_is_stored_beyond_a_maximum_says_why_and_can_be_deleted(
+        self, operating: Operating, beyond: dict[str, Any], ended: bool
+    ) -> None:
+        """Five million layers made the operator build ten million units at each start, until it was out of memory."""
+        uid = operating.kube.submit(example(**beyond))
+        found = operating.kube.all(JOBS)[0]
+        if ended:
+            found["status"] = {"phase": "Succeeded", "reason": "Done", "message": "", "attempt": 1}
+        other = operating.kube.submit({**example(), "metadata": {"name": "other"}})
+        operating.turn()
+        status = operating.status(uid)
+        if ended:
+            assert (status.phase, status.reason) == (Phase.SUCCEEDED, "Done")
+        else:
+            assert (status.phase, status.reason) == (Phase.FAILED, "InvalidSpec")
+            assert next(iter(beyond)).split("__")[-1] in status.message or "spec.resources" in status.message
+        assert operating.phase(other) is Phase.QUEUED
+        operating.kube.remove(found)
+        operating.turn()
+        assert [each.name for each in operating.cache.jobs()] == ["other"]
+
     def test_output_that_pods_cannot_share_is_refused(self, operating: Operating) -> None:
         uid = operating.kube.submit(example(kubernetes={"volumes": {}}))
         operating.turn()

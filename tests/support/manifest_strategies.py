@@ -43,7 +43,8 @@ from penstock.core.kubernetes_spec import (
     VolumeSpec,
 )
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest
+from penstock.core.limits import LIMITS
+from penstock.core.manifest import Manifest, camel
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.pod import PodBinding
@@ -61,6 +62,7 @@ VARIABLES = st.from_regex(r"[A-Za-z_][A-Z_a-z0-9]{0,9}", fullmatch=True)
 HALVES = st.integers(0, 9).map(lambda halves: halves / 2)
 INSTANTS = st.none() | st.integers(0, 4 * 10**12).map(lambda milliseconds: milliseconds / 1000)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+SECONDS = st.integers(0, 2**53 - 1)
 PLAIN: Values = st.recursive(
     st.none() | st.booleans() | st.integers() | FINITE | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -129,7 +131,17 @@ def valid(cls: Any) -> Values:
     if cls in BY_HAND:
         return BY_HAND[cls]()
     hints, own = typing.get_type_hints(cls), {**_instants(cls), **BY_FIELD.get(cls, {})}
-    return st.builds(cls, **{name: own[name] if name in own else _of(hint) for name, hint in hints.items()})
+    fields = {name: own[name] if name in own else _within(cls, name, hint) for name, hint in hints.items()}
+    return st.builds(cls, **fields)
+
+
+def _within(cls: Any, name: str, hint: Any) -> Values:
+    """Any value of a field; a whole number in its range."""
+    limit, kinds = LIMITS.get(cls.__name__, {}).get(camel(name), {}), set(typing.get_args(hint) or (hint,))
+    if "maximum" not in limit or not kinds <= {int, type(None)}:
+        return _of(hint)
+    numbers = st.integers(max(limit["minimum"], 1), min(limit["maximum"], 2**60))
+    return numbers | st.none() if type(None) in kinds else numbers
 
 
 def _instants(cls: Any) -> dict[str, Values]:
@@ -183,7 +195,7 @@ def _models(draw: st.DrawFn) -> ModelSpec:
 def _resources(draw: st.DrawFn) -> ResourcesSpec:
     ranks = draw(st.integers(1, 64))
     least = draw(st.none() | st.integers(1, ranks))
-    fields = {name: draw(SCALARS[int]) for name in ("memory_per_rank", "threads_per_rank")}
+    fields = {"memory_per_rank": draw(SCALARS[int]), "threads_per_rank": draw(st.integers(1, 65_536))}
     return ResourcesSpec(ranks=ranks, min_ranks=least, **fields)
 
 
@@ -215,7 +227,7 @@ def _volumes() -> Values:
 
 
 def _kubernetes() -> Values:
-    roots = st.just("out") | NAMES.map(lambda name: f"data/{name}") | NAMES.map(lambda name: f"models/{name}")
+    roots = st.just("out") | NAMES.map(lambda name: f"data/{name}")
     return st.builds(
         KubernetesSpec,
         image=SCALARS[str],
@@ -230,7 +242,12 @@ def _kubernetes() -> Values:
 
 
 def _cluster_profiles() -> Values:
-    counts = {name: st.integers(1, 2**40) for name in ("sequence_length", "memory_per_rank", "threads_per_rank")}
+    counts = {
+        "sequence_length": st.integers(1, 2**24),
+        "memory_per_rank": st.integers(1, 2**60),
+        "threads_per_rank": st.integers(1, 65_536),
+        "max_age_seconds": SECONDS,
+    }
     return st.builds(
         ClusterProfileSpec,
         model=valid(ModelSpec),

@@ -92,6 +92,45 @@ spec:
   maxAgeSeconds: 60
 """
 
+CLUSTER = """
+name: lab
+device: {name: card, peakFlops: 1e14, memoryBytes: 16Gi, efficiency: [[1, 0.02], [256, 0.4]], memoryBandwidth: 1e12,
+         constantBytes: 1Gi, actionOverheadSeconds: 1e-5, pricePerHour: 2}
+numNodes: 2
+devicesPerNode: 4
+intraNode: {latencySeconds: 1e-6, bytesPerSecond: 1e11}
+interNode: {latencySeconds: 1e-5, bytesPerSecond: 1e9}
+links: [{source: 0, target: 1, link: {latencySeconds: 1e-5, bytesPerSecond: 1e8}}]
+"""
+PLAN = """
+model: {family: gpt2, layers: 1, hidden: 64, heads: 2, vocab: 257}
+precision: fp32
+dp: 2
+tp: 1
+pp: 2
+microbatch: 1
+numMicrobatches: 2
+slices: [64, 64]
+stages: [[0, 2], [2, 4]]
+schedule: {generator: zb, version: 1, text: x}
+receiveAhead: 3
+placement: [0, 1, 2, 3]
+prediction: {stepSeconds: 1, computeSeconds: 1, bubbleSeconds: 0, communicationSeconds: 0, reductionSeconds: 0,
+             optimizerSeconds: 0, peakBytes: [1, 2], slotBytes: [1, 2]}
+reasons: [because]
+alternatives: [{label: other, stepSeconds: 2, peakBytes: 3, reason: slower}]
+"""
+BINDING = """
+podUid: u
+attempt: 1
+epoch: 1
+nodeRank: 0
+numNodes: 1
+ranksPerPod: 2
+master: m
+port: 1
+"""
+
 
 def loaded(text: str) -> dict[str, Any]:
     """A manifest as plain data."""

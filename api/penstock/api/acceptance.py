@@ -9,11 +9,18 @@ from penstock.api.dependencies import forbidden
 from penstock.api.locations import Locations
 from penstock.api.store import jobs
 from penstock.core.job import PipelineJob
+from penstock.core.names import require_labels
 
 
 def require_editor(identity: Identity, job: PipelineJob) -> None:
-    """Raise `Problem` unless ``identity`` may make jobs where the job belongs."""
+    """Do nothing for a job that ``identity`` may make where it belongs.
+
+    Raises:
+        Problem: they may not.
+        UserError: its labels are none that a Kubernetes object may have.
+    """
     namespace = job.metadata.namespace
+    require_labels(job.metadata.labels, "metadata.labels")
     if not identity.may(Role.EDITOR, namespace, "create"):
         raise forbidden(Role.EDITOR, namespace)
 

@@ -179,14 +179,19 @@ async def read_document(request: Request) -> Any:
     if media not in JSON_TYPES | YAML_TYPES:
         remedy = "send application/json or application/yaml"
         raise Problem(kind="unsupported-media-type", detail=f"{media} is not read", where="Content-Type", remedy=remedy)
-    text = decode(await request.body())
+    return await run_in_threadpool(_document, await request.body(), media)
+
+
+def _document(body: bytes, media: str) -> Any:
+    """In a thread: the event loop answers all others, and looks at no body."""
+    text = decode(body)
     if media in YAML_TYPES:
         if len(text) > MOST_YAML_CHARACTERS:
             remedy = "send so large a document as application/json, which is read faster"
             raise Problem(
                 kind="too-large", detail=f"more than {MOST_YAML_CHARACTERS} characters of YAML", remedy=remedy
             )
-        document = await run_in_threadpool(yamltext.load, text, "body")
+        document = yamltext.load(text, "body")
     else:
         document = load_json(text)
     require_storable(document)
@@ -210,7 +215,8 @@ def load_json(text: str | bytes) -> Any:
         remedy = "send it as /v1/openapi.json describes it, which is nowhere so deep"
         raise Problem(kind="bad-request", detail="the body is nested too deeply", where="body", remedy=remedy) from None
     except ValueError as error:
-        detail, remedy = f"the body is not JSON: {error}", "send JSON, or YAML with Content-Type: application/yaml"
+        what = "a number has thousands of digits" if "digits" in str(error) else str(error)
+        detail, remedy = f"the body is not JSON: {what}", "send JSON, or YAML with Content-Type: application/yaml"
         raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
 
 

@@ -21,9 +21,11 @@ ESCAPED = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
 
 def require_storable(document: Any) -> None:
     """Raise `UserError` with the first place in plain data that cannot be kept."""
-    for path, value in _leaves(document):
+    for place, value in _leaves(document):
         if (what := _wrong(value)) is not None:
-            raise UserError(what=what, where=path, remedy="write text without NUL, and finite numbers of 64 bits")
+            raise UserError(
+                what=what, where=_path(place), remedy="write text without NUL, and finite numbers of 64 bits"
+            )
 
 
 def cleaned(document: Any) -> Any:
@@ -35,18 +37,34 @@ def cleaned(document: Any) -> Any:
     return [cleaned(value) for value in document] if isinstance(document, list) else document
 
 
-def _leaves(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every name and value with its path; not by recursion, since documents may be nested deeper than calls."""
-    waiting = [("", document)]
+_Place = tuple[Any, str | int] | None
+"""The place of the list or object around a value, and its index or name there; none at the top.
+
+The path is written for what is wrong alone: a million values in a list that is nested 900 deep would have paths of
+gigabytes.
+"""
+
+
+def _leaves(document: Any) -> Iterator[tuple[_Place, Any]]:
+    """Every name and value with its place; not by recursion, since documents may be nested deeper than calls."""
+    waiting: list[tuple[_Place, Any]] = [(None, document)]
     while waiting:
-        path, value = waiting.pop()
+        place, value = waiting.pop()
         if isinstance(value, dict):
-            yield from ((path, name) for name in value)
-            waiting += [(f"{path}.{name}".lstrip("."), each) for name, each in value.items()]
+            yield from ((place, name) for name in value)
+            waiting += [((place, name), inner) for name, inner in value.items()]
         elif isinstance(value, list):
-            waiting += [(f"{path}[{i}]", each) for i, each in enumerate(value)]
+            waiting += [((place, i), inner) for i, inner in enumerate(value)]
         else:
-            yield path, value
+            yield place, value
+
+
+def _path(place: _Place) -> str:
+    steps = []
+    while place is not None:
+        place, step = place
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{step}")
+    return "".join(reversed(steps)).lstrip(".")
 
 
 def _wrong(value: Any) -> str | None:

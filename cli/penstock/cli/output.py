@@ -11,7 +11,8 @@ import functools
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ from penstock.core.errors import UserError, mistakes_in
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+
+REPORT_SECONDS = 10.0
+"""How often work that is under way is reported where no terminal shows it in place."""
 
 PIPED_COLUMNS = 120
 """How wide tables and pictures are where no terminal says."""
@@ -97,10 +101,24 @@ def warn(line: str) -> None:
 
 
 @contextlib.contextmanager
-def working(text: str) -> Iterator[None]:
-    """Show that ``text`` is under way until the block ends, where somebody watches."""
-    with terminal().status(text) if terminal().is_terminal else contextlib.nullcontext():
-        yield
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Show that ``text`` is under way until the block ends; the block may report how far it is.
+
+    A terminal shows the newest report in place. Elsewhere a report becomes a line, at most every `REPORT_SECONDS`.
+    """
+    if terminal().is_terminal:
+        with terminal().status(text) as status:
+            yield lambda progress: status.update(f"{text}: {progress}")
+        return
+    due_at = time.monotonic() + REPORT_SECONDS
+
+    def report(progress: str) -> None:
+        nonlocal due_at
+        if time.monotonic() >= due_at:
+            due_at = time.monotonic() + REPORT_SECONDS
+            say(f"{text}: {progress}")
+
+    yield report
 
 
 def terminal_width() -> int:

@@ -60,10 +60,10 @@ def _whole(schema: JsonSchema, status: type) -> JsonSchema:
         "apiVersion": {"type": "string", "description": f"`{API_VERSION}`"},
         "kind": {"type": "string", "description": "The kind of the resource."},
         "metadata": {"type": "object"},
-        "spec": structural(schema["properties"]["spec"], bounded=True),
-        "status": structural(dataclass_schema(status), bounded=False) | {"default": {}},
+        "spec": structural(schema["properties"]["spec"]),
+        "status": structural(dataclass_schema(status)) | {"default": {}},
     }
-    head = structural({key: value for key, value in schema.items() if key != "properties"}, bounded=False)
+    head = structural({key: value for key, value in schema.items() if key != "properties"})
     return head | {"required": ["spec"], "properties": properties}
 
 

@@ -41,7 +41,7 @@ USER = 65_532
 TOKEN_SECONDS = 600
 OUT = "out"
 STORAGE = "/penstock"
-"""Below it lie ``out``, ``data/NAME`` and ``models/NAME``."""
+"""Below it lie ``out`` and ``data/NAME``."""
 
 LOCAL = "/var/lib/penstock"
 AGENT_BYTES = 512 * 2**20

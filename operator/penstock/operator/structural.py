@@ -2,8 +2,8 @@
 
 It has no alternatives but "integer or string": a null is left out, which the apiserver does with values too, and
 what may be a number or a list has no type at all. Fields that are not known are not refused but pruned, unless the
-client asks for strict checks, as kubectl does. A titled object gets the rules of its type, and what a person writes
-gets bounds, without which the apiserver takes no rule: it counts what each could cost. See
+client asks for strict checks, as kubectl does. A titled object gets the rules of its type. The apiserver takes them
+because all that a person writes is bounded (`penstock.core.limits`): it counts what each rule could cost. See
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions
 """
 
@@ -15,32 +15,38 @@ from typing import Any
 from penstock.core.manifest_schema import JsonSchema
 from penstock.operator.rules import RULES
 
-MOST_CHARACTERS, MOST_ITEMS, MOST_PROPERTIES = 1024, 64, 32
-MORE = {"source": 4096, "file": 4096, "value": 32_768, "stages": 1024, "slices": 4096}
-"""Characters or items of the fields that need more."""
 LIST_KEYS = {"env": "name", "conditions": "type"}
 """Lists whose items are known by a field, so that several clients may write their own."""
-_KEPT = ("pattern", "minimum", "maximum", "minItems", "maxItems", "format", "default", "required")
+_BOUNDS = ("minimum", "maximum", "minItems", "maxItems", "maxLength", "maxProperties")
+_KEPT = (*_BOUNDS, "pattern", "format", "default", "required")
 
 
-def structural(schema: Mapping[str, Any], *, bounded: bool, name: str = "") -> JsonSchema:
-    """``schema``, of the field ``name``, for a custom resource; ``bounded`` where a person writes it."""
+def structural(schema: Mapping[str, Any], name: str = "") -> JsonSchema:
+    """``schema``, of the field ``name``, for a custom resource."""
     plain = _collapsed(schema)
     found = {"description": plain["description"].replace("``", "`")} if "description" in plain else {}
-    found |= _type(plain) | {key: plain[key] for key in _KEPT if key in plain} | _exclusive(plain)
+    found |= _type(plain) | {key: plain[key] for key in _KEPT if key in plain and _is_exact(plain[key])}
+    found |= _exclusive(plain)
     found |= _choices(plain)
     if "properties" in plain:
         properties = plain["properties"].items()
-        found["properties"] = {each: structural(inner, bounded=bounded, name=each) for each, inner in properties}
+        found["properties"] = {each: structural(inner, each) for each, inner in properties}
     if isinstance(plain.get("additionalProperties"), Mapping):
-        found["additionalProperties"] = structural(plain["additionalProperties"], bounded=bounded)
+        found["additionalProperties"] = structural(plain["additionalProperties"])
     if "items" in plain and "type" in found:
-        found["items"] = structural(plain["items"], bounded=bounded)
+        found["items"] = structural(plain["items"])
     if name in LIST_KEYS:
         found |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [LIST_KEYS[name]]}
+    elif found.get("type") == "array":
+        found["x-kubernetes-list-type"] = "atomic"
     if rules := RULES.get(plain.get("title", "")):
         found["x-kubernetes-validations"] = [rule.to_manifest() for rule in rules]
-    return found | _bounds(found, name) if bounded else found
+    return found
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether a bound is one for the apiserver, whose bounds are floats; ``format: int64`` says the others."""
+    return not isinstance(value, int) or int(float(value)) == value
 
 
 def _collapsed(schema: Mapping[str, Any]) -> JsonSchema:
@@ -80,13 +86,3 @@ def _exclusive(plain: Mapping[str, Any]) -> JsonSchema:
 def _choices(plain: Mapping[str, Any]) -> JsonSchema:
     values = [plain["const"]] if "const" in plain else [each for each in plain.get("enum", ()) if each is not None]
     return {"enum": values} if values else {}
-
-
-def _bounds(found: Mapping[str, Any], name: str) -> JsonSchema:
-    if found.get("type") == "string" and "enum" not in found:
-        return {"maxLength": MORE.get(name, MOST_CHARACTERS)}
-    if found.get("type") == "array" and "maxItems" not in found:
-        return {"maxItems": MORE.get(name, MOST_ITEMS)}
-    if "additionalProperties" in found:
-        return {"maxProperties": MOST_PROPERTIES}
-    return {"maxLength": 64} if "x-kubernetes-int-or-string" in found else {}

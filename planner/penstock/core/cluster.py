@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest
-from penstock.core.ranges import require_not_negative, require_positive
+from penstock.core.limits import MOST_RANKS
+from penstock.core.manifest import Manifest, require_limits
 from penstock.core.units import BYTES
 
 
@@ -28,15 +28,10 @@ class DeviceSpec(Manifest):
     price_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
+        require_limits(self)
         tokens = [point[0] for point in self.efficiency]
-        if not tokens or tokens != sorted(set(tokens)) or tokens[0] < 1:
+        if tokens != sorted(set(tokens)):
             raise UserError(what="tokens must rise from point to point", where="efficiency", remedy="sort the points")
-        if not all(0 < share <= 1 for _, share in self.efficiency):
-            raise UserError(what="a share is not in (0, 1]", where="efficiency", remedy="write shares such as 0.5")
-        require_positive(self.peak_flops, "peakFlops")
-        require_positive(self.memory_bandwidth, "memoryBandwidth")
-        require_not_negative(self.action_overhead_seconds, "actionOverheadSeconds")
-        require_not_negative(self.price_per_hour, "pricePerHour")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +42,7 @@ class LinkSpec(Manifest):
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        require_positive(self.bytes_per_second, "bytesPerSecond")
-        require_not_negative(self.latency_seconds, "latencySeconds")
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +52,9 @@ class LinkOverride(Manifest):
     source: int
     target: int
     link: LinkSpec
+
+    def __post_init__(self) -> None:
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +70,20 @@ class ClusterSpec(Manifest):
     links: tuple[LinkOverride, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in (("numNodes", self.num_nodes), ("devicesPerNode", self.devices_per_node)):
-            if value < 1:
-                raise UserError(what=f"{value} is not positive", where=name, remedy="write at least 1")
+        require_limits(self)
+        if self.num_devices > MOST_RANKS:
+            raise UserError(
+                what=f"{self.num_nodes} nodes of {self.devices_per_node} are more than {MOST_RANKS} devices",
+                where="numNodes",
+                remedy="describe fewer nodes",
+            )
         for i, link in enumerate(self.links):
-            if not {link.source, link.target} <= set(range(self.num_nodes)):
-                raise UserError(what="names a node that does not exist", where=f"links[{i}]")
+            if max(link.source, link.target) >= self.num_nodes:
+                raise UserError(
+                    what="names a node that does not exist",
+                    where=f"links[{i}]",
+                    remedy=f"write numbers from 0 to {self.num_nodes - 1}",
+                )
 
     @property
     def num_devices(self) -> int:

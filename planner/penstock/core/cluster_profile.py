@@ -14,10 +14,9 @@ from penstock.core.instants import INSTANT
 from penstock.core.job import Device, Metadata, body_of, write_headed
 from penstock.core.kubernetes_spec import Toleration
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest, read_dataclass
+from penstock.core.manifest import Manifest, read_dataclass, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.names import require_labels, require_name
-from penstock.core.ranges import require_counts, require_not_negative
 from penstock.core.status import Condition
 from penstock.core.units import BYTES
 
@@ -43,8 +42,7 @@ class ClusterProfileSpec(Manifest):
     max_age_seconds: int = 604_800
 
     def __post_init__(self) -> None:
-        require_counts(self, "sequence_length", "ranks", "ranks_per_pod", "memory_per_rank", "threads_per_rank")
-        require_not_negative(self.max_age_seconds, "maxAgeSeconds")
+        require_limits(self)
         if self.ranks % self.ranks_per_pod:
             raise UserError(
                 what=f"{self.ranks_per_pod} does not divide ranks {self.ranks}",

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 REMEDY = "remedy: "
 """How the line of a mistake's text begins that says what to do."""
 _REMEDY_LINE = f"\n  {REMEDY}"
+
+MOST_SHOWN = 60
+
+
+def shown(value: Any) -> str:
+    """``value`` as messages quote it: shortened, and a number of thousands of digits by their number."""
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 class PenstockError(Exception):

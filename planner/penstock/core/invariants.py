@@ -81,7 +81,7 @@ def _survey(program: Program, sizes: SlotSizes | None) -> Pipeline:
         owners.setdefault(action.stage, rank)
         if action.kind is Kind.R and action.microbatch is not None and action.slice is not None:
             recomputed.add((action.stage, action.microbatch, action.slice))
-    if sorted(owners) != list(range(program.num_stages)) or not owners:
+    if len(owners) != program.num_stages or sorted(owners) != list(range(len(owners))) or not owners:
         raise ProgramError(
             reason=f"the Program has work for stages {sorted(owners)}, not for all of {program.num_stages}"
         )

@@ -11,10 +11,9 @@ from typing import Any, Self
 from penstock.core.errors import UserError, check_all
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest, camel, join, mistyped, read_dataclass, write_dataclass
+from penstock.core.manifest import Manifest, join, mistyped, read_dataclass, require_limits, write_dataclass
 from penstock.core.model import Family, ModelSpec
 from penstock.core.names import LABEL, require_name
-from penstock.core.ranges import require_counts, require_not_negative, require_positive, require_share
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import BYTES
 
@@ -45,11 +44,6 @@ class Objective(enum.StrEnum):
     COST = "cost"
 
 
-def _not_negative(owner: object, *names: str) -> None:
-    for name in names:
-        require_not_negative(getattr(owner, name), camel(name))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSpec(Manifest):
     """Where tokens come from: ``train: bpe`` with a ``vocab``, ``train: bytes``, or the ``file`` of a
@@ -61,6 +55,7 @@ class TokenizerSpec(Manifest):
     file: str | None = None
 
     def __post_init__(self) -> None:
+        require_limits(self)
         if (self.train is None) == (self.file is None):
             raise UserError(
                 what="needs exactly one of train and file", where="", remedy="write {train: bpe, vocab: 4096}"
@@ -69,7 +64,6 @@ class TokenizerSpec(Manifest):
             raise UserError(what=f"{self.train!r} is not one of bpe, bytes", where="train", remedy="write train: bpe")
         if self.train == "bpe" and (self.vocab is None or self.vocab < 257):
             raise UserError(what="byte-level BPE needs at least 257 tokens", where="vocab", remedy="write vocab: 4096")
-        require_counts(self, "vocab")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +79,7 @@ class DataSpec(Manifest):
     limit_bytes: int | None = field(default=None, metadata=BYTES)
 
     def __post_init__(self) -> None:
-        require_counts(self, "sequence_length")
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,14 +95,7 @@ class OptimizerSpec(Manifest):
     def __post_init__(self) -> None:
         if self.kind != "adamw":
             raise UserError(what=f"{self.kind!r} is not an optimizer", where="kind", remedy="write kind: adamw")
-        require_positive(self.learning_rate, "learningRate", "write 1e-3")
-        require_positive(self.epsilon, "epsilon", "write 1e-8")
-        _not_negative(self, "weight_decay")
-        for i, beta in enumerate(self.betas):
-            if not 0 <= beta < 1:
-                raise UserError(
-                    what=f"{beta} is not at least 0 and below 1", where=f"betas[{i}]", remedy="write [0.9, 0.95]"
-                )
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,11 +120,7 @@ class TrainingSpec(Manifest):
     validate_every: int = 0
 
     def __post_init__(self) -> None:
-        require_counts(self, "global_batch", "steps")
-        require_positive(self.clip, "clip", "write a norm such as 1.0")
-        require_share(self.min_learning_rate, "minLearningRate")
-        require_share(self.decay_share, "decayShare")
-        _not_negative(self, "warmup_steps", "validate_every")
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +134,7 @@ class ResourcesSpec(Manifest):
     threads_per_rank: int = 1
 
     def __post_init__(self) -> None:
-        require_counts(self, "ranks", "min_ranks", "memory_per_rank", "threads_per_rank")
+        require_limits(self)
         if self.min_ranks is not None and self.min_ranks > self.ranks:
             raise UserError(
                 what=f"{self.min_ranks} is more than ranks {self.ranks}", where="minRanks", remedy="lower it"
@@ -176,14 +159,9 @@ class ParallelismSpec(Manifest):
     recompute: bool | None = None
 
     def __post_init__(self) -> None:
-        require_counts(self, "dp", "tp", "pp", "micro_batch")
-        lengths = self.slices if isinstance(self.slices, tuple) else (1 if self.slices is None else self.slices,)
-        if not lengths or min(lengths) < 1:
-            raise UserError(
-                what="every slice needs at least one token", where="slices", remedy="write positive lengths"
-            )
+        require_limits(self)
         for i, blocks in enumerate(self.stages or ()):
-            if blocks < 0 or (2 * blocks) % 1:
+            if (2 * blocks) % 1:
                 raise UserError(
                     what=f"{blocks} is not a number of half blocks",
                     where=f"stages[{i}]",
@@ -200,22 +178,25 @@ class CheckpointSpec(Manifest):
     resume_from: str | None = None
 
     def __post_init__(self) -> None:
-        require_counts(self, "every_steps", "keep")
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPolicySpec(Manifest):
-    """How failures, time and waiting are handled; 0 seconds means no limit."""
+    """How failures, time and waiting are handled.
+
+    A finished job is kept unless ``ttlSecondsAfterFinished`` is set. ``activeDeadlineSeconds: 0`` means no limit.
+    """
 
     suspend: bool = False
     backoff_limit: int = 3
-    ttl_seconds_after_finished: int = 86_400
+    ttl_seconds_after_finished: int | None = None
     active_deadline_seconds: int = 0
     priority: int = 0
     replan_on_drift: bool = False
 
     def __post_init__(self) -> None:
-        _not_negative(self, "backoff_limit", "ttl_seconds_after_finished", "active_deadline_seconds")
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,7 +215,14 @@ class JobSpec(Manifest):
     kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
 
     def __post_init__(self) -> None:
-        check_all(self._check_length, self._check_slices, self._check_ranks, self._check_stages, self._check_price)
+        check_all(
+            lambda: require_limits(self),
+            self._check_length,
+            self._check_slices,
+            self._check_ranks,
+            self._check_stages,
+            self._check_price,
+        )
 
     def _check_length(self) -> None:
         length = self.data.sequence_length
@@ -246,7 +234,6 @@ class JobSpec(Manifest):
             )
 
     def _check_price(self) -> None:
-        _not_negative(self, "price_per_device_hour")
         if self.objective is Objective.COST and self.price_per_device_hour <= 0:
             raise UserError(what="cost needs a price", where="pricePerDeviceHour", remedy="write a price above 0")
 
@@ -309,6 +296,7 @@ class Metadata(Manifest):
     uid: str = ""
 
     def __post_init__(self) -> None:
+        require_limits(self)
         require_name(self.name, "name", LABEL)
         require_name(self.namespace, "namespace", LABEL)
 

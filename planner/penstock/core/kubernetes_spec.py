@@ -7,13 +7,13 @@ handed on as they are. All of it is checked everywhere, because a job is written
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.core import names
 from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest
+from penstock.core.manifest import Manifest, require_limits
 from penstock.core.names import require_labels, require_name
-from penstock.core.ranges import require_counts
 from penstock.core.units import BYTES
 
 MOST_NAME_CHARACTERS = 40
@@ -64,6 +64,7 @@ class Toleration(Manifest):
     toleration_seconds: int | None = None
 
     def __post_init__(self) -> None:
+        require_limits(self)
         require_name(self.key, "key", names.QUALIFIED, may_be_empty=True)
         require_name(self.value, "value", names.LABEL_VALUE)
         if not self.key and self.operator is Operator.EQUAL:
@@ -87,6 +88,7 @@ class KeyRef(Manifest):
     optional: bool = False
 
     def __post_init__(self) -> None:
+        require_limits(self)
         require_name(self.name, "name", names.SUBDOMAIN)
         require_name(self.key, "key", names.DATA_KEY)
 
@@ -96,6 +98,9 @@ class FieldRef(Manifest):
     """A field of the pod itself, such as ``metadata.name``."""
 
     field_path: str
+
+    def __post_init__(self) -> None:
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +130,7 @@ class EnvVar(Manifest):
     value_from: EnvSource | None = None
 
     def __post_init__(self) -> None:
+        require_limits(self)
         require_name(self.name, "name", names.VARIABLE)
         if self.value and self.value_from is not None:
             raise UserError(what="has value and valueFrom", where="valueFrom", remedy="keep one of them")
@@ -139,10 +145,8 @@ class ClaimTemplate(Manifest):
     access_modes: tuple[AccessMode, ...] = (AccessMode.READ_WRITE_MANY,)
 
     def __post_init__(self) -> None:
+        require_limits(self)
         require_name(self.storage_class, "storageClass", names.SUBDOMAIN, may_be_empty=True)
-        require_counts(self, "size")
-        if not self.access_modes:
-            raise UserError(what="is empty", where="accessModes", remedy="write [ReadWriteMany]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +161,7 @@ class VolumeSpec(Manifest):
     reclaim: Reclaim = Reclaim.RETAIN
 
     def __post_init__(self) -> None:
+        require_limits(self)
         if (self.claim is None) == (self.template is None):
             raise UserError(
                 what="needs exactly one of claim and template",
@@ -187,12 +192,12 @@ class KubernetesSpec(Manifest):
     env: tuple[EnvVar, ...] = ()
 
     def __post_init__(self) -> None:
+        require_limits(self)
         require_name(self.queue_name, "queueName", names.SUBDOMAIN, may_be_empty=True)
-        require_counts(self, "ranks_per_pod")
         require_labels(self.node_selector, "nodeSelector")
         require_name(self.accelerator_resource, "acceleratorResource", names.QUALIFIED)
         for root in self.volumes:
-            require_name(root, f"volumes.{root}", names.VOLUME_ROOT)
-        seen = [each.name for each in self.env]
-        if doubled := [name for i, name in enumerate(seen) if name in seen[:i]]:
+            require_name(root, f"volumes.{root}", names.STORED_VOLUME_ROOT)
+        counts = Counter(variable.name for variable in self.env)
+        if doubled := [name for name, count in counts.items() if count > 1]:
             raise UserError(what=f"names {doubled[0]} twice", where="env", remedy="keep one of them")

@@ -110,15 +110,33 @@ def _matrices(spec: ModelSpec, unit: Unit) -> list[tuple[str, tuple[int, int]]]:
 
 def num_parameters(spec: ModelSpec) -> int:
     """All trained elements, a tied matrix counted once."""
-    unique = {parameter.name: parameter.num_elements for unit in spec.units for parameter in parameters(spec, unit)}
-    return sum(unique.values())
+    return stage_parameters(spec, 0, spec.num_units)
 
 
-@functools.lru_cache(maxsize=65_536)
 def stage_parameters(spec: ModelSpec, first: int, stop: int) -> int:
-    """Elements held by a stage of units [first, stop); a tied copy counts on each stage that holds it, once."""
-    unique = {p.name: p.num_elements for unit in spec.units[first:stop] for p in parameters(spec, unit)}
-    return sum(unique.values())
+    """Elements held by a stage of units [first, stop); a tied copy counts on each stage that holds it, once.
+
+    A formula: units of a kind are alike, so none is built to be counted. Unit 0 is the embedding, then attention and
+    MLP take turns, and the head is the last.
+    """
+    last = spec.num_units - 1
+    blocks = range(max(first, 1), min(stop, last))
+    num_attention = len(blocks) // 2 + (len(blocks) % 2) * (blocks.start % 2)
+    has_embedding, has_head = first <= 0 < stop, first <= last < stop
+    counts = {
+        UnitKind.EMBEDDING: int(has_embedding),
+        UnitKind.ATTENTION: num_attention,
+        UnitKind.MLP: len(blocks) - num_attention,
+        UnitKind.HEAD: int(has_head),
+    }
+    held = sum(count * unit_parameters(spec, kind) for kind, count in counts.items())
+    return held - (spec.vocab * spec.hidden if spec.tied and has_embedding and has_head else 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def unit_parameters(spec: ModelSpec, kind: UnitKind) -> int:
+    """Elements of one unit of a kind, a tied matrix included."""
+    return sum(parameter.num_elements for parameter in parameters(spec, Unit(index=0, kind=kind)))
 
 
 def unit_buffers(spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int) -> tuple[Buffer, ...]:

@@ -300,9 +300,10 @@ def decide(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
 def _after_the_end(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
     if not seen.attempt_gone:
         return [Delete(seen.attempt)]
-    if seen.finished_at is None:
+    seconds = spec.run_policy.ttl_seconds_after_finished
+    if seen.finished_at is None or seconds is None:
         return []
-    expiry = seen.finished_at + spec.run_policy.ttl_seconds_after_finished
+    expiry = seen.finished_at + seconds
     return [Expire()] if now >= expiry else [Wait(expiry)]
 
 

@@ -1,6 +1,12 @@
-"""The range of each field that has one, for schemas; the types themselves refuse what lies outside.
+"""The range of every number, string, list and mapping that a person writes: the one place that says it.
 
-Written as in JSON Schema, and only what one field says alone. `tests/core/test_limits.py` holds both to each other.
+By the type's name and the field's name in manifests, in the words of JSON Schema. Types check it when they are built
+(`penstock.core.manifest.require_limits`), reading checks the lengths of lists before it reads their items, and the
+schemas of the API, of editors and of the CustomResourceDefinitions hold the same.
+
+A maximum is at or above what version 0.1.0 could run. It is there so that nothing is built from a number before the
+number was looked at: ten million layers are ten gigabytes of units. Numbers of which nothing is built, such as steps,
+are limited by what JSON keeps exactly. Bytes stay below 2^60, so that sums of them fit 64 bits.
 """
 
 from __future__ import annotations
@@ -9,85 +15,212 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core import names
-from penstock.core.cluster_profile import ClusterProfileSpec
-from penstock.core.job import (
-    CheckpointSpec,
-    DataSpec,
-    JobSpec,
-    Metadata,
-    OptimizerSpec,
-    ParallelismSpec,
-    ResourcesSpec,
-    RunPolicySpec,
-    TokenizerSpec,
-    TrainingSpec,
-)
-from penstock.core.kubernetes_spec import ClaimTemplate, EnvVar, KeyRef, KubernetesSpec, Toleration, VolumeSpec
-from penstock.core.model import ModelSpec
 
 Limit = Mapping[str, Any]
 
-_COUNT: Limit = {"minimum": 1}
-_NOT_NEGATIVE: Limit = {"minimum": 0}
-_POSITIVE: Limit = {"exclusiveMinimum": 0}
-_SHARE: Limit = {"minimum": 0, "maximum": 1}
-_BELOW_ONE: Limit = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+EXACT = 2**53 - 1
+"""The largest whole number that every JSON reader keeps."""
+MOST_LAYERS = 16_384
+MOST_WIDTH = 2**24
+"""Of an MLP, a vocabulary, a sequence."""
+MOST_RANKS = 2**20
+MOST_BATCH = 2**30
+MOST_BYTES = 2**60
+MOST_NODES = 2**16
+MOST_DEVICES_PER_NODE = 1024
+MOST_LINKS = 100_000
+MOST_SLICES = 65_536
+MOST_STAGES = 1024
+MOST_CHARACTERS = 1024
+MOST_PATH_CHARACTERS = 4096
+MOST_ITEMS = 64
+MOST_PROPERTIES = 32
+MOST_LABELS = 1024
+MOST_ANNOTATION_CHARACTERS = 262_144
+MOST_SCHEDULE_CHARACTERS = 16 * 2**20
+
+_LARGEST_FP32 = 1e38
+
+
+def _count(most: int) -> Limit:
+    return {"minimum": 1, "maximum": most}
+
+
+def _up_to(most: float) -> Limit:
+    return {"minimum": 0, "maximum": most}
+
+
+def _positive(most: float) -> Limit:
+    return {"exclusiveMinimum": 0, "maximum": most}
+
+
+def _text(most: int = MOST_CHARACTERS) -> Limit:
+    return {"maxLength": most}
+
+
+def _list(most: int = MOST_ITEMS, **more: Any) -> Limit:
+    return {"maxItems": most, **more}
 
 
 def _name(pattern: str, *, may_be_empty: bool = False) -> Limit:
-    return {"pattern": f"^({pattern})?$" if may_be_empty else f"^({pattern})$"}
+    whole = f"^({pattern})?$" if may_be_empty else f"^({pattern})$"
+    return {"pattern": whole, "maxLength": names.MOST_CHARACTERS[pattern]}
 
 
-LIMITS: Mapping[type, Mapping[str, Limit]] = {
-    Metadata: {"name": _name(names.LABEL), "namespace": _name(names.LABEL)},
-    JobSpec: {"pricePerDeviceHour": _NOT_NEGATIVE},
-    ModelSpec: {
-        **dict.fromkeys(("layers", "hidden", "heads", "vocab", "positions"), _COUNT),
-        **dict.fromkeys(("kvHeads", "ffnHidden"), _NOT_NEGATIVE),
-        **dict.fromkeys(("normEpsilon", "ropeTheta"), _POSITIVE),
-    },
-    DataSpec: {"sequenceLength": _COUNT},
-    TokenizerSpec: {"train": {"enum": ["bpe", "bytes", None]}, "vocab": _COUNT},
-    TrainingSpec: {
-        **dict.fromkeys(("globalBatch", "steps"), _COUNT),
-        **dict.fromkeys(("warmupSteps", "validateEvery"), _NOT_NEGATIVE),
-        **dict.fromkeys(("minLearningRate", "decayShare"), _SHARE),
-        "clip": _POSITIVE,
-    },
-    OptimizerSpec: {
-        "kind": {"enum": ["adamw"]},
-        **dict.fromkeys(("learningRate", "epsilon"), _POSITIVE),
-        "betas": {"prefixItems": [_BELOW_ONE, _BELOW_ONE]},
-        "weightDecay": _NOT_NEGATIVE,
-    },
-    ResourcesSpec: dict.fromkeys(("ranks", "minRanks", "memoryPerRank", "threadsPerRank"), _COUNT),
-    ParallelismSpec: {
-        **dict.fromkeys(("dp", "tp", "pp", "microBatch"), _COUNT),
-        "slices": {"minimum": 1, "minItems": 1, "items": _COUNT},
-        "stages": {"minItems": 1, "items": {"type": "number", "minimum": 0, "multipleOf": 0.5}},
-    },
-    CheckpointSpec: dict.fromkeys(("everySteps", "keep"), _COUNT),
-    RunPolicySpec: dict.fromkeys(("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds"), _NOT_NEGATIVE),
-    KubernetesSpec: {
-        "queueName": _name(names.SUBDOMAIN, may_be_empty=True),
-        "ranksPerPod": _COUNT,
-        "nodeSelector": {"additionalProperties": {"type": "string", **_name(names.LABEL_VALUE)}},
-        "acceleratorResource": _name(names.QUALIFIED),
-    },
-    Toleration: {"key": _name(names.QUALIFIED, may_be_empty=True), "value": _name(names.LABEL_VALUE)},
-    KeyRef: {"name": _name(names.SUBDOMAIN), "key": _name(names.DATA_KEY)},
-    EnvVar: {"name": _name(names.VARIABLE)},
-    ClaimTemplate: {
-        "size": _COUNT,
-        "storageClass": _name(names.SUBDOMAIN, may_be_empty=True),
-        "accessModes": {"minItems": 1},
-    },
-    VolumeSpec: {"claim": _name(names.SUBDOMAIN)},
-    ClusterProfileSpec: {
-        **dict.fromkeys(("sequenceLength", "ranks", "ranksPerPod", "memoryPerRank", "threadsPerRank"), _COUNT),
-        "maxAgeSeconds": _NOT_NEGATIVE,
-        "nodeSelector": {"additionalProperties": {"type": "string", **_name(names.LABEL_VALUE)}},
-        "acceleratorResource": _name(names.QUALIFIED),
-    },
+_SHARE: Limit = {"minimum": 0, "maximum": 1}
+_BELOW_ONE: Limit = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+_BYTES: Limit = {"minimum": 0, "maximum": MOST_BYTES}
+_SOME_BYTES: Limit = _count(MOST_BYTES)
+_SIGNED: Limit = {"minimum": -EXACT, "maximum": EXACT}
+_INT64: Limit = {"minimum": 1 - 2**63, "maximum": 2**63 - 1}
+_NODE_SELECTOR: Limit = {
+    "maxProperties": MOST_PROPERTIES,
+    "additionalProperties": {"type": "string", **_name(names.LABEL_VALUE)},
 }
-"""By type and the field's name in manifests."""
+
+LIMITS: Mapping[str, Mapping[str, Limit]] = {
+    "Metadata": {
+        "name": _name(names.LABEL),
+        "namespace": _name(names.LABEL),
+        "labels": {"maxProperties": MOST_LABELS, "additionalProperties": _text(MOST_CHARACTERS)},
+        "annotations": {
+            "maxProperties": MOST_LABELS,
+            "additionalProperties": _text(MOST_ANNOTATION_CHARACTERS),
+        },
+        "uid": _text(),
+    },
+    "JobSpec": {"pricePerDeviceHour": _up_to(1e12)},
+    "ModelSpec": {
+        "layers": _count(MOST_LAYERS),
+        "hidden": _count(2**18),
+        "heads": _count(2**17),
+        "vocab": _count(MOST_WIDTH),
+        "kvHeads": _up_to(2**17),
+        "ffnHidden": _up_to(MOST_WIDTH),
+        "positions": _count(MOST_WIDTH),
+        "normEpsilon": _positive(_LARGEST_FP32),
+        "ropeTheta": _positive(_LARGEST_FP32),
+    },
+    "DataSpec": {
+        "source": _text(MOST_PATH_CHARACTERS),
+        "sequenceLength": _count(MOST_WIDTH),
+        "textField": _text(),
+        "limitBytes": _BYTES,
+    },
+    "TokenizerSpec": {
+        "train": {"enum": ["bpe", "bytes", None]},
+        "vocab": _count(MOST_WIDTH),
+        "file": _text(MOST_PATH_CHARACTERS),
+    },
+    "TrainingSpec": {
+        "globalBatch": _count(MOST_BATCH),
+        "steps": _count(EXACT),
+        **dict.fromkeys(("warmupSteps", "validateEvery"), _up_to(EXACT)),
+        **dict.fromkeys(("minLearningRate", "decayShare"), _SHARE),
+        "clip": _positive(_LARGEST_FP32),
+        "seed": _INT64,
+    },
+    "OptimizerSpec": {
+        "kind": {"enum": ["adamw"]},
+        **dict.fromkeys(("learningRate", "epsilon"), _positive(_LARGEST_FP32)),
+        "betas": {"prefixItems": [_BELOW_ONE, _BELOW_ONE]},
+        "weightDecay": _up_to(_LARGEST_FP32),
+    },
+    "ResourcesSpec": {
+        **dict.fromkeys(("ranks", "minRanks"), _count(MOST_RANKS)),
+        "memoryPerRank": _SOME_BYTES,
+        "threadsPerRank": _count(65_536),
+    },
+    "ParallelismSpec": {
+        **dict.fromkeys(("dp", "tp", "pp"), _count(MOST_RANKS)),
+        "microBatch": _count(MOST_BATCH),
+        "slices": {**_count(MOST_SLICES), "minItems": 1, "maxItems": MOST_SLICES, "items": _count(MOST_WIDTH)},
+        "schedule": _text(MOST_PATH_CHARACTERS),
+        "stages": {
+            "minItems": 1,
+            "maxItems": MOST_STAGES,
+            "items": {"type": "number", "minimum": 0, "maximum": MOST_LAYERS, "multipleOf": 0.5},
+        },
+    },
+    "ScheduleSpec": {
+        "generator": _text(),
+        "version": _up_to(EXACT),
+        "text": _text(MOST_SCHEDULE_CHARACTERS),
+    },
+    "CheckpointSpec": {
+        **dict.fromkeys(("everySteps", "keep"), _count(EXACT)),
+        "resumeFrom": _text(MOST_PATH_CHARACTERS),
+    },
+    "RunPolicySpec": {
+        **dict.fromkeys(("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds"), _up_to(EXACT)),
+        "priority": _INT64,
+    },
+    "KubernetesSpec": {
+        "image": _text(),
+        "queueName": _name(names.SUBDOMAIN, may_be_empty=True),
+        "ranksPerPod": _count(MOST_RANKS),
+        "nodeSelector": _NODE_SELECTOR,
+        "tolerations": _list(),
+        "acceleratorResource": _name(names.QUALIFIED),
+        "volumes": {"maxProperties": MOST_PROPERTIES},
+        "env": _list(),
+    },
+    "Toleration": {
+        "key": _name(names.QUALIFIED, may_be_empty=True),
+        "value": _name(names.LABEL_VALUE),
+        "tolerationSeconds": _SIGNED,
+    },
+    "KeyRef": {"name": _name(names.SUBDOMAIN), "key": _name(names.DATA_KEY)},
+    "FieldRef": {"fieldPath": _text()},
+    "EnvVar": {"name": _name(names.VARIABLE), "value": _text(32_768)},
+    "ClaimTemplate": {
+        "size": _SOME_BYTES,
+        "storageClass": _name(names.SUBDOMAIN, may_be_empty=True),
+        "accessModes": {"minItems": 1, "maxItems": MOST_ITEMS},
+    },
+    "VolumeSpec": {"claim": _name(names.SUBDOMAIN)},
+    "ClusterProfileSpec": {
+        "sequenceLength": _count(MOST_WIDTH),
+        **dict.fromkeys(("ranks", "ranksPerPod"), _count(MOST_RANKS)),
+        "memoryPerRank": _SOME_BYTES,
+        "threadsPerRank": _count(65_536),
+        "maxAgeSeconds": _up_to(EXACT),
+        "nodeSelector": _NODE_SELECTOR,
+        "tolerations": _list(),
+        "acceleratorResource": _name(names.QUALIFIED),
+        "image": _text(),
+    },
+    "ClusterSpec": {
+        "name": _text(),
+        "numNodes": _count(MOST_NODES),
+        "devicesPerNode": _count(MOST_DEVICES_PER_NODE),
+        "links": _list(MOST_LINKS),
+    },
+    "DeviceSpec": {
+        "name": _text(),
+        "peakFlops": _positive(1e30),
+        "memoryBytes": _BYTES,
+        "efficiency": _list(minItems=1, items={"prefixItems": [_count(EXACT), {"exclusiveMinimum": 0, "maximum": 1}]}),
+        "memoryBandwidth": _positive(1e30),
+        "constantBytes": _BYTES,
+        "actionOverheadSeconds": _up_to(1e12),
+        "pricePerHour": _up_to(1e12),
+    },
+    "LinkSpec": {"latencySeconds": _up_to(1e12), "bytesPerSecond": _positive(1e30)},
+    "LinkOverride": dict.fromkeys(("source", "target"), _up_to(MOST_NODES - 1)),
+    "Plan": {
+        **dict.fromkeys(("dp", "tp", "pp"), _count(MOST_RANKS)),
+        **dict.fromkeys(("microbatch", "numMicrobatches", "receiveAhead"), _count(MOST_BATCH)),
+        "slices": _list(MOST_SLICES, minItems=1, items=_count(MOST_WIDTH)),
+        "stages": _list(2 * MOST_LAYERS + 2),
+        "placement": _list(MOST_RANKS),
+        "reasons": _list(MOST_LABELS),
+        "alternatives": _list(MOST_LABELS),
+    },
+    "PodBinding": {
+        **dict.fromkeys(("epoch", "nodeRank"), _up_to(EXACT)),
+        **dict.fromkeys(("numNodes", "ranksPerPod"), _count(MOST_RANKS)),
+    },
+    "Prediction": dict.fromkeys(("peakBytes", "slotBytes"), _list(MOST_RANKS)),
+}
+"""By the type's name and the field's name in manifests."""

@@ -22,7 +22,9 @@ import typing
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Self, TypeVar
 
-from penstock.core.errors import UserError, mistakes_in, raise_all
+from penstock.core.errors import MOST_SHOWN, UserError, mistakes_in, raise_all, shown
+from penstock.core.limits import LIMITS, Limit
+from penstock.core.ranges import require_length, require_within
 
 T = TypeVar("T")
 
@@ -66,23 +68,45 @@ class _Field:
     read: Reader
     plain: type | None
     required: bool
+    limit: Limit | None
 
 
 @functools.cache
 def _fields(cls: Hashable) -> dict[str, _Field]:
     owner = typing.cast(Any, cls)
     hints = typing.get_type_hints(owner)
-    return {camel(field.name): _field(field, hints[field.name]) for field in dataclasses.fields(owner)}
+    limits = LIMITS.get(owner.__name__, {})
+    fields = [(camel(field.name), field) for field in dataclasses.fields(owner)]
+    return {name: _field(field, hints[field.name], limits.get(name)) for name, field in fields}
 
 
-def _field(declared: dataclasses.Field[Any], annotation: Any) -> _Field:
+def _field(declared: dataclasses.Field[Any], annotation: Any, limit: Limit | None) -> _Field:
     own: Reader | None = declared.metadata.get("read")
     return _Field(
         declared=declared,
         read=own or _reader(annotation),
         plain=annotation if own is None and annotation in _TAKEN_AS_THEY_ARE else None,
+        limit=limit,
         required=declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING,
     )
+
+
+def require_limits(owner: Any) -> None:
+    """Raise `UserError` for all fields of ``owner`` beyond their ranges in `penstock.core.limits`.
+
+    Numbers and lengths are checked. Patterns and choices are the types' own, which know better remedies.
+    """
+    mistakes = []
+    for name, field in _fields(typing.cast(Hashable, type(owner))).items():
+        if field.limit is None:
+            continue
+        try:
+            require_within(getattr(owner, field.declared.name), field.limit, name)
+        except UserError as error:
+            usual = write_value(_default(field.declared)) if not field.required else None
+            example = f", such as {usual}" if usual and isinstance(usual, (int, float, list)) else ""
+            mistakes.append(UserError(what=error.what, where=error.where, remedy=error.remedy + example))
+    raise_all(mistakes)
 
 
 def read_dataclass(cls: type[T], value: Any, path: str) -> T:
@@ -95,11 +119,8 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
     for name, field in known.items():
         if name in value:
             given = value[name]
-            if type(given) is field.plain:
-                arguments[field.declared.name] = given
-                continue
             try:
-                arguments[field.declared.name] = field.read(given, join(path, name))
+                arguments[field.declared.name] = _read_field(field, given, join(path, name))
             except UserError as error:
                 mistakes.append(error)
         elif field.required:
@@ -110,6 +131,13 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
     except UserError as error:
         raise_all([placed(mistake, _below(path, mistake.where)) for mistake in mistakes_in(error)])
         raise
+
+
+def _read_field(field: _Field, given: Any, path: str) -> Any:
+    if field.limit is not None:
+        require_length(given, field.limit, path)
+    is_read = type(given) is field.plain and not (isinstance(given, int) and given.bit_length() > _MOST_BITS)
+    return given if is_read else field.read(given, path)
 
 
 def placed(mistake: UserError, where: str) -> UserError:
@@ -183,7 +211,8 @@ def _read_choice(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     if value in choices and type(value) in {type(choice) for choice in choices}:
         return value
     names = ", ".join(str(choice) for choice in choices)
-    raise UserError(what=f"{value!r} is not one of {names}", where=path, remedy=nearest(str(value), choices))
+    remedy = nearest(value, choices) if isinstance(value, str) else ""
+    raise UserError(what=f"{shown(value)} is not one of {names}", where=path, remedy=remedy)
 
 
 def _read_tuple(annotation: Any, value: Any, path: str) -> tuple[Any, ...]:
@@ -208,15 +237,18 @@ def _read_mapping(annotation: Any, value: Any, path: str) -> dict[Any, Any]:
 
 _SCALAR_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _TAKEN_AS_THEY_ARE = frozenset(_SCALAR_NAMES) - {float}
+_MOST_BITS = 63
 
 
 def _read_scalar(annotation: Any, value: Any, path: str) -> Any:
     if annotation is float:
         return _read_finite(value, path)
-    if type(value) is annotation:
-        return value
     if annotation is int and type(value) is float and value.is_integer():
-        return int(value)  # as JSON knows one kind of number: 1e3 and 2.0 are whole
+        value = int(value)  # as JSON knows one kind of number: 1e3 and 2.0 are whole
+    if type(value) is annotation:
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise UserError(what=f"{shown(value)} is too large", where=path, remedy=f"write at most 2^{_MOST_BITS} - 1")
+        return value
     raise mistyped(value, _type_name(annotation), path)
 
 
@@ -245,20 +277,19 @@ def _type_name(annotation: Any) -> str:
 
 def mistyped(value: Any, expected: str, path: str) -> UserError:
     """The error for a value of the wrong type."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return UserError(what=f"{shown} is not {expected}", where=path, remedy=f"write {expected}")
+    return UserError(what=f"{shown(value)} is not {expected}", where=path, remedy=f"write {expected}")
 
 
 def unknown_field(name: str, known: Mapping[str, Any], path: str) -> UserError:
     """The error for a field that does not exist, with the nearest one that does."""
     remedy = nearest(name, tuple(known)) or "known fields: " + ", ".join(known)
-    return UserError(what="unknown field", where=join(path, name), remedy=remedy)
+    place = name if len(name) <= MOST_SHOWN else f"{name[: MOST_SHOWN - 3]}..."
+    return UserError(what="unknown field", where=join(path, place), remedy=remedy)
 
 
 def nearest(name: str, choices: tuple[Any, ...]) -> str:
     """``did you mean ...?`` for the choice most like ``name``, else an empty text."""
-    close = difflib.get_close_matches(name, [str(choice) for choice in choices], n=1)
+    close = difflib.get_close_matches(name[:MOST_SHOWN], [str(choice) for choice in choices], n=1)
     return f"did you mean {close[0]}?" if close else ""
 
 

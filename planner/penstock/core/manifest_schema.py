@@ -89,12 +89,25 @@ def dataclass_schema(cls: type) -> JsonSchema:
 
 
 def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> JsonSchema:
-    found = {**(field.metadata.get("schema") or schema_of(hint)), **LIMITS.get(cls, {}).get(camel(field.name), {})}
+    limit = LIMITS.get(cls.__name__, {}).get(camel(field.name), {})
+    found = _limited(field.metadata.get("schema") or schema_of(hint), limit)
     if meaning := MEANINGS.get(cls, {}).get(camel(field.name)):
         found["description"] = meaning
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if default is not dataclasses.MISSING and default is not None:
         found["default"] = field.metadata.get("write", write_value)(default)
+    return found
+
+
+def _limited(schema: Mapping[str, Any], limit: Mapping[str, Any]) -> JsonSchema:
+    """``schema`` within ``limit``, which may say more about items of lists and mappings, too."""
+    found = {**schema, **limit}
+    for inner in ("items", "additionalProperties"):
+        if inner in limit and isinstance(schema.get(inner), Mapping):
+            found[inner] = _limited(schema[inner], limit[inner])
+    if "prefixItems" in limit and "prefixItems" in schema:
+        pairs = zip(schema["prefixItems"], limit["prefixItems"], strict=True)
+        found["prefixItems"] = [_limited(*pair) for pair in pairs]
     return found
 
 

@@ -114,7 +114,9 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     RunPolicySpec: {
         "suspend": "stop after a checkpoint and wait",
         "backoffLimit": "failed attempts that are tried again",
-        "ttlSecondsAfterFinished": "seconds after its end until a finished job is removed, by a service or a cluster",
+        "ttlSecondsAfterFinished": (
+            "seconds after its end until a finished job is removed, by a service or a cluster; none: it is kept"
+        ),
         "activeDeadlineSeconds": "longest time from the start; not in a queue, anew once suspended; 0: no limit",
         "priority": "used by queues",
         "replanOnDrift": "on a cluster: measure and plan anew after half an hour of steps that are not as predicted",

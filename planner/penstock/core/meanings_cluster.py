@@ -26,7 +26,7 @@ CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
         "nodeSelector": "labels that a node must have, as in a pod",
         "tolerations": "taints that are tolerated, as in a pod",
         "acceleratorResource": "the resource a rank asks for on cuda",
-        "volumes": "by `out`, `data/NAME` or `models/NAME`: what stands behind `out://`, `data://NAME`, `models://NAME`",
+        "volumes": "by `out` or `data/NAME`: what stands behind `out://` and `data://NAME`",
         "env": "variables of the ranks' environment, as in a pod",
     },
     Toleration: {

@@ -12,8 +12,7 @@ import functools
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest, camel
-from penstock.core.ranges import require_positive
+from penstock.core.manifest import Manifest, require_limits
 
 
 class Family(enum.StrEnum):
@@ -69,13 +68,7 @@ class ModelSpec(Manifest):
 
     def __post_init__(self) -> None:
         self._fill_defaults()
-        for name in ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn_hidden", "positions"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1"
-                )
-        require_positive(self.norm_epsilon, "normEpsilon", "write 1e-5")
-        require_positive(self.rope_theta, "ropeTheta", "write 1e4")
+        require_limits(self)
         self._check_heads()
 
     def _fill_defaults(self) -> None:
@@ -181,6 +174,7 @@ def step_flops(spec: ModelSpec, num_sequences: int, sequence_length: int) -> int
 
     The recomputed scores of flash attention are not counted, so that utilisation is comparable across kernels.
     """
-    linear = sum(linear_flops_per_token(spec, unit.kind) for unit in spec.units) * sequence_length
+    block = sum(linear_flops_per_token(spec, kind) for kind in (UnitKind.ATTENTION, UnitKind.MLP))
+    linear = (spec.layers * block + linear_flops_per_token(spec, UnitKind.HEAD)) * sequence_length
     attention = spec.layers * attention_flops(spec, attended_pairs(sequence_length, 0))
     return 3 * num_sequences * (linear + attention)

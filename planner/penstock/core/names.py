@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from penstock.core.errors import UserError
+from penstock.core.errors import MOST_SHOWN, UserError, shown
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 """A job, a namespace, a root of data."""
@@ -20,7 +20,19 @@ LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 DATA_KEY = r"[-._A-Za-z0-9]{1,253}"
 """The key of a secret or a ConfigMap."""
 VARIABLE = r"[A-Za-z_][-._A-Za-z0-9]{0,252}"
-VOLUME_ROOT = rf"out|(data|models)/{LABEL}"
+VOLUME_ROOT = rf"out|data/{LABEL}"
+STORED_VOLUME_ROOT = rf"out|(data|models)/{LABEL}"
+"""Version 0.1.0 took `models/NAME`, too, which nothing reads. No new job may have it; those that do go on."""
+
+MOST_CHARACTERS = {
+    LABEL: 63,
+    SUBDOMAIN: 253,
+    QUALIFIED: 253 + 1 + 63,
+    LABEL_VALUE: 63,
+    DATA_KEY: 253,
+    VARIABLE: 253,
+    VOLUME_ROOT: len("data/") + 63,
+}
 
 REMEDIES = {
     LABEL: "use at most 63 lower-case letters, digits and dashes",
@@ -29,18 +41,19 @@ REMEDIES = {
     LABEL_VALUE: "use at most 63 letters, digits, dashes, dots and underscores",
     DATA_KEY: "use letters, digits, dashes, dots and underscores",
     VARIABLE: "use letters, digits and underscores, a letter first",
-    VOLUME_ROOT: "write out, data/NAME or models/NAME",
+    VOLUME_ROOT: "write out or data/NAME",
+    STORED_VOLUME_ROOT: "write out or data/NAME",
 }
 
 
 def require_name(text: str, where: str, pattern: str, *, may_be_empty: bool = False) -> None:
     """Raise `UserError` unless ``text`` is a name by ``pattern``, one of those above."""
     if (text or not may_be_empty) and not re.fullmatch(pattern, text):
-        raise UserError(what=f"{text!r} is not a name", where=where, remedy=REMEDIES[pattern])
+        raise UserError(what=f"{shown(text)} is not a name", where=where, remedy=REMEDIES[pattern])
 
 
 def require_labels(labels: Mapping[str, str], where: str) -> None:
     """Raise `UserError` unless keys and values of ``labels`` may stand on a Kubernetes object."""
     for key, value in labels.items():
-        require_name(key, f"{where}.{key}", QUALIFIED)
+        require_name(key, f"{where}.{key[:MOST_SHOWN]}", QUALIFIED)
         require_name(value, f"{where}.{key}", LABEL_VALUE)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest, camel
+from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
 from penstock.core.schedule import ScheduleSpec
@@ -42,6 +42,9 @@ class Prediction(Manifest):
     low_seconds: float | None = None
     high_seconds: float | None = None
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,15 +98,20 @@ class Plan(Manifest):
     alternatives: tuple[Alternative, ...] = ()
 
     def __post_init__(self) -> None:
+        require_limits(self)
         self._check_stages()
-        if not self.slices or min(self.slices) < 1:
-            raise UserError(what="every slice needs at least one token", where="slices")
-        for name in ("dp", "tp", "pp", "microbatch", "num_microbatches", "receive_ahead"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    what=f"{getattr(self, name)} is not positive", where=camel(name), remedy="write at least 1"
-                )
         self._check_placement()
+        self._check_prediction()
+
+    def _check_prediction(self) -> None:
+        """Bytes are per pipeline rank, in both lists."""
+        prediction = self.prediction
+        if prediction is not None and len(prediction.peak_bytes) != len(prediction.slot_bytes):
+            raise UserError(
+                what=f"has {len(prediction.peak_bytes)} peaks and {len(prediction.slot_bytes)} sizes of slots",
+                where="prediction.peakBytes",
+                remedy="plan again",
+            )
 
     def _check_placement(self) -> None:
         distinct = {device for device in self.placement if device >= 0}

@@ -12,8 +12,7 @@ import json
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest
-from penstock.core.ranges import require_not_negative, require_positive
+from penstock.core.manifest import Manifest, require_limits
 from penstock.core.supervision import AttemptReport
 
 MEASURE_EPOCH = 0
@@ -68,10 +67,7 @@ class PodBinding(Manifest):
     plan_digest: str = ""
 
     def __post_init__(self) -> None:
-        require_not_negative(self.epoch, "epoch")
-        require_not_negative(self.node_rank, "nodeRank")
-        require_positive(self.num_nodes, "numNodes", "count the pods")
-        require_positive(self.ranks_per_pod, "ranksPerPod", "write at least 1")
+        require_limits(self)
         if self.node_rank >= self.num_nodes:
             raise UserError(what=f"{self.node_rank} is none of {self.num_nodes} nodes", where="nodeRank")
 

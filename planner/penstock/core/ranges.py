@@ -3,36 +3,63 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from penstock.core.errors import UserError, raise_all
-from penstock.core.manifest import camel
-
-
-def require_counts(owner: object, *names: str) -> None:
-    """Raise `UserError` unless each of the fields is at least 1, or none."""
-    values = {name: getattr(owner, name) for name in names}
-    raise_all(
-        [
-            UserError(what=f"{value} is not positive", where=camel(name), remedy="write at least 1")
-            for name, value in values.items()
-            if value is not None and value < 1
-        ]
-    )
+from penstock.core.errors import UserError, shown
+from penstock.core.limits import Limit
 
 
-def require_positive(value: float, where: str, remedy: str = "write a positive number") -> None:
-    """Raise `UserError` unless 0 < ``value``."""
-    if not 0 < value < math.inf:
-        raise UserError(what=f"{value} is not positive", where=where, remedy=remedy)
+def require_within(value: Any, limit: Limit, where: str) -> None:
+    """Raise `UserError` unless the numbers and lengths of ``value`` lie in the range ``limit``."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        _require_number(value, limit, where)
+        return
+    require_length(value, limit, where)
+    if isinstance(value, (list, tuple)):
+        own = limit.get("prefixItems") or [limit.get("items", {})] * len(value)
+        for i, (item, inner) in enumerate(zip(value, own, strict=False)):
+            if inner:
+                require_within(item, inner, f"{where}[{i}]")
+    elif isinstance(value, Mapping) and "additionalProperties" in limit:
+        for name, item in value.items():
+            require_within(item, limit["additionalProperties"], f"{where}.{name}")
 
 
-def require_not_negative(value: float, where: str) -> None:
-    """Raise `UserError` unless 0 <= ``value``."""
-    if not 0 <= value < math.inf:
-        raise UserError(what=f"{value} is negative, or no number", where=where, remedy="write 0 or more")
+_LENGTHS = (
+    (str, "maxLength", "characters"),
+    ((list, tuple), "maxItems", "items"),
+    (Mapping, "maxProperties", "entries"),
+)
 
 
-def require_share(value: float, where: str) -> None:
-    """Raise `UserError` unless 0 <= ``value`` <= 1."""
-    if not 0 <= value <= 1:
-        raise UserError(what=f"{value} is not a share", where=where, remedy="write a number from 0 to 1")
+def require_length(value: Any, limit: Limit, where: str) -> None:
+    """Raise `UserError` if ``value`` is longer than ``limit`` says; it may not have been read yet."""
+    for kind, word, unit in _LENGTHS:
+        if word in limit and isinstance(value, kind) and len(value) > limit[word]:
+            raise UserError(
+                what=f"has {len(value)} {unit}, more than {limit[word]}",
+                where=where,
+                remedy=f"write at most {limit[word]}",
+            )
+    if isinstance(value, Sequence) and not value and limit.get("minItems"):
+        raise UserError(what="is empty", where=where, remedy="write at least one")
+
+
+def _require_number(value: float, limit: Limit, where: str) -> None:
+    least, most = limit.get("minimum"), limit.get("maximum", math.inf)
+    if (least, most) == (0, 1) and not 0 <= value <= 1:
+        raise UserError(what=f"{shown(value)} is not a share", where=where, remedy="write a number from 0 to 1")
+    if "exclusiveMinimum" in limit and not value > limit["exclusiveMinimum"]:
+        raise UserError(what=f"{shown(value)} is not positive", where=where, remedy="write a positive number")
+    if least == 1 and not value >= 1:
+        raise UserError(what=f"{shown(value)} is not positive", where=where, remedy="write at least 1")
+    if least == 0 and not value >= 0:
+        raise UserError(what=f"{shown(value)} is negative, or no number", where=where, remedy="write 0 or more")
+    if least is not None and not value >= least:
+        raise UserError(what=f"{shown(value)} is less than {least}", where=where, remedy=f"write at least {least}")
+    if "exclusiveMaximum" in limit and not value < limit["exclusiveMaximum"]:
+        above = limit["exclusiveMaximum"]
+        raise UserError(what=f"{shown(value)} is not below {above}", where=where, remedy=f"write less than {above}")
+    if not value <= most or math.isinf(value):
+        raise UserError(what=f"{shown(value)} is more than {most}", where=where, remedy=f"write at most {most}")

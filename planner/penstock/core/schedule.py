@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest, mistyped
+from penstock.core.errors import UserError, shown
+from penstock.core.limits import MOST_SCHEDULE_CHARACTERS
+from penstock.core.manifest import Manifest, mistyped, require_limits
 
 
 class Kind(enum.StrEnum):
@@ -85,7 +86,8 @@ class Action:
 
 
 _NAMES = "|".join(sorted((kind.value for kind in Kind if kind is not Kind.OVERLAP), key=len, reverse=True))
-_ACTION = re.compile(rf"^(\d+)({_NAMES})(?:\((\w+)\))?(?:(\d+)(?:\.(\d+))?)?$")
+_NUMBER = "[0-9]{1,7}"
+_ACTION = re.compile(rf"^({_NUMBER})({_NAMES})(?:\((\w+)\))?(?:({_NUMBER})(?:\.({_NUMBER}))?)?$")
 _OVERLAP = re.compile(r"^\((.+)\)OVERLAP_F_B$")
 
 
@@ -93,12 +95,17 @@ def parse_action(text: str, where: str = "") -> Action:
     """The action written as ``text``; raises `UserError` naming ``where``."""
     overlap = _OVERLAP.match(text)
     if overlap:
-        children = tuple(parse_action(part, where) for part in re.split(r"[;,]", overlap.group(1)))
+        children = tuple(_parse_one(part, where) for part in re.split(r"[;,]", overlap.group(1)))
         return Action(Kind.OVERLAP, children[0].stage, children=children)
+    return _parse_one(text, where)
+
+
+def _parse_one(text: str, where: str) -> Action:
+    """An action that is no overlap: those are not nested."""
     match = _ACTION.match(text)
     if match is None or (match.group(3) and match.group(3) not in set(Group)):
         raise UserError(
-            what=f"{text!r} is not an action",
+            what=f"{shown(text)} is not an action",
             where=where,
             remedy="write stage, kind, micro-batch and slice, such as 1F3.2; kinds: F, B, I, W, R",
         )
@@ -160,11 +167,9 @@ class Schedule:
     def stage_ranks(self) -> tuple[int, ...]:
         """The rank of every stage; raises `UserError` for a stage without actions."""
         owners = {action.stage: rank for rank, actions in enumerate(self.ranks) for action in flatten(actions)}
-        missing = sorted(set(range(self.num_stages)) - set(owners))
-        if missing:
-            raise UserError(
-                what=f"stage {missing[0]} has no actions", where="schedule", remedy="give it F and B actions"
-            )
+        missing = next((stage for stage in range(self.num_stages) if stage not in owners), None)
+        if missing is not None:
+            raise UserError(what=f"stage {missing} has no actions", where="schedule", remedy="give it F and B actions")
         return tuple(owners[stage] for stage in range(self.num_stages))
 
     def to_csv(self) -> str:
@@ -195,6 +200,9 @@ class ScheduleSpec(Manifest):
     version: int = 1
     text: str = ""
 
+    def __post_init__(self) -> None:
+        require_limits(self)
+
 
 def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[str, ...]]:
     """A schedule from CSV, ours or torch's, and warnings about what was dropped.
@@ -203,9 +211,8 @@ def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[
     Overlaps stay, and run serially. Without slices every micro-batch is one slice, number 0.
     """
     dropped: set[str] = set()
-    rows = []
-    for number, row in enumerate(csv.reader(io.StringIO(text)), start=1):
-        cells = [cell.strip() for cell in row]
+    rows: list[list[Action]] = []
+    for number, cells in enumerate(_cells(text, where), start=1):
         rows.append([a for cell in cells if cell for a in _import_cell(cell, f"{where}, line {number}", dropped)])
     while rows and not rows[-1]:
         rows.pop()
@@ -219,6 +226,23 @@ def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[
         num_slices=1 + max(action.slice or 0 for action in actions),
     )
     return schedule, tuple(f"{name} actions are not used here and were dropped" for name in sorted(dropped))
+
+
+def _cells(text: str, where: str) -> Iterator[list[str]]:
+    """The cells of every row; raises `UserError` for what is no CSV, and for more than any schedule has."""
+    if len(text) > MOST_SCHEDULE_CHARACTERS:
+        raise UserError(
+            what=f"has {len(text):,} characters, more than {MOST_SCHEDULE_CHARACTERS:,}",
+            where=where,
+            remedy="use fewer micro-batches or slices",
+        )
+    reader = csv.reader(io.StringIO(text))
+    try:
+        for row in reader:
+            yield [cell.strip() for cell in row]
+    except csv.Error as error:
+        place = f"{where}, line {reader.line_num}"
+        raise UserError(what=f"is not CSV: {error}", where=place, remedy="write one action in each cell") from None
 
 
 _TORCH_COMMUNICATION = re.compile(r"^\d+(SEND|RECV)_[FB]\d+$")

@@ -33,7 +33,6 @@ class ConditionType(enum.StrEnum):
     STALLED = "Stalled"
     DRIFTED = "Drifted"
     SUSPENDED = "Suspended"
-    DEGRADED = "Degraded"
     COMPLETE = "Complete"
     FAILED = "Failed"
 

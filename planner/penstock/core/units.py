@@ -6,25 +6,31 @@ import math
 import re
 from fractions import Fraction
 
-from penstock.core.errors import UserError
+from penstock.core.errors import UserError, shown
 
 NANOSECONDS_PER_SECOND = 1_000_000_000
 MEBIBYTE = 2**20
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-_QUANTITY = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGTP]i|[kKMGTP]?)(?:B)?\s*$")
-BYTES_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": _QUANTITY.pattern}]}
+_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]i|[kKMGTP]?)(?:B)?\s*$")
+_MOST_CHARACTERS = 64
+BYTES_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
+        {"type": "string", "pattern": _QUANTITY.pattern, "maxLength": _MOST_CHARACTERS},
+    ]
+}
 
 
 def parse_bytes(text: str | int, where: str = "") -> int:
     """Bytes from a Kubernetes quantity: ``4Gi``, ``500M``, ``1.5G`` or a plain integer."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
-    match = _QUANTITY.match(text) if isinstance(text, str) else None
+    match = _QUANTITY.match(text) if isinstance(text, str) and len(text) <= _MOST_CHARACTERS else None
     if match is None:
         raise UserError(
-            what=f"{text!r} is not an amount of memory",
+            what=f"{shown(text)} is not an amount of memory",
             where=where,
             remedy="write a number of bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T, such as 4Gi",
         )

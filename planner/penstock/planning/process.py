@@ -26,7 +26,7 @@ MOST_SECONDS = 600.0
 MOST_STARTS = 3
 """Of one question: a process that was killed says nothing about it, unless that happens again and again."""
 
-MORE_MEMORY = "give the operator or service, in which it runs, more memory, or pin dp, pp or slices"
+MORE_MEMORY = "give the operator, service or command in which it runs more memory, or pin dp, pp or slices"
 LOGGED_BYTES = 4_096
 COMMAND = (sys.executable, "-m", "penstock.planning.worker")
 
@@ -82,13 +82,13 @@ class _Running:
         self.process.kill()
         self.process.wait()
 
-    def close(self, key: str) -> None:
+    def close(self, key: str, level: int) -> None:
         """Put its complaints into the log."""
         with self.said, self.complaints:
             size = os.fstat(self.complaints.fileno()).st_size
             words = os.pread(self.complaints.fileno(), LOGGED_BYTES, max(size - LOGGED_BYTES, 0))
         if words.strip():
-            log.warning("planning %s: %s", key, words.decode(errors="replace").strip())
+            log.log(level, "planning %s: %s", key, words.decode(errors="replace").strip())
 
 
 def _lines(text: bytes) -> Iterator[Line]:
@@ -101,7 +101,7 @@ def _lines(text: bytes) -> Iterator[Line]:
 
 
 class ProcessPlanner:
-    """A process per question, which is ended after ``seconds``."""
+    """A process per question, which is ended after ``seconds``. What it complains of is logged at ``level``."""
 
     def __init__(
         self,
@@ -109,8 +109,9 @@ class ProcessPlanner:
         *,
         seconds: float = MOST_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        level: int = logging.WARNING,
     ) -> None:
-        self._command, self._seconds, self._clock = command, seconds, clock
+        self._command, self._seconds, self._clock, self._level = command, seconds, clock, level
         self._running: dict[str, _Running] = {}
 
     def start(self, key: str, question: Question) -> None:
@@ -139,14 +140,15 @@ class ProcessPlanner:
             running.end()
         running.listen()
         del self._running[key]
-        running.close(key)
+        running.close(key, self._level)
         found = running.heard.answer
-        if found is not None and (found.plan is not None or found.what):
+        if found is not None and (found.plan is not None or found.timeline is not None or found.what):
             return found
         if code is None or code >= 0:
             what = f"planning took over {self._seconds:g} s" if code is None else f"planning ended with code {code}"
             return Answer(what=what, remedy=SMALLER)
-        log.warning("planning %s was ended by signal %d, time %d of %d", key, -code, running.starts, MOST_STARTS)
+        words = "planning %s was ended by signal %d, time %d of %d"
+        log.log(self._level, words, key, -code, running.starts, MOST_STARTS)
         if running.starts < MOST_STARTS:
             self._running[key] = self._begun(running.question, running.starts + 1)
             return None
@@ -168,4 +170,4 @@ class ProcessPlanner:
         if key in self._running:
             running = self._running.pop(key)
             running.end()
-            running.close(key)
+            running.close(key, self._level)

@@ -17,11 +17,12 @@ SMALLER = "plan a smaller search: pin dp, pp or slices"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(Manifest):
-    """What to plan, for hardware that was measured or described."""
+    """What to plan, for hardware that was measured or described; a ``plan`` that is there is only simulated."""
 
     spec: JobSpec
     profile: Profile | None = None
     cluster: ClusterSpec | None = None
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.plan import Plan
+from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.core.units import to_seconds
 from penstock.planner.decide import decide
@@ -66,8 +68,12 @@ class Counter(Reporter):
 def answer(question: Question, reporter: Reporter | None = None) -> Answer:
     """Plan now, here."""
     try:
+        if question.plan is not None:
+            return Answer(plan=question.plan, timeline=simulated(question.plan, _hardware(question)).timeline)
         plan = decide(_problem(question), reporter=reporter).plan
         return Answer(plan=plan, timeline=_timeline(plan, question))
+    except RecursionError:
+        return Answer(what="is nested too deeply to be planned", where="spec.parallelism", remedy=SMALLER)
     except UserError as mistake:
         return Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)
     except (MemoryError, PenstockError) as error:
@@ -78,18 +84,21 @@ def answer(question: Question, reporter: Reporter | None = None) -> Answer:
 
 
 def _timeline(plan: Plan, question: Question) -> Timeline | None:
-    hardware = question.cluster or question.profile
-    if hardware is None or num_actions(plan) > MOST_DRAWN_ACTIONS:
-        return None
-    return simulated(plan, hardware).timeline
+    return None if num_actions(plan) > MOST_DRAWN_ACTIONS else simulated(plan, _hardware(question)).timeline
 
 
 def _problem(question: Question) -> Problem:
-    if question.cluster is not None:
-        return problem_from_cluster(question.spec, question.cluster)
-    if question.profile is None:
+    hardware = _hardware(question)
+    if isinstance(hardware, ClusterSpec):
+        return problem_from_cluster(question.spec, hardware)
+    return problem_from_profile(question.spec, hardware)
+
+
+def _hardware(question: Question) -> Profile | ClusterSpec:
+    hardware = question.cluster or question.profile
+    if hardware is None:
         raise UserError(what="neither a profile nor a cluster is given", remedy="give one of them")
-    return problem_from_profile(question.spec, question.profile)
+    return hardware
 
 
 def _teller(clock: Callable[[], float]) -> Callable[[Progress], None]:
@@ -115,7 +124,11 @@ def _write(line: Line) -> None:
 def main() -> None:
     """Answer the question on stdin."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    question = Question.from_manifest(json.load(sys.stdin))
+    try:
+        question = Question.from_manifest(json.load(sys.stdin))
+    except UserError as mistake:
+        _write(Line(answer=Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)))
+        return
     _write(Line(answer=answer(question, Counter(_teller(time.monotonic)))))
 
 

@@ -146,11 +146,21 @@ class Executor:
     def _look(self, stored: StoredJob) -> _Look | None:
         """None if its manifest cannot be understood."""
         with _surviving(stored):
-            spec, seen = self._spec(stored), None
+            try:
+                spec, seen = self._spec(stored), None
+            except UserError as mistake:
+                self._refuse(stored, mistake)
+                return None
             with _surviving(stored):
                 seen = self._seen(stored)
             return _Look(stored=stored, spec=spec, seen=seen)
         return None
+
+    def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
+        """A job that another version took and this one does not: it fails and says why, and what has ended stays."""
+        if not stored.phase.terminal:
+            entered = SetPhase(Phase.FAILED, "InvalidSpec", str(mistake))
+            self._enter(stored, entered, self._service.clock())
 
     def _spec(self, stored: StoredJob) -> JobSpec:
         """Parsing costs more than all else of a look, and a spec changes with its generation alone."""

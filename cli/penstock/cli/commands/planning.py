@@ -88,16 +88,15 @@ def simulate(
     form: Output = Format.TEXT,
 ) -> None:
     """Show one step of a plan as it should go: who computes, waits and sends when."""
-    from penstock.cli.deciding import target_of
+    from penstock.cli.deciding import simulate_plan, target_of
     from penstock.cli.simulation import timeline_lines
-    from penstock.planner.replay import simulated
 
     found = target_of(target, cluster=cluster, profile=profile)
-    simulation = simulated(found.plan, found.hardware)
+    timeline = simulate_plan(found.plan, found.hardware)
     if form is Format.TEXT:
-        output.show(*timeline_lines(found.plan, simulation.timeline))
+        output.show(*timeline_lines(found.plan, timeline))
     else:
-        output.write_data(simulation.timeline.to_manifest(), form)
+        output.write_data(timeline.to_manifest(), form)
 
 
 class ScheduleFormat(enum.StrEnum):
