@@ -28,7 +28,7 @@ from tests.support.planning import profile
 
 T = TypeVar("T")
 
-NAMESPACE, SERVICE_NAMESPACE = "default", "default"
+NAMESPACE, SERVICE_NAMESPACE = "default", "kube-public"
 CRDS = Path(__file__).parents[1] / "deploy" / "crds"
 THREADS = 16
 PATIENCE_SECONDS = 60.0

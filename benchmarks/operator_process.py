@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,10 @@ from benchmarks.operator_cluster import SERVICE_NAMESPACE, Cluster
 LOOK_SECONDS = 0.1
 
 
+LISTS = ("images", "claims", "storageClasses", "tolerations", "nodeSelectors")
+"""What jobs may use: everything but what is the system's."""
+
+
 @dataclass
 class Operator:
     """The operator's process on this machine."""
@@ -27,7 +32,10 @@ class Operator:
     @contextlib.contextmanager
     def started(cls, cluster: Cluster) -> Iterator[Operator]:
         """Start it, and end it after the block."""
+        policy = cluster.folder / "policy.json"
+        policy.write_text(json.dumps({"everywhere": {name: ["*"] for name in LISTS}}))
         environ = {
+            "PENSTOCK_POLICY_FILE": str(policy),
             "PENSTOCK_METRICS_PORT": "0",
             **os.environ,
             "KUBECONFIG": str(cluster.kubeconfig),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.api.executor.requests import (
     AT_ONCE,
@@ -75,6 +79,21 @@ POISON = worked_on("p", "here", begun=MOST_BEGINNINGS)
 )
 def test_what_is_due(found: list[StoredRequest], busy: set[str], steps: list[Step]) -> None:
     assert due(found, busy, "here", NOW) == steps
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=2))
+def test_namespaces_take_turns(waiting: list[str], working: list[str]) -> None:
+    """None is begun a second time while another's first request waits; in each the oldest comes first."""
+    found = [replace(worked_on(f"w{i}", "there"), namespace=namespace) for i, namespace in enumerate(working)]
+    left = [request(f"q{i}", namespace=namespace) for i, namespace in enumerate(waiting)]
+    taken = Counter(working)
+    begun = [step.request for step in due([*found, *left], set(), "here", NOW) if isinstance(step, Begin)]
+    assert len(begun) == min(AT_ONCE, len(waiting))
+    for each in begun:
+        assert each == next(other for other in left if other.namespace == each.namespace)
+        assert taken[each.namespace] == min(taken[other.namespace] for other in left)
+        taken[each.namespace] += 1
+        left.remove(each)
 
 
 def test_no_more_than_a_few_at_once(service: Service) -> None:

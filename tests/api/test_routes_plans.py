@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
-from penstock.api.routes.plans import BODY, MOST_WAITING
+from penstock.api.routes.plans import BODY, MOST_OF_NAMESPACE, MOST_OF_TOKEN, MOST_WAITING
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
+from penstock.api.store import plan_requests
+from penstock.api.store.plan_requests import Wanted
 from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.layout import Precision
 from penstock.core.plan import Plan
@@ -215,13 +218,43 @@ def test_a_schedule_that_is_code_is_refused(client: TestClient) -> None:
     assert refused(client, body)["where"] == "spec.parallelism.schedule"
 
 
+def wait(service: Service, count: int, by: str = "", namespace: str = "") -> None:
+    """So many requests wait, each of somebody else and of another namespace unless these are said."""
+    for i in range(count):
+        body = asked_for()
+        body["job"]["metadata"]["namespace"] = namespace or f"n{i}"
+        wanted = Wanted.from_manifest(body)
+        asked = partial(plan_requests.create, wanted=wanted, request=f"{by}{i}", by=by or f"u{i}", now=1.0)
+        service.write("requests", asked)
+
+
 def test_a_full_queue_says_when_to_come_again(service: Service, client: TestClient) -> None:
-    ids = [ask(client, asked_for())["id"] for _ in range(MOST_WAITING)]
+    wait(service, MOST_WAITING - 1)
+    mine = ask(client, asked_for())["id"]
     answer = client.post("/v1/plans", json=asked_for())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
     assert "DELETE /v1/plans" in answer.json()["remedy"]
-    client.delete(f"/v1/plans/{ids[0]}")
+    client.delete(f"/v1/plans/{mine}")
     ask(client, asked_for())
+
+
+def test_nobody_fills_the_queue_for_the_others(service: Service, client: TestClient) -> None:
+    """A token without a namespace may name any, so its own requests count wherever they are."""
+    wait(service, MOST_OF_TOKEN, by="a-admin")
+    answer = client.post("/v1/plans", json=asked_for())
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
+    assert "of a-admin are open" in answer.json()["detail"]
+    other = client_of(service, Role.EDITOR)
+    assert other.post("/v1/plans", json=asked_for()).status_code == 202
+
+
+def test_neither_do_all_of_one_namespace(service: Service, client: TestClient) -> None:
+    wait(service, MOST_OF_NAMESPACE, namespace="default")
+    answer = client.post("/v1/plans", json=asked_for())
+    assert (answer.status_code, "of namespace default" in answer.json()["detail"]) == (429, True)
+    body = asked_for()
+    body["job"]["metadata"]["namespace"] = "another"
+    assert client.post("/v1/plans", json=body).status_code == 202
 
 
 def test_requests_are_listed_newest_first(client: TestClient) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from penstock.api.live.listeners import Filter, ListListener, Share
+from penstock.api.problems import Problem
+from penstock.api.routes.streams import opened
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import jobs
@@ -89,4 +94,54 @@ def test_only_so_many_streams_are_open(tmp_path: Path) -> None:
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
         assert "1 live streams are open" in answer.json()["detail"]
+    service.close()
+
+
+class TestShares:
+    """Nobody takes all streams: a token has a third, and a namespace half of what the others leave."""
+
+    def opened(self, service: Service, share: Share, count: int = 1) -> int:
+        """How many of so many more are taken; those that are stay open."""
+        for number in range(count):
+            try:
+                opened(service, ListListener(filter=Filter(), share=share))
+            except Problem:
+                return number
+            service.feed.add(ListListener(filter=Filter(), share=share))
+        return count
+
+    def test_of_a_token(self, tmp_path: Path) -> None:
+        async def test() -> None:
+            service = new_service(tmp_path, limits=Limits(streams=12))
+            taken = [self.opened(service, Share(token=name, namespaces=(name,)), 12) for name in "ab"]
+            assert taken == [4, 4]
+            service.close()
+
+        asyncio.run(test())
+
+    def test_of_a_namespace(self, tmp_path: Path) -> None:
+        """However many tokens it has, another's finds a stream."""
+
+        async def test() -> None:
+            service = new_service(tmp_path, limits=Limits(streams=100))
+            taken = [
+                sum(self.opened(service, Share(token=f"{name}{i}", namespaces=(name,)), 1) for i in range(100))
+                for name in "abcd"
+            ]
+            assert taken == [50, 25, 13, 6]
+            assert service.feed.num_listeners == sum(taken)
+            service.close()
+
+        asyncio.run(test())
+
+
+def test_one_token_does_not_shut_out_others_over_http(tmp_path: Path) -> None:
+    service = new_service(tmp_path, limits=Limits(streams=6))
+    greedy, other = bearer(service, namespace="a"), bearer(service, namespace="b")
+    with answering(service) as url, ExitStack() as stack:
+        held = [stack.enter_context(stream(url, "/v1/events", greedy)) for _ in range(2)]
+        assert [next(each).kind for each in held] == ["hello", "hello"]
+        refused = httpx.get(f"{url}/v1/events", headers=greedy, trust_env=False, timeout=60)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+        assert next(stack.enter_context(stream(url, "/v1/events", other))).kind == "hello"
     service.close()

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from penstock.api.accepting import most_connections
 from penstock.api.auth.identity import Role
 from penstock.api.client import Client, ServiceError, Target
 from penstock.api.client.trust import trusted
 from penstock.api.credentials import COOKIE
-from penstock.api.server import MOST_HEAD_BYTES, check_tls, tls_of
+from penstock.api.server import MOST_HEAD_BYTES, Server, check_tls, tls_of
 from penstock.api.service import Service
 from penstock.api.settings import Limits, Settings, Tls
 from penstock.api.store import audit, jobs
@@ -260,3 +262,36 @@ def test_what_is_no_http_is_refused(service: Service) -> None:
     with answering(service) as url, connected(url) as client:
         client.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
         assert client.recv(65_536).startswith(b"HTTP/1.1 400 ")
+
+
+def test_no_more_are_accepted_than_there_may_be(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the process keeps its descriptors; whoever waits is served once others end."""
+    monkeypatch.setattr("penstock.api.server.most_connections", lambda: 3)
+    patient = replace(service, settings=replace(service.settings, limits=Limits(idle_seconds=60)))
+    with answering(patient) as url, ExitStack() as stack:
+        port = int(url.rpartition(":")[2])
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        waits = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        waits.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        waits.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            waits.recv(1)
+        held[0].close()
+        waits.settimeout(PATIENCE_SECONDS)
+        assert waits.recv(15).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(128, 64), (512, 256), (1024, 768), (65_536, 65_280), (resource.RLIM_INFINITY, 2**31)]
+)
+def test_connections_leave_descriptors_for_the_rest(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    assert most_connections() == most
+
+
+def test_a_port_that_is_taken_is_told(service: Service) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = Server(replace(service, settings=replace(service.settings, port=port)))
+        with pytest.raises(UserError, match="cannot be listened at"):
+            server.run()

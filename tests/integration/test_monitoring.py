@@ -6,7 +6,6 @@ It runs by the configuration that users are given, with other addresses and shor
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.api.routes.plans import MOST_WAITING
 from penstock.trainer.ports import free_port
 from penstock.trainer.rundir import RunDir
 from tests.support import prometheus
@@ -33,8 +33,8 @@ ENDLESS: dict[str, Any] = {
 LAST_SERIES = (
     'penstock_http_request_seconds_count{status="5xx"}',
     'penstock_http_request_seconds_count{operation="ingest"}',
-    'penstock_job_loss{job="tiny"}',
-    'penstock_loss{job="tiny"}',
+    'penstock_job_loss{job_name="tiny"}',
+    'penstock_loss{job_name="tiny"}',
 )
 """Once these are there, all are."""
 CANNOT_BE_PLANNED = {"pp": 2, "slices": 4, "stages": [2, 0], "schedule": "zbv"}
@@ -74,7 +74,7 @@ def ranks_of_its_own(service: Served) -> Iterator[int]:
 
 
 def configured(service: Served, ranks_port: int) -> Path:
-    shutil.copy(ALERTS, service.folder)
+    (service.folder / ALERTS.name).write_text(ALERTS.read_text().replace("for: 1m", "for: 1s"))
     create = ("token", "create", "prometheus", "--role", "viewer", "--folder", service.folder / "data")
     (service.folder / "token").write_text(service.command(*create)[0])
     text = CONFIGURATION.read_text().replace("15s", "1s").replace("127.0.0.1:8470", f"127.0.0.1:{service.port}")
@@ -91,11 +91,20 @@ def is_scraped(found: Prometheus, service: Served) -> bool:
 
 
 def ask_for_too_many_plans(service: Served) -> None:
-    """Until the service answers 503; none of them is made."""
-    asked = []
-    while (answer := service.client.post("/v1/plans", json=asked_for())).status_code == 202:
-        asked.append(answer.json()["id"])
-    assert answer.status_code == 503
+    """Until the service answers 503, which takes many tokens in many namespaces; none of them is made."""
+    asked: list[str] = []
+    status = 202
+    for number in range(MOST_WAITING):
+        wanted = {"name": f"asks-{number}", "role": "editor", "namespace": f"n{number}"}
+        bearer = {"Authorization": f"Bearer {service.client.post('/v1/tokens', json=wanted).json()['token']}"}
+        body = asked_for()
+        body["job"]["metadata"]["namespace"] = f"n{number}"
+        while (answer := service.client.post("/v1/plans", json=body, headers=bearer)).status_code == 202:
+            asked.append(answer.json()["id"])
+        status = answer.status_code
+        if status == 503:
+            break
+    assert status == 503
     for each in asked:
         service.client.delete(f"/v1/plans/{each}")
 
@@ -107,12 +116,12 @@ def test_both_endpoints_are_scraped(measured: Prometheus) -> None:
 
 def test_a_series_bears_its_training_job_s_name(measured: Prometheus) -> None:
     for name in ("penstock_job_loss", "penstock_loss"):
-        (found,) = measured.found(f'{name}{{job="tiny"}}')
-        assert "exported_job" not in found["metric"]
+        (found,) = measured.found(f'{name}{{job_name="tiny"}}')
+        assert found["metric"]["job"] in ("penstock", "penstock-ranks")
 
 
 def test_what_has_ended_has_no_series_of_its_own(measured: Prometheus) -> None:
-    assert {each["metric"]["job"] for each in measured.found("penstock_job_attempt")} == {"tiny"}
+    assert {each["metric"]["job_name"] for each in measured.found("penstock_job_attempt")} == {"tiny"}
     counted = {each["metric"]["phase"]: each["value"][1] for each in measured.found("penstock_jobs > 0")}
     assert counted == {"Running": "1", "Failed": "1"}
 
@@ -149,7 +158,7 @@ def firing(measured: Prometheus) -> list[str]:
 
 def test_the_guide_tells_of_every_metric_of_the_service(measured: Prometheus) -> None:
     there = {name for name in measured.get("label/__name__/values") if name.startswith("penstock_")}
-    there -= {each["metric"]["__name__"] for each in measured.found('{job="tiny", instance!="", namespace=""}')}
+    there -= {each["metric"]["__name__"] for each in measured.found('{job_name="tiny", instance!="", namespace=""}')}
     there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in there}
     table = GUIDE.read_text().partition("| metric |")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(penstock_\w+)", table)) == there - {"penstock_ingested_records"}

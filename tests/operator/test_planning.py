@@ -54,6 +54,27 @@ def test_so_many_at_once_and_all_in_the_end(steps: list[int], num_planners: int)
     assert len(planner.asked) == len(set(steps))
 
 
+class PatientPlanner(FakePlanner):
+    """Answers nothing until it may."""
+
+    may_answer = False
+
+    def poll(self, key: str) -> Answer | None:
+        return super().poll(key) if self.may_answer else None
+
+
+def test_one_namespace_does_not_keep_another_waiting() -> None:
+    planner = PatientPlanner()
+    told = Planning(planner)
+    many = [told.ask(question(steps), "many") for steps in range(1, 9)]
+    one = told.ask(question(100), "one")
+    shared = told.ask(question(8), "one")
+    planner.may_answer = True
+    for _ in range(100):
+        told.turn()
+    assert planner.asked == [many[0], many[1], one, many[2], shared, *many[3:7]]
+
+
 def test_who_is_told_of_an_answer_is_told_once() -> None:
     told = Planning(FakePlanner())
     key = told.ask(question())

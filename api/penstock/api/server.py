@@ -16,6 +16,7 @@ from pathlib import Path
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from penstock.api.accepting import Acceptor, Connection, bound, most_connections
 from penstock.api.app import create_app
 from penstock.api.service import Service
 from penstock.api.settings import Limits, Settings, Tls
@@ -34,12 +35,28 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         super().__init__(_configured(service))
-        self._feed = service.feed
+        self._feed, self._handshake_seconds = service.feed, service.settings.limits.idle_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server.startup`."""
+        """Listen, as `uvicorn.Server.startup` does, and accept by an `Acceptor`."""
         self._feed.open()
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        config = self.config
+        if sockets is None:
+            try:
+                sockets = bound(config.host, config.port, config.backlog)
+            except OSError as error:
+                await self.lifespan.shutdown()
+                where, remedy = f"{config.host}:{config.port}", "end what listens there, or choose another port"
+                raise UserError(what=f"cannot be listened at: {error}", where=where, remedy=remedy) from None
+        acceptor = Acceptor(sockets, self._connection, most_connections(), config.ssl, self._handshake_seconds)
+        self.servers: list[Acceptor] = [acceptor]  # type: ignore[assignment]
+        self.started = True
+
+    def _connection(self) -> Connection:
+        state, app_state = self.server_state, self.lifespan.state
+        made: Connection = self.config.http_protocol_class(config=self.config, server_state=state, app_state=app_state)  # type: ignore[call-arg, assignment]
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server.shutdown`."""
@@ -90,7 +107,7 @@ class _Message(enum.Enum):
     DONE = enum.auto()
 
 
-class _Impatient(HttpToolsProtocol):
+class _Impatient(HttpToolsProtocol, Connection):
     """Cuts off a client that the server has waited for too long; bodies that are read have a limit of their own."""
 
     idle_seconds: float
@@ -139,6 +156,7 @@ class _Impatient(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._sending.end()
         self._reading.end()
+        self.lost()
         super().connection_lost(exc)
 
     def _look(self) -> None:

@@ -1,4 +1,7 @@
-"""Plans for many jobs: equal questions are asked once, few at a time, and answers are remembered for a while."""
+"""Plans for many jobs: equal questions are asked once, few at a time, and answers are remembered for a while.
+
+Namespaces take turns: however many questions one asks, another's first question waits for one of each at most.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,16 @@ class Planning:
         self._planner, self._num_planners, self._took = planner, num_planners, took
         self._lock = threading.Lock()
         self._working: dict[str, float] = {}
-        self._waiting: OrderedDict[str, Question] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[str, Question]] = OrderedDict()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._answered: list[str] = []
 
-    def ask(self, question: Question) -> str:
-        """Have the question answered some time; its key."""
+    def ask(self, question: Question, namespace: str = "") -> str:
+        """Have the question of that namespace answered some time; its key."""
         key = digest(question.to_manifest())
         with self._lock:
             if key not in self._answers and key not in self._working:
-                self._waiting.setdefault(key, question)
+                self._waiting.setdefault(namespace, OrderedDict()).setdefault(key, question)
             self._turn()
         return key
 
@@ -46,7 +49,7 @@ class Planning:
             answer = self._answers.get(key)
             if answer is not None:
                 return (Step.DONE if answer.plan is not None else Step.FAILED), answer
-            known = key in self._working or key in self._waiting
+            known = key in self._working or any(key in asked for asked in self._waiting.values())
             return (Step.WORKING if known else Step.MISSING), None
 
     def turn(self) -> list[str]:
@@ -59,7 +62,7 @@ class Planning:
     def numbers(self) -> tuple[int, int]:
         """Questions that are worked on, and that wait."""
         with self._lock:
-            return len(self._working), len(self._waiting)
+            return len(self._working), len({key for asked in self._waiting.values() for key in asked})
 
     def close(self) -> None:
         """Answer nothing more."""
@@ -77,9 +80,20 @@ class Planning:
                 self._remember(key, answer)
                 self._answered.append(key)
         while self._waiting and len(self._working) < self._num_planners:
-            key, question = self._waiting.popitem(last=False)
+            key, question = self._next()
             self._planner.start(key, question)
             self._working[key] = time.monotonic()
+
+    def _next(self) -> tuple[str, Question]:
+        """The oldest question of the namespace whose turn is longest ago; it waits nowhere else any more."""
+        namespace, asked = self._waiting.popitem(last=False)
+        key, question = asked.popitem(last=False)
+        self._waiting[namespace] = asked  # behind all others
+        for others in self._waiting.values():
+            others.pop(key, None)
+        for each in [each for each, others in self._waiting.items() if not others]:
+            del self._waiting[each]
+        return key, question
 
     def _remember(self, key: str, answer: Answer) -> None:
         self._answers[key] = replace(answer, timeline=None)  # large, and nobody here draws it

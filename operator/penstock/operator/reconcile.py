@@ -337,7 +337,7 @@ class Reconciler:
         except UserError as mistake:
             self._enter(draft, facts, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), now)
             return True
-        self._questions[draft.seen.uid] = self._planning.ask(question)
+        self._questions[draft.seen.uid] = self._planning.ask(question, draft.seen.namespace)
         return self._plan_step(draft)[0] is not Step.WORKING
 
     def _plan(self, draft: _Draft) -> Plan | None:

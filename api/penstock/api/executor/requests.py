@@ -1,4 +1,5 @@
-"""The desk that answers requests for plans: oldest first, a few at a time, each in a planning process of its own.
+"""The desk that answers requests for plans: a few at a time, each in a planning process of its own. Namespaces take
+turns, and in each the oldest request comes first.
 
 Like the executor it remembers nothing that matters. The store says what is open and who is at it; `due` decides what to
 do about it, and the desk does that. A service that was killed finds its requests again and begins them anew.
@@ -7,6 +8,7 @@ do about it, and the desk does that. A service that was killed finds its request
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,15 +67,24 @@ def due(found: Sequence[StoredRequest], busy: Collection[str], worker: str, now:
     steps: list[Step] = [Drop(each) for each in busy if each not in kept]
     steps += [Hear(each) for each in mine]
     free = AT_ONCE - len(mine)
-    for each in found:
-        if each.id in kept or not _is_free(each, worker, now):
-            continue
+    waiting = [each for each in found if each.id not in kept and _is_free(each, worker, now)]
+    for each in _in_turns(waiting, [each for each in found if each not in waiting]):
         if each.begun >= MOST_BEGINNINGS:
             steps.append(GiveUp(each))
         elif free > 0:
             steps.append(Begin(each))
             free -= 1
     return steps
+
+
+def _in_turns(waiting: Sequence[StoredRequest], working: Sequence[StoredRequest]) -> list[StoredRequest]:
+    """Those that wait: before the second request of a namespace comes the first one of every other."""
+    taken = Counter(each.namespace for each in working)
+    turns: list[tuple[int, int]] = []
+    for i, each in enumerate(waiting):
+        turns.append((taken[each.namespace], i))
+        taken[each.namespace] += 1
+    return [waiting[i] for _, i in sorted(turns)]
 
 
 def _is_free(request: StoredRequest, worker: str, now: float) -> bool:

@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener
+from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener, Share
 from penstock.api.live.messages import News
 from penstock.api.store.changes import Change, Signature
 
@@ -64,6 +65,8 @@ class Feed:
         self._rows: dict[str, News] = {}
         self._row_told_at: dict[str, float] = {}
         self._closed = False
+        self._of_tokens: Counter[str] = Counter()
+        self._of_namespaces: Counter[tuple[str, ...] | None] = Counter()
         self.num_dropped = 0
 
     def touched(self, uids: Collection[str]) -> None:
@@ -72,6 +75,8 @@ class Feed:
 
     def add(self, listener: Listener) -> None:
         """Tell it from now on; a job's is first told what it missed, and how the job is."""
+        self._of_tokens[listener.share.token] += 1
+        self._of_namespaces[listener.share.namespaces] += 1
         if isinstance(listener, JobListener):
             self._of_jobs.setdefault(listener.uid, []).append(listener)
         else:
@@ -86,6 +91,8 @@ class Feed:
 
     def remove(self, listener: Listener) -> None:
         """Nothing more for it."""
+        self._of_tokens -= Counter((listener.share.token,))
+        self._of_namespaces -= Counter((listener.share.namespaces,))
         self.num_dropped += listener.outgoing.dropped.is_set()
         if isinstance(listener, ListListener):
             self._of_lists.remove(listener)
@@ -113,6 +120,10 @@ class Feed:
     def num_listeners(self) -> int:
         """How many there are."""
         return len(self._of_lists) + sum(map(len, self._of_jobs.values()))
+
+    def num_of(self, share: Share) -> tuple[int, int]:
+        """How many the token has, and how many there are of the same namespaces."""
+        return self._of_tokens[share.token], self._of_namespaces[share.namespaces]
 
     async def _go_on(self, wakener: _Wakener) -> None:
         loop = asyncio.get_running_loop()

@@ -64,12 +64,21 @@ class Outgoing:
         return message
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Whose a stream is: of which token, and of which namespaces it tells (none: all). Both have a share of all."""
+
+    token: str = ""
+    namespaces: tuple[str, ...] | None = None
+
+
 @dataclass(eq=False, kw_only=True, slots=True)
 class JobListener:
     """Hears everything about the job ``uid`` after its event number ``last_event``."""
 
     uid: str
     last_event: int
+    share: Share = Share()
     outgoing: Outgoing = field(default_factory=Outgoing)
     _heard: Signature | None = None
     _heard_at: float = 0.0
@@ -115,6 +124,7 @@ class ListListener:
     """Hears of every job that the filter matches, of each at most once a second."""
 
     filter: Filter
+    share: Share = Share()
     outgoing: Outgoing = field(default_factory=Outgoing)
 
 

@@ -27,6 +27,8 @@ from penstock.core.fitness import OLDEST_SECONDS, model_digest, unfit
 router = APIRouter(tags=["plans"])
 
 MOST_WAITING = 32
+MOST_OF_NAMESPACE, MOST_OF_TOKEN = 16, 8
+"""Requests that are open at once; the name that a token was made for stands for all of its tokens."""
 RETRY_SECONDS = 10
 READS = answers("unauthenticated", "forbidden", "not-found")
 ASKS = answers(
@@ -76,7 +78,7 @@ def ask(service: ServiceIn, identity: Editor, document: Document, asked: Once) -
     request, now = str(uuid.uuid4()), service.clock()
 
     def change(connection: Connection) -> Answer:
-        _require_room(connection)
+        _require_room(connection, wanted.job.metadata.namespace, identity.name)
         made = plan_requests.create(connection, wanted, request, identity.name, now)
         return reply(request_view(made, wanted, None), 202, {"Location": f"/v1/plans/{made.id}"})
 
@@ -118,15 +120,19 @@ def _require_fit(service: Service, wanted: Wanted, model: str) -> None:
         raise UserError(what=reason, where="profile", remedy=remedy)
 
 
-def _require_room(connection: Connection) -> None:
+def _require_room(connection: Connection, namespace: str, by: str) -> None:
+    """Raise `Problem` where too many requests are open: of all, or of those who would keep others from asking."""
+    of_namespace, own = plan_requests.num_open(connection, namespace, by)
     waiting = plan_requests.num_waiting(connection)
-    if waiting >= MOST_WAITING:
-        raise Problem(
-            kind="unavailable",
-            detail=f"{waiting} requests for plans wait already",
-            remedy="try again in a moment, or cancel some: DELETE /v1/plans/ID",
-            headers={"Retry-After": str(RETRY_SECONDS)},
-        )
+    for count, most, kind, what in (
+        (own, MOST_OF_TOKEN, "too-many-requests", f"of {by} are open"),
+        (of_namespace, MOST_OF_NAMESPACE, "too-many-requests", f"of namespace {namespace} are open"),
+        (waiting, MOST_WAITING, "unavailable", "wait"),
+    ):
+        if count >= most:
+            detail, retry = f"{count} requests for plans {what} already", {"Retry-After": str(RETRY_SECONDS)}
+            remedy = "try again in a moment, or cancel some: DELETE /v1/plans/ID"
+            raise Problem(kind=kind, detail=detail, remedy=remedy, headers=retry)
 
 
 @router.get("/v1/plans", responses=READS, operation_id="listPlanRequests")

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from penstock.api.dependencies import JobIn, ServiceIn, Viewer
-from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener
+from penstock.api.dependencies import CallerIn, JobIn, ServiceIn, Viewer
+from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener, Share
 from penstock.api.live.messages import MEDIA_TYPE
 from penstock.api.live.stream import EventStream
 from penstock.api.problems import Problem, answers
@@ -48,6 +48,7 @@ LastEventId = Annotated[
 async def job_events(
     request: Request,
     service: ServiceIn,
+    caller: CallerIn,
     job: JobIn,
     after: Annotated[int, Query(ge=0, le=LARGEST_NUMBER, description="Only events with a higher number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Not of a stream.")] = 200,
@@ -55,7 +56,8 @@ async def job_events(
 ) -> Response | EventPage:
     """What happened to the job, oldest first; as a stream also what happens next, and how the job is."""
     if MEDIA_TYPE in request.headers.get("accept", ""):
-        return opened(service, JobListener(uid=job.uid, last_event=int(last_event_id or after)))
+        share = Share(token=caller.token, namespaces=(job.namespace,))
+        return opened(service, JobListener(uid=job.uid, last_event=int(last_event_id or after), share=share))
     rows = await run_in_threadpool(service.read, lambda connection: jobs.history(connection, job.uid, after, limit))
     items = [EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body) for row in rows]
     return EventPage(items=items)
@@ -71,6 +73,7 @@ async def job_events(
 async def list_events(
     service: ServiceIn,
     identity: Viewer,
+    caller: CallerIn,
     namespace: NamespaceQuery = None,
     label: LabelQuery = [],  # noqa: B006, FastAPI copies it
     name: NameQuery = "",
@@ -79,14 +82,24 @@ async def list_events(
     jobs then.
     """
     wanted = Filter.of(await run_in_threadpool(visible, identity, namespace), read_labels(label), name)
-    return opened(service, ListListener(filter=wanted))
+    return opened(service, ListListener(filter=wanted, share=Share(token=caller.token, namespaces=wanted.namespaces)))
 
 
 def opened(service: Service, listener: Listener) -> EventStream:
-    """A stream for the listener; raises `Problem` where too many are open."""
-    limits = service.settings.limits
-    if service.feed.num_listeners >= limits.streams:
-        remedy = "close some, or ask again later instead of listening"
+    """A stream for the listener; raises `Problem` where too many are open.
+
+    A token has a third of all, and a namespace half of what the others leave: so something is left for the next.
+    """
+    feed, limits = service.feed, service.settings.limits
+    remedy, retry = "close some, or ask again later instead of listening", {"Retry-After": "10"}
+    num_open, (of_token, of_namespaces) = feed.num_listeners, feed.num_of(listener.share)
+    if num_open >= limits.streams:
         detail = f"{limits.streams} live streams are open"
-        raise Problem(kind="unavailable", detail=detail, remedy=remedy, headers={"Retry-After": "10"})
-    return EventStream(service.feed, listener, limits.stream_seconds)
+        raise Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
+    if 3 * of_token >= limits.streams:
+        detail = f"{of_token} live streams of this token are open"
+        raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
+    if 2 * of_namespaces >= limits.streams - (num_open - of_namespaces):
+        detail = f"{of_namespaces} live streams of the same namespaces are open, and others want some"
+        raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
+    return EventStream(feed, listener, limits.stream_seconds)

@@ -138,6 +138,14 @@ def num_waiting(connection: Connection) -> int:
     return int(connection.execute(waiting).scalar_one())
 
 
+def num_open(connection: Connection, namespace: str, by: str) -> tuple[int, int]:
+    """How many of a namespace wait or are worked on, and how many that somebody asked for, wherever."""
+    conditions = (plan_requests.c.namespace == namespace, plan_requests.c.created_by == by)
+    counts = select(*(func.count().filter(each) for each in conditions)).where(_is_open())
+    found = connection.execute(counts).one()
+    return int(found[0]), int(found[1])
+
+
 def claim(connection: Connection, found: StoredRequest, worker: str, now: float) -> bool:
     """Work on it as ``worker``; false if it is no longer as it was ``found``."""
     row = {

@@ -1,0 +1,122 @@
+"""Accepts connections, only as many as leave the rest of the process its file descriptors.
+
+asyncio and uvloop accept whatever comes until the process has no descriptor left. Then the executor can neither read
+its folder nor start a process, so anybody who opens connections and says nothing stops all jobs. Here a connection is
+accepted while fewer than ``most`` are open; the others wait in the kernel's queue, and no descriptor is spent on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
+
+KEPT_DESCRIPTORS = 256
+"""For the database, runs, planners and supervisors; half of all where there are fewer than twice as many."""
+PAUSE_SECONDS = 1.0
+"""After a connection could not be accepted: the machine itself may lack descriptors or memory."""
+
+
+class Connection(asyncio.Protocol):
+    """A protocol that calls ``lost`` when its connection is."""
+
+    lost: Callable[[], None]
+
+
+def most_connections() -> int:
+    """How many connections this process may have open, by its limit of open files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return 2**31
+    return limit - min(KEPT_DESCRIPTORS, limit // 2)
+
+
+def bound(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """Sockets that listen at every address of ``host``; raises `OSError` if one is taken."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
+    with contextlib.ExitStack() as stack:
+        made = []
+        for family, address in addresses:
+            made.append(stack.enter_context(socket.create_server(address, family=family, backlog=backlog)))
+        stack.pop_all()
+    return made
+
+
+class Acceptor:
+    """Accepts on ``sockets`` until it is closed, as `asyncio.Server` does otherwise."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        protocol: Callable[[], Connection],
+        most: int,
+        tls: ssl.SSLContext | None,
+        handshake_seconds: float,
+    ) -> None:
+        self.sockets, self._protocol, self._most = tuple(sockets), protocol, most
+        self._tls, self._handshake_seconds = tls, handshake_seconds
+        self._open: set[socket.socket] = set()
+        self._has_capacity = asyncio.Event()
+        self._has_capacity.set()
+        self._begun: set[asyncio.Task[None]] = set()
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in self.sockets]
+
+    def close(self) -> None:
+        """Accept no more; connections that are open go on."""
+        for task in self._accepting:
+            task.cancel()
+        for each in self.sockets:
+            each.close()
+
+    async def wait_closed(self) -> None:
+        """Return once nothing is accepted any more."""
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._has_capacity.wait()
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("a connection could not be accepted, retrying in %.0f s: %s", PAUSE_SECONDS, error)
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            self._open.add(connection)
+            self._look()
+            begun = loop.create_task(self._begin(connection))
+            self._begun.add(begun)
+            begun.add_done_callback(self._begun.discard)
+
+    async def _begin(self, connection: socket.socket) -> None:
+        """Hand the connection over; one whose TLS does not come to be is closed."""
+        protocol = self._protocol()
+        protocol.lost = lambda: self._lose(connection)
+        handshake_seconds = self._handshake_seconds if self._tls else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=handshake_seconds
+            )
+        except (OSError, asyncio.CancelledError) as error:
+            self._lose(connection)
+            connection.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    def _lose(self, connection: socket.socket) -> None:
+        self._open.discard(connection)
+        self._look()
+
+    def _look(self) -> None:
+        if len(self._open) < self._most:
+            self._has_capacity.set()
+        else:
+            self._has_capacity.clear()
