@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 from tests.support import prometheus
-from tests.support.dashboards import ALERTS, CONFIGURATION, DASHBOARDS, FOLDER, GUIDE, alerts, load
+from tests.support.dashboards import (
+    ALERTS,
+    CONFIGURATION,
+    DASHBOARDS,
+    FOLDER,
+    GUIDE,
+    alert_queries,
+    alerts,
+    load,
+    panel_queries,
+)
 
 WIDTH = 24
 UNITS = {"none", "short", "s", "bytes", "percentunit", "reqps", "cps"}
@@ -61,6 +71,26 @@ def test_dashboards_have_names_of_their_own() -> None:
 def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert {"summary", "description"} <= rule["annotations"].keys()
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_waits_names_its_job_and_has_a_runbook(rule: dict[str, Any]) -> None:
+    assert re.fullmatch(r"[1-9]\d*m", rule["for"])
+    names = "job_name" if "penstock_job_" in rule["expr"] else "instance"
+    assert f"$labels.{names}" in rule["annotations"]["summary"]
+    page, _, section = rule["annotations"]["runbook_url"].partition("#")
+    assert page.endswith("/docs/guides/monitoring.md")
+    assert f"### {rule['alert']}\n\n" in GUIDE.read_text()
+    assert section == rule["alert"].lower()
+
+
+def test_no_series_bears_the_label_that_is_prometheus_own() -> None:
+    """`job` is the scrape's: a series with one of its own is renamed unless labels are honored."""
+    queries = [*panel_queries(dict.fromkeys(("namespace", "job", "__rate_interval"), "x")), *alert_queries()]
+    for query in queries:
+        assert not re.search(r"penstock_\w+\{[^}]*\bjob=", query.expression), query.place
+    for path in DASHBOARDS:
+        assert "{{job}}" not in path.read_text()
 
 
 def test_the_guide_tells_of_every_alert() -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import delete
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
 from penstock.api.live.listeners import Filter, ListListener
-from penstock.api.metrics.jobs import GAUGES, JobsCollector
+from penstock.api.metrics.jobs import DAY_SECONDS, GAUGES, JobsCollector
 from penstock.api.service import Service
 from penstock.api.store import jobs
+from penstock.api.store import schema as tables
 from penstock.core.lifecycle import Phase
 from tests.support.filled_job import enter, running_job
 from tests.support.listening import ear
@@ -24,7 +27,7 @@ from tests.support.sample_run import sample_metrics
 from tests.support.service import Clock, add_job, client_of, new_service, step_records
 
 Labels = frozenset[tuple[str, str]]
-TINY = {"namespace": "default", "job": "tiny"}
+TINY = {"namespace": "default", "job_name": "tiny"}
 
 
 def scraped(service: Service) -> Mapping[str, Mapping[Labels, float]]:
@@ -92,7 +95,8 @@ class TestJobs:
     def test_what_has_ended_vanishes(self, service: Service, end: Phase) -> None:
         uid = running_job(service).uid
         enter(service, uid, end)
-        assert of_job(service) == {}
+        failed = {"failed_timestamp_seconds": service.clock()} if end is Phase.FAILED else {}
+        assert of_job(service) == failed
 
     def test_what_was_deleted_vanishes(self, service: Service) -> None:
         uid = running_job(service).uid
@@ -107,17 +111,40 @@ class TestJobs:
         assert {dict(labels)["phase"] for labels in counted} == {phase.value for phase in Phase}
         assert sum(counted.values()) == 2
         assert value(service, "penstock_jobs", phase="Failed") == 1
-        assert value(service, "penstock_jobs_ended_lately", phase="Failed") == 1
-        clock.now += 901
-        assert value(service, "penstock_jobs_ended_lately", phase="Failed") == 0
-        assert value(service, "penstock_jobs", phase="Failed") == 1
+
+    def test_those_that_ended_are_a_counter_which_never_goes_back(self, service: Service, clock: Clock) -> None:
+        """Whatever becomes of them: a scrape that comes late misses none, and a forgotten one stays counted."""
+        ended = partial(value, service, "penstock_jobs_ended_total", phase="Failed")
+        assert (ended(), value(service, "penstock_jobs_ended_total", phase="Succeeded")) == (0, 0)
+        uid = running_job(service, "broke").uid
+        enter(service, uid, Phase.FAILED)
+        clock.now += 3 * DAY_SECONDS
+        assert ended() == 1
+        enter(service, running_job(service, "again").uid, Phase.FAILED)
+        assert (ended(), ended()) == (2, 2)
+        clock.now += 3 * DAY_SECONDS
+        assert ended() == 2
+        service.write(uid, lambda connection: jobs.mark_deleted(connection, uid, clock.now))
+        service.write(uid, lambda connection: connection.execute(delete(tables.jobs).where(tables.jobs.c.uid == uid)))
+        assert ended() == 2
+        enter(service, running_job(service, "third").uid, Phase.FAILED)
+        assert ended() == 3
+
+    def test_a_job_that_failed_is_named_until_it_is_deleted(self, service: Service, clock: Clock) -> None:
+        uid = running_job(service).uid
+        enter(service, uid, Phase.FAILED)
+        at = clock.now
+        clock.now += 10_000
+        assert value(service, "penstock_job_failed_timestamp_seconds", **TINY) == at
+        service.write(uid, lambda connection: jobs.mark_deleted(connection, uid, clock.now))
+        assert value(service, "penstock_job_failed_timestamp_seconds", **TINY) is None
 
     def test_only_so_many_have_metrics_those_that_reported_last_among_them(self, service: Service) -> None:
         running_job(service, "reports")
         for _ in range(3):
             add_job(service, "waits-")
         families = {each.name: each for each in JobsCollector(service.engine, service.clock, most=2).collect()}
-        shown = [sample.labels["job"] for sample in families["penstock_job_attempt"].samples]
+        shown = [sample.labels["job_name"] for sample in families["penstock_job_attempt"].samples]
         assert shown[0] == "reports"
         assert len(shown) == 2
         assert families["penstock_jobs_left_out"].samples[0].value == 2

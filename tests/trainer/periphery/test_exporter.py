@@ -21,7 +21,7 @@ def scrape(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics") as answer:
         text = answer.read().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    assert all(sample.labels["job"] == "tiny" for sample in samples)
+    assert all(sample.labels["job_name"] == "tiny" for sample in samples)
     return {sample.name: sample.value for sample in samples if not sample.name.endswith("_bucket")}
 
 

@@ -24,7 +24,7 @@ class Exporter:
     """A run's progress; `serve` makes it visible."""
 
     def __init__(self, job: str) -> None:
-        labels: dict[str, Any] = {"labelnames": ["job"], "registry": CollectorRegistry()}
+        labels: dict[str, Any] = {"labelnames": ["job_name"], "registry": CollectorRegistry()}
         self._registry: CollectorRegistry = labels["registry"]
         self._gauges = {name: Gauge(f"penstock_{name}", text, **labels).labels(job) for name, text in GAUGES.items()}
         self._predicted = Gauge("penstock_predicted_step_seconds", "What the plan promised", **labels).labels(job)

@@ -1,25 +1,26 @@
 """Jobs as Prometheus sees them, read from the database at every scrape: what has ended vanishes by itself.
 
 Names are those of the ranks' own metrics (``penstock_step_seconds``) with ``job`` in them, so that a sum over one kind
-never counts a step twice where both are scraped.
+never counts a step twice where both are scraped. A job's name is the label ``job_name``, because ``job`` is Prometheus'
+own. Jobs that ended are a counter, so a rule sees all of them whatever its window and however often it is scraped.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine
 
-from penstock.api.store.standing import Count, Promise, Standing, counts, promises, standings
+from penstock.api.store.standing import Count, Promise, Standing, counts, failed, promises, standings
 from penstock.core.lifecycle import Phase
 
-MOST_JOBS = 1000
-LATELY_SECONDS = 900.0
-LABELS = ("namespace", "job")
+MOST_JOBS, MOST_FAILED = 1000, 100
+DAY_SECONDS = 86_400.0
+LABELS = ("namespace", "job_name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,8 @@ class Found:
     """What one scrape found."""
 
     counts: Mapping[Phase, Count]
+    ended: Mapping[Phase, int]
+    failed: Sequence[tuple[str, str, float]]
     jobs: list[Standing]
     promises: Mapping[str, Promise | None]
 
@@ -75,12 +78,37 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
 """What is told of each unfinished job, as ``penstock_job_<name>``."""
 
 
+class Ended:
+    """Counts jobs that ended since it was made, by phase.
+
+    Jobs that ended are forgotten some day, and a counter never goes back. So each look counts how many more ended after
+    ``since`` than the look before found, and ``since`` follows at a distance within which nothing is forgotten.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._known: Mapping[Phase, int] = {}
+        self.totals: dict[Phase, int] = {phase: 0 for phase in Phase if phase.terminal}
+
+    def look(self, connection: Connection, now: float) -> dict[Phase, Count]:
+        """Count those that ended since the last look; jobs by phase as they are now."""
+        found = counts(connection, self._since)
+        for phase in self.totals:
+            self.totals[phase] += max(0, found[phase].ended - self._known.get(phase, 0))
+        if now - self._since > 2 * DAY_SECONDS:
+            self._since = now - DAY_SECONDS
+            found = counts(connection, self._since)
+        self._known = {phase: found[phase].ended for phase in self.totals}
+        return found
+
+
 class JobsCollector(Collector):
     """``clock`` gives seconds since the epoch; ``most`` jobs have metrics of their own."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float], most: int = MOST_JOBS) -> None:
         self._engine, self._clock, self._most = engine, clock, most
         self._promises: dict[str, Promise | None] = {}
+        self._ended = Ended(clock())
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
@@ -95,15 +123,22 @@ class JobsCollector(Collector):
         wanted = {each.plan_digest for each in listed if each.plan_digest is not None}
         known = {digest: self._promises[digest] for digest in wanted & self._promises.keys()}
         self._promises = {**known, **promises(connection, wanted - known.keys())}
-        by_phase = counts(connection, self._clock() - LATELY_SECONDS)
-        return Found(counts=by_phase, jobs=listed, promises=self._promises)
+        by_phase, lost = self._ended.look(connection, self._clock()), failed(connection, MOST_FAILED)
+        ended = dict(self._ended.totals)
+        return Found(counts=by_phase, ended=ended, failed=lost, jobs=listed, promises=self._promises)
 
 
 def metrics(found: Found) -> Iterator[Metric]:
     """What Prometheus is told of it."""
     yield _by_phase("penstock_jobs", "Jobs by phase", {phase: each.now for phase, each in found.counts.items()})
-    lately = {phase: each.ended_lately for phase, each in found.counts.items() if phase.terminal}
-    yield _by_phase("penstock_jobs_ended_lately", f"Jobs that ended in the last {LATELY_SECONDS:.0f} s", lately)
+    ended = CounterMetricFamily("penstock_jobs_ended", "Jobs that ended since the service began", labels=["phase"])
+    for phase, count in found.ended.items():
+        ended.add_metric([phase.value], count)
+    yield ended
+    failed_at = GaugeMetricFamily("penstock_job_failed_timestamp_seconds", "When the job failed", labels=LABELS)
+    for namespace, name, at in found.failed:
+        failed_at.add_metric([namespace, name], at)
+    yield failed_at
     unfinished = sum(each.now for phase, each in found.counts.items() if not phase.terminal)
     more = "Unfinished jobs beyond those that have metrics of their own"
     yield GaugeMetricFamily("penstock_jobs_left_out", more, value=max(0, unfinished - len(found.jobs)))

@@ -22,10 +22,10 @@ MOST_DIGESTS = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """Jobs of a phase: how many there are, and how many of them, deleted or not, ended lately."""
+    """Jobs of a phase: how many there are, and how many, deleted or not, ended at some time or later."""
 
     now: int = 0
-    ended_lately: int = 0
+    ended: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +58,21 @@ class Promise:
 
 
 def counts(connection: Connection, since: float) -> dict[Phase, Count]:
-    """Jobs by phase, every phase among them; those that ended at ``since`` or later ended lately."""
+    """Jobs by phase, every phase among them, with those that ended at ``since`` or later."""
     present = func.sum(case((jobs.c.deleted_at.is_(None), 1), else_=0))
-    lately = func.sum(case((jobs.c.finished_at >= since, 1), else_=0))
-    rows = connection.execute(select(jobs.c.phase, present, lately).group_by(jobs.c.phase))
-    found = {phase: Count(now=now, ended_lately=ended) for phase, now, ended in rows}
+    ended = func.sum(case((jobs.c.finished_at >= since, 1), else_=0))
+    rows = connection.execute(select(jobs.c.phase, present, ended).group_by(jobs.c.phase))
+    found = {phase: Count(now=now, ended=ended) for phase, now, ended in rows}
     return {phase: found.get(phase.value, Count()) for phase in Phase}
+
+
+def failed(connection: Connection, most: int) -> list[tuple[str, str, float]]:
+    """Namespace and name of jobs that failed and were not deleted, and when they did; the newest of them."""
+    chosen = select(jobs.c.namespace, jobs.c.name, jobs.c.finished_at).where(
+        jobs.c.phase == Phase.FAILED.value, jobs.c.deleted_at.is_(None), jobs.c.finished_at.is_not(None)
+    )
+    rows = connection.execute(chosen.order_by(jobs.c.finished_at.desc(), jobs.c.number.desc()).limit(most))
+    return [(namespace, name, at) for namespace, name, at in rows]
 
 
 def standings(connection: Connection, most: int) -> list[Standing]:
