@@ -256,10 +256,11 @@ STRAY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("stray", STRAY)
 def test_the_operator_makes_config_maps_of_jobs_alone(kubectl: Kubectl, stray: str) -> None:
-    own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**NAMES, "ownerReferences": [OWNER]}}
+    named: dict[str, Any] = {**NAMES, "ownerReferences": [OWNER]}
+    own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named}
     create = ("create", "--dry-run=server", "-f", "-", f"--as={OPERATOR}")
     kubectl.ask(*create, text=json.dumps(own))
-    metadata = {name: value for name, value in {**own["metadata"], **STRAY[stray]}.items() if value is not None}
+    metadata = {name: value for name, value in {**named, **STRAY[stray]}.items() if value is not None}
     told = kubectl.refusal(*create, text=json.dumps({**own, "metadata": metadata}))
     assert "attempts of its jobs" in told
 
