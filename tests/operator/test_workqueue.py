@@ -183,7 +183,11 @@ def test_what_is_news_waits_for_no_resync(key: str) -> None:
 
 
 def test_what_is_told_again_in_a_call_waits_for_no_resync() -> None:
-    calls = turns(lambda queue: [queue.add("urgent"), queue.resync("urgent")][0])
+    def add_and_resync(queue: WorkQueue) -> None:
+        queue.add("urgent")
+        queue.resync("urgent")
+
+    calls = turns(add_and_resync)
     assert calls.index("urgent") <= 20 + NUM_WORKERS
 
 

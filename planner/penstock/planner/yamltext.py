@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -40,7 +39,7 @@ def load(text: str, where: str = "") -> Any:
     except YAMLError as error:
         raise UserError(what=f"is not YAML: {error}", where=where, remedy="mend the file") from None
     except ValueError:  # Python reads no number of more digits, and says so in words of its own
-        what = f"holds a number of more than {sys.get_int_max_str_digits()} digits, or no number"
+        what = "holds a number of thousands of digits, or no number"
         raise UserError(what=what, where=where, remedy="write numbers as real models and devices have them") from None
 
 
