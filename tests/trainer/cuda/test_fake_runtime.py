@@ -1,0 +1,72 @@
+"""`penstock run` with ``device: cuda`` on the fake CUDA runtime: profile, plan, train, checkpoint, report, resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.planner.realise import program_of
+from penstock.trainer.rundir import RunDir
+from tests.support.command import Command, tiny_job
+from tests.support.fakecuda.build import environment
+from tests.support.fakecuda.nccl_log import check, read_logs
+
+GIBIBYTE = 2**30
+STEPS = 4
+EVERY = 2
+CASES: dict[str, dict[str, Any]] = {
+    "llama-bf16": {
+        "model": {"family": "llama", "layers": 2, "hidden": 64, "heads": 4, "kvHeads": 2},
+        "parallelism": {"dp": 2, "pp": 2, "microBatch": 1, "schedule": "zb-h1", "slices": [20, 12]},
+        "precision": "bf16",
+    },
+    "gpt2-fp32": {
+        "model": {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 4},
+        "parallelism": {"dp": 2, "pp": 2, "microBatch": 1, "schedule": "1f1b", "slices": [20, 12]},
+        "precision": "fp32",
+    },
+}
+
+
+def _job(folder: Path, case: str, steps: int, **checkpoint: Any) -> Path:
+    spec = CASES[case]
+    return tiny_job(
+        folder,
+        model=spec["model"],
+        parallelism=spec["parallelism"],
+        training={"globalBatch": 4, "steps": steps, "precision": spec["precision"]},
+        resources={"device": "cuda", "ranks": 4, "memoryPerRank": "768Mi"},
+        checkpoint={"everySteps": EVERY, **checkpoint},
+        runPolicy={"backoffLimit": 0},
+    )
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_on_cuda_runs_from_profile_to_resume(case: str, tmp_path: Path) -> None:
+    log = tmp_path / "nccl"
+    log.mkdir()
+    command = Command(tmp_path, dict(environment(devices=4, device_bytes=GIBIBYTE, log=log)))
+    first, second = RunDir(tmp_path / "first"), RunDir(tmp_path / "second")
+
+    out, told = command("run", _job(tmp_path, case, STEPS), "--run-dir", first.root, "--output", "json")
+    assert json.loads(out)["phase"] == "Succeeded", told
+    plan = first.read_plan()
+    assert (plan.dp, plan.pp, plan.slices) == (2, 2, (20, 12))
+    assert [entry.step for entry in first.read_metrics()] == list(range(STEPS))
+    assert (first.root / "report.html").exists()
+    check(read_logs(log)[-plan.num_ranks :], plan, program_of(plan), STEPS)
+
+    shutil.rmtree(log)
+    log.mkdir()
+    newest = max(first.checkpoints.glob("*/*/"), key=lambda path: path.stat().st_mtime_ns)
+    job = _job(tmp_path, case, STEPS + EVERY, resumeFrom=str(newest))
+    out, told = command("run", job, "--run-dir", second.root, "--output", "json")
+    assert json.loads(out)["phase"] == "Succeeded", told
+    assert "measure" not in told, "the kept profile is fresh"
+    assert [entry.step for entry in second.read_metrics()] == list(range(STEPS, STEPS + EVERY))
+    check(read_logs(log), plan, program_of(second.read_plan()), EVERY)

@@ -1,0 +1,108 @@
+"""The trainer's CUDA seams on torch's own allocator and events, in a process under the fake CUDA runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock.trainer.comm import MAX_BLOCKS
+from tests.support.fakecuda.build import environment
+from tests.support.fakecuda.nccl_log import MADE, read_logs
+
+SCRIPT = """
+import ctypes, json, torch
+from penstock.trainer import memory
+from penstock.trainer.recorder import CudaRecorder, make_recorder
+from penstock.trainer.worker import own_device
+
+device = own_device(1, torch.cuda.device_count())
+torch.cuda.set_device(device)
+waits = ctypes.CDLL(None).fakecuda_waits
+held = torch.empty(3 * 2**20, dtype=torch.uint8, device=device)
+torch.empty(5 * 2**20, dtype=torch.uint8, device=device)
+before_reset = memory.peak_tensor_bytes(device)
+memory.reset_peak(device)
+
+recorder = make_recorder(2, device)
+recorder = CudaRecorder(2, clock=lambda: 7_000_000_000)
+before = waits()
+for position in range(3):
+    recorder.mark(position)
+marked = waits() - before
+try:
+    torch.empty(2**30, dtype=torch.uint8, device=device)
+    fits = True
+except torch.OutOfMemoryError:
+    fits = False
+print(json.dumps({
+    "device": str(device), "recorder": type(make_recorder(2, device)).__name__, "peaks": [before_reset,
+    memory.peak_tensor_bytes(device)], "times": recorder.times_ns().tolist(), "waits": marked, "fits": fits,
+}))
+"""
+
+JOINING = """
+import os, torch, torch.distributed as dist
+from penstock.core.model import Family
+from penstock.planner.realise import program_of
+from penstock.trainer.comm import Mesh, ProcessGroups, open_transport
+from tests.support.small_plans import small_plan
+
+rank = int(os.environ["RANK"])
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+backend, store = "cpu:gloo,cuda:nccl", os.environ["STORE"]
+dist.init_process_group(backend, init_method=store, rank=rank, world_size=2, device_id=device)
+open_transport(program_of(small_plan(family=Family.GPT2, pp=2)), Mesh(dp=1, pp=2), rank, ProcessGroups(device))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_channel_has_a_communicator_with_few_thread_blocks_and_a_stream_of_its_own(tmp_path: Path) -> None:
+    variables = {**os.environ, **environment(devices=2, device_bytes=2**29, log=tmp_path)}
+    variables["STORE"] = f"file://{tmp_path}/store"
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", JOINING], env={**variables, "RANK": str(rank)}, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate()
+        assert rank.returncode == 0, errors.decode()
+    for log in read_logs(tmp_path):
+        channels = {line.communicator for line in log.messages}
+        assert len(channels) == 2, "activations one way, gradients the other"
+        assert len({line.stream for line in log.messages}) == 2
+        for line in log.lines:
+            if line.operation == MADE:
+                assert line.max_ctas == (MAX_BLOCKS if line.communicator in channels else 0)
+
+
+def test_memory_and_times_come_from_torch_itself() -> None:
+    variables = environment(devices=2, device_bytes=2**29)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["device"], seen["recorder"]) == ("cuda:1", "CudaRecorder")
+    assert seen["peaks"] == [8 * 2**20, 3 * 2**20], "what torch allocated, since the last reset"
+    first, *later = seen["times"]
+    assert first == 7_000_000_000, "the first mark is at the host's clock"
+    assert later == sorted(later)
+    assert later[0] >= first
+    assert seen["waits"] == 1, "only the first mark waits for the device"
+    assert not seen["fits"], "a device has no more memory than it was given"
+
+
+def test_a_function_that_is_not_implemented_aborts_with_its_name() -> None:
+    variables = environment(devices=1, device_bytes=2**29)
+    script = "import torch\nwith torch.cuda.stream(torch.cuda.Stream()): torch.cuda.CUDAGraph().capture_begin()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode < 0
+    assert re.search(r"fakecuda: cuda\w+ was called, and tests/support/fakecuda does not implement it", done.stderr)
