@@ -185,6 +185,9 @@ class _FakeGroups(ProcessGroups):
     def _backend(self, name: GroupName) -> str:
         return "fake"
 
+    def _options(self, name: GroupName) -> None:
+        return None
+
 
 def plan_of(case: Case) -> Plan:
     """A plan with every kind of stage, unequal slices, and grouped-query attention where the family has it."""
