@@ -28,6 +28,7 @@ from penstock.core.job import (
     TokenizerSpec,
     TrainingSpec,
 )
+from penstock.core.job_policy import Allowance, JobPolicy
 from penstock.core.kubernetes_spec import (
     AccessMode,
     ClaimTemplate,
@@ -68,6 +69,9 @@ PLAIN: Values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=5,
 )
+PATTERNS = st.lists(st.from_regex(r"[a-z0-9/:-]{0,9}\*?", fullmatch=True), max_size=3).map(tuple)
+"""Names, or the beginnings of names."""
+IMAGES = st.lists(st.from_regex(r"[a-z0-9]{0,9}([/:@]\*)?|\*", fullmatch=True), max_size=3).map(tuple)
 SCALARS: dict[Any, Values] = {
     Any: PLAIN,
     bool: st.booleans(),
@@ -95,6 +99,11 @@ BY_FIELD: dict[type, dict[str, Values]] = {
         "stages": st.none() | st.lists(HALVES, min_size=1, max_size=4).map(tuple),
     },
     Metadata: {"name": NAMES, "namespace": NAMES},
+    Allowance: {
+        "images": IMAGES,
+        **dict.fromkeys(("secrets", "claims", "storage_classes", "tolerations", "node_selectors"), PATTERNS),
+    },
+    JobPolicy: {"namespaces": PATTERNS},
     KeyRef: {"name": NAMES, "key": NAMES},
     ClaimTemplate: {
         "storage_class": NAMES,
