@@ -33,6 +33,25 @@ CRDS = {"pipelinejobs": pipeline_job_crd(), "clusterprofiles": cluster_profile_c
 FILES = {**CRDS, "policy": policy(), "policy-binding": binding()}
 
 
+@pytest.mark.parametrize("name", CRDS)
+def test_bounds_fit_the_apiserver_s_whole_numbers(name: str) -> None:
+    """It converts a bound to 64 bits where the value is whole, so 10000 was beyond 1e38."""
+
+    def bounds(schema: Any) -> Iterator[float]:
+        if isinstance(schema, Mapping):
+            for key, value in schema.items():
+                is_bound = key.lower().endswith(("imum", "length", "items", "properties"))
+                if is_bound and isinstance(value, (int, float)) and not isinstance(value, bool):
+                    yield value
+                else:
+                    yield from bounds(value)
+        elif isinstance(schema, list):
+            for value in schema:
+                yield from bounds(value)
+
+    assert max(map(abs, bounds(schema_of(name)))) < 2**63
+
+
 def schema_of(name: str) -> dict[str, Any]:
     (version,) = CRDS[name]["spec"]["versions"]
     schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]

@@ -75,7 +75,7 @@ IMAGES = st.lists(st.from_regex(r"[a-z0-9]{0,9}([/:@]\*)?|\*", fullmatch=True), 
 SCALARS: dict[Any, Values] = {
     Any: PLAIN,
     bool: st.booleans(),
-    int: st.integers(1, 2**60),
+    int: st.integers(1, 10**18),
     float: st.floats(1e-12, 1e12),
     str: st.text(max_size=12),
     type(None): st.none(),
@@ -253,7 +253,7 @@ def _kubernetes() -> Values:
 def _cluster_profiles() -> Values:
     counts = {
         "sequence_length": st.integers(1, 2**24),
-        "memory_per_rank": st.integers(1, 2**60),
+        "memory_per_rank": st.integers(1, 10**18),
         "threads_per_rank": st.integers(1, 65_536),
         "max_age_seconds": SECONDS,
     }

@@ -6,7 +6,7 @@ schemas of the API, of editors and of the CustomResourceDefinitions hold the sam
 
 A maximum is at or above what version 0.1.0 could run. It is there so that nothing is built from a number before the
 number was looked at: ten million layers are ten gigabytes of units. Numbers of which nothing is built, such as steps,
-are limited by what JSON keeps exactly. Bytes stay below 2^60, so that sums of them fit 64 bits.
+are limited by what JSON keeps exactly. Bytes stay within 10^18, so that sums of them fit 64 bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MOST_WIDTH = 2**24
 """Of an MLP, a vocabulary, a sequence."""
 MOST_RANKS = 2**20
 MOST_BATCH = 2**30
-MOST_BYTES = 2**60
+MOST_BYTES = 10**18
+"""So that sums fit 64 bits. Helm prints whole numbers as floats with 16 digits, which would change 2^60."""
 MOST_NODES = 2**16
 MOST_DEVICES_PER_NODE = 1024
 MOST_LINKS = 100_000
@@ -39,7 +40,8 @@ MOST_LABELS = 1024
 MOST_ANNOTATION_CHARACTERS = 262_144
 MOST_SCHEDULE_CHARACTERS = 16 * 2**20
 
-_LARGEST_FP32 = 1e38
+_LARGEST = 10**18
+"""Of a plain number. The apiserver compares whole numbers with bounds in 64 bits, so larger bounds wrap there."""
 
 
 def _count(most: int) -> Limit:
@@ -98,8 +100,8 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "kvHeads": _up_to(2**17),
         "ffnHidden": _up_to(MOST_WIDTH),
         "positions": _count(MOST_WIDTH),
-        "normEpsilon": _positive(_LARGEST_FP32),
-        "ropeTheta": _positive(_LARGEST_FP32),
+        "normEpsilon": _positive(_LARGEST),
+        "ropeTheta": _positive(_LARGEST),
     },
     "DataSpec": {
         "source": _text(MOST_PATH_CHARACTERS),
@@ -117,14 +119,14 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "steps": _count(EXACT),
         **dict.fromkeys(("warmupSteps", "validateEvery"), _up_to(EXACT)),
         **dict.fromkeys(("minLearningRate", "decayShare"), _SHARE),
-        "clip": _positive(_LARGEST_FP32),
+        "clip": _positive(_LARGEST),
         "seed": _INT64,
     },
     "OptimizerSpec": {
         "kind": {"enum": ["adamw"]},
-        **dict.fromkeys(("learningRate", "epsilon"), _positive(_LARGEST_FP32)),
+        **dict.fromkeys(("learningRate", "epsilon"), _positive(_LARGEST)),
         "betas": {"prefixItems": [_BELOW_ONE, _BELOW_ONE]},
-        "weightDecay": _up_to(_LARGEST_FP32),
+        "weightDecay": _up_to(_LARGEST),
     },
     "ResourcesSpec": {
         **dict.fromkeys(("ranks", "minRanks"), _count(MOST_RANKS)),
