@@ -23,7 +23,7 @@ from penstock.operator.kube import KINDS, HttpKube
 from penstock.operator.settings import Settings
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import small_spec, small_training, submitted
-from tests.support.installed import OUT, TEXT, Installed
+from tests.support.installed import MISSING_IMAGE, OUT, TEXT, Installed
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
@@ -49,8 +49,8 @@ ON_CUDA = {"device": "cuda", "ranks": 2, "memoryPerRank": "2Gi"}
 WAITS = (
     Wait(
         name="no-image",
-        says=("Image", "lab.penstock.dev/nothing:1", "push the image"),
-        changes={"kubernetes": {"image": "lab.penstock.dev/nothing:1"}},
+        says=("Image", MISSING_IMAGE, "push the image"),
+        changes={"kubernetes": {"image": MISSING_IMAGE}},
     ),
     Wait(
         name="no-node",

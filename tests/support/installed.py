@@ -40,6 +40,8 @@ SPARE_NODE = "node3"
 READER = "reader"
 READY = "/readyz"
 OUT, TEXT = "out", "text"
+MISSING_IMAGE = "lab.penstock.dev/nothing:1"
+"""Jobs may name it, and no registry has it."""
 LISTS = {name: ["*"] for name in ("claims", "storageClasses", "tolerations", "nodeSelectors")}
 """What jobs may use where the chart's values say no more."""
 
@@ -229,7 +231,8 @@ def _prepared(cluster: Cluster, lab: State, folder: Path, namespace: str, system
         **{f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "STATE", "DATA")},
     }
     policy = folder / "policy.json"
-    policy.write_text(json.dumps({"ownNamespace": system, "everywhere": {**LISTS, "images": [cluster.image]}}))
+    allowed = {**LISTS, "images": [cluster.image, MISSING_IMAGE]}
+    policy.write_text(json.dumps({"ownNamespace": system, "everywhere": allowed}))
     serve = ["serve", "--cluster", "--namespace", namespace, "--folder", str(folder / "service")]
     serve += ["--policy", str(policy)]
     service = Program(
