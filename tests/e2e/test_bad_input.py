@@ -94,7 +94,7 @@ def launching(on: Installed, name: str, clock: Callable[[], float]) -> Iterator[
     spec = small_spec(on.cluster.image, kubernetes={"nodeSelector": {"no": "such"}})
     job = PipelineJob.from_manifest({**manifest, "spec": spec})
     client, cache = connect(1), Cache(clock)
-    actions = Actions(HttpKube(client), cache, Settings(), clock)
+    actions = Actions(HttpKube(client), cache, Settings(image=on.cluster.image), clock)
     yield cache, lambda: actions.launch(job, JobStatus(attempt=1, ranks=2))
     client.rest_client.pool_manager.clear()
 
@@ -148,10 +148,10 @@ def test_memory_that_measuring_exceeds(on: Installed) -> None:
     model = {"family": "llama", "layers": 2, "hidden": 2048, "heads": 16, "kvHeads": 16}
     job = submitted(on, "large", model=model, resources=resources, runPolicy={"backoffLimit": 0})
     status = on.cluster.wait(lambda: (found := job.status()).phase is Phase.FAILED and found, "it does not fail")
-    assert status.reason == "BackoffLimitExceeded"
+    assert (status.reason, status.attempt) == ("UserError", 1)
     message = status.condition(ConditionType.FAILED).message
-    assert "killed for more memory" in message
-    assert "raise resources.memoryPerRank" in message
+    assert "measuring one unit of this model needs" in message
+    assert "spec.resources.memoryPerRank" in message
 
 
 def test_what_was_measured_waits_for_the_service_and_is_made_again(on: Installed) -> None:

@@ -101,6 +101,17 @@ def test_one_that_never_fits_keeps_nobody_from_its_places() -> None:
     assert cluster.operating.phase(huge) in (Phase.QUEUED, Phase.RECOVERING)
 
 
+def test_many_that_never_fit_keep_nobody_from_their_places() -> None:
+    """Each is tried now and then, so one of them always is: a later job must not queue behind all of them."""
+    cluster = Cluster(2, seed=1)
+    for number in range(5):
+        cluster.submit(f"wide-{number}", 3)
+    cluster.run(HOUR / 2)
+    narrow = cluster.submit("narrow", 1)
+    cluster.run(HOUR)
+    assert cluster.operating.phase(narrow) is Phase.SUCCEEDED
+
+
 class Competition(RuleBasedStateMachine):
     """Jobs come, are suspended and resumed, others' pods come and go, the operator ends: in the end all have ended."""
 

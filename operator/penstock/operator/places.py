@@ -119,16 +119,18 @@ def contender(job: PipelineJob, status: JobStatus) -> Contender | None:
 
 def competitor(job: PipelineJob, status: JobStatus) -> Contender:
     """The job as one that has or wants places, whoever decides when it starts."""
-    since = waiting_since(status)
     admitted = status.condition(ConditionType.ADMITTED)
     queued = status.phase is Phase.QUEUED and admitted is not None and admitted.status is ConditionStatus.FALSE
+    standing = _STANDINGS.get(admitted.reason) if queued and admitted is not None else None
+    # A job that gave places up joins the line at its end, or a few that never fit would always be ahead of all others.
+    since = status.phase_entered_at if standing is Standing.IN_LINE else waiting_since(status)
     return Contender(
         uid=job.metadata.uid,
         namespace=job.metadata.namespace or "",
         name=job.metadata.name,
         pool=pool_of(job),
         order=(-job.spec.run_policy.priority, since if since is not None else float("inf"), job.metadata.uid),
-        standing=_STANDINGS.get(admitted.reason) if queued and admitted is not None else None,
+        standing=standing,
     )
 
 

@@ -30,8 +30,6 @@ from penstock.operator.facts import Facts
 from penstock.operator.remedies import clocks_differ
 from penstock.operator.waiting import held, hindrance, missing_pods, placed_ranks, placement_since, unstarted_pods
 
-"""Of measured and predicted length of a step, whichever way: from where on it is told, and until where."""
-
 _WAITS = {
     Phase.QUEUED: ConditionType.ADMITTED,
     Phase.PROFILING: ConditionType.PROFILED,

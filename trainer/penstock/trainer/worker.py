@@ -8,6 +8,7 @@ process at once: what its peers wait for will not come, and they must learn it f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -133,17 +134,17 @@ def impossible_allocation(error: BaseException, capacity_bytes: int) -> UserErro
     return UserError(what=what, where="spec.model", remedy=remedy)
 
 
-def _capacity_bytes() -> int:
-    """Of the memory that one allocation of this rank could have at most."""
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return host
-    return max(host, torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+def _capacity_bytes(error: BaseException) -> int:
+    """Of the memory, the device's or the host's, that the allocation which failed could have had at most."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _give_up(status: StatusFile, error: BaseException) -> None:
     """Say why, and end without any clean-up that could wait for a peer."""
-    error = impossible_allocation(error, _capacity_bytes()) or error
+    with contextlib.suppress(Exception):  # CUDA may report an earlier failure at any call
+        error = impossible_allocation(error, _capacity_bytes(error)) or error
     expected = isinstance(error, PenstockError)
     print(str(error) if expected else traceback.format_exc(), file=sys.stderr, flush=True)  # noqa: T201
     message = str(error) if expected else f"{type(error).__name__}: {error}"

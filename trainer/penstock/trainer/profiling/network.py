@@ -17,6 +17,7 @@ from penstock.core.profile import CollectiveRecord, OptimizerRecord
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups
+from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.parameters import FlatParameters
 from penstock.trainer.profiling.units import mean_and_spread
@@ -53,6 +54,8 @@ def measure_collectives(
             seconds, spread = _repeated(partial(dist.all_reduce, tensor, group=own), clock)
             records.append(CollectiveRecord(num_ranks=size, num_bytes=num_bytes, seconds=seconds, spread=spread))
             seconds = max(gather(seconds))  # so that all ranks go on, or none
+            del tensor  # or it would be held while the next is made
+            release_unused(device)
         dist.destroy_process_group(own)
     return records
 
@@ -87,6 +90,8 @@ def measure_optimizer(
         optimizer = AdamW(parameters, training)
         seconds, spread = _repeated(partial(_step, parameters, optimizer), clock)
         records.append(OptimizerRecord(num_parameters=count, seconds=seconds, spread=spread))
+        del parameters, optimizer
+        release_unused(device)
     return records
 
 
