@@ -149,7 +149,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "ranksPerPod": ({"kubernetes__ranksPerPod": 3}, "spec.kubernetes.ranksPerPod", "does not divide ranks"),
     "queue": ({"kubernetes__queueName": "Team A"}, "spec.kubernetes.queueName", "should match"),
     "selector": ({"kubernetes__nodeSelector": {"a b": "c"}}, "spec.kubernetes.nodeSelector", "key is not a name"),
-    "root": ({"kubernetes__volumes": {"in": {"claim": "c"}}}, "spec.kubernetes.volumes", "out, data/NAME or models"),
+    "root": ({"kubernetes__volumes": {"in": {"claim": "c"}}}, "spec.kubernetes.volumes", "out or data/NAME"),
     "no volume": ({"kubernetes__volumes": {"out": {}}}, "spec.kubernetes.volumes[out]", "exactly one of claim and"),
     "reclaim": (
         {"kubernetes__volumes": {"out": {"claim": "c", "reclaim": "Delete"}}},
