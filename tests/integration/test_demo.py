@@ -38,7 +38,7 @@ def test_a_job_is_trained_and_summed_up(tmp_path: Path) -> None:
     assert summary["tokensPerSecond"] > 0
     assert "schedule" in summary["plan"]
     assert summary["reasons"]
-    assert summary["sample"].startswith("def ")
+    assert summary["sample"].strip()
     assert ">Succeeded</span>" in Path(summary["report"]).read_text()
     assert re.search(r"http://127\.0\.0\.1:\d+/login#\S+", said)
     assert "tiny  Running" in said
