@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli import following
-from penstock.cli.following import MOST_BYTES, MOST_CHARACTERS, MOST_LINES, Follower, level_of, log_files
+from penstock.cli.following import MOST_BYTES, MOST_CHARACTERS, MOST_LINES, Follower, is_read, level_of, log_files
 from penstock.core.job import PipelineJob
 from penstock.core.records import NO_RANK, LogLine
 from penstock.planner import yamltext
@@ -122,6 +122,28 @@ def test_only_what_is_new_is_taken(run: RunDir, follow: Follow) -> None:
         watching.look()
         watching.look()
     assert messages(run) == ["line 0", "line 1", "line 2"]
+
+
+def test_all_is_read_also_where_one_file_got_nothing_new(run: RunDir, follow: Follow) -> None:
+    """Or the attempt would never be closed: each file without news counted as a line."""
+    watching = follow()
+    write(run, STDOUT, "starting\n")
+    write(run, STDERR, "warning\n")
+    watching.look()
+    assert is_read(run, 1)
+    write(run, STDOUT, "step 1\n")
+    assert not is_read(run, 1)
+    watching.look(last=True)
+    assert is_read(run, 1)
+
+
+def test_a_line_that_is_no_record_stops_nothing(run: RunDir, follow: Follow) -> None:
+    """As a lost power leaves it."""
+    write(run, "outbox/a1-logs.jsonl", b"\0\0\0\n")
+    write(run, STDOUT, "line\n")
+    follow().look()
+    kept = (run.outbox / "a1-logs.jsonl").read_bytes()
+    assert b'"line"' in kept
 
 
 def test_a_line_is_waited_for_until_the_last_look(run: RunDir, follow: Follow) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import UserError
+from penstock.core.errors import MOST_MISTAKES, MistakesError, UserError
 from penstock.core.job import OptimizerSpec, PipelineJob, TrainingSpec
 from penstock.core.model import Family, ModelSpec
 from penstock.core.records import StepMetrics
@@ -155,3 +155,10 @@ def test_quantities_round_trip(count: int) -> None:
 @pytest.mark.parametrize(("text", "count"), [("4Gi", 2**32), ("500M", 500_000_000), ("1.5Ki", 1536), ("7", 7)])
 def test_quantities_follow_kubernetes(text: str, count: int) -> None:
     assert parse_bytes(text) == count
+
+
+def test_of_many_mistakes_the_first_are_reported() -> None:
+    """The work and the answer must not grow with what anybody sends."""
+    with pytest.raises(MistakesError) as caught:
+        ModelSpec.from_manifest({f"unknown{number}": 1 for number in range(10_000)})
+    assert len(caught.value.errors) == MOST_MISTAKES

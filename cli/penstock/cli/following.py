@@ -96,7 +96,8 @@ def is_read(run: RunDir, attempt: int) -> bool:
         return False
     if any(file.path.stat().st_size != end.get(file.name, 0) for file in files):
         return False
-    lines = sum(len(list(new_lines(file, begin.get(file.name, 0), end.get(file.name, 0)))) for file in files)
+    spans = [(file, begin.get(file.name, 0), end.get(file.name, 0)) for file in files]
+    lines = sum(len(list(new_lines(file, start, stop))) for file, start, stop in spans if stop > start)
     return last_sequence(place.with_suffix(".jsonl")) + 1 >= first + lines
 
 

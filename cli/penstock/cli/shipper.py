@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from penstock.cli.output import say
 from penstock.core.supervision import Order
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
@@ -64,7 +65,10 @@ class ShipperProcess:
         if self._process is not None:
             self._close_stdin()
         self._started_at, self._next_start_at = self._seconds(), None
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+        except OSError as error:  # training goes on, and the service collects what was not shipped
+            say(f"cannot start the process that ships records: {error}; retrying after a pause")
 
     def _close_stdin(self) -> None:
         assert self._process is not None

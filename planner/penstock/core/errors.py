@@ -50,6 +50,10 @@ class UserError(PenstockError):
         return cls(what=what, remedy=remedy)
 
 
+MOST_MISTAKES = 32
+"""More are not reported together: the work and the answer would grow with what anybody sends."""
+
+
 class MistakesError(UserError):
     """Several mistakes that were found together, in ``errors``; place, text and remedy are those of the first."""
 
@@ -80,7 +84,7 @@ def check_all(*checks: Callable[[], None]) -> None:
 
 def raise_all(errors: Sequence[UserError]) -> None:
     """Raise ``errors``, one or several; nothing if there are none."""
-    mistakes = [mistake for error in errors for mistake in mistakes_in(error)]
+    mistakes = [mistake for error in errors for mistake in mistakes_in(error)][:MOST_MISTAKES]
     if mistakes:
         raise mistakes[0] if len(mistakes) == 1 else MistakesError(mistakes)
 

@@ -16,13 +16,14 @@ import dataclasses
 import difflib
 import enum
 import functools
+import itertools
 import math
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Self, TypeVar
 
-from penstock.core.errors import MOST_SHOWN, UserError, mistakes_in, raise_all, shown
+from penstock.core.errors import MOST_MISTAKES, MOST_SHOWN, UserError, mistakes_in, raise_all, shown
 from penstock.core.limits import LIMITS, Limit
 from penstock.core.ranges import require_length, require_within
 
@@ -114,7 +115,8 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
     if not isinstance(value, Mapping):
         raise mistyped(value, "a mapping of fields", path)
     known = _fields(typing.cast(Hashable, cls))
-    mistakes = [unknown_field(str(name), known, path) for name in value if name not in known]
+    unknown = itertools.islice((name for name in value if name not in known), MOST_MISTAKES)
+    mistakes = [unknown_field(str(name), known, path) for name in unknown]
     arguments = {}
     for name, field in known.items():
         if name in value:

@@ -36,7 +36,7 @@ class Outbox:
         self._identity: dict[str, Any] = {"uid": uid, "attempt": attempt, "source": source}
         self._clock, self._largest_bytes = clock, largest_bytes
         self._file = append_lines(self._path)
-        self._sequence = 1 + max((record.sequence for record in read_records(self._path)), default=-1)
+        self._sequence = 1 + last_sequence(self._path)
 
     @property
     def sequence(self) -> int:

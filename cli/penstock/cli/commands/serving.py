@@ -26,7 +26,10 @@ def database_url(given: str) -> str:
     from penstock.core.errors import UserError
 
     of_environment, file = os.environ.pop(DATABASE, ""), os.environ.get(DATABASE_FILE, "")
-    parts = urlsplit(given)
+    try:
+        parts = urlsplit(given)
+    except ValueError as error:
+        raise UserError(what=f"is no URL: {error}", where="--database", remedy="write postgresql://HOST/NAME") from None
     if parts.password or any("password" in name.lower() for name in parse_qs(parts.query)):
         what = "holds a password, which every user of this machine could read"
         remedy = f"put the URL in a file that {DATABASE_FILE} names, or in {DATABASE}, and leave --database out"
@@ -34,10 +37,13 @@ def database_url(given: str) -> str:
     if given or not file:
         return given or of_environment
     try:
-        return Path(file).read_text().strip()
+        url = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(what=f"{file} cannot be read: {reason}", where=DATABASE_FILE, remedy="mend its path") from None
+    if not url:
+        raise UserError(what=f"{file} is empty", where=DATABASE_FILE, remedy="write the URL into it, or unset it")
+    return url
 
 
 Database = Annotated[
