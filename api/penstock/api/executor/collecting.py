@@ -91,7 +91,7 @@ class ProcessShippers:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, folder: AttemptFolder) -> None:
-        """See `Shippers`. Without a supervisor that holds its stdin it ends once all is acknowledged."""
+        """Start a shipper. No supervisor holds its stdin, so it exits once all is acknowledged."""
         folder.path.mkdir(parents=True, exist_ok=True)
         with folder.shipper_log.open("ab") as output:
             process = subprocess.Popen(
