@@ -79,7 +79,6 @@ def test_what_follows_from_a_plan() -> None:
         ({"slices": (8, 0)}, "slices[1]"),
         ({"slices": ()}, "slices"),
         ({"receive_ahead": 2**70}, "receiveAhead"),
-        ({"prediction": replace(PREDICTION, peak_bytes=(7,))}, "prediction.peakBytes"),
         ({"num_microbatches": 0}, "numMicrobatches"),
         ({"placement": (0,)}, "placement"),
         ({"placement": (1, 1)}, "placement"),
@@ -90,6 +89,17 @@ def test_an_impossible_plan_is_refused(changes: dict[str, Any], where: str) -> N
     with pytest.raises(UserError) as caught:
         sound_plan(**changes)
     assert caught.value.where == where
+
+
+def test_a_prediction_names_bytes_of_the_same_ranks_twice() -> None:
+    with pytest.raises(UserError) as caught:
+        replace(PREDICTION, peak_bytes=(7,))
+    assert caught.value.where == "peakBytes"
+    written = sound_plan().to_manifest()
+    written["prediction"]["peakBytes"] = [7]
+    with pytest.raises(UserError) as caught:
+        Plan.from_manifest(written)
+    assert caught.value.where == "prediction.peakBytes"
 
 
 def test_digests_do_not_depend_on_the_order_of_fields() -> None:

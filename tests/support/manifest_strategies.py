@@ -111,6 +111,7 @@ BY_FIELD: dict[type, dict[str, Values]] = {
     },
     PodBinding: {"node_rank": st.integers(0, 3), "num_nodes": st.integers(4, 9)},
     Profile: {"num_ranks": st.just(3), "hosts": st.sampled_from([(), (0, 0, 0), (0, 1, 0)])},
+    Prediction: dict.fromkeys(("peak_bytes", "slot_bytes"), st.tuples(*[st.integers(0, 10**18)] * 2)),
     DeviceSpec: {
         "efficiency": st.dictionaries(st.integers(1, 4096), st.floats(0.01, 1), min_size=1, max_size=4).map(
             lambda points: tuple(sorted(points.items()))

@@ -45,6 +45,12 @@ class Prediction(Manifest):
 
     def __post_init__(self) -> None:
         require_limits(self)
+        if len(self.peak_bytes) != len(self.slot_bytes):
+            raise UserError(
+                what=f"has {len(self.peak_bytes)} peaks and {len(self.slot_bytes)} sizes of slots",
+                where="peakBytes",
+                remedy="plan again",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,17 +107,6 @@ class Plan(Manifest):
         require_limits(self)
         self._check_stages()
         self._check_placement()
-        self._check_prediction()
-
-    def _check_prediction(self) -> None:
-        """Bytes are per pipeline rank, in both lists."""
-        prediction = self.prediction
-        if prediction is not None and len(prediction.peak_bytes) != len(prediction.slot_bytes):
-            raise UserError(
-                what=f"has {len(prediction.peak_bytes)} peaks and {len(prediction.slot_bytes)} sizes of slots",
-                where="prediction.peakBytes",
-                remedy="plan again",
-            )
 
     def _check_placement(self) -> None:
         distinct = {device for device in self.placement if device >= 0}
