@@ -6,16 +6,21 @@ Calls are counted, and bytes: times would say more of the machine.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import random
 import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.api import dependencies
 from penstock.api.auth.identity import Role
+from penstock.api.examples import EXAMPLE_RECORD
+from penstock.api.routes import ingest
 from penstock.api.storable import require_storable
 from penstock.api.store.plan_requests import Wanted
 from penstock.core.cluster import ClusterSpec
@@ -107,25 +112,27 @@ def test_a_number_of_nodes_costs_nothing(num_nodes: int) -> None:
     assert peak_bytes(lambda: ClusterSpec.from_manifest(json.loads(text))) < 2**20
 
 
+def noting_threads(work: Callable[..., Any], on_the_loop: list[bool]) -> Callable[..., Any]:
+    """``work``, which also notes whether the event loop's thread runs it."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            on_the_loop.append(False)
+        else:
+            on_the_loop.append(True)
+        return work(*arguments)
+
+    return call
+
+
 @pytest.mark.parametrize("media", ["application/json", "application/yaml"])
-def test_no_body_is_validated_on_the_event_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, media: str) -> None:
+def test_no_body_is_validated_on_the_event_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, media: str) -> None:
     on_the_loop: list[bool] = []
-
-    def recorded(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def call(document: Any) -> Any:
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                on_the_loop.append(False)
-            else:
-                on_the_loop.append(True)
-            return work(document)
-
-        return call
-
-    monkeypatch.setattr(dependencies, "require_storable", recorded(require_storable))
-    monkeypatch.setattr(dependencies, "load_json", recorded(dependencies.load_json))
-    monkeypatch.setattr(Wanted, "from_manifest", recorded(Wanted.from_manifest))
+    monkeypatch.setattr(dependencies, "require_storable", noting_threads(require_storable, on_the_loop))
+    monkeypatch.setattr(dependencies, "load_json", noting_threads(dependencies.load_json, on_the_loop))
+    monkeypatch.setattr(Wanted, "from_manifest", noting_threads(Wanted.from_manifest, on_the_loop))
     service = new_service(tmp_path, "", Clock())
     try:
         client = client_of(service, Role.EDITOR)
@@ -136,3 +143,21 @@ def test_no_body_is_validated_on_the_event_loop(monkeypatch: pytest.MonkeyPatch,
         service.close()
     assert len(on_the_loop) >= 2
     assert not any(on_the_loop)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_no_large_batch_is_read_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: bool
+) -> None:
+    on_the_loop: list[bool] = []
+    monkeypatch.setattr(ingest, "read_records", noting_threads(ingest.read_records, on_the_loop))
+    service = new_service(tmp_path, "", Clock())
+    try:
+        client = client_of(service, Role.INGEST)
+        record = {**EXAMPLE_RECORD, "data": {"text": random.Random(1).randbytes(ingest.SMALL_BYTES).hex()}}
+        body = json.dumps({"records": [record]}).encode()
+        headers = {"Content-Encoding": "gzip"} if packed else {}
+        client.post("/v1/ingest", content=gzip.compress(body) if packed else body, headers=headers)
+    finally:
+        service.close()
+    assert on_the_loop == [False]
