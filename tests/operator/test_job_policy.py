@@ -15,11 +15,12 @@ from penstock.core.job_policy import SECRETS_LABEL, Allowance, JobPolicy
 from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.pod import MEASURES_LABEL
 from penstock.core.status import ConditionStatus, ConditionType
-from penstock.kube.resources import JOBSETS, NAMESPACES
+from penstock.kube.resources import CLUSTER_PROFILES, JOBSETS, NAMESPACES
 from penstock.kube.transport import KubeError
 from penstock.operator.settings import settings_from
 from tests.support.fake_apiserver import FakeApiserver, kubeconfig_of, served
 from tests.support.fake_supervisors import FakePlanner
+from tests.support.manifests import CLUSTER_PROFILE, loaded
 from tests.support.one_job import condition, end_all, example, running
 from tests.support.operating import SETTINGS, Operating
 
@@ -150,3 +151,13 @@ class TestCheck:
         done = self.checked(tmp_path, FakeApiserver(), PENSTOCK_POLICY_FILE="/nowhere")
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 2
+
+    def test_profiles_whose_image_is_refused_are_listed(self, tmp_path: Path) -> None:
+        fake = FakeApiserver()
+        profile = loaded(CLUSTER_PROFILE)
+        profile["spec"]["image"] = "own:1"
+        fake.add(CLUSTER_PROFILES.plural, profile)
+        done = self.checked(tmp_path, fake)
+        name = profile["metadata"]["name"]
+        assert done.returncode == 1, done.stderr
+        assert done.stdout.startswith(f"ClusterProfile {name}: spec.kubernetes.image: 'own:1' is not an allowed image")

@@ -64,7 +64,7 @@ class ClusterProfiles:
     def _look(self, found: Object) -> None:
         status = _status(found)
         try:
-            profile = _read(found)
+            profile = read_profile(found)
         except UserError as mistake:
             self._tell(found, status, "InvalidSpec", str(mistake))
             return
@@ -170,7 +170,8 @@ class ClusterProfiles:
         self._kube.apply({**head, "status": told.to_manifest()}, "status")
 
 
-def _read(found: Object) -> ClusterProfile:
+def read_profile(found: Object) -> ClusterProfile:
+    """What is to be measured; raises `UserError` for a spec that cannot be read."""
     head = {"apiVersion": API_VERSION, "kind": PROFILE_KIND, "metadata": {"name": found["metadata"]["name"]}}
     return ClusterProfile.from_manifest({**head, "spec": found.get("spec", {})})
 

@@ -1,7 +1,7 @@
-"""``penstock-operator check-policy``: the jobs of a cluster that the policy for jobs refuses. Nothing is changed.
+"""``penstock-operator check-policy``: what the policy for jobs refuses on a cluster. Nothing is changed.
 
 It reads what the operator reads, from the same variables, so that an administrator sees before an upgrade, or before a
-list is shortened, which jobs would be held.
+list is shortened, which jobs would be held: those that there are, and those that measure for ClusterProfiles.
 """
 
 from __future__ import annotations
@@ -9,34 +9,59 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
 from penstock.kube.allowing import refusals_on
-from penstock.kube.resources import JOBS
-from penstock.operator.cache import SeenJob, see_job
+from penstock.kube.resources import CLUSTER_PROFILES, JOBS
+from penstock.kube.transport import KubeError, Object
+from penstock.operator.cache import see_job
+from penstock.operator.cluster_profiles import read_profile
 from penstock.operator.kube import Kube
+from penstock.operator.measuring import measuring_job
 from penstock.operator.seen import UNREADABLE
 from penstock.operator.settings import Settings
 
 NUM_CONNECTIONS = 2
 
 
-def refused(kube: Kube, settings: Settings) -> Iterator[tuple[SeenJob, list[UserError]]]:
-    """Every unfinished job that the policy refuses, with all reasons; raises `KubeError` if none can be read."""
-    for found in kube.list(JOBS, settings.namespace).objects:
+def report(kube: Kube, settings: Settings) -> tuple[str, int]:
+    """A line for each reason, and what happens to such jobs; with 1 if there are any, for a process to exit with.
+
+    Raises `KubeError` if they cannot be listed.
+    """
+    jobs = [*_unfinished(kube, settings.namespace), *_measuring(kube, settings.measuring_namespace)]
+    refused = [(name, reasons) for name, job in jobs if (reasons := refusals_on(kube, job, settings.policy_for(job)))]
+    if not refused:
+        return "the policy refuses no unfinished job", 0
+    lines = [f"{name}: {reason}" for name, reasons in refused for reason in reasons]
+    last = f"{len(refused)} refused: an attempt that runs goes on, and the next one is held until it is allowed"
+    return "\n".join([*lines, last]), 1
+
+
+def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
+    """Jobs that have not ended. Those that cannot be read are named by the operator's log."""
+    for found in kube.list(JOBS, namespace).objects:
         try:
             seen = see_job(found, 0.0)
         except UNREADABLE:
-            continue  # the operator's log names it
-        if seen.job is None or seen.status.phase.terminal:
             continue
-        if reasons := refusals_on(kube, seen.job, settings.policy_for(seen.job)):
-            yield seen, reasons
+        if seen.job is not None and not seen.status.phase.terminal:
+            yield f"{seen.namespace}/{seen.name} ({seen.status.phase})", seen.job
 
 
-def report(kube: Kube, settings: Settings) -> tuple[str, int]:
-    """A line for each reason, and what happens to such jobs; with 1 if there are any, for a process to exit with."""
-    found = list(refused(kube, settings))
-    if not found:
-        return "the policy refuses no unfinished job", 0
-    lines = [f"{seen.namespace}/{seen.name} ({seen.status.phase}): {each}" for seen, told in found for each in told]
-    last = f"{len(found)} refused: an attempt that runs goes on, and the next one is held until it is allowed"
-    return "\n".join([*lines, last]), 1
+def _measuring(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
+    """The jobs that measure for ClusterProfiles. A profile that cannot be read says so in its status."""
+    for found in _profiles(kube):
+        try:
+            profile = read_profile(found)
+        except UserError:
+            continue
+        yield f"ClusterProfile {profile.metadata.name}", measuring_job(profile, namespace)
+
+
+def _profiles(kube: Kube) -> tuple[Object, ...]:
+    try:
+        return tuple(kube.list(CLUSTER_PROFILES).objects)
+    except KubeError as error:
+        if not error.is_missing:  # a cluster without the definition has none
+            raise
+        return ()
