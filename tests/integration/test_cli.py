@@ -101,12 +101,13 @@ def test_no_rank_exceeds_its_plan_from_start_to_end(command: Command) -> None:
         parallelism={"pp": 2, "slices": 1, "schedule": "1f1b"},
         checkpoint={"everySteps": 2, "keep": 1},
     )
-    command("run", job, "--run-dir", root)
+    command("run", job, "--run-dir", root, "--prompt", "the old turbine")
     run = RunDir(root)
     prediction, result = run.read_plan().prediction, json.loads(run.result.read_text())
     assert prediction is not None
     assert len(result["peak_bytes"]) == 2
-    assert result["sample"].startswith(result["prompt"])
+    assert result["prompt"] == "the old turbine"
+    assert result["sample"].startswith("the old turbine")
     for measured, predicted in zip(result["peak_bytes"], prediction.peak_bytes, strict=True):
         assert measured < 1.02 * predicted
 

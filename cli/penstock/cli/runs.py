@@ -52,8 +52,12 @@ class Here:
     memory_bytes: int = field(default_factory=lambda: this_machine(os.environ).memory_bytes)
 
 
-def start(job: PipelineJob, root: Path | None, metrics_port: int | None, here: Here = Here()) -> Ended:
+def start(
+    job: PipelineJob, root: Path | None, metrics_port: int | None, here: Here = Here(), prompt: str = ""
+) -> Ended:
     """Run ``job`` in the directory ``root``, or in the next free one below ``runs/``.
+
+    The sample at the end begins with ``prompt``, or with held-out text if that is empty.
 
     Raises:
         UserError: something only the user can mend.
@@ -65,6 +69,8 @@ def start(job: PipelineJob, root: Path | None, metrics_port: int | None, here: H
     with locked(run.root), _left_only_if_begun(run.root, missing):
         require_unused(run)
         write_atomically(run.job, yamltext.dump(job.to_manifest()))
+        if prompt:
+            write_atomically(run.prompt, prompt)
         return _execute(job, run, RunState(), metrics_port, here)
 
 

@@ -38,6 +38,11 @@ class RunDir:
         return self.root / "job.yaml"
 
     @property
+    def prompt(self) -> Path:
+        """What the sample at the end begins with; a run without it takes text that was held out."""
+        return self.root / "prompt.txt"
+
+    @property
     def profile(self) -> Path:
         """What was measured."""
         return self.root / "profile.json"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.trainer.data.prepared import Prepared
+from penstock.trainer.data.tokenizer import Tokenizer
 from penstock.trainer.data.unigram import unigram_cross_entropy
 from penstock.trainer.generate import choose
 from penstock.trainer.loop import Outcome, train
@@ -63,14 +64,25 @@ def _finish(session: Session, outcome: Outcome) -> dict[str, object]:
 
 
 def _sample(session: Session, prepared: Prepared, step: int) -> dict[str, object]:
-    """A prompt and its continuation; nothing where the data came without a tokenizer."""
+    """A prompt and its continuation; nothing where the data came without a tokenizer.
+
+    Of a prompt that takes more than half of a sequence only the end is read.
+    """
     tokenizer, limit = prepared.tokenizer, session.plan.sequence_length
     if tokenizer is None:
         return {}
-    prompt = session.held_out_start(min(PROMPT_TOKENS, limit // 2)) or [tokenizer.separator]
+    prompt = _asked_prompt(session.run, tokenizer)[-(limit // 2) :]
+    prompt = prompt or session.held_out_start(min(PROMPT_TOKENS, limit // 2)) or [tokenizer.separator]
     length = min(len(prompt) + SAMPLE_TOKENS, limit)
     ids = session.runtime.continue_from(step, prompt, length, _chooser())
     return {"prompt": tokenizer.decode(prompt), "sample": tokenizer.decode(ids)}
+
+
+def _asked_prompt(run: RunDir, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of ``penstock run --prompt``; none without it."""
+    if not run.prompt.exists():
+        return []
+    return [int(token) for token in next(tokenizer.encode([run.prompt.read_text()]))]
 
 
 def _chooser() -> Callable[[Tensor], int | None]:

@@ -23,7 +23,13 @@ def register(app: typer.Typer) -> None:
     app.command()(rehearse)
 
 
-def run(job: Job, run_dir: RunDirectory = None, metrics_port: MetricsPort = None, form: Output = Format.TEXT) -> None:
+def run(
+    job: Job,
+    run_dir: RunDirectory = None,
+    metrics_port: MetricsPort = None,
+    prompt: Annotated[str, typer.Option(help="What the sample at the end begins with, else held-out text.")] = "",
+    form: Output = Format.TEXT,
+) -> None:
     """Train a job on this machine: measure, plan, run, and recover from failures.
 
     Ctrl-C stops after a checkpoint; a second one ends at once.
@@ -31,7 +37,7 @@ def run(job: Job, run_dir: RunDirectory = None, metrics_port: MetricsPort = None
     from penstock.cli.manifests import read_job
     from penstock.cli.runs import start
 
-    _conclude(start(read_job(job, output.warn), run_dir, metrics_port), form)
+    _conclude(start(read_job(job, output.warn), run_dir, metrics_port, prompt=prompt), form)
 
 
 def resume(
