@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -213,12 +214,13 @@ def test_time_runs_by_the_clock_that_was_given() -> None:
 
 
 def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
-    """A killed service leaves no planning behind: the next one begins it anew."""
+    """A killed service or command leaves no planning behind, also of a search that tells of no progress for long."""
+    (tmp_path / "question").write_text(json.dumps(Question(spec=job(), profile=profile()).to_manifest()))
     program = f"""
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}])
+child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}], stdin=open("question"))
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
-while not os.path.exists({str(tmp_path / "told")!r}):
+while not os.path.exists({str(tmp_path / "searching")!r}):
     pass
 os.kill(os.getpid(), 9)
 """
@@ -231,14 +233,13 @@ os.kill(os.getpid(), 9)
 
 
 ORPHAN = """
-import time
-from penstock.planning.questions import Progress
-from penstock.planning.worker import _teller
-tell = _teller(time.monotonic)
-while True:
-    tell(Progress())
-    open("told", "w").close()
-    time.sleep(0.05)
+from penstock.planning import worker
+def searching(*arguments, **options):
+    open("searching", "w").close()
+    while True:
+        pass
+worker.decide = searching
+worker.main()
 """
 
 

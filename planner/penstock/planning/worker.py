@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -35,6 +36,9 @@ end alike on any machine."""
 
 MOST_DRAWN_ACTIONS = 4_000
 TELL_SECONDS = 0.25
+LOOK_SECONDS = 1.0
+"""How often the process looks whether its parent is there."""
+
 REAL_NUMBERS = "write sizes, speeds and times as real models and devices have them"
 
 
@@ -102,13 +106,11 @@ def _hardware(question: Question) -> Profile | ClusterSpec:
 
 
 def _teller(clock: Callable[[], float]) -> Callable[[Progress], None]:
-    """Writes progress now and then; ends this process once nobody waits for its answer."""
-    parent, due_at = os.getppid(), clock()
+    """Writes progress now and then."""
+    due_at = clock()
 
     def tell(progress: Progress) -> None:
         nonlocal due_at
-        if os.getppid() != parent:
-            raise SystemExit("whoever asked is gone")
         if clock() >= due_at:
             due_at = clock() + TELL_SECONDS
             _write(Line(progress=progress))
@@ -121,8 +123,19 @@ def _write(line: Line) -> None:
     sys.stdout.flush()
 
 
+def _end_with(parent: int) -> None:
+    """End this process soon after ``parent`` has: a search may go on for long without telling of progress.
+
+    The kernel's own signal (prctl(2), PR_SET_PDEATHSIG) would come already when the thread ends that started us.
+    """
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
+
+
 def main() -> None:
     """Answer the question on stdin."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     try:
         question = Question.from_manifest(json.load(sys.stdin))
