@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from penstock.core.profile import Profile
 from penstock.core.timeline import Source, Timeline
 from penstock.trainer.rundir import RunDir
 from tests.support.command import LENGTH, STEPS, Command, laid_out, losses, tiny_job
+from tests.support.not_run import missing
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -168,6 +171,21 @@ def refused(command: Command, *arguments: str | Path) -> str:
     assert "remedy" in told
     assert "Traceback" not in told
     return told
+
+
+FULL_SHARED_MEMORY = (
+    *("unshare", "--user", "--map-root-user", "--mount", "sh", "-c"),
+    'mount -t tmpfs -o size=4k,nr_inodes=2 tmpfs /dev/shm && exec "$0" "$@"',
+)
+
+
+def test_a_machine_whose_shared_memory_is_full_is_refused_once(command: Command, tmp_path: Path) -> None:
+    if subprocess.run([*FULL_SHARED_MEMORY, "true"], capture_output=True, check=False).returncode:
+        missing("namespaces", "nothing may be mounted in a namespace of one's own here")
+    full = replace(command, wrapper=FULL_SHARED_MEMORY)
+    told = refused(full, "run", tiny_job(tmp_path), "--run-dir", tmp_path / "r")
+    assert "/dev/shm: cannot be used: No space left on device" in told
+    assert "attempt 2" not in told
 
 
 def test_an_unknown_field_is_refused(command: Command, tmp_path: Path) -> None:

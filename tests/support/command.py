@@ -74,10 +74,12 @@ class Command:
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    wrapper: tuple[str, ...] = ()
+    """A program that starts the command that follows its own arguments."""
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli", *map(str, arguments)],
+            [*self.wrapper, sys.executable, "-m", "penstock.cli", *map(str, arguments)],
             cwd=self.folder,
             env={**os.environ, **self._own, **self.environment},
             stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -231,11 +232,12 @@ def _is_gone(pid: int) -> bool:
 
 
 def launch(spec: LaunchSpec) -> Ranks:
-    """Start the ranks; raises `UserError` if the given port is taken.
+    """Start the ranks; raises `UserError` if the given port is taken, or no semaphore can be made.
 
     They end with this process, however it ends: the watcher is asked to stop them, and each dies with the watcher.
     """
     nodes = spec.nodes or _alone(spec)
+    _require_semaphores()
     spec.status_folder.mkdir(parents=True, exist_ok=True)
     for rank in spec.ranks:
         status_path(spec.status_folder, rank).unlink(missing_ok=True)
@@ -292,6 +294,18 @@ def _environment(spec: LaunchSpec) -> dict[str, str]:
 def seeing(devices: tuple[str, ...]) -> dict[str, str]:
     """What a process's environment says so that PyTorch finds these CUDA devices alone, numbered from 0 in it."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
+
+
+def _require_semaphores() -> None:
+    """Raise `UserError` if the queues by which torch's agent hears of its ranks cannot be made; see sem_overview(7)."""
+    try:
+        multiprocessing.get_context("fork").Lock()  # of this kind the name is removed at once
+    except OSError as error:
+        raise UserError(
+            what=f"cannot be used: {error.strerror}",
+            where="/dev/shm",
+            remedy="free it or make it larger (docker run --shm-size 1g; in a pod, an emptyDir with medium: Memory)",
+        ) from None
 
 
 def _checked(port: int) -> int:
