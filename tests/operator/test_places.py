@@ -70,6 +70,24 @@ def test_what_is_held_in_part_goes_back_and_is_asked_for_again() -> None:
     assert (cluster.operating.phase(uid), cluster.operating.status(uid).failures) == (Phase.SUCCEEDED, 0)
 
 
+def test_jobs_that_no_node_fits_wait_and_compete_with_nobody() -> None:
+    """They gave way to each other every few seconds, and their messages no longer said what to do."""
+    cluster = Cluster(3)
+    said = {
+        "no-claim": 'persistentvolumeclaim "nowhere" not found. not found',
+        "no-node": "3 node(s) didn't match Pod's node affinity/selector. preemption: 0/3 nodes are available",
+    }
+    cluster.unfit = {name: f"0/3 nodes are available: {causes}" for name, causes in said.items()}
+    for name in (*said, "trains"):
+        cluster.submit(name, 2)
+    cluster.run(HOUR)
+    jobs = {job.name: job.status for job in cluster.operating.cache.jobs()}
+    assert jobs["trains"].phase is Phase.SUCCEEDED
+    for name, causes in said.items():
+        assert (jobs[name].phase, jobs[name].attempt) == (Phase.QUEUED, 1)
+        assert causes.partition(".")[0] in jobs[name].message
+
+
 def test_the_reason_names_who_holds_the_places() -> None:
     cluster = Cluster(3, train_seconds=1000.0)
     cluster.submit("small", 1)

@@ -13,7 +13,7 @@ from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PodBinding
 from penstock.core.supervision import AttemptReport
 from penstock.kube.names import ATTEMPT_LABEL, BINDING_ANNOTATION, INDEX_LABEL, STOP_ANNOTATION, UID_LABEL
-from penstock.operator.seen import SeenPod, see_jobset, see_node, see_pod
+from penstock.operator.seen import Hindrance, SeenPod, see_jobset, see_node, see_pod
 
 BINDING = PodBinding(
     pod_uid="p", attempt=2, epoch=1, node_rank=0, num_nodes=1, ranks_per_pod=1, master="10.0.0.1", port=29_500
@@ -116,6 +116,23 @@ class TestHindrances:
             "0/2 nodes",
             5,
         )
+
+    @pytest.mark.parametrize(
+        ("causes", "lacks_room"),
+        [
+            ("", True),
+            ("2 Insufficient cpu.", True),
+            ("1 Too many pods, 1 node(s) didn't match Pod's node affinity/selector.", True),
+            ("1 node(s) had untolerated taint {a: b, c}, 1 a cause of another plugin.", True),
+            ("2 node(s) didn't match Pod's node affinity/selector. preemption: 2 Preemption is not helpful.", False),
+            ("1 node(s) had untolerated taint {a: b}, 1 node(s) were unschedulable.", False),
+            ('persistentvolumeclaim "x" not found.', False),
+            ("pod has unbound immediate PersistentVolumeClaims.", False),
+        ],
+    )
+    def test_others_may_leave_room(self, causes: str, lacks_room: bool) -> None:
+        message = f"0/2 nodes are available: {causes}"
+        assert Hindrance(reason="Unschedulable", message=message).lacks_room is lacks_room
 
     @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError"])
     def test_the_container_cannot_start(self, reason: str) -> None:

@@ -25,7 +25,8 @@ STEP_SECONDS = 1.0
 class Cluster:
     """``num_places`` nodes, each of which holds one pod; jobs train for ``train_seconds``. Order is by ``seed``.
 
-    Places that are ``taken`` are held by pods that are not penstock's.
+    Places that are ``taken`` are held by pods that are not penstock's. Pods of a job in ``unfit`` fit on no node, and
+    are told so in these words.
     """
 
     def __init__(self, num_places: int, *, seed: int = 0, train_seconds: float = 30.0) -> None:
@@ -36,6 +37,7 @@ class Cluster:
         for node in self.nodes:
             self.kube.add_node(node)
         self.taken: set[str] = set()
+        self.unfit: dict[str, str] = {}
         self._random, self._train_seconds = random.Random(seed), train_seconds
         self._due: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
@@ -97,10 +99,12 @@ class Cluster:
         self._random.shuffle(waiting)
         free = [node for node in self.nodes if node not in self.taken and node not in self.placed()]
         for pod in waiting:
-            if free:
+            unfit = next((said for job, said in self.unfit.items() if pod["metadata"]["name"].startswith(job)), "")
+            if free and not unfit:
                 self._place(pod, free.pop())
             elif "conditions" not in pod["status"]:
-                pod["status"]["conditions"] = [self._scheduled("False", reason="Unschedulable", message="0 nodes")]
+                said = unfit or f"0/{len(self.nodes)} nodes are available: {len(self.nodes)} Insufficient cpu."
+                pod["status"]["conditions"] = [self._scheduled("False", reason="Unschedulable", message=said)]
                 self.kube.touch(pod)
 
     def _place(self, pod: dict[str, Any], node: str) -> None:

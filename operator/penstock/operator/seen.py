@@ -6,6 +6,7 @@ Read once when an object arrives. A thousand jobs' pods would otherwise be held 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 
 from penstock.core.errors import UserError
@@ -88,6 +89,22 @@ class Hindrance:
     reason: str
     message: str
     since: float | None = None
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the pod would have a place if pods of others left, as far as the scheduler says.
+
+        Its message lists a cause for each set of nodes. None of them may be of a kind that stays whoever leaves.
+        """
+        causes = self.message.partition("nodes are available:")[2].partition(". preemption:")[0]
+        return not causes.strip() or not all(map(_STAYS.search, re.split(r", (?=\d+ )", causes)))
+
+
+_STAYS = re.compile(
+    "(?i)persistentvolumeclaim|persistent volumes to bind|volume node affinity"
+    "|node affinity/selector|untolerated taint|were unschedulable"
+)
+"""Causes of the scheduler's filters NodeAffinity, TaintToleration, NodeUnschedulable and of those for volumes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,11 +52,16 @@ def unstarted_pods(facts: Facts, now: float) -> str:
 
 
 def placement_since(facts: Facts) -> float | None:
-    """Since when no more pods of an attempt that lacks places got one; none if it lacks none, or a queue decides."""
+    """Since when no more pods of an attempt that lacks places got one; none if it lacks none, or a queue decides.
+
+    One that holds no place, and would have none if others left either, competes with nobody: it waits.
+    """
     since = short_since(facts)
     if since is None or facts.job.spec.kubernetes.queue_name:
         return None
     placed = [pod.placed_at + facts.ahead_seconds for pod in facts.pods if pod.placed_at is not None]
+    if not placed and not any(pod.hindrance.lacks_room for pod in facts.pods if pod.hindrance):
+        return None
     return max([since, *placed])
 
 
