@@ -52,6 +52,13 @@ def uid_of(job: Found) -> str:
     return str(job["metadata"]["uid"])
 
 
+def nested(depth: int) -> Any:
+    found: Any = {}
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
 class TestJobs:
     def test_one_that_kubectl_made_is_there(self, here: OnCluster) -> None:
         job = here.fake.add_job(job_manifest(labels={"team": "a"}, annotations={"note": "b"}))
@@ -105,6 +112,59 @@ class TestJobs:
 
 
 class TestPhases:
+    @pytest.mark.parametrize(
+        "part",
+        [
+            {"training": {"globalBatch": 2}},
+            {"training": [1, 2]},
+            {"training": {"steps": "many"}},
+            {"runPolicy": "never"},
+            {"runPolicy": {"priority": "high", "suspend": {"a": 1}}},
+            {"runPolicy": {"priority": 10**30}},
+            {"data": {"source": "a\x00b"}},
+            {"model": nested(300)},
+        ],
+        ids=lambda part: str(part)[:40],
+    )
+    def test_a_spec_that_core_refuses_breaks_no_list_and_no_page(self, here: OnCluster, part: dict[str, Any]) -> None:
+        """An older definition lets pass what this one refuses."""
+        bad, good = job_manifest("bad"), job_manifest("good")
+        bad["spec"] |= part
+        for manifest in (bad, good):
+            job = here.fake.add_job(manifest, **phase("Running", attempt=1))
+            here.member.mirror.put(job)
+        client = here.person("eve", *((verb, "") for verb in ("get", "list")))
+        for path in ("/v1/jobs", "/v1/jobs/default/bad", "/v1/jobs/default/good", "/metrics"):
+            assert client.get(path).status_code in (200, 404), path
+        for path in ("/", "/jobs/default/bad", "/compare?job=default/bad&job=default/good"):
+            assert client.get(path, headers={"Accept": "text/html"}).status_code in (200, 404, 422), path
+        assert "good" in {each["metadata"]["name"] for each in client.get("/v1/jobs").json()["items"]}
+
+    @pytest.mark.parametrize(
+        "status",
+        [
+            {"progress": {"attempt": 1, "loss": "nothing"}},
+            {"failures": 2**40},
+            {"attempt": 2**40},
+            {"message": "a\x00b"},
+            {"reason": "\x00"},
+            {"startedAt": "0001-01-01T00:00:00+14:00"},
+        ],
+        ids=str,
+    )
+    def test_a_status_that_cannot_be_kept_holds_up_no_other_job(self, here: OnCluster, status: dict[str, Any]) -> None:
+        bad = here.fake.add_job(job_manifest("bad"), **{**phase("Running", attempt=1), **status})
+        here.member.mirror.put(bad)
+        here.member.mirror.put(here.fake.add_job(job_manifest("good"), **phase("Running", attempt=1)))
+        assert here.stored("good").phase is Phase.RUNNING
+
+    @pytest.mark.parametrize("place", ["labels", "annotations"])
+    def test_a_note_that_no_database_keeps_holds_up_no_other_job(self, here: OnCluster, place: str) -> None:
+        manifest = job_manifest("bad", **{place: {"a": "b\x00c"}})
+        here.member.mirror.put(here.fake.add_job(manifest, **phase("Running")))
+        here.member.mirror.put(here.fake.add_job(job_manifest("good"), **phase("Running")))
+        assert {here.stored(name).phase for name in ("bad", "good")} == {Phase.RUNNING}
+
     def test_they_are_events_with_the_cluster_s_times(self, here: OnCluster) -> None:
         job = here.fake.add_job(job_manifest())
         here.mirror()

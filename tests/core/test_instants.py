@@ -30,7 +30,9 @@ def test_none_stays_none() -> None:
     assert parse_instant(None, "at") is None
 
 
-@pytest.mark.parametrize("value", ["yesterday", 12, "2026-13-01T00:00:00Z", "2026-01-01T00:00:00"])
+@pytest.mark.parametrize(
+    "value", ["yesterday", 12, "2026-13-01T00:00:00Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00+14:00"]
+)
 def test_what_is_no_instant_is_refused_with_its_place(value: object) -> None:
     with pytest.raises(UserError) as caught:
         parse_instant(value, "status.startedAt")

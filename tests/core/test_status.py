@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
 from penstock.core.pod import PodBinding
 from penstock.core.status import (
@@ -48,6 +49,12 @@ def test_a_loss_that_json_cannot_say(loss: float) -> None:
     read = JobProgress.from_manifest(written).loss
     assert read is not None
     assert math.isnan(read) if math.isnan(loss) else read == loss
+
+
+@pytest.mark.parametrize("loss", ["nothing", "", "1,5"])
+def test_a_loss_that_is_no_number_is_refused(loss: str) -> None:
+    with pytest.raises(UserError, match=r"status.progress.loss"):
+        JobStatus.from_manifest({"progress": {"attempt": 1, "loss": loss}}, "status")
 
 
 def test_the_operator_leaves_progress_to_the_service() -> None:

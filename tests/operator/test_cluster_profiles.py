@@ -387,3 +387,23 @@ def test_jobs_that_measure_need_no_shared_output(operating: Operating) -> None:
     (jobset,) = operating.kube.all(JOBSETS)
     volumes = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["volumes"]
     assert {"name": "root-out", "emptyDir": {}} in volumes
+
+
+@pytest.mark.parametrize(
+    "status", [{"phase": "Asleep"}, {"progress": {"attempt": 1, "loss": "nothing"}}, {"attempt": []}]
+)
+def test_a_job_whose_status_cannot_be_read_keeps_no_other_profile_waiting(
+    operating: Operating, status: dict[str, Any]
+) -> None:
+    operating.profiles.turn()
+    job = job_of(operating)
+    assert job is not None
+    job["status"] = status
+    operating.kube.add(CLUSTER_PROFILES, {"metadata": {"name": "second"}, "spec": SPEC})
+    operating.profiles.turn()
+    names = {each["metadata"]["name"] for each in operating.kube.all(JOBS)}
+    assert names == {JOB, "second-profile"}
+    (first, _) = operating.kube.all(CLUSTER_PROFILES)
+    (condition,) = ClusterProfileStatus.from_manifest(first["status"]).conditions
+    assert condition.reason == "UnreadableStatus"
+    assert JOB in condition.message

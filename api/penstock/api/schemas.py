@@ -279,7 +279,7 @@ def job_row(stored: StoredJob) -> JobRow:
         created_at=instant(stored.created_at),
         deleted_at=maybe(stored.deleted_at),
         version=stored.version,
-        suspend=stored.manifest["spec"].get("runPolicy", {}).get("suspend", False),
+        suspend=stored.suspend,
         status=status_view(stored),
     )
 
@@ -306,7 +306,7 @@ def _progress_view(stored: StoredJob) -> ProgressView | None:
         return None
     return ProgressView(
         step=told.step,
-        num_steps=stored.manifest["spec"]["training"]["steps"],
+        num_steps=stored.num_steps,
         loss=told.loss,
         step_seconds=told.step_seconds,
         last_checkpoint=told.last_checkpoint,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.core.errors import UserError
@@ -26,6 +26,20 @@ def require_storable(document: Any) -> None:
             raise UserError(
                 what=what, where=_path(place), remedy="write text without NUL, and finite numbers of 64 bits"
             )
+
+
+def is_nested_beyond(document: Any, most: int) -> bool:
+    """Whether lists and objects of plain data lie more than ``most`` deep in one another."""
+    level, depth = [document], 0
+    while level := [inner for value in level for inner in _inside(value) if isinstance(inner, dict | list)]:
+        depth += 1
+        if depth > most:
+            return True
+    return False
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def cleaned(document: Any) -> Any:

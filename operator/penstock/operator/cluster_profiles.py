@@ -85,8 +85,13 @@ class ClusterProfiles:
 
     def _follow(self, found: Object, status: ClusterProfileStatus, job: Object) -> None:
         """The job is there: what it says is said of the profile, and what it measured is kept."""
-        told = JobStatus.from_manifest(job.get("status") or {}, "status")
         name = job["metadata"]["name"]
+        try:
+            told = JobStatus.from_manifest(job.get("status") or {}, "status")
+        except UserError as mistake:
+            said = f"the status of job {self._namespace}/{name} cannot be read: {mistake}; delete the job"
+            self._tell(found, status, "UnreadableStatus", said)
+            return
         if told.profile is not None:
             try:
                 measured = self._actions.profile(self._namespace, told.profile.ref)

@@ -31,11 +31,13 @@ def parse_instant(value: Any, path: str) -> float | None:
         raise mistyped(value, "an instant such as 2026-01-31T12:00:00Z", path)
     try:
         found = datetime.fromisoformat(value)
-    except ValueError:
+        if found.tzinfo is None:
+            raise UserError(what=f"{value!r} names no time zone", where=path, remedy="end it with Z")
+        seconds = (found - _EPOCH) / timedelta(seconds=1)
+        format_instant(seconds)
+        return seconds
+    except (ValueError, OverflowError):  # the offset of the first or last day may lead out of the calendar
         raise mistyped(value, "an instant such as 2026-01-31T12:00:00Z", path) from None
-    if found.tzinfo is None:
-        raise UserError(what=f"{value!r} names no time zone", where=path, remedy="end it with Z")
-    return (found - _EPOCH) / timedelta(seconds=1)
 
 
 INSTANT = {"read": parse_instant, "write": format_instant, "schema": INSTANT_SCHEMA}

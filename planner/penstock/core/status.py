@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.core.instants import INSTANT
 from penstock.core.lifecycle import Phase
-from penstock.core.manifest import Manifest, read_number
+from penstock.core.manifest import Manifest, mistyped, read_number
 
 
 class ConditionStatus(enum.StrEnum):
@@ -75,9 +75,12 @@ class ProfileStatus(Manifest):
 
 def _read_loss(value: Any, path: str) -> float | None:
     """A text, because a loss may be no finite number, which JSON cannot say."""
-    if value is None:
-        return None
-    return read_number(float(value) if isinstance(value, str) else value, path)
+    if value is None or not isinstance(value, str):
+        return None if value is None else read_number(value, path)
+    try:
+        return float(value)
+    except ValueError:
+        raise mistyped(value, "a number as text", path) from None
 
 
 def _write_loss(value: float | None) -> str | None:

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from penstock.api.cluster.keeper import Keeper
 from penstock.api.cluster.kube import Cluster
-from penstock.api.cluster.sighting import gist, sighting, submitter
+from penstock.api.cluster.sighting import MOST_DEPTH, gist, sighting, submitter
+from penstock.api.storable import is_nested_beyond
 from penstock.api.store import plans, sightings
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.jobs import StoredJob
@@ -103,8 +104,9 @@ class Mirror:
             self._versions[uid] = found["metadata"]["resourceVersion"]
             if progress is not None:
                 self._told[uid] = progress
-            if self._gists.get(uid) == gist(found):
-                return None
+            known = self._gists.get(uid)
+        if known is not None and not is_nested_beyond(found, MOST_DEPTH) and known == gist(found):
+            return None
         return self._kept_as(found)
 
     def _kept_as(self, found: Object, by: str = "") -> Future[StoredJob] | None:
@@ -120,7 +122,11 @@ class Mirror:
         """Wait for the store, and bring the plan."""
         if future is None:
             return
-        stored = future.result()
+        try:
+            stored = future.result()
+        except DataError as error:  # of this job alone: of the store it would be another error
+            log.warning("job %s cannot be kept: %s", found["metadata"].get("name"), error.orig)
+            return
         if self._has_plan(found, stored):
             with self._lock:
                 self._gists[stored.uid] = gist(found)

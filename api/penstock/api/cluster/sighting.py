@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from penstock.api.storable import cleaned, is_nested_beyond
 from penstock.api.store.sightings import Sighting
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
@@ -15,12 +16,20 @@ from penstock.kube.names import API_VERSION, JOB_KIND, SUBMITTER_ANNOTATION
 from penstock.kube.transport import Object
 
 KEPT = ("name", "namespace", "labels", "annotations", "uid")
+MOST_DEPTH = 64
+"""Of lists and objects in one another; what the cluster notes in ``managedFields`` has about 20."""
+COUNTS, MOST_COUNTED = ("attempt", "failures", "ranks"), 2**31 - 1
+"""Columns of 32 bits."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """All of the manifest once more, which kubectl leaves to itself."""
 
 
 def sighting(found: Object, cluster: str) -> Sighting:
-    """What the store is to know of the job; raises `UserError` if its status is none that an operator wrote."""
+    """What the store is to know of the job, with text that every database keeps; raises `UserError` if its status is
+    none that an operator wrote, or if it is nested too deeply to be handed on.
+    """
+    require_flat(found)
+    found = cleaned(found)
     metadata = found["metadata"]
     return Sighting(
         cluster=cluster,
@@ -31,14 +40,32 @@ def sighting(found: Object, cluster: str) -> Sighting:
         generation=int(metadata.get("generation", 1)),
         created_at=parse_instant(metadata.get("creationTimestamp"), "metadata.creationTimestamp") or 0.0,
         manifest=_manifest(found),
-        status=JobStatus.from_manifest(found.get("status") or {}, "status"),
+        status=_status(found),
         delete_requested_at=parse_instant(metadata.get("deletionTimestamp"), "metadata.deletionTimestamp"),
     )
 
 
+def require_flat(found: Object) -> None:
+    """Raise `UserError` for a job that is nested deeper than any; its text could not be made, nor answers with it."""
+    if is_nested_beyond(found, MOST_DEPTH):
+        remedy = "write it as the definition of PipelineJobs says"
+        raise UserError(what=f"is nested more than {MOST_DEPTH} deep", where="the job", remedy=remedy)
+
+
+def _status(found: Object) -> JobStatus:
+    """Raises `UserError` also for counts that no operator reaches and no column holds."""
+    status = JobStatus.from_manifest(found.get("status") or {}, "status")
+    for name in COUNTS:
+        if abs(getattr(status, name)) > MOST_COUNTED:
+            raise UserError(
+                what=f"is beyond {MOST_COUNTED}", where=f"status.{name}", remedy="let the operator write it"
+            )
+    return status
+
+
 def submitter(found: Object) -> str:
     """For whom the service made it; nobody if it was made otherwise."""
-    return str((found["metadata"].get("annotations") or {}).get(SUBMITTER_ANNOTATION, ""))
+    return str(cleaned((found["metadata"].get("annotations") or {}).get(SUBMITTER_ANNOTATION, "")))
 
 
 def gist(found: Object) -> bytes:

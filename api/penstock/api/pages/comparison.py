@@ -78,7 +78,7 @@ def _row(name: str, values: Sequence[str]) -> Markup:
 
 def _steps(job: JobData) -> str:
     told = job.stored.progress
-    return f"{told.step if told else 0:,} of {job.stored.manifest['spec']['training']['steps']:,}"
+    return f"{told.step if told else 0:,} of {job.stored.num_steps:,}"
 
 
 def _loss(job: JobData) -> str:

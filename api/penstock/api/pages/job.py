@@ -162,7 +162,7 @@ def _progress(job: StoredJob, now: float) -> Markup:
         reason = f", {job.phase_reason}" if job.phase_reason else ""
         waited = format_age(now - job.phase_entered_at)
         return Markup() if job.phase.terminal else element("p", f"{job.phase}{reason}, for {waited}.", class_="lead")
-    steps: int = job.manifest["spec"]["training"]["steps"]
+    steps = job.num_steps
     line = element("div", element("b", f"Step {told.step:,} of {steps:,}"), element("span", _left(job, steps, now)))
     bar = element("progress", value=told.step, max=steps, aria_label=f"step {told.step} of {steps}")
     return element("div", line, bar, class_="progress")

@@ -73,7 +73,7 @@ def _cells(job: StoredJob, now: float) -> list[Markup]:
     name = element("a", job.name, href=path_of(job))
     space = element("small", f" {job.namespace}") if job.namespace != "default" else Markup()
     told = job.progress
-    steps: int = job.manifest["spec"]["training"]["steps"]
+    steps = job.num_steps
     bar = Markup()
     if told is not None:
         done = f"{told.step:,} of {steps:,}"

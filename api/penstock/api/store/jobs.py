@@ -55,6 +55,24 @@ class ChangedMeanwhileError(PenstockError):
     """The job is no longer as it was when it was read."""
 
 
+def num_steps(manifest: Mapping[str, Any]) -> int:
+    """Of a stored manifest, which core may refuse where a cluster took it; 0 if it says no number."""
+    steps = spec_part(manifest, "training").get("steps")
+    return steps if type(steps) is int and steps >= 0 else 0
+
+
+def is_suspended(manifest: Mapping[str, Any]) -> bool:
+    """Whether a stored manifest asks for that."""
+    return spec_part(manifest, "runPolicy").get("suspend") is True
+
+
+def spec_part(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of a stored manifest's spec; empty where a cluster took something else than fields for it."""
+    spec = manifest["spec"]
+    part = spec.get(name) if isinstance(spec, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredJob:
     """A job's row and its progress. ``version`` changes with everything but progress, ``generation`` with the spec.
@@ -94,6 +112,16 @@ class StoredJob:
     def job(self) -> PipelineJob:
         """The job as core knows it."""
         return PipelineJob.from_manifest(self.manifest)
+
+    @property
+    def num_steps(self) -> int:
+        """How many the job is to take; 0 if its cluster took something else for that number."""
+        return num_steps(self.manifest)
+
+    @property
+    def suspend(self) -> bool:
+        """Whether the job is asked to rest."""
+        return is_suspended(self.manifest)
 
     @property
     def labels(self) -> Mapping[str, str]:

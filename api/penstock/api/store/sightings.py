@@ -20,6 +20,7 @@ from penstock.core.status import Condition, JobStatus
 
 SOMEBODY = "cluster"
 """Who made or changed a job, if that is not known."""
+MOST_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,13 +46,14 @@ class Sighting:
 
     @property
     def priority(self) -> int:
-        """As the manifest says it."""
-        return int(self.manifest["spec"].get("runPolicy", {}).get("priority", 0))
+        """As the manifest says it; 0 if that is no number that a column holds."""
+        priority = store.spec_part(self.manifest, "runPolicy").get("priority", 0)
+        return priority if type(priority) is int and abs(priority) <= MOST_PRIORITY else 0
 
     @property
     def suspend(self) -> bool:
         """As the manifest says it."""
-        return bool(self.manifest["spec"].get("runPolicy", {}).get("suspend", False))
+        return store.is_suspended(self.manifest)
 
 
 def see(connection: Connection, seen: Sighting, now: float, by: str = SOMEBODY) -> StoredJob:
@@ -128,9 +130,8 @@ def _make(connection: Connection, seen: Sighting, now: float, by: str) -> None:
 def _tell_spec(connection: Connection, found: StoredJob, seen: Sighting, now: float, by: str) -> None:
     if found.manifest == seen.manifest and found.generation == seen.generation:
         return
-    suspended = bool(found.manifest["spec"].get("runPolicy", {}).get("suspend", False))
     kind, body = "changed", {"by": by, "generation": seen.generation}
-    if suspended != seen.suspend:
+    if found.suspend != seen.suspend:
         kind = "suspend-requested" if seen.suspend else "resume-requested"
     changes: dict[str, Any] = {"manifest": seen.manifest, "generation": seen.generation, "priority": seen.priority}
     store.add_event(connection, seen.uid, kind, body, now, **changes)

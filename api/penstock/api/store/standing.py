@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from penstock.api.store.documents import unpack
+from penstock.api.store.jobs import num_steps, spec_part
 from penstock.api.store.schema import jobs, plans, progress, rollups, series
 from penstock.api.store.series import ALL_RANKS, ROLLUP_STEPS
 from penstock.core.errors import UserError
@@ -101,15 +102,15 @@ def _newest(name: str) -> ColumnElement[float]:
 
 def _standing(found: dict[str, Any]) -> Standing:
     """Of the spec only two parts are read: all of it takes twenty times as long."""
-    spec = found.pop("manifest")["spec"]
+    manifest = found.pop("manifest")
     found["phase"] = Phase(found["phase"])
-    return Standing(**found, num_steps=spec["training"]["steps"], memory_limit_bytes=_memory_limit(spec))
+    return Standing(**found, num_steps=num_steps(manifest), memory_limit_bytes=_memory_limit(manifest))
 
 
-def _memory_limit(spec: Mapping[str, Any]) -> int:
+def _memory_limit(manifest: Mapping[str, Any]) -> int:
     """Zero of a job that its cluster took and core refuses."""
     try:
-        resources: ResourcesSpec = ResourcesSpec.from_manifest(spec.get("resources", {}))
+        resources: ResourcesSpec = ResourcesSpec.from_manifest(spec_part(manifest, "resources"))
     except UserError:
         return 0
     return resources.memory_per_rank
