@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -63,10 +62,9 @@ class Kept:
 
     gradient: Tensor
 
-    def step(self, step: int, squared_norm: float) -> float:
+    def step(self, step: int, squared_norm: Tensor) -> None:
         """See `penstock.trainer.closing.Optimizer`."""
         self.gradient.zero_()
-        return math.sqrt(squared_norm)
 
 
 def job(sequences: int, pinned: ParallelismSpec) -> JobSpec:

@@ -9,7 +9,8 @@ for ``cuda:0``: it chooses its CUDA backends, and a wrong device, type or shape 
 recorder, which the interpreter calls between two instructions, says on whose behalf.
 
 The host waits for the device where a value is read (``item``, ``tolist``) and where memory that is not pinned is copied
-from or to the device. A fake tensor has no values: zeros are read.
+from or to the device. A fake tensor has no values: zeros are read. Nor can it be pinned without a driver: here what
+`penstock.trainer.memory.staging` gives counts as pinned, and nothing else does.
 
 The counts depend on torch, which decides what a composite operation consists of: there is one table per minor version.
 """
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -44,6 +46,7 @@ from penstock.planner.realise import program_of
 from penstock.planner.schedules.registry import find
 from penstock.trainer import memory
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, open_transport
+from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
@@ -125,12 +128,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kinds = [_kind(i.action.kind, i.action.group) for i in program.instructions]
         self._now = BATCH
         self._entered = False
+        self._pinned: set[int] = set()
 
     def mark(self, position: int) -> None:
         """`penstock.trainer.interpreter.Recorder`: the instruction at ``position`` begins."""
         if position < len(self._kinds):
             self._now = self._kinds[position]
             self.tallies[self._now].actions += 1
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Stands for `penstock.trainer.memory.staging`."""
+        tensor = torch.zeros(shape, dtype=dtype)
+        self._pinned.add(_storage(tensor))
+        return tensor
 
     def read(self, tensor: Tensor) -> None:
         """The host reads a tensor's values; building the stages does not count."""
@@ -157,7 +167,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sent = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             tally.messages.update(f"{_short(tensor)}{_shape(tensor)}" for tensor in sent)
         elif func._schema.name in ("aten::copy_", "aten::_to_copy"):
-            tally.waits += _waits(args, results)
+            tally.waits += self._waits(args, results)
+
+    def _waits(self, args: Sequence[Any], result: Tensor) -> bool:
+        """Whether a copy crosses between device and pageable memory, for which the host waits."""
+        tensors = [leaf for leaf in (*args[:2], result) if isinstance(leaf, Tensor)]
+        host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+        is_crossing = len({tensor.device.type for tensor in tensors}) > 1
+        return is_crossing and not any(_storage(tensor) in self._pinned for tensor in host)
 
 
 def _kind(kind: Kind, group: object) -> str:
@@ -172,11 +189,9 @@ def _shape(tensor: Tensor) -> str:
     return "[" + ",".join(map(str, tensor.shape)) + "]"
 
 
-def _waits(args: Sequence[Any], result: Tensor) -> bool:
-    """Whether a copy crosses between device and pageable memory, for which the host waits."""
-    tensors = [leaf for leaf in (*args[:2], result) if isinstance(leaf, Tensor)]
-    host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
-    return len({tensor.device.type for tensor in tensors}) > 1 and not any(tensor.is_pinned() for tensor in host)
+def _storage(tensor: Tensor) -> int:
+    """What a tensor and its views have in common."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 class _FakeGroups(ProcessGroups):
@@ -230,6 +245,7 @@ def _fake_world(case: Case, watch: _Watch) -> Iterator[FakeTensorMode]:
         with (
             mock.patch.object(FakeTensor, "item", item),
             mock.patch.object(FakeTensor, "tolist", tolist),
+            mock.patch.object(memory, "staging", watch.staging),
             mock.patch.object(memory, "reset_peak", return_value=None),
             mock.patch.object(memory, "peak_bytes", return_value=1),
             torch.no_grad(),
@@ -258,9 +274,13 @@ def take_step(case: Case) -> Step:
             transport=open_transport(program, Mesh(dp=1, pp=NUM_RANKS), case.rank, _FakeGroups(CUDA)),
             device=CUDA,
         )
-        ids = torch.zeros(plan.global_batch, plan.sequence_length, dtype=torch.int64)
+        runtime.warm_up()
+        shape = (plan.global_batch, plan.sequence_length)
+        feed = BatchFeed(lambda step: (np.zeros(shape, np.int64), np.zeros(shape, np.int64)), shape, CUDA)
+        ids, labels = feed.take(0)
         with watch:
-            runtime.train_step(0, Batch(token_ids=ids, labels=ids, num_valid_tokens=ids.numel()), watch)
+            batch = Batch(token_ids=ids, labels=labels, num_valid_tokens=ids.numel())
+            runtime.train_step(0, batch, watch)
     blocks = [block for stage in stages.values() for block in stage._blocks.values()]
     parts = [vars(block)[part] for part in ("_backend", "_norm") for block in blocks if part in vars(block)]
     return Step(chosen=tuple(dict.fromkeys(type(part).__name__ for part in parts)), tallies=watch.tallies)

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from torch import Tensor
+
 from penstock.core.plan import Plan
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh, open_transport
@@ -34,11 +36,10 @@ class Optimizer:
     def __init__(self, parameters: StageParameters, behaviour: str) -> None:
         self._parameters, self._behaviour = parameters, behaviour
 
-    def step(self, step: int, squared_norm: float) -> float:
+    def step(self, step: int, squared_norm: Tensor) -> None:
         self._parameters.gradient_flat.zero_()
         if step == FATAL_STEP and self._behaviour == "fail":
             raise OSError("the disk is full")
-        return float(squared_norm**0.5)
 
 
 def train(worker: Worker, folder: Path, behaviour: str) -> None:

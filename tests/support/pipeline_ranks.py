@@ -31,10 +31,9 @@ class GradientKeeper:
         self._parameters = parameters
         self.kept: dict[str, Tensor] = {}
 
-    def step(self, step: int, squared_norm: float) -> float:
+    def step(self, step: int, squared_norm: Tensor) -> None:
         self.kept = {name: gradient.clone() for name, gradient in self._parameters.gradients.items()}
         self._parameters.gradient_flat.zero_()
-        return float(squared_norm**0.5)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kGuard = 2 << 20;  // so that no two allocations touch, as on a device
 constexpr int kHost = -1;
+constexpr int kPinned = -2;  // memory of the host that a device copies from by itself
 constexpr int kMultiprocessors = 132;
 constexpr int kRuntimeVersion = CUDART_VERSION;
 
@@ -68,7 +69,7 @@ Memory& memory() {
   return *instance;
 }
 
-// The device whose memory a pointer points to, or kHost.
+// The device whose memory a pointer points to, kPinned, or kHost.
 int device_of(const void* pointer) {
   Memory& m = memory();
   std::lock_guard<std::mutex> lock(m.mutex);
@@ -78,9 +79,11 @@ int device_of(const void* pointer) {
   return static_cast<const char*>(pointer) < block->first + block->second.bytes ? block->second.device : kHost;
 }
 
+bool is_on_device(const void* pointer) { return device_of(pointer) >= 0; }
+
 thread_local int current_device = 0;
 std::atomic<long> next_handle{0x1000};
-std::atomic<long> num_launches{0}, num_waits{0}, num_allocations{0};
+std::atomic<long> num_launches{0}, num_waits{0}, num_allocations{0}, num_slow_uploads{0};
 
 struct Launch {
   dim3 grid, block;
@@ -125,10 +128,14 @@ void fakecuda_refuse(const char* name) {
   abort();
 }
 
-// For tests, by ctypes: kernels launched, waits of the host for the device, and allocations, since the process began.
+// For tests, by ctypes, since the process began: kernels launched, waits of the host for the device, allocations of a
+// device's memory.
 FAKECUDA_API long fakecuda_launches() { return num_launches; }
 FAKECUDA_API long fakecuda_waits() { return num_waits; }
 FAKECUDA_API long fakecuda_allocations() { return num_allocations; }
+
+// Copies to a device from memory that is not pinned: the host takes part in them, and may wait.
+FAKECUDA_API long fakecuda_slow_uploads() { return num_slow_uploads; }
 
 // Devices
 
@@ -263,10 +270,18 @@ FAKECUDA_API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
 }
 
 FAKECUDA_API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
-  return posix_memalign(pointer, kPage, bytes ? bytes : 1) ? cudaErrorMemoryAllocation : cudaSuccess;
+  bytes = bytes ? bytes : 1;
+  if (posix_memalign(pointer, kPage, bytes)) return cudaErrorMemoryAllocation;
+  Memory& m = memory();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  m.blocks[static_cast<char*>(*pointer)] = {bytes, kPinned};
+  return cudaSuccess;
 }
 
 FAKECUDA_API cudaError_t cudaFreeHost(void* pointer) {
+  Memory& m = memory();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  m.blocks.erase(static_cast<char*>(pointer));
   free(pointer);
   return cudaSuccess;
 }
@@ -274,9 +289,10 @@ FAKECUDA_API cudaError_t cudaFreeHost(void* pointer) {
 FAKECUDA_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   memset(attributes, 0, sizeof *attributes);
   attributes->device = device_of(pointer);
-  if (attributes->device == kHost) {
-    attributes->type = cudaMemoryTypeUnregistered;
+  if (attributes->device < 0) {
+    attributes->type = attributes->device == kPinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
     attributes->hostPointer = const_cast<void*>(pointer);
+    if (attributes->device == kPinned) attributes->device = current_device;
   } else {
     attributes->type = cudaMemoryTypeDevice;
     attributes->devicePointer = const_cast<void*>(pointer);
@@ -286,8 +302,11 @@ FAKECUDA_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attribu
 
 // Nothing is written to a device, and what is read from one is zero.
 FAKECUDA_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  if (device_of(to) != kHost) return cudaSuccess;
-  if (device_of(from) != kHost)
+  if (is_on_device(to)) {
+    num_slow_uploads += device_of(from) == kHost;
+    return cudaSuccess;
+  }
+  if (is_on_device(from))
     memset(to, 0, bytes);
   else
     memmove(to, from, bytes);

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.trainer.comm import MAX_BLOCKS
 from tests.support.fakecuda.build import environment
 from tests.support.fakecuda.nccl_log import MADE, read_logs
+from tests.support.training_run import make_run, tiny_job, tiny_plan, write_corpus
 
 SCRIPT = """
 import ctypes, json, torch
@@ -41,6 +44,43 @@ except torch.OutOfMemoryError:
 print(json.dumps({
     "device": str(device), "recorder": type(make_recorder(2, device)).__name__, "peaks": [before_reset,
     memory.peak_tensor_bytes(device)], "times": recorder.times_ns().tolist(), "waits": marked, "fits": fits,
+}))
+"""
+
+STEPPING = """
+import ctypes, json, os, sys, torch, torch.distributed as dist
+from pathlib import Path
+from penstock.trainer.comm import ProcessGroups
+from penstock.trainer.loop import Stopwatch
+from penstock.trainer.rundir import RunDir
+from penstock.trainer.session import Session
+from penstock.trainer.status import StatusFile
+from penstock.trainer.worker import Worker, state_precision
+
+run = RunDir(Path(sys.argv[1]))
+runtime = ctypes.CDLL(None)
+counts = [runtime.fakecuda_waits, runtime.fakecuda_slow_uploads, runtime.fakecuda_allocations,
+          runtime.fakecuda_launches]
+device = torch.device("cuda", 0)
+torch.cuda.set_device(device)
+state_precision()
+dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{run.root}/store", rank=0, world_size=1)
+with torch.no_grad():
+    worker = Worker(rank=0, num_ranks=1, device=device, groups=ProcessGroups(device),
+                    status=StatusFile(run.root / "status-0", os.getpid()), stop_requested=lambda: False)
+    session = Session(run, worker)
+    session.restore()
+    before = runtime.fakecuda_launches()
+    session.warm_up()
+    warmed = runtime.fakecuda_launches() - before
+    stopwatch, steps = Stopwatch(session), []
+    for step in range(5):
+        before = [count() for count in counts]
+        stopwatch.step(step)
+        steps.append([count() - earlier for count, earlier in zip(counts, before)])
+print(json.dumps({
+    "warmed": warmed, "steps": steps, "precision": torch.get_float32_matmul_precision(),
+    "tf32": torch.backends.cuda.matmul.allow_tf32,
 }))
 """
 
@@ -79,6 +119,29 @@ def test_a_channel_has_a_communicator_with_few_thread_blocks_and_a_stream_of_its
         for line in log.lines:
             if line.operation == MADE:
                 assert line.max_ctas == (MAX_BLOCKS if line.communicator in channels else 0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_waits_once_and_does_nothing_for_the_first_time(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 4 is sampled for a timeline, which takes two waits more."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = tiny_job(write_corpus(tmp_path / "corpus"), precision=precision, steps=40)
+    run = make_run(tmp_path / "run", job, tiny_plan(job, pp=1, schedule="zb-h1"))
+    variables = {**os.environ, **environment(devices=1, device_bytes=2**30)}
+    done = subprocess.run(
+        [sys.executable, "-c", STEPPING, str(run.root)], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["precision"], seen["tf32"]) == ("highest", False)
+    waits, slow_uploads, allocations, launches = zip(*seen["steps"], strict=True)
+    assert waits == (1, 1, 1, 1, 3)
+    assert slow_uploads == (0,) * 5, "batches come from pinned memory"
+    assert allocations == (0,) * 5, "what a step takes of the device was allocated by the warm-up"
+    assert len(set(launches)) == 1
+    assert launches[0] / 4 < seen["warmed"] < launches[0], "one micro-batch of four, and the end of a step"
 
 
 def test_memory_and_times_come_from_torch_itself() -> None:

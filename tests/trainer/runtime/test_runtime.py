@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.errors import RunError
+from penstock.core.errors import RunError, UserError
 from penstock.core.job import TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.plan import Plan
-from penstock.trainer.closing import Totals, loss_of
+from penstock.core.program import Instruction
+from penstock.core.schedule import COMPUTE_KINDS, Kind
+from penstock.trainer.closing import Totals, finite_norm, loss_of
+from penstock.trainer.executor import StageExecutor
+from penstock.trainer.interpreter import Operation
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
@@ -30,12 +35,14 @@ def batch_of(plan: Plan, rank: int, ids: Tensor, labels: Tensor) -> Batch:
     return Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=int((labels >= 0).sum()))
 
 
-def train(run: ThreadedRun, *, num_steps: int) -> list[list[Totals]]:
+def train(run: ThreadedRun, *, num_steps: int, first: int = 0) -> list[list[Totals]]:
     """The totals of every step, of every rank."""
     ids, labels = sample(run.plan.model.vocab, run.plan.global_batch, run.plan.sequence_length)
 
     def steps(rank: int, runtime: Runtime) -> list[Totals]:
-        return [runtime.train_step(step, batch_of(run.plan, rank, ids, labels)) for step in range(num_steps)]
+        return [
+            runtime.train_step(step, batch_of(run.plan, rank, ids, labels)) for step in range(first, first + num_steps)
+        ]
 
     return [list(each) for each in zip(*run.on_every_rank(steps), strict=True)]
 
@@ -87,6 +94,48 @@ def test_training_is_the_same_however_the_model_is_divided(family: Family) -> No
         small_plan(family=family, pp=2, num_stages=4, num_microbatches=2, schedule=looped),
     ):
         assert losses(plan) == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb", "recompute"])
+@pytest.mark.parametrize(("dp", "family"), [(1, Family.LLAMA), (2, Family.GPT2)])
+def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch, schedule: str, dp: int, family: Family
+) -> None:
+    """Also over an arena that holds NaN, as memory that nobody cleared may, and in the midst of training."""
+    training = TrainingSpec(steps=3, clip=0.1, global_batch=4)
+    plan = small_plan(family=family, dp=dp, pp=2, schedule="zb", num_microbatches=2)
+    if schedule == "recompute":
+        order = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=True)
+        plan = small_plan(family=family, dp=dp, pp=2, num_stages=4, num_microbatches=2, schedule=order)
+    run: Counter[tuple[Kind, int, int | None]] = Counter()
+    compute = StageExecutor.compute
+
+    def counting(self: StageExecutor, instruction: Instruction) -> Operation:
+        operation, action = compute(self, instruction), instruction.action
+
+        def counted() -> None:
+            run[action.kind, action.stage, action.slice] += 1
+            operation()
+
+        return counted
+
+    def weights_after_three_steps(*, warm: bool) -> list[Tensor]:
+        threads = ThreadedRun(plan, make_optimizer=lambda stage: AdamW(stage.parameters, training))
+        for step in range(3):
+            if warm:
+                threads.on_every_rank(lambda rank, runtime: runtime.warm_up())
+            train(threads, num_steps=1, first=step)
+        return [stage.parameters.master_flat for own in threads.stages for stage in own.values()]
+
+    cold = weights_after_three_steps(warm=False)
+    warm = weights_after_three_steps(warm=True)
+    assert all(torch.equal(one, other) for one, other in zip(cold, warm, strict=True))
+    monkeypatch.setattr(StageExecutor, "compute", counting)
+    program = ThreadedRun(plan).program
+    threads = ThreadedRun(plan)
+    threads.on_every_rank(lambda rank, runtime: runtime.warm_up())
+    actions = [i.action for own in program.ranks for i in own.instructions if i.action.kind in COMPUTE_KINDS]
+    assert run == dict.fromkeys(((a.kind, a.stage, a.slice) for a in actions), plan.dp)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 5])
@@ -193,10 +242,38 @@ class FullDisk(GradientKeeper):
         super().__init__(stage.parameters)
         self._fails = stage.stop == stage.spec.num_units
 
-    def step(self, step: int, squared_norm: float) -> float:
+    def step(self, step: int, squared_norm: Tensor) -> None:
         if self._fails:
             raise OSError("no room")
-        return super().step(step, squared_norm)
+        super().step(step, squared_norm)
+
+
+@pytest.mark.parametrize("squared_norm", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_is_the_user_s_to_change(squared_norm: float) -> None:
+    with pytest.raises(UserError, match=r"training diverged: the gradient's norm in step 7 is (nan|inf)"):
+        finite_norm(7, squared_norm)
+
+
+def test_a_negative_sum_of_squares_says_what_is_wrong_and_may_be_tried_again() -> None:
+    with pytest.raises(RunError, match=r"the sum of squared gradients over all ranks is -2\.5, which no computation"):
+        finite_norm(7, -2.5)
+
+
+def test_a_diverged_step_changes_no_weight() -> None:
+    training = TrainingSpec(steps=1, global_batch=4)
+    run = ThreadedRun(small_plan(pp=2), make_optimizer=lambda stage: AdamW(stage.parameters, training))
+    flat = [stage.parameters.master_flat for own in run.stages for stage in own.values()]
+    flat[1][0] = math.nan
+    before = [each.clone() for each in flat]
+    ids, labels = sample(run.plan.model.vocab, run.plan.global_batch, run.plan.sequence_length)
+
+    def step(rank: int, runtime: Runtime) -> None:
+        with pytest.raises(UserError, match=f"rank {rank}, step 0: training diverged"):
+            runtime.train_step(0, batch_of(run.plan, rank, ids, labels))
+
+    run.on_every_rank(step)
+    for now, then in zip(flat, before, strict=True):
+        torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
 
 
 def test_loss_is_per_token() -> None:

@@ -3,6 +3,10 @@
 One vector is summed over all ranks; each rank fills its own cells, so one message both adds and gathers:
 
     squared gradient norm | summed loss | ranks asked to stop | peak bytes of rank 0, 1, ...
+
+The host reads it at the very end of the step, after the optimizers were launched: the one time in a step that it waits
+for the device. What clips, and what keeps weights from a norm that is not finite, is computed on the device. While the
+device works on the rest of the step, the host may do something else: ``meanwhile`` of `Closing.begin`.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.core.errors import RunError, UserError
 from penstock.core.plan import Plan
 from penstock.core.schedule import Group
 from penstock.trainer import memory
@@ -29,8 +34,10 @@ _SQUARED_NORM, _LOSS, _STOP, _NUM_SUMS = 0, 1, 2, 3
 class Optimizer(Protocol):
     """Steps one stage's parameters and clears their gradients."""
 
-    def step(self, step: int, squared_norm: float) -> float:
-        """Update from the gradients; ``squared_norm`` is the whole model's. The norm before clipping."""
+    def step(self, step: int, squared_norm: Tensor) -> None:
+        """Update from the gradients; ``squared_norm`` is the whole model's, a scalar on the device. Without a finite
+        root, which a warm-up has none of, nothing but the gradients changes.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +83,11 @@ class Closing:
         self._peak_bytes = 0
         self._earlier_peak_bytes = 0
         self._step = 0
+        self._meanwhile: Callable[[], object] = _nothing
 
-    def begin(self, step: int) -> None:
-        """A step begins."""
-        self._step = step
+    def begin(self, step: int, meanwhile: Callable[[], object] | None = None) -> None:
+        """A step begins; ``meanwhile`` is called once all of it was launched, before its end is waited for."""
+        self._step, self._meanwhile = step, meanwhile or _nothing
         self._earlier_peak_bytes = self.life_peak_bytes()
         memory.reset_peak(self._device)
 
@@ -112,8 +120,18 @@ class Closing:
     def step(self) -> None:
         """The optimizers' step, which ends the step."""
         for optimizer in self._optimizers:
-            self._gradient_norm = optimizer.step(self._step, self._values[_SQUARED_NORM])
+            optimizer.step(self._step, self._sums[_SQUARED_NORM])
         self._peak_bytes = memory.peak_bytes(self._device)
+        self._meanwhile()
+        self._values = self._sums.tolist()
+        self._gradient_norm = finite_norm(self._step, self._values[_SQUARED_NORM])
+
+    def warm_up(self) -> None:
+        """Let the optimizers run once without a change of weights, moments or counts; gradients are cleared."""
+        self._sums.fill_(math.nan)
+        for optimizer in self._optimizers:
+            optimizer.step(0, self._sums[_SQUARED_NORM])
+        self._sums.tolist()
 
     def _reduce_replicas(self) -> None:
         for gradient in self._flat_gradients:
@@ -125,10 +143,9 @@ class Closing:
         if self._mesh.replica(self._rank) == 0:
             sums[_SQUARED_NORM] = self._squared_norm()
         sums[_LOSS] = losses.sum()
-        sums[_STOP] = float(self._stop_requested())
-        sums[_NUM_SUMS + self._rank] = float(max(self._peak_bytes, memory.peak_bytes(self._device)))
+        sums[_STOP].fill_(self._stop_requested())  # an assignment would copy a number of the host, and wait
+        sums[_NUM_SUMS + self._rank].fill_(max(self._peak_bytes, memory.peak_bytes(self._device)))
         self._transport.all_reduce(Group.NORM, sums)
-        self._values = sums.tolist()
 
     def _sum_own_copies(self) -> None:
         """A matrix tied between two stages of this rank is summed here; between ranks it was by REDUCE(tie)."""
@@ -142,6 +159,28 @@ class Closing:
         if not norms:
             return torch.zeros((), dtype=torch.float64, device=self._device)
         return torch.stack(norms).double().square().sum()
+
+
+def finite_norm(step: int, squared_norm: float) -> float:
+    """The gradient's norm before clipping, from the sum of squares over all ranks.
+
+    Raises `UserError` if it is not finite, since a retry would come to the same; `RunError` if the sum is negative,
+    which no sum of squares is: a device or the network gave wrong values, as NCCL may once a peer is gone.
+    """
+    if squared_norm < 0:
+        raise RunError(f"the sum of squared gradients over all ranks is {squared_norm}, which no computation gives")
+    norm = math.sqrt(squared_norm)
+    if not math.isfinite(norm):
+        raise UserError(
+            what=f"training diverged: the gradient's norm in step {step} is {norm}",
+            where="spec.training.optimizer.learningRate",
+            remedy="lower it, or raise warmupSteps; the same job would diverge again",
+        )
+    return norm
+
+
+def _nothing() -> None:
+    pass
 
 
 def loss_of(totals: Totals, num_valid_tokens: int) -> float:

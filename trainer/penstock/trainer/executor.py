@@ -5,7 +5,7 @@ Shape letters: M micro-batches, B sequences of one, S tokens of a sequence, P sl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -83,6 +83,17 @@ class StageExecutor:
     def message(self, slot: int) -> Tensor:
         """See `penstock.trainer.interpreter.Executor`."""
         return self._arena.message(slot)
+
+    def warm_up(self, instructions: Sequence[Instruction]) -> None:
+        """Run the first action of every stage, kind and slice on whatever its slots hold: each shape once."""
+        first: dict[tuple[Kind, int, int | None], Instruction] = {}
+        for instruction in instructions:
+            action = instruction.action
+            if action.kind in _COMPUTE:
+                first.setdefault((action.kind, action.stage, action.slice), instruction)
+        for instruction in first.values():
+            self.compute(instruction)()
+        self.losses_MP.zero_()
 
     def free(self, instruction: Instruction) -> Operation:
         """Nothing to do, since a slot's place is the Program's affair; poisons when asked to."""

@@ -8,6 +8,7 @@ import gc
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 _PROCESS = Path("/proc/self")
 _RESET_PEAK_RSS = "5"
@@ -53,6 +54,11 @@ def tensor_bytes(device: torch.device) -> int:
 def peak_tensor_bytes(device: torch.device) -> int:
     """`tensor_bytes` at the worst moment since the last reset."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status_bytes("VmHWM")
+
+
+def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of the host from which ``device`` copies while the host goes on: pinned for CUDA. Nothing else pins."""
+    return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def release_unused(device: torch.device) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from penstock.core.errors import UserError
 from penstock.core.job import Decay, TrainingSpec
 from penstock.trainer.parameters import FlatParameters
 
@@ -54,29 +54,24 @@ class AdamW:
     def num_steps(self, count: int) -> None:
         self._num_steps.fill_(count)
 
-    def step(self, step: int, squared_norm: float) -> float:
-        """Clip by the global norm, update, clear the gradient; returns the norm before clipping.
+    def step(self, step: int, squared_norm: Tensor) -> None:
+        """Clip by the global norm, update, clear the gradient; the host never waits for the device.
 
-        ``squared_norm`` is the sum over all ranks of squared gradients, tied copies counted once. Raises `UserError`,
-        with the weights as they were, if it is not finite: a retry would come to the same.
+        ``squared_norm``, a scalar on the parameters' device, is the sum over all ranks of squared gradients, tied
+        copies counted once. If it has no finite root, weights, moments and the number of steps stay as they were.
         """
-        norm = math.sqrt(squared_norm)
-        if not math.isfinite(norm):
-            raise UserError(
-                what=f"training diverged: the gradient's norm in step {step} is {norm}",
-                where="spec.training.optimizer.learningRate",
-                remedy="lower it, or raise warmupSteps; the same job would diverge again",
-            )
-        if norm > self._training.clip:
-            self._parameters.gradient_flat.mul_(self._training.clip / (norm + 1e-6))
-        self._num_steps += 1
+        norm = squared_norm.sqrt()
+        clip = torch.full_like(norm, self._training.clip)  # a number over a tensor would be rounded twice
+        factor = torch.where(norm > clip, clip / (norm + 1e-6), 1.0)
+        self._parameters.gradient_flat.mul_(factor)
+        is_unusable = torch.logical_not(norm.isfinite()).to(self._num_steps.dtype)
+        self._num_steps += 1 - is_unusable
         for part, weight_decay in self._ranges:
-            self._update(part, learning_rate(self._training, step), weight_decay)
+            self._update(part, learning_rate(self._training, step), weight_decay, is_unusable)
         self._parameters.gradient_flat.zero_()
         self._parameters.refresh_compute()
-        return norm
 
-    def _update(self, part: slice, rate: float, weight_decay: float) -> None:
+    def _update(self, part: slice, rate: float, weight_decay: float, is_unusable: Tensor) -> None:
         optimizer = self._training.optimizer
         torch.ops.aten._fused_adamw_(
             [self._parameters.master_flat[part]],
@@ -92,4 +87,5 @@ class AdamW:
             eps=optimizer.epsilon,
             amsgrad=False,
             maximize=False,
+            found_inf=is_unusable,
         )

@@ -37,7 +37,8 @@ _FORWARD = frozenset({Kind.F, Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, K
 class Batch:
     """One replica's share of a step: token ids and shifted labels, int64 [num_microbatches x microbatch, S].
 
-    A label below 0 counts for nothing. ``num_valid_tokens``, at least one, counts the others over *all* replicas.
+    A label below 0 counts for nothing. ``num_valid_tokens``, at least one, counts the others over *all* replicas. The
+    tensors stay as they are until the step's end: from pinned memory they are copied while the step goes on.
     """
 
     token_ids: Tensor
@@ -95,16 +96,32 @@ class Runtime:
         self._chooses = mesh.replica(rank) == 0
         self._bind = bind
 
-    def train_step(self, step: int, batch: Batch, recorder: Recorder = SILENT) -> Totals:
-        """Forward and backward of the whole batch, reductions, optimizer step.
+    def warm_up(self) -> None:
+        """Run every kernel of a step once, so that no step loads kernels, sets up libraries or allocates for the first
+        time. All ranks call it together, when no message is under way; weights and moments stay as they are.
 
-        Raises `RunError` naming rank, step, action and channel when anything fails, a lost peer included.
+        Order: compute, on whatever lies in the arena; then the reductions, in the Program's order; then the optimizers.
+        """
+        instructions = self._program.instructions
+        self._executor.warm_up(instructions)
+        for instruction in instructions:
+            if instruction.action.kind is Kind.REDUCE:
+                self._executor.reduce(instruction)()
+        self._closing.warm_up()
+
+    def train_step(
+        self, step: int, batch: Batch, recorder: Recorder = SILENT, meanwhile: Callable[[], object] | None = None
+    ) -> Totals:
+        """Forward and backward of the whole batch, reductions, optimizer step. The device is idle when it returns.
+
+        ``meanwhile`` is what the host does once everything was launched, while the device works. Raises `RunError`
+        naming rank, step, action and channel when anything fails, a lost peer included.
         """
         shape = self._executor.token_ids_MBS.shape
-        self._executor.token_ids_MBS.copy_(batch.token_ids.view(shape))
-        self._executor.labels_MBS.copy_(batch.labels.view(shape))
+        self._executor.token_ids_MBS.copy_(batch.token_ids.view(shape), non_blocking=True)
+        self._executor.labels_MBS.copy_(batch.labels.view(shape), non_blocking=True)
         self._executor.gradient_scale = 1.0 / batch.num_valid_tokens
-        self._closing.begin(step)
+        self._closing.begin(step, meanwhile)
         self._training.run(step, recorder)
         return self._closing.totals
 

@@ -15,8 +15,9 @@ from penstock.core.residency import NUM_PLACES
 from penstock.planner.realise import fitting_program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
-from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh, everyone, open_transport
+from penstock.trainer.data.batches import Ids
+from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
@@ -28,6 +29,7 @@ from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker
 
 VALIDATION_SEQUENCES = 16
+CPU = torch.device("cpu")
 
 
 class Session:
@@ -35,7 +37,6 @@ class Session:
 
     def __init__(self, run: RunDir, worker: Worker) -> None:
         self.run, self.worker = run, worker
-        self.clock = device_clock(worker.device)
         self.job: PipelineJob = run.read_job()
         self.plan: Plan = run.read_plan()
         require_runnable(self.plan, self.job, worker.num_ranks)
@@ -47,6 +48,7 @@ class Session:
         self.mesh = Mesh(dp=self.plan.dp, pp=self.plan.pp)
         prepared = open_data(run)
         self._training = training_batches(self.job, prepared)
+        self._feed = BatchFeed(self._share, (self._num_samples, self.plan.sequence_length), worker.device)
         self._validation = validation_batches(self.job, prepared, VALIDATION_SEQUENCES)
         own = self.program.ranks[self.mesh.pipeline_rank(worker.rank)]
         self._stages = build_stages(self.plan, own, device=worker.device, seed=self.job.spec.training.seed)
@@ -77,9 +79,28 @@ class Session:
 
     def batch(self, step: int) -> Batch:
         """The replica's share of a step."""
-        share = self.plan.num_microbatches * self.plan.microbatch
-        ids, labels = self._training.batch(step, self.mesh.replica(self.worker.rank) * share, share)
-        return Batch(token_ids=torch.from_numpy(ids), labels=torch.from_numpy(labels), num_valid_tokens=self.num_tokens)
+        ids, labels = self._feed.take(step)
+        return Batch(token_ids=ids, labels=labels, num_valid_tokens=self.num_tokens)
+
+    def read_ahead(self, step: int) -> None:
+        """Use the time in which the device works: read a step's batch, if there is such a step."""
+        if step < self.job.spec.training.steps:
+            self._feed.read_ahead(step)
+
+    def warm_up(self) -> None:
+        """Load the kernels of a step on CUDA before the first one; on CPU a process has them from its start.
+
+        It comes after all that gives freed memory back, such as restoring: what it allocates is kept for the steps.
+        """
+        if self.worker.device.type == "cuda":
+            self.runtime.warm_up()
+
+    @property
+    def _num_samples(self) -> int:
+        return self.plan.num_microbatches * self.plan.microbatch
+
+    def _share(self, step: int) -> tuple[Ids, Ids]:
+        return self._training.batch(step, self.mesh.replica(self.worker.rank) * self._num_samples, self._num_samples)
 
     def validation_loss(self, step: int) -> float:
         """Nats per token over the held-out windows, shared out among the replicas."""
@@ -145,7 +166,7 @@ class Session:
             keep=self.job.spec.checkpoint.keep,
             group=self.everyone,
         )
-        release_unused(self.worker.device)  # copies on their way to the disk
+        release_unused(CPU)  # copies on their way to the disk; what a device keeps, the next step takes again
         return saved
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:

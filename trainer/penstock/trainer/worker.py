@@ -87,6 +87,7 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
     if device == "cuda":
         place = own_device(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count())
         torch.cuda.set_device(place)
+        state_precision()
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=place)
     else:
         dist.init_process_group("gloo")
@@ -98,6 +99,17 @@ def _join(device: str, status: StatusFile, stop: StopFlag) -> Worker:
         status=status,
         stop_requested=stop,
     )
+
+
+def state_precision() -> None:
+    """How CUDA computes, said here and nowhere else, whatever the defaults of the PyTorch that is installed.
+
+    Products of fp32 are fp32: no TF32. Products of bf16 are summed in fp32, also where cuBLAS splits a sum. Kernels
+    that add in no fixed order are allowed: attention's backward and the embedding's gradient on CUDA have no others.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.use_deterministic_algorithms(mode=False)
 
 
 def own_device(local_rank: int, num_devices: int) -> torch.device:

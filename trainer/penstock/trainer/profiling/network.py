@@ -103,8 +103,8 @@ def optimizer_sizes(precision: Precision, available_bytes: int) -> tuple[int, ..
 
 
 def _step(parameters: FlatParameters, optimizer: AdamW) -> None:
-    norm = float(torch.linalg.vector_norm(parameters.gradient_flat))  # torch.dot takes at most 2^31 elements on CUDA
-    optimizer.step(0, norm**2)
+    norm = torch.linalg.vector_norm(parameters.gradient_flat)  # torch.dot takes at most 2^31 elements on CUDA
+    optimizer.step(0, norm.double().square())
 
 
 def measure_instruction(groups: ProcessGroups, rank: int, num_ranks: int) -> float:
