@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass
 
 from penstock.core.errors import RunError, UserError
+from penstock.core.fitness import require_device_memory
 from penstock.core.job import Device, JobSpec
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest
 from penstock.core.model import ModelSpec
 from penstock.core.profile import MachineKey
-from penstock.core.units import format_bytes
 from penstock.trainer.launch import seeing
 
 
@@ -77,23 +77,14 @@ def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
             where="spec.resources.ranks",
             remedy=f"write ranks: {answer.num_cuda_devices}, or run where there are more devices",
         )
-    _require_memory(spec, answer.device_bytes)
+    if spec.resources.device is Device.CUDA and answer.device_bytes is not None:
+        require_device_memory(spec.resources.memory_per_rank, answer.device_bytes)
     return Identity(
         key=answer.key,
         model_digest=answer.model_digest,
         precision=spec.training.precision,
         num_ranks=spec.resources.ranks,
     )
-
-
-def _require_memory(spec: JobSpec, device_bytes: int | None) -> None:
-    wanted = spec.resources.memory_per_rank
-    if spec.resources.device is Device.CUDA and device_bytes is not None and wanted > device_bytes:
-        raise UserError(
-            what=f"{format_bytes(wanted)} is more than the {format_bytes(device_bytes)} of a device here",
-            where="spec.resources.memoryPerRank",
-            remedy=f"write at most {format_bytes(device_bytes)}, less what CUDA itself takes",
-        )
 
 
 def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:

@@ -5,10 +5,12 @@ Of which machine they are is for the caller to compare: only PyTorch knows what 
 
 from __future__ import annotations
 
+from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
 from penstock.core.profile import MachineKey, Profile, digest
+from penstock.core.units import MEBIBYTE, format_bytes
 
 OLDEST_SECONDS = 7 * 86_400
 LONGEST_BATCH = 4
@@ -21,6 +23,16 @@ def model_digest(model: ModelSpec, sequence_length: int) -> str:
     dimensions = model.to_manifest()
     del dimensions["layers"]
     return digest({**dimensions, "sequenceLength": sequence_length})
+
+
+def require_device_memory(memory_per_rank: int, device_bytes: int) -> None:
+    """Raise `UserError` if a rank may take more than the ``device_bytes`` of its CUDA device."""
+    if memory_per_rank > device_bytes:
+        raise UserError(
+            what=f"{format_bytes(memory_per_rank)} is more than the {format_bytes(device_bytes)} of a device here",
+            where="spec.resources.memoryPerRank",
+            remedy=f"write at most {device_bytes // MEBIBYTE}Mi, less what CUDA itself takes",
+        )
 
 
 def subject(machine: MachineKey, model: str, precision: Precision, num_ranks: int) -> str:

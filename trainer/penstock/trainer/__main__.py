@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from penstock.core.errors import UserError
+from penstock.core.fitness import require_device_memory
 from penstock.core.job import Device
 from penstock.core.plan import Plan
 from penstock.trainer.rundir import RunDir, write_json
@@ -44,7 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{mistake}\n")
         return 2
     with torch.no_grad():  # gradients are written out by hand in the units
-        return run_worker(functools.partial(command, run, options), device=device.value, status_folder=run.status)
+        return run_worker(functools.partial(_run, command, run, options), device=device.value, status_folder=run.status)
+
+
+def _run(command: Command, run: RunDir, options: argparse.Namespace, worker: Worker) -> None:
+    """Run ``command`` where the rank's device has the memory that the job may take: a pod asks only here."""
+    if worker.device.type == "cuda":
+        total = torch.cuda.get_device_properties(worker.device).total_memory
+        require_device_memory(run.read_job().spec.resources.memory_per_rank, total)
+    command(run, options, worker)
 
 
 def _take_seats(plan: Plan) -> None:
