@@ -107,5 +107,9 @@ class ProgramError(PenstockError):
         super().__init__(reason if rank is None else f"rank {rank}, {action}: {reason}\n\n{grid}")
 
 
+class TooManyKernelsError(ProgramError):
+    """A Program that would run on CPU, but may need more communication kernels at once than a CUDA device holds."""
+
+
 class NoRoomError(ProgramError):
     """A Program that would run, but takes more memory than ``rank`` has."""

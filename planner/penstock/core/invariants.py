@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.core.errors import NoRoomError, ProgramError
+from penstock.core.errors import NoRoomError, ProgramError, TooManyKernelsError
 from penstock.core.grid import draw
 from penstock.core.lifetimes import ViolationError
 from penstock.core.machine import Machine, Pipeline, RankState, Wait
@@ -53,7 +53,8 @@ def prove(
     With ``sizes`` every slot must have exactly those bytes; without, slots are taken at their word, and those that
     differ only in their micro-batch must be equally large. ``memory_limit_bytes`` is what each rank has for its arena
     and transients; `NoRoomError` says that only that is short. ``num_places`` is how many communication kernels a CUDA
-    device holds at once: then no kernel that can start ever waits for a place (`penstock.core.residency`).
+    device holds at once: then no kernel that can start ever waits for a place (`penstock.core.residency`);
+    `TooManyKernelsError` says that only these are too many.
     """
     pipeline = _survey(program, sizes)
     _check_reductions(program, pipeline.stage_ranks)
@@ -164,7 +165,7 @@ def _check_places(machine: Machine, program: Program, num_places: int) -> None:
             reason = (
                 f"may be kernel {most.num_kernels} that waits for its peer on a device with places for {num_places}"
             )
-            raise _refusal(machine, rank, reason)
+            raise _refusal(machine, rank, reason, TooManyKernelsError)
 
 
 def _deadlock(machine: Machine, waits: Sequence[Wait | None]) -> ProgramError:

@@ -9,7 +9,7 @@ from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
 from penstock.core.units import MEBIBYTE, format_bytes, to_seconds
 from penstock.planner.candidates import Candidate
-from penstock.planner.evaluate import Simulated, owners_of
+from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import alternatives, reasons
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
@@ -40,7 +40,7 @@ class Decision:
 
 def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None) -> Decision:
     """The best plan for ``problem``; raises `UserError` when nothing fits or what is pinned cannot run."""
-    check_pins(problem)
+    check_pins(problem, DEFAULT_RECEIVE_AHEAD)
     if next(meshes(problem), None) is None:
         raise UserError(
             what=f"no division of {problem.num_devices} ranks, {problem.global_batch} sequences obeys what is pinned",
@@ -114,7 +114,7 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
             needs.append((max(evaluation.peak_bytes), evaluation.candidate.label))
             continue
         if program is not None:
-            prove_plan(draft, program, _room(problem, evaluation.candidate))
+            prove_plan(draft, program, _room(problem, evaluation.candidate), num_places=problem.num_places)
         plan = dataclasses.replace(
             draft,
             program_digest=program.digest if program else "",

@@ -11,6 +11,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import ParallelismSpec
 from penstock.core.schedule import Schedule
 from penstock.planner.problem import Problem, imported_schedule, stage_counts
+from penstock.planner.realise import require_places
 from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import Stages
 
@@ -23,9 +24,12 @@ def pinned_stages(blocks: Sequence[float], num_units: int) -> Stages:
     return tuple(itertools.pairwise(bounds))
 
 
-def check_pins(problem: Problem) -> None:
-    """Raise `UserError` if what is pinned cannot run, whatever the planner chooses for the rest."""
-    _check_schedule(problem)
+def check_pins(problem: Problem, receive_ahead: int) -> None:
+    """Raise `UserError` if what is pinned cannot run, whatever the planner chooses for the rest.
+
+    Plans post ``receive_ahead`` receives of a channel before they are needed.
+    """
+    _check_schedule(problem, receive_ahead)
     _check_degrees(problem)
     _check_stages(problem)
 
@@ -53,7 +57,7 @@ def _check_degrees(problem: Problem) -> None:
         )
 
 
-def _check_schedule(problem: Problem) -> None:
+def _check_schedule(problem: Problem, receive_ahead: int) -> None:
     pinned, imported = problem.pinned, imported_schedule(problem.pinned)
     if isinstance(pinned.schedule, str):
         find(pinned.schedule)
@@ -73,6 +77,8 @@ def _check_schedule(problem: Problem) -> None:
                 where=f"{PINNED}.schedule",
                 remedy=f"write the schedule for {told} {name}, or pin others",
             )
+    if problem.num_places is not None:
+        require_places(imported, receive_ahead, problem.num_places, f"{PINNED}.schedule")
 
 
 def _shares(problem: Problem) -> set[int]:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec, Objective, ParallelismSpec
+from penstock.core.job import Device, JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
+from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.schedules.registry import find
@@ -56,6 +57,8 @@ class Problem:
     """Every device's; empty where each device has a host of its own."""
     device_memory_bytes: int = 2**63 - 1
     """What the limit can be raised to."""
+    num_places: int | None = None
+    """Communication kernels that a CUDA device holds at once (`penstock.core.residency`); none for ranks on CPU."""
     link_tolerance: float = 1.0
     """The factor within which links count as alike; measurements scatter."""
     profile_digest: str = ""
@@ -105,6 +108,7 @@ def common_fields(spec: JobSpec) -> dict[str, Any]:
         "sequence_length": spec.data.sequence_length,
         "global_batch": spec.training.global_batch,
         "pinned": spec.parallelism,
+        "num_places": NUM_PLACES if spec.resources.device is Device.CUDA else None,
         "objective": spec.objective,
         "price_per_device_hour": spec.price_per_device_hour,
     }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, pairwise
 
-from penstock.core.errors import NoRoomError, UserError
+from penstock.core.errors import NoRoomError, TooManyKernelsError, UserError
 from penstock.core.invariants import prove
+from penstock.core.layout import ALIGNMENT_BYTES, SlotKind
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program, SlotSizes
@@ -42,6 +45,8 @@ def fitting_program_of(plan: Plan, memory_per_rank: int, *, num_places: int | No
         prove_plan(plan, program, [memory_per_rank - each for each in beside] or None, num_places=num_places)
     except NoRoomError:
         raise _too_large(program, beside, memory_per_rank) from None
+    except TooManyKernelsError as error:
+        raise too_many_kernels(error, "plan") from None
     return program
 
 
@@ -99,6 +104,37 @@ def _too_large(program: Program, beside: Sequence[int], memory_per_rank: int) ->
         what=f"the plan needs {format_bytes(needed)} on rank {rank}, {format_bytes(memory_per_rank)} are allowed",
         where="spec.resources.memoryPerRank",
         remedy=f"allow {-(-needed // MEBIBYTE)}Mi, or pin a smaller microBatch or more slices",
+    )
+
+
+def require_places(schedule: Schedule, receive_ahead: int, num_places: int, where: str) -> None:
+    """Raise `UserError` if a rank of ``schedule`` may need more than ``num_places`` communication kernels at once.
+
+    That depends on the order of actions and not on sizes. A rank needs no more than it has channels, two each way where
+    stages meet: this spares most schedules the proof.
+    """
+    borders = {(a, b) for a, b in pairwise(schedule.stage_ranks) if a != b}
+    if 2 * max(Counter(chain.from_iterable(borders)).values(), default=0) <= num_places:
+        return
+    slices = (1,) * schedule.num_slices
+    try:
+        prove(
+            lower(schedule, _equal_bytes, slices=slices, receive_ahead=receive_ahead, dp=False), num_places=num_places
+        )
+    except TooManyKernelsError as error:
+        raise too_many_kernels(error, where) from None
+
+
+def _equal_bytes(kind: SlotKind, stage: int, tokens: int) -> int:
+    return ALIGNMENT_BYTES
+
+
+def too_many_kernels(error: TooManyKernelsError, where: str) -> UserError:
+    """The mistake behind a Program that CUDA devices may hang in."""
+    return UserError(
+        what=f"cannot run on CUDA, where devices would wait for each other forever: {error}",
+        where=where,
+        remedy="let each rank exchange messages with fewer others, or run it on device: cpu",
     )
 
 
