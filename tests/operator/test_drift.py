@@ -9,7 +9,7 @@ import pytest
 from penstock.core.lifecycle import REPLAN_AFTER_DRIFT_SECONDS, AttemptState, Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import STOP_ANNOTATION
-from penstock.kube.resources import PODS
+from penstock.kube.resources import JOBS, PODS
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.one_job import NODES, condition, end_all, example, measured_again, running, word
 from tests.support.operating import Operating, measured
@@ -80,6 +80,55 @@ def test_where_the_new_prediction_is_wrong_too_it_stays(operating: Operating) ->
     trained(operating, uid, 3 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
     assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.TRUE, "Slower")
     assert not is_asked_to_stop(operating)
+
+
+def written_by_0_1_0(operating: Operating, uid: str) -> None:
+    """The job has the status that 0.1.0 would have written, without the time of the first comparison; a new operator."""
+    job = next(each for each in operating.kube.all(JOBS) if each["metadata"]["uid"] == uid)
+    del job["status"]["plan"]["comparedSince"]
+    operating.kube.touch(job)
+    operating.restart()
+
+
+@pytest.mark.parametrize("drifts_before", [True, False])
+def test_what_0_1_0_compared_for_long_is_no_wrong_prediction_after_the_upgrade(
+    operating: Operating, drifts_before: bool
+) -> None:
+    """Steps came as predicted for long; they are slower since shortly before the upgrade, or since it."""
+    uid = running(operating, **ALLOWED)
+    trained(operating, uid, 2 * REPLAN_AFTER_DRIFT_SECONDS, 1.0, ref="measured")
+    if drifts_before:
+        trained(operating, uid, REPORT_SECONDS, SLOWER, ref="measured")
+    written_by_0_1_0(operating, uid)
+    trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
+    plan = operating.status(uid).plan
+    assert plan is not None
+    assert not plan.mispredicted
+    trained(operating, uid, 2 * REPORT_SECONDS, SLOWER, ref="measured")
+    assert is_asked_to_stop(operating)
+
+
+def test_what_0_1_0_found_off_from_the_first_step_stays_a_wrong_prediction(operating: Operating) -> None:
+    uid = running(operating, **ALLOWED)
+    trained(operating, uid, REPLAN_AFTER_DRIFT_SECONDS / 2, SLOWER, ref="measured")
+    written_by_0_1_0(operating, uid)
+    trained(operating, uid, 2 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
+    plan = operating.status(uid).plan
+    assert plan is not None
+    assert plan.mispredicted
+    assert not is_asked_to_stop(operating)
+
+
+def test_what_0_1_0_compared_nothing_of_is_compared_from_its_first_step_on(operating: Operating) -> None:
+    uid = running(operating, **ALLOWED)
+    operating.now += 2 * REPLAN_AFTER_DRIFT_SECONDS
+    operating.kube.report(uid, attempt=1, epoch=1, step=1)
+    operating.turn()
+    operating.restart()
+    trained(operating, uid, 3 * REPLAN_AFTER_DRIFT_SECONDS, SLOWER, ref="measured")
+    plan = operating.status(uid).plan
+    assert plan is not None
+    assert plan.mispredicted
 
 
 def test_where_its_first_steps_come_late_the_new_prediction_is_wrong_too(operating: Operating) -> None:

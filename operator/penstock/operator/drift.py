@@ -12,6 +12,8 @@ from penstock.operator.facts import Facts
 
 DRIFTED_RATIO, SETTLED_RATIO = 1.3, 1.15
 """What has drifted has to come well back, or it would waver."""
+BEGINNING = "Beginning"
+"""Reason of `Drifted=False` while no step of the attempt was compared yet."""
 
 
 def step_seconds(facts: Facts) -> tuple[float, float] | None:
@@ -58,7 +60,7 @@ def judged(status: JobStatus, facts: Facts, now: float) -> JobStatus:
         return status
     plan = status.plan
     if plan.compared_since is None:
-        plan = dataclasses.replace(plan, compared_since=now)
+        plan = dataclasses.replace(plan, compared_since=_compared_since(facts, plan) or now)
     since = drifted_since(status)
     if since is not None and now >= since + lifecycle.REPLAN_AFTER_DRIFT_SECONDS and _is_own(plan, facts, since):
         plan = dataclasses.replace(plan, mispredicted=True)
@@ -70,6 +72,19 @@ def _is_own(plan: PlanStatus | None, facts: Facts, since: float) -> bool:
 
     The attempt's start says nothing here: its first step may come long after it, on a slow machine or with long steps.
     """
-    if plan is None or plan.compared_since is None or facts.progress is None or not facts.progress.profile_ref:
+    compared_since = _compared_since(facts, plan)
+    if compared_since is None or facts.progress is None or not facts.progress.profile_ref:
         return False
-    return since < plan.compared_since + lifecycle.REPLAN_AFTER_DRIFT_SECONDS
+    return since < compared_since + lifecycle.REPLAN_AFTER_DRIFT_SECONDS
+
+
+def _compared_since(facts: Facts, plan: PlanStatus | None) -> float | None:
+    """Since when steps of the attempt are compared with its prediction; none before the first comparison.
+
+    Version 0.1.0 kept no such time, and counted from the begin of the phase. Its conditions say whether it compared.
+    """
+    if plan is None or plan.compared_since is not None:
+        return plan.compared_since if plan else None
+    status, drifted = facts.status, facts.status.condition(ConditionType.DRIFTED)
+    is_compared = status.phase is Phase.RUNNING and drifted is not None and drifted.reason != BEGINNING
+    return status.phase_entered_at if is_compared else None

@@ -25,7 +25,7 @@ from penstock.core.status import Condition, ConditionStatus, ConditionType, JobS
 from penstock.core.units import format_seconds
 from penstock.kube.transport import KubeError
 from penstock.operator import places
-from penstock.operator.drift import DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
+from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
 from penstock.operator.facts import Facts
 from penstock.operator.remedies import clocks_differ
 from penstock.operator.waiting import held, hindrance, missing_pods, placed_ranks, placement_since, unstarted_pods
@@ -212,7 +212,7 @@ def _drifted(facts: Facts) -> Condition | None:
     before, seconds = status.condition(ConditionType.DRIFTED), step_seconds(facts)
     if seconds is None:
         begins = status.phase is Phase.RUNNING and (progress is None or progress.step < WARM_UP_STEPS)
-        return _condition(ConditionType.DRIFTED, False, "", "Beginning", "") if begins and before is not None else None
+        return _condition(ConditionType.DRIFTED, False, "", BEGINNING, "") if begins and before is not None else None
     was_drifted = before is not None and before.status is ConditionStatus.TRUE
     if ratio(*seconds) <= (SETTLED_RATIO if was_drifted else DRIFTED_RATIO):
         return _condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
