@@ -14,9 +14,10 @@ from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import LOST, MOST_LAST_WORDS, MOST_LINE_CHARACTERS
 from penstock.api.service import Service
 from penstock.api.store import jobs
+from penstock.core import limits
 from penstock.core.lifecycle import STALL_LEAST_SECONDS, AttemptState, Phase
 from penstock.core.supervision import AttemptReport
-from tests.support.executing import World
+from tests.support.executing import WHOLE_LIFE, World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, VANISHES, Script
 from tests.support.service import Clock, new_service
 
@@ -279,6 +280,47 @@ def test_a_manifest_that_is_no_longer_understood_can_be_deleted(world: World) ->
     world.delete(bad)
     world.turn()
     assert world.job(bad).deleted_at is not None
+
+
+def exceed_a_limit(world: World, uid: str) -> None:
+    """The stored manifest has a number that this version takes from nobody, as one of an older version may have."""
+    stored = world.job(uid)
+    spec = {**stored.manifest["spec"], "checkpoint": {"keep": limits.EXACT + 1}}
+    changed = {"manifest": {**stored.manifest, "spec": spec}, "generation": stored.generation + 1}
+    world.service.write(uid, lambda connection: jobs.add_event(connection, uid, "spoilt", {}, world.clock(), **changed))
+
+
+@pytest.mark.parametrize("phase", [Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING])
+def test_a_live_attempt_goes_on_though_its_manifest_exceeds_a_newer_limit(world: World, phase: Phase) -> None:
+    uid = world.submit()
+    world.until(uid, phase)
+    world.turn()  # it has a supervisor by now
+    exceed_a_limit(world, uid)
+    world.restart()
+    assert world.until(uid, Phase.SUCCEEDED).attempt == 1
+    assert world.phases(uid) == WHOLE_LIFE
+    assert world.supervisors.asked.count(("end", 1)) == 1, "it was ended before it had ended"
+
+
+def test_a_live_attempt_beyond_a_newer_limit_can_be_suspended(world: World) -> None:
+    world.supervisors.scripts = [RUNS_ON, Script()]
+    uid = world.submit()
+    world.until(uid, Phase.RUNNING)
+    exceed_a_limit(world, uid)
+    world.suspend(uid)
+    assert world.until(uid, Phase.SUSPENDED).failures == 0
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.RECOVERING])
+def test_no_attempt_is_launched_by_a_manifest_beyond_a_limit(world: World, phase: Phase) -> None:
+    world.supervisors.scripts = [FAILS]
+    uid = world.submit()
+    if phase is Phase.RECOVERING:
+        world.until(uid, Phase.RUNNING)
+    exceed_a_limit(world, uid)
+    refused = world.until(uid, Phase.FAILED)
+    assert (refused.phase_reason, refused.attempt) == ("InvalidSpec", int(phase is Phase.RECOVERING))
+    assert "spec.checkpoint.keep" in refused.phase_message
 
 
 def test_a_database_that_is_away_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

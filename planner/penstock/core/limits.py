@@ -34,8 +34,12 @@ MOST_SLICES = 65_536
 MOST_STAGES = 1024
 MOST_CHARACTERS = 1024
 MOST_PATH_CHARACTERS = 4096
-MOST_ITEMS = 64
-MOST_PROPERTIES = 32
+MOST_ITEMS = MOST_PROPERTIES = 65_536
+"""Of what a pod takes: variables, tolerations, node labels. An apiserver stores no object above 1.5 MiB, and an item of
+24 bytes, such as `{"name":"A","value":""}`, then fits 65,536 times: no cluster can run a job with more.
+"""
+MOST_VARIABLE_CHARACTERS = 131_072
+"""Linux starts no program with a longer string (MAX_ARG_STRLEN, execve(2))."""
 MOST_LABELS = 1024
 MOST_ANNOTATION_CHARACTERS = 262_144
 MOST_SCHEDULE_CHARACTERS = 16 * 2**20
@@ -174,7 +178,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     },
     "KeyRef": {"name": _name(names.SUBDOMAIN), "key": _name(names.DATA_KEY)},
     "FieldRef": {"fieldPath": _text()},
-    "EnvVar": {"name": _name(names.VARIABLE), "value": _text(32_768)},
+    "EnvVar": {"name": _name(names.VARIABLE), "value": _text(MOST_VARIABLE_CHARACTERS)},
     "ClaimTemplate": {
         "size": _SOME_BYTES,
         "storageClass": _name(names.SUBDOMAIN, may_be_empty=True),

@@ -20,7 +20,8 @@ import itertools
 import math
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
 from penstock.core.errors import MOST_MISTAKES, MOST_SHOWN, UserError, mistakes_in, raise_all, shown
@@ -92,11 +93,29 @@ def _field(declared: dataclasses.Field[Any], annotation: Any, limit: Limit | Non
     )
 
 
+_are_limits_lifted: ContextVar[bool] = ContextVar("_are_limits_lifted", default=False)
+
+
+@contextlib.contextmanager
+def limits_lifted() -> Iterator[None]:
+    """Hold nothing that is read in the block to `penstock.core.limits`.
+
+    For an attempt that runs: the version that launched it took its manifest, and a later limit is no reason to end it.
+    """
+    token = _are_limits_lifted.set(True)
+    try:
+        yield
+    finally:
+        _are_limits_lifted.reset(token)
+
+
 def require_limits(owner: Any) -> None:
     """Raise `UserError` for all fields of ``owner`` beyond their ranges in `penstock.core.limits`.
 
     Numbers and lengths are checked. Patterns and choices are the types' own, which know better remedies.
     """
+    if _are_limits_lifted.get():
+        return
     mistakes = []
     for name, field in _fields(typing.cast(Hashable, type(owner))).items():
         if field.limit is None:
@@ -136,7 +155,7 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
 
 
 def _read_field(field: _Field, given: Any, path: str) -> Any:
-    if field.limit is not None:
+    if field.limit is not None and not _are_limits_lifted.get():
         require_length(given, field.limit, path)
     is_read = type(given) is field.plain and not (isinstance(given, int) and given.bit_length() > _MOST_BITS)
     return given if is_read else field.read(given, path)

@@ -102,7 +102,7 @@ class Executor:
         self._machine, self._name, self._reports, self._may_launch = machine, name, reports, may_launch
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
-        self._specs: dict[str, tuple[int, JobSpec]] = {}
+        self._specs: dict[str, tuple[tuple[int, bool], JobSpec]] = {}
         self._began_at = service.clock()
         self._expiry_look_at = self._began_at
 
@@ -163,10 +163,12 @@ class Executor:
             self._enter(stored, entered, self._service.clock())
 
     def _spec(self, stored: StoredJob) -> JobSpec:
-        """Parsing costs more than all else of a look, and a spec changes with its generation alone."""
-        known = self._specs.get(stored.uid)
-        if known is None or known[0] != stored.generation:
-            known = self._specs[stored.uid] = (stored.generation, stored.job.spec)
+        """Parsing costs more than all else of a look. A spec changes with its generation alone, and is held to limits
+        unless an attempt is live.
+        """
+        key, known = (stored.generation, stored.phase in LIVE), self._specs.get(stored.uid)
+        if known is None or known[0] != key:
+            known = self._specs[stored.uid] = (key, stored.job.spec)
         return known[1]
 
     def _folder(self, stored: StoredJob) -> AttemptFolder:

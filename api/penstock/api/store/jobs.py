@@ -9,6 +9,7 @@ import base64
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -36,7 +37,8 @@ from penstock.api.store.schema import events, job_labels, jobs, log_lines, point
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.failure import LAST_WORDS
 from penstock.core.job import PipelineJob
-from penstock.core.lifecycle import Phase, enter
+from penstock.core.lifecycle import LIVE, Phase, enter
+from penstock.core.manifest import limits_lifted
 
 MOST_PER_PAGE = 500
 KEPT_OF_REPORTS = ("loss", "step_seconds", "last_checkpoint")
@@ -110,8 +112,12 @@ class StoredJob:
 
     @property
     def job(self) -> PipelineJob:
-        """The job as core knows it."""
-        return PipelineJob.from_manifest(self.manifest)
+        """The job as core knows it; raises `UserError` for a manifest that this version does not take.
+
+        While an attempt is live, limits that came after its launch are none.
+        """
+        with limits_lifted() if self.phase in LIVE else nullcontext():
+            return PipelineJob.from_manifest(self.manifest)
 
     @property
     def num_steps(self) -> int:
