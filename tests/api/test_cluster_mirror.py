@@ -15,12 +15,14 @@ from penstock.api.cluster.mirror import MirrorError
 from penstock.api.cluster.sighting import sighting
 from penstock.api.store import changes, jobs, sightings
 from penstock.core.lifecycle import Phase
+from penstock.core.pod import CONFIDENCE_FILE, PLAN_FILE
 from penstock.kube.packing import packed
 from penstock.kube.resources import JOBS
 from penstock.kube.transport import Listing
 from tests.support.fake_apiserver import CLUSTER, FakeApiserver, Found
 from tests.support.on_cluster import OnCluster, instant, on_cluster
 from tests.support.poison import poison
+from tests.support.sample_run import confident_plan
 from tests.support.service import NOW, Clock, add_job, job_manifest
 from tests.support.small_plans import small_plan
 
@@ -308,6 +310,16 @@ class TestPlans:
         assert here.stored().plan_digest == plan.digest
         page = here.person("eve").get("/jobs/default/tiny", headers={"Accept": "text/html"})
         assert page.status_code == 200
+
+    def test_what_ranks_are_not_given_is_read_too(self, here: OnCluster) -> None:
+        plan = confident_plan()
+        files = {PLAN_FILE: packed(plan.for_ranks.to_manifest()), CONFIDENCE_FILE: packed(plan.confidence)}
+        metadata = {"name": "tiny-a1", "namespace": "default"}
+        here.fake.add("configmaps", {"metadata": metadata, "binaryData": files})
+        here.fake.add_job(job_manifest(), **self.planned(plan.digest))
+        here.mirror()
+        (found,) = self.plans(here)
+        assert (found["digest"], found["plan"]) == (plan.digest, plan.to_manifest())
 
     def test_it_is_read_once(self, here: OnCluster) -> None:
         plan = small_plan()

@@ -15,12 +15,14 @@ from penstock.api.service import Service
 from penstock.api.store import jobs, profiles
 from penstock.api.store.plans import revisions
 from penstock.core.lifecycle import AttemptState, Phase
+from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.supervision import AttemptReport
 from penstock.planning.questions import Answer
 from tests.support.executing import MOST_TURNS, WHOLE_LIFE, World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, Crash, CrashingService, Script
-from tests.support.sample_run import sample_plan
+from tests.support.old_fields import OF_A_PLAN, unknown_fields
+from tests.support.sample_run import confident_plan, sample_plan
 from tests.support.service import Clock, new_service
 
 
@@ -55,6 +57,22 @@ def test_the_supervisor_finds_the_job_its_order_and_the_plan(world: World) -> No
     assert attempt.binding is not None
     assert attempt.binding.plan_digest == sample_plan().digest
     assert {path.name for path in root.iterdir()} == {"job.yaml", "plan.json", "profile.json"}
+
+
+def test_an_attempt_is_given_a_plan_that_a_supervisor_of_0_1_0_reads(world: World) -> None:
+    """It refused a prediction with an interval: an attempt that was measuring during an upgrade failed."""
+    world.planner.answer = Answer(plan=confident_plan())
+    world.restart()
+    uid = world.submit()
+    world.until(uid, Phase.SUCCEEDED)
+    root = world.service.settings.runs / uid
+    given = json.loads((root / "plan.json").read_text())
+    assert unknown_fields(given, *OF_A_PLAN) == set()
+    binding = world.supervisors.attempts[AttemptFolder(root, 1)].binding
+    assert binding is not None
+    assert binding.plan_digest == Plan.from_manifest(given).digest
+    shown = world.service.read(lambda connection: revisions(connection, uid))
+    assert [made.plan for made in shown] == [confident_plan()]
 
 
 def test_a_profile_that_is_found_is_not_measured_again(world: World) -> None:

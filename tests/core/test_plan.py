@@ -21,6 +21,8 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds, to_nanoseconds, to_seconds
 from penstock.planner import yamltext
+from tests.support.old_fields import OF_A_PLAN, unknown_fields
+from tests.support.sample_run import confident_plan, sample_plan
 
 MODEL = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=16)
 LINK = LinkSpec(latency_seconds=1e-5, bytes_per_second=1e9)
@@ -89,6 +91,22 @@ def test_an_impossible_plan_is_refused(changes: dict[str, Any], where: str) -> N
     with pytest.raises(UserError) as caught:
         sound_plan(**changes)
     assert caught.value.where == where
+
+
+def test_ranks_of_0_1_0_read_the_plan_that_ranks_are_given() -> None:
+    plan = confident_plan()
+    assert unknown_fields(plan.to_manifest(), *OF_A_PLAN) == {"lowSeconds", "highSeconds", "warnings"}
+    given = plan.for_ranks.to_manifest()
+    assert unknown_fields(given, *OF_A_PLAN) == set()
+    assert Plan.with_confidence(given, plan.confidence) == plan
+    assert sample_plan().for_ranks == sample_plan()
+    assert Plan.with_confidence(given, {}) == plan.for_ranks
+
+
+@pytest.mark.parametrize("given", [[], {}, {"prediction": []}, {"prediction": None}, None])
+def test_parts_that_are_no_plan_are_refused(given: Any) -> None:
+    with pytest.raises(UserError):
+        Plan.with_confidence(given, {"lowSeconds": 1.0})
 
 
 def test_a_prediction_names_bytes_of_the_same_ranks_twice() -> None:

@@ -83,7 +83,7 @@ def test_where_the_new_prediction_is_wrong_too_it_stays(operating: Operating) ->
 
 
 def written_by_0_1_0(operating: Operating, uid: str) -> None:
-    """The job has the status that 0.1.0 would have written, without the time of the first comparison; a new operator."""
+    """The status is as 0.1.0 wrote it, which kept no time of the first comparison, and another operator begins."""
     job = next(each for each in operating.kube.all(JOBS) if each["metadata"]["uid"] == uid)
     del job["status"]["plan"]["comparedSince"]
     operating.kube.touch(job)

@@ -12,14 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.job import PipelineJob
-from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE, PLAN_FILE, POD_FILES, TOKEN_FILE
+from penstock.core.plan import Plan
+from penstock.core.pod import (
+    ADDRESS_FILE,
+    ATTEMPT_FILES,
+    CA_FILE,
+    CONFIDENCE_FILE,
+    JOB_FILE,
+    PLAN_FILE,
+    POD_FILES,
+    TOKEN_FILE,
+)
 from penstock.kube.packing import packed, unpacked
 from penstock.operator.manifests import claims, config_map, jobset, num_pods
 from penstock.operator.podspec import AGENT_BYTES, REPORTER_LIMITS, REPORTER_REQUESTS, pod_spec
 from penstock.operator.settings import Settings
 from tests.support.manifest_strategies import valid
 from tests.support.manifests import FULL, example, loaded
-from tests.support.sample_run import sample_plan
+from tests.support.old_fields import OF_A_PLAN, unknown_fields
+from tests.support.sample_run import confident_plan, sample_plan
 
 SETTINGS = Settings(image="penstock/trainer:1", service="https://service:8470", service_ca="-----BEGIN")
 GRACE = 75
@@ -273,6 +284,13 @@ class TestConfigMaps:
         assert "binaryData" not in config_map(job(), 1, SETTINGS)
         found = config_map(job(), 1, SETTINGS, sample_plan())
         assert unpacked(found["binaryData"][PLAN_FILE]) == sample_plan().to_manifest()
+
+    def test_the_plan_is_one_that_pods_of_0_1_0_read(self) -> None:
+        files = config_map(job(), 1, SETTINGS, confident_plan())["binaryData"]
+        assert unknown_fields(unpacked(files[PLAN_FILE]), *OF_A_PLAN) == set()
+        whole = Plan.with_confidence(unpacked(files[PLAN_FILE]), unpacked(files[CONFIDENCE_FILE]))
+        assert whole == confident_plan()
+        assert set(config_map(job(), 1, SETTINGS, sample_plan())["binaryData"]) == {PLAN_FILE}
 
     @given(st.recursive(st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=20))
     def test_packing(self, value: Any) -> None:

@@ -8,15 +8,17 @@ from collections.abc import Callable
 import pytest
 
 from penstock.core.lifecycle import AttemptState, Phase
+from penstock.core.plan import Plan
 from penstock.core.pod import JOB_FILE, PLAN_FILE
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.packing import unpacked
 from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
+from penstock.planning.questions import Answer
 from tests.support.fake_supervisors import CrashError, FakePlanner
 from tests.support.one_job import NODES, bindings, condition, end_all, example, running, word
 from tests.support.operating import Operating, measured
-from tests.support.sample_run import sample_plan, sample_profile
+from tests.support.sample_run import confident_plan, sample_plan, sample_profile
 
 
 @pytest.fixture
@@ -56,6 +58,17 @@ class TestAnUndisturbedLife:
         assert {each.plan_digest for each in found} == {sample_plan().digest}
         plan = unpacked(operating.kube.config_map("stdlib-llama-a1")["binaryData"][PLAN_FILE])
         assert plan == sample_plan().to_manifest()
+
+    def test_ranks_are_bound_to_the_plan_as_ranks_are_given_it(self) -> None:
+        """Those of 0.1.0 refused a prediction with an interval; a job that was planned after an upgrade failed."""
+        operating = Operating(FakePlanner(answer=Answer(plan=confident_plan())))
+        operating.now = sample_profile().measured_at
+        uid = running(operating)
+        given = unpacked(operating.kube.config_map("stdlib-llama-a1")["binaryData"][PLAN_FILE])
+        assert {each.plan_digest for each in bindings(operating)} == {Plan.from_manifest(given).digest}
+        plan = operating.status(uid).plan
+        assert plan is not None
+        assert plan.digest == confident_plan().digest
 
     def test_a_status_that_would_say_the_same_is_not_written(self, operating: Operating) -> None:
         running(operating)

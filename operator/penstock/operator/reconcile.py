@@ -351,7 +351,8 @@ class Reconciler:
         assert plan is not None, "the life cycle binds once there is a plan"
         self._actions.publish_plan(draft.job, draft.status.attempt, plan)
         pods = binding.in_order(facts.pods, facts.nodes)
-        self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, plan.digest))
+        digest = plan.for_ranks.digest
+        self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, digest))
 
 
 def _has_measured(draft: _Draft) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Self
 
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision
@@ -151,3 +153,32 @@ class Plan(Manifest):
     def digest(self) -> str:
         """SHA-256 of the manifest form."""
         return digest(self.to_manifest())
+
+    @property
+    def for_ranks(self) -> Plan:
+        """The plan as ranks are given it, with a digest of its own: without what `confidence` holds.
+
+        Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
+        do not know. So a field that is added here for people goes to `confidence` as well.
+        """
+        if self.prediction is None:
+            return self
+        prediction = dataclasses.replace(self.prediction, low_seconds=None, high_seconds=None, warnings=())
+        return dataclasses.replace(self, prediction=prediction)
+
+    @property
+    def confidence(self) -> dict[str, Any]:
+        """The prediction's interval and warnings, in manifest form."""
+        written = self.prediction.to_manifest() if self.prediction else {}
+        return {name: written[name] for name in _CONFIDENCE if name in written}
+
+    @classmethod
+    def with_confidence(cls, for_ranks: Any, confidence: Any) -> Self:
+        """The whole plan again, of the manifest forms of both parts; raises `UserError` if they are none."""
+        prediction = for_ranks.get("prediction") if isinstance(for_ranks, Mapping) else None
+        if isinstance(prediction, Mapping) and isinstance(confidence, Mapping):
+            return cls.from_manifest({**for_ranks, "prediction": {**prediction, **confidence}})
+        return cls.from_manifest(for_ranks)
+
+
+_CONFIDENCE = ("lowSeconds", "highSeconds", "warnings")

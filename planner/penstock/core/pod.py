@@ -25,6 +25,10 @@ JOB_FILE = "job.json"
 ADDRESS_FILE = "address.json"
 CA_FILE = "ca.crt"
 PLAN_FILE = "plan.json.gz"
+"""The plan as ranks are given it (`penstock.core.plan.Plan.for_ranks`)."""
+
+CONFIDENCE_FILE = "confidence.json.gz"
+"""The rest of the plan, which the service shows."""
 
 POD_FILES = "/etc/penstock/pod"
 """Where a pod finds what is written to it alone; a file is empty until it is."""

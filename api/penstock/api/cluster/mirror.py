@@ -26,7 +26,7 @@ from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.packing import UnpackError
 from penstock.core.plan import Plan
-from penstock.core.pod import PLAN_FILE
+from penstock.core.pod import CONFIDENCE_FILE, PLAN_FILE
 from penstock.core.status import JobProgress
 from penstock.kube.names import attempt_name
 from penstock.kube.packing import unpacked
@@ -156,10 +156,11 @@ class Mirror:
         """As it lies in the attempt's ConfigMap; none if that is gone, holds another, or does not hold it yet."""
         name = attempt_name(stored.name, stored.attempt)
         try:
-            packed = self._kube.get(CONFIG_MAPS, stored.namespace, name).get("binaryData", {}).get(PLAN_FILE)
-            if packed is None:
+            files = self._kube.get(CONFIG_MAPS, stored.namespace, name).get("binaryData", {})
+            if PLAN_FILE not in files:
                 return None
-            plan = Plan.from_manifest(unpacked(packed))
+            confidence = unpacked(files[CONFIDENCE_FILE]) if CONFIDENCE_FILE in files else {}
+            plan = Plan.with_confidence(unpacked(files[PLAN_FILE]), confidence)
         except KubeError as error:
             if not error.is_missing:
                 raise

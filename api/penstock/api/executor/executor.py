@@ -403,7 +403,7 @@ class Executor:
         self._planner.start(stored.uid, Question(spec=self._spec(stored), profile=profile))
 
     def _bind(self, stored: StoredJob) -> None:
-        plan = self._plans[stored.plan_digest or ""]
+        plan = self._plans[stored.plan_digest or ""].for_ranks
         replace_text(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
         self._supervisors.bind(self._folder(stored), Binding(plan_digest=plan.digest))
 
