@@ -7,6 +7,7 @@ the end of the operator, and is then done again.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from penstock.kube.names import (
     attempt_name,
 )
 from penstock.kube.owners import controller
-from penstock.kube.packing import unpacked
+from penstock.kube.packing import unpacked, unpacked_plan
 from penstock.kube.resources import BATCH_JOBS, CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError, Object
 from penstock.operator import manifests
@@ -44,6 +45,8 @@ from penstock.operator.kube import KINDS, Kube
 from penstock.operator.seen import SeenPod, see_jobset, see_pod, see_ranks_job
 from penstock.operator.settings import Settings
 from penstock.operator.storage import require_shared_output
+
+log = logging.getLogger(__name__)
 
 MOST_TOLD_AT_ONCE = 8
 """How many pods of a job are annotated at the same time; one after the other, a hundred would take a second."""
@@ -222,6 +225,18 @@ class Actions:
     def publish_plan(self, job: PipelineJob, attempt: int, plan: Plan) -> None:
         """Lay the plan where the attempt's pods find it."""
         self._kube.apply(manifests.config_map(job, attempt, self._settings, plan))
+
+    def published_plan(self, job: PipelineJob, attempt: int) -> Plan | None:
+        """The plan that lies where the attempt's pods find it; none if there is none that can be read."""
+        try:
+            found = self._kube.get(CONFIG_MAPS, job.metadata.namespace, attempt_name(job.metadata.name, attempt))
+            return unpacked_plan(found.get("binaryData", {}))
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+        except (UnpackError, UserError) as error:
+            log.warning("job %s: the plan of attempt %d cannot be read: %s", job.metadata.name, attempt, error)
+        return None
 
     def profile(self, namespace: str, name: str) -> Profile:
         """The measurement that lies in a ConfigMap of that namespace, or of the one that ``name`` begins with.

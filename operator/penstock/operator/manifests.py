@@ -11,7 +11,7 @@ from typing import Any
 from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import Reclaim
 from penstock.core.plan import Plan
-from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, CONFIDENCE_FILE, JOB_FILE, PLAN_FILE
+from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE
 from penstock.core.supervision import Address
 from penstock.kube.names import (
     API_VERSION,
@@ -27,7 +27,7 @@ from penstock.kube.names import (
     attempt_name,
     claim_name,
 )
-from penstock.kube.packing import packed
+from penstock.kube.packing import packed_plan
 from penstock.operator.podspec import pod_spec
 from penstock.operator.settings import Settings
 
@@ -54,9 +54,7 @@ def config_map(job: PipelineJob, attempt: int, settings: Settings, plan: Plan | 
         "data": files,
     }
     if plan is not None:
-        found["binaryData"] = {PLAN_FILE: packed(plan.for_ranks.to_manifest())}
-        if plan.confidence:
-            found["binaryData"][CONFIDENCE_FILE] = packed(plan.confidence)
+        found["binaryData"] = packed_plan(plan)
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.core.lifecycle import Step
+from penstock.core.plan import Plan
 from penstock.core.profile import digest
 from penstock.planning.process import Planner
 from penstock.planning.questions import Answer, Question
@@ -41,6 +42,12 @@ class Planning:
                 self._waiting.setdefault(namespace, OrderedDict()).setdefault(key, question)
             self._turn()
         return key
+
+    def remember(self, plan: Plan) -> str:
+        """Take a plan that was made before as an answer; the key of its question."""
+        with self._lock:
+            self._remember(plan.digest, Answer(plan=plan))
+        return plan.digest
 
     def look(self, key: str) -> tuple[Step, Answer | None]:
         """Where the question with that key is, and its answer once there is one."""

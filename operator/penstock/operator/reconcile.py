@@ -259,6 +259,8 @@ class Reconciler:
             return False
         if isinstance(decision, Stop) and decision.reason == "Grow":
             draft.status = replace(draft.status, feasible_ranks=observe(facts).feasible_ranks)
+        if isinstance(decision, Bind):
+            draft.status = self._with_plan(draft)
         self._write(draft, draft.status)
         match decision:
             case StartProfile():
@@ -323,6 +325,8 @@ class Reconciler:
 
         Equal questions of many jobs have equal keys, so the question holds nothing of the job's name.
         """
+        if self._has_published(draft):
+            return True
         known, spec = draft.status.profile, draft.job.spec
         if known is None:
             raise UserError(what="there is no measurement to plan by", where="status.profile", remedy="submit it anew")
@@ -340,10 +344,30 @@ class Reconciler:
         self._questions[draft.seen.uid] = self._planning.ask(question, draft.seen.namespace)
         return self._plan_step(draft)[0] is not Step.WORKING
 
+    def _has_published(self, draft: _Draft) -> bool:
+        """Whether an operator that ended while it bound the pods had laid the plan out.
+
+        Some of them may train by it, and another version of the planner answers the same question otherwise.
+        """
+        if draft.status.phase is not Phase.BINDING or draft.status.plan is None:
+            return False
+        plan = self._actions.published_plan(draft.job, draft.status.attempt)
+        if plan is None or plan.digest != draft.status.plan.digest:
+            return False
+        self._questions[draft.seen.uid] = self._planning.remember(plan)
+        return True
+
     def _plan(self, draft: _Draft) -> Plan | None:
         key = self._questions.get(draft.seen.uid)
         answer = self._planning.look(key)[1] if key is not None else None
         return answer.plan if answer is not None else None
+
+    def _with_plan(self, draft: _Draft) -> JobStatus:
+        """The status with the plan that is bound, which may be another one than before the operator ended."""
+        plan, known = self._plan(draft), draft.status.plan
+        if plan is None or (known is not None and known.digest == plan.digest):
+            return draft.status
+        return replace(draft.status, plan=in_short(plan))
 
     def _bind(self, draft: _Draft, facts: Facts) -> None:
         """Lay the plan out first, then tell the pods: being told makes them look for it."""

@@ -26,10 +26,9 @@ from penstock.api.store.writer import WriterClosedError
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.packing import UnpackError
 from penstock.core.plan import Plan
-from penstock.core.pod import CONFIDENCE_FILE, PLAN_FILE
 from penstock.core.status import JobProgress
 from penstock.kube.names import attempt_name
-from penstock.kube.packing import unpacked
+from penstock.kube.packing import unpacked_plan
 from penstock.kube.resources import CONFIG_MAPS, JOBS
 from penstock.kube.transport import KubeError, Listing, Object
 
@@ -156,11 +155,7 @@ class Mirror:
         """As it lies in the attempt's ConfigMap; none if that is gone, holds another, or does not hold it yet."""
         name = attempt_name(stored.name, stored.attempt)
         try:
-            files = self._kube.get(CONFIG_MAPS, stored.namespace, name).get("binaryData", {})
-            if PLAN_FILE not in files:
-                return None
-            confidence = unpacked(files[CONFIDENCE_FILE]) if CONFIDENCE_FILE in files else {}
-            plan = Plan.with_confidence(unpacked(files[PLAN_FILE]), confidence)
+            plan = unpacked_plan(self._kube.get(CONFIG_MAPS, stored.namespace, name).get("binaryData", {}))
         except KubeError as error:
             if not error.is_missing:
                 raise
@@ -168,7 +163,7 @@ class Mirror:
         except (UnpackError, UserError) as error:
             log.warning("job %s/%s: ConfigMap %s holds no plan: %s", stored.namespace, stored.name, name, error)
             return None
-        return plan if plan.digest == digest else None
+        return plan if plan is not None and plan.digest == digest else None
 
 
 def _progress(found: Object) -> JobProgress | None:
