@@ -68,8 +68,11 @@ def test_an_attempt_is_given_a_plan_that_a_supervisor_of_0_1_0_reads(world: Worl
     root = world.service.settings.runs / uid
     given = json.loads((root / "plan.json").read_text())
     assert unknown_fields(given, *OF_A_PLAN) == set()
-    binding = world.supervisors.attempts[AttemptFolder(root, 1)].binding
+    attempt = world.supervisors.attempts[AttemptFolder(root, 1)]
+    assert unknown_fields(attempt.order.to_manifest(), "Order") == set()
+    binding = attempt.binding
     assert binding is not None
+    assert unknown_fields(binding.to_manifest(), "Binding") == set()
     assert binding.plan_digest == Plan.from_manifest(given).digest
     shown = world.service.read(lambda connection: revisions(connection, uid))
     assert [made.plan for made in shown] == [confident_plan()]

@@ -286,7 +286,7 @@ def exceed_a_limit(world: World, uid: str) -> None:
     """The stored manifest has a number that this version takes from nobody, as one of an older version may have."""
     stored = world.job(uid)
     spec = {**stored.manifest["spec"], "checkpoint": {"keep": limits.EXACT + 1}}
-    changed = {"manifest": {**stored.manifest, "spec": spec}, "generation": stored.generation + 1}
+    changed: dict[str, Any] = {"manifest": {**stored.manifest, "spec": spec}, "generation": stored.generation + 1}
     world.service.write(uid, lambda connection: jobs.add_event(connection, uid, "spoilt", {}, world.clock(), **changed))
 
 

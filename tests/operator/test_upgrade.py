@@ -11,11 +11,13 @@ from penstock.core.lifecycle import REPLAN_AFTER_DRIFT_SECONDS, AttemptState, Ph
 from penstock.core.plan import Plan
 from penstock.core.pod import PLAN_FILE, TRAIN_EPOCH, PodBinding
 from penstock.core.status import ConditionStatus, ConditionType
+from penstock.kube.names import STOP_ANNOTATION
 from penstock.kube.packing import unpacked, unpacked_plan
 from penstock.kube.resources import JOBS, JOBSETS, PODS
 from penstock.planning.questions import Answer
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.old_cluster import FOLDER, SCENES, restored
+from tests.support.old_fields import unknown_fields
 from tests.support.one_job import NODES, bindings, end_all
 from tests.support.operating import Operating
 from tests.support.sample_run import confident_plan, sample_profile
@@ -99,7 +101,21 @@ def test_an_attempt_that_measures_is_planned_for_and_trains(operating: Operating
     operating.measured(uid, sample_profile())
     operating.turn(12)
     assert operating.phase(uid) is Phase.RUNNING
+    for binding in bindings(operating):
+        assert unknown_fields(binding.to_manifest(), "PodBinding") == set()
     ended_as_usual(operating, uid)
+
+
+def test_pods_of_the_old_image_are_asked_to_stop(operating: Operating) -> None:
+    uid = restored("running", operating)
+    operating.turn()
+    operating.kube.change_spec(uid, runPolicy={"suspend": True})
+    operating.turn()
+    assert all(STOP_ANNOTATION in pod["metadata"]["annotations"] for pod in operating.kube.all(PODS))
+    end_all(operating, AttemptState.STOPPED)
+    operating.turn(12)
+    status = operating.status(uid)
+    assert (status.phase, status.attempt, status.failures) == (Phase.SUSPENDED, 1, 0)
 
 
 def test_pods_that_wait_for_a_place_get_it(operating: Operating) -> None:

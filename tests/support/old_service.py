@@ -114,7 +114,7 @@ def _make(target: Path, kind: str) -> None:
         for name, job in expected.items():
             job["steps"] = _steps(folder, job["uid"])
             _drop(folder / "data" / "runs" / job["uid"], name, kind)
-        dump = _sqlite_dump(folder) if kind == "sqlite" else _postgresql_dump(url)
+        dump = sqlite_dump(folder / "data" / "penstock.db") if kind == "sqlite" else postgresql_dump(url)
         _keep(folder, target, {**expected, MADE_AT: time.time()}, dump)
 
 
@@ -180,12 +180,14 @@ def _drop(root: Path, name: str, kind: str) -> None:
         shutil.rmtree(root)
 
 
-def _sqlite_dump(folder: Path) -> str:
-    with contextlib.closing(sqlite3.connect(folder / "data" / "penstock.db")) as connection:
+def sqlite_dump(path: Path) -> str:
+    """The database in SQL."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         return "\n".join(connection.iterdump()) + "\n"
 
 
-def _postgresql_dump(url: str) -> str:
+def postgresql_dump(url: str) -> str:
+    """The database in SQL that psycopg takes as well as psql."""
     options = ["--inserts", "--no-owner", "--no-privileges", "--rows-per-insert=100"]
     made = subprocess.run(["pg_dump", *options, url], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
