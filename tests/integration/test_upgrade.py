@@ -144,6 +144,7 @@ def test_a_live_attempt_is_taken_over_and_reports_to_the_new_service(upgraded: U
     assert [each["kind"] for each in upgraded.told("live", "events", limit=1000)["items"]].count("launched") == 1
 
 
+@pytest.mark.parametrize("upgraded", ["sqlite"], indirect=True)
 def test_a_suspended_job_goes_on_from_the_checkpoint_of_before(upgraded: Upgraded) -> None:
     service, before = upgraded.service, upgraded.recorded("paused")
     begin = len(before)

@@ -8,8 +8,9 @@ with two cores, as root:
 For each kind of database a service of that commit ran six jobs, in processes of its own, and was killed with SIGKILL.
 Two attempts went on: ``ending`` came to its end, which no service heard of, and ``live`` was killed later. There are
 ``database.sql``, ``expected.json`` (what the API said before the kill, and the steps that ranks wrote), and ``folder``,
-the files, in which @FOLDER@ stands for that folder. Caches are left out, all checkpoints but the one of ``paused``, and
-with PostgreSQL the files of jobs that had ended.
+the files, in which @FOLDER@ stands for that folder. Other paths are replaced by some of the same length, because places
+in logs were noted. Of caches, checkpoints and profiles only those of ``paused`` are kept, and with PostgreSQL only the
+files of the two attempts that were alive.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from penstock.trainer.rundir import RunDir
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "service_16853cd"
 KINDS = ("sqlite", "postgresql")
-ENDED, LIVE = ("ended", "failed"), ("ending", "live")
+LIVE = ("ending", "live")
 MADE_AT = "madeAt"
 PLACE = "@FOLDER@"
 _MADE_IN = Path("/tmp/release-0.1.0/service")
@@ -176,8 +177,9 @@ def _kill_rank(root: Path) -> None:
 def _drop(root: Path, name: str, kind: str) -> None:
     if name != "paused":
         shutil.rmtree(root / "checkpoints", ignore_errors=True)
-    if kind == "postgresql" and name in ENDED:
-        shutil.rmtree(root)
+        (root / "profile.json").unlink(missing_ok=True)
+    if kind == "postgresql" and name not in LIVE:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def sqlite_dump(path: Path) -> str:
@@ -199,10 +201,17 @@ def _keep(folder: Path, target: Path, expected: dict[str, Any], dump: str) -> No
     shutil.rmtree(target, ignore_errors=True)
     ignored = shutil.ignore_patterns("cache", "state", "text", "penstock.db*", ".lock", "*-progress.json")
     shutil.copytree(folder, target / "folder", ignore=ignored)
-    (target / "database.sql").write_text(dump.replace(str(folder), PLACE))
-    (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    (target / "database.sql").write_text(_neutral(dump, folder))
+    (target / "expected.json").write_text(_neutral(json.dumps(expected, indent=1) + "\n", folder))
     for path in _texts(target / "folder"):
-        path.write_text(path.read_text().replace(str(folder), PLACE))
+        path.write_text(_neutral(path.read_text(), folder))
+
+
+def _neutral(content: str, folder: Path) -> str:
+    content = content.replace(str(folder), PLACE)
+    for path, name in ((str(Path(__file__).parents[2]), "/source"), (sys.base_prefix, "/python")):
+        content = content.replace(path, name.ljust(len(path), "/"))
+    return content
 
 
 def _texts(folder: Path) -> Iterator[Path]:
