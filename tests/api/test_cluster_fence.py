@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,11 +14,15 @@ import pytest
 from sqlalchemy import select
 
 from penstock.api.cluster.fence import Fence
+from penstock.api.cluster.membership import following
+from penstock.api.cluster.mirror import MirrorError
 from penstock.api.service import Service
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.schema import epochs
 from tests.support import postgres
-from tests.support.service import new_service
+from tests.support.fake_apiserver import FakeApiserver
+from tests.support.on_cluster import OnCluster, on_cluster
+from tests.support.service import Clock, job_manifest, new_service
 
 
 def test_a_new_epoch_ends_the_one_before(service: Service) -> None:
@@ -34,13 +39,32 @@ def test_a_new_epoch_ends_the_one_before(service: Service) -> None:
     assert one.write("key", lambda connection: 3) == 3
 
 
-def test_what_needs_no_lease_is_written_without_one(service: Service) -> None:
-    one, two = Fence(service), Fence(service)
-    one.begin()
-    assert two.write("key", lambda connection: 2) == 2
-    one.end()
-    two.begin()
-    assert one.write("key", lambda connection: 1) == 1
+@pytest.fixture
+def here(tmp_path: Path, database: str, clock: Clock) -> Iterator[OnCluster]:
+    """A service whose watches end with the block."""
+    fake = FakeApiserver()
+    fake.add_job(job_manifest())
+    with on_cluster(tmp_path, database, fake, clock) as made:
+        yield made
+
+
+def test_a_former_holder_is_refused_what_its_watcher_writes_late(here: OnCluster) -> None:
+    """A watcher may be at work still when the Lease is gone and another service has taken it."""
+    part = following(here.service, here.member)
+    part.turn()
+    part.close()
+    Fence(here.service).begin()
+    with pytest.raises(MirrorError, match="epoch 1 of the Lease has ended; the newest is 2"):
+        here.mirror()
+
+
+def test_what_a_request_looked_up_is_kept_by_a_former_holder(here: OnCluster) -> None:
+    """Any service answers requests; the version of a job at the cluster decides there."""
+    here.member.fence.begin()
+    Fence(here.service).begin()
+    stored = here.member.mirror.look("default", "tiny")
+    assert stored is not None
+    assert stored.name == "tiny"
 
 
 STOPPED = """
@@ -48,6 +72,8 @@ import signal, sys, threading
 from pathlib import Path
 from sqlalchemy import insert
 from penstock.api.cluster.fence import Fence
+from penstock.api.cluster.membership import following
+from penstock.api.cluster.mirror import MirrorError
 from penstock.api.store import engine
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.schema import epochs

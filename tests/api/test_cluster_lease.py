@@ -95,20 +95,17 @@ class TestLease:
             leases.clock,
             leases.seconds,
             begin=lambda: done.append("begin"),
-            end=lambda: done.append("end"),
             valid=lambda: valid,
         )
         leases.wait(60, one)
-        assert [each for each in done if each == "begin"] == ["begin"]
+        assert done == ["begin"]
         valid = False
         assert not one.held
         one.turn()
         valid = True
         leases.wait(10, one)
         assert one.held
-        assert done.count("begin") >= 2
-        one.release()
-        assert done[-1] == "end"
+        assert len(done) >= 2
 
     def test_another_takes_it_when_it_is_not_renewed(self, leases: Leases) -> None:
         one, two = leases.new("one"), leases.new("two")

@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Fence:
-    """Passes on to ``keeper``; between `begin` and `end` each write belongs to an epoch of the Lease.
+    """Passes on to ``keeper``; since `begin` each write belongs to the epoch that began then.
 
-    A service that does not hold the Lease may write what a request made it look up: the version of a job at the cluster
-    decides there.
+    A service that loses the Lease keeps its epoch: what its watcher was still about to write is refused as soon as
+    another service has begun the next one. What a request made a service look up is written to ``keeper`` itself.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -35,10 +35,6 @@ class Fence:
         """Belong to a new epoch: the Lease was taken."""
         self._epoch = self._keeper.write("epochs", epochs.begin)
         self._lost = False
-
-    def end(self) -> None:
-        """Belong to none any more."""
-        self._epoch = None
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -31,8 +31,8 @@ LOOK_SECONDS = 5.0
 
 class Lease:
     """The Lease in ``namespace``, for the service that bears ``name``. ``clock`` gives seconds since the epoch,
-    ``seconds`` counts them from anywhere, but steadily. ``begin`` is called when it was taken, before it is held, and
-    ``end`` when it is not held any more. Once it is not ``valid`` it has to be taken again.
+    ``seconds`` counts them from anywhere, but steadily. ``begin`` is called when it was taken, before it is held. Once
+    it is not ``valid`` it has to be taken again.
     """
 
     def __init__(
@@ -44,11 +44,10 @@ class Lease:
         seconds: Callable[[], float],
         *,
         begin: Callable[[], None] = lambda: None,
-        end: Callable[[], None] = lambda: None,
         valid: Callable[[], bool] = lambda: True,
     ) -> None:
         self._kube, self._namespace, self._name = kube, namespace, name
-        self._begin, self._end, self._valid = begin, end, valid
+        self._begin, self._valid = begin, valid
         self._clock, self._seconds = clock, seconds
         self._renewed_at: float | None = None
         self._looked_at: float | None = None
@@ -67,8 +66,6 @@ class Lease:
         pause = RENEW_SECONDS if self.held else LOOK_SECONDS
         if self._looked_at is not None and now - self._looked_at < pause:
             return
-        if not self.held:
-            self._end()
         try:
             self._renewed_at = self._taken(now)
             self._looked_at = now
@@ -78,7 +75,6 @@ class Lease:
 
     def release(self) -> None:
         """Let another have it at once."""
-        self._end()
         if not self.held:
             return
         self._renewed_at = None
@@ -93,7 +89,6 @@ class Lease:
         """When it was renewed or taken, none if it is another's."""
         was_held = self.held
         if not self._try(now):
-            self._end()
             return None
         if not was_held:
             self._begin()

@@ -49,7 +49,7 @@ def join(keeper: Keeper, kube: Cluster, place: Place) -> Membership:
     people = People(rights, lambda: keeper.read(sightings.namespaces))
     return Membership(
         kube=kube,
-        mirror=Mirror(fence, kube, kube.identity(), place.namespace),
+        mirror=Mirror(fence, kube, kube.identity(), place.namespace, requests=keeper),
         reviews=Reviews(kube, Pods(kube), people),
         place=place,
         fence=fence,
@@ -66,7 +66,6 @@ def following(keeper: Keeper, member: Membership) -> Following:
         keeper.clock,
         time.monotonic,
         begin=fence.begin,
-        end=fence.end,
         valid=lambda: fence.valid,
     )
     return Following(kube, mirror, Reporter(fence, kube, mirror), lease, place.namespace, keeper.clock)

@@ -40,10 +40,13 @@ class MirrorError(PenstockError):
 
 
 class Mirror:
-    """Keeps what is seen of jobs of the ``cluster`` with that identity, in ``namespace`` or in all."""
+    """Keeps what is seen of jobs of the ``cluster`` with that identity, in ``namespace`` or in all.
 
-    def __init__(self, keeper: Keeper, kube: Cluster, cluster: str, namespace: str = "") -> None:
-        self._keeper, self._kube, self._namespace = keeper, kube, namespace
+    What a watch tells goes to ``keeper``, which may refuse it; what ``requests`` looked up is kept by any service.
+    """
+
+    def __init__(self, keeper: Keeper, kube: Cluster, cluster: str, namespace: str = "", *, requests: Keeper) -> None:
+        self._keeper, self._requests, self._kube, self._namespace = keeper, requests, kube, namespace
         self.cluster = cluster
         self._lock = threading.Lock()
         self._gists: dict[str, bytes] = {}
@@ -74,7 +77,7 @@ class Mirror:
 
     def see(self, found: Object, by: str = "") -> StoredJob | None:
         """Keep what somebody was answered who changed or looked up a job, ``by`` whom; the job, if it can be read."""
-        future = self._kept_as(found, by)
+        future = self._kept_as(found, self._requests, by)
         return None if future is None else future.result()
 
     def look(self, namespace: str, name: str) -> StoredJob | None:
@@ -106,16 +109,16 @@ class Mirror:
             known = self._gists.get(uid)
         if known is not None and not is_nested_beyond(found, MOST_DEPTH) and known == gist(found):
             return None
-        return self._kept_as(found)
+        return self._kept_as(found, self._keeper)
 
-    def _kept_as(self, found: Object, by: str = "") -> Future[StoredJob] | None:
+    def _kept_as(self, found: Object, keeper: Keeper, by: str = "") -> Future[StoredJob] | None:
         try:
             seen = sighting(found, self.cluster)
         except UserError as mistake:
             log.warning("job %s: %s", found["metadata"].get("name"), mistake)
             return None
-        now, whom = self._keeper.clock(), by or submitter(found) or SOMEBODY
-        return self._keeper.submit(seen.uid, lambda c: sightings.see(c, seen, now, whom[:63]))
+        now, whom = keeper.clock(), by or submitter(found) or SOMEBODY
+        return keeper.submit(seen.uid, lambda c: sightings.see(c, seen, now, whom[:63]))
 
     def _settle(self, found: Object, future: Future[StoredJob] | None) -> None:
         """Wait for the store, and bring the plan."""
