@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from penstock.cli.workers import Workers
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
-from penstock.core.pod import JOB_FILE
+from penstock.core.packing import unpack
+from penstock.core.pod import AGENT_MEASUREMENT, AGENT_REPORT, JOB_FILE, AgentReport
+from penstock.core.profile import Profile
 from penstock.core.records import RecordKind
 from penstock.core.supervision import AttemptReport
 from penstock.trainer.outbox import read_records
@@ -122,6 +125,27 @@ def test_a_pod_measures_waits_and_trains(cluster: Cluster) -> None:
     assert cluster.workers.started == ["prepare", "profile 3", "train 3 on 2"]
     assert cluster.said[0] == "starting, profile missing"
     assert cluster.said[-1] == "succeeded, profile done"
+
+
+def test_what_its_agent_serves_is_laid_out_before_it_is_told(cluster: Cluster) -> None:
+    """Whoever hears that it has measured finds the measurement."""
+    cluster.attempt.measure()
+    served = cluster.pod.folders.served
+    reports: list[AgentReport] = []
+    digests: set[str] = set()
+
+    def operate() -> None:
+        if (served / AGENT_REPORT).exists():
+            reports.append(AgentReport.from_manifest(unpack((served / AGENT_REPORT).read_bytes())))
+            if reports[-1].profile is Step.DONE:
+                content = (served / AGENT_MEASUREMENT).read_bytes() if (served / AGENT_MEASUREMENT).exists() else b""
+                digests.update((reports[-1].measurement, sha256(content).hexdigest()))
+                bound(cluster)
+
+    assert cluster.live(operate) == 0
+    assert len(digests) == 1
+    assert {(each.pod_uid, each.job_uid, each.attempt) for each in reports} == {(cluster.folder.uid, UID, 3)}
+    assert Profile.from_manifest(unpack((served / AGENT_MEASUREMENT).read_bytes())) == sample_profile()
 
 
 def test_with_a_fresh_profile_a_pod_is_bound_to_a_plan_at_once(cluster: Cluster) -> None:

@@ -259,7 +259,8 @@ def test_the_operator_makes_config_maps_of_jobs_alone(kubectl: Kubectl, stray: s
     named: dict[str, Any] = {**NAMES, "ownerReferences": [OWNER]}
     own = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named}
     create = ("create", "--dry-run=server", "-f", "-", f"--as={OPERATOR}")
-    kubectl.ask(*create, text=json.dumps(own))
+    for name in (named["name"], "a-profile-a1"):
+        kubectl.ask(*create, text=json.dumps({**own, "metadata": {**named, "name": name}}))
     metadata = {name: value for name, value in {**named, **STRAY[stray]}.items() if value is not None}
     told = kubectl.refusal(*create, text=json.dumps({**own, "metadata": metadata}))
     assert "attempts of its jobs" in told

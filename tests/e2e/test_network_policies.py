@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from deploy.lab.console import LabError
+from penstock.core.pod import AGENT_PORT
 from tests.support.cluster import COLD_SECONDS, SERVICES, Cluster
 from tests.support.helm import CHART, helm_of
 from tests.support.not_run import BEGINNING
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECON
 
 RELEASE = "penstock"
 SERVICE_PORT, METRICS_PORT, HEALTH_PORT, RANK_PORT = 8470, 8080, 8081, 29500
+PORTS = [SERVICE_PORT, METRICS_PORT, HEALTH_PORT, RANK_PORT, AGENT_PORT]
 SECONDS = 3.0
 POLICY_SECONDS = 60.0
 UNREACHED = ("timed out", "refused", "unreachable")
@@ -30,7 +32,7 @@ def accept(port):
     with socket.create_server(("0.0.0.0", port)) as server:
         while True:
             server.accept()[0].close()
-for port in {[SERVICE_PORT, METRICS_PORT, HEALTH_PORT, RANK_PORT]}:
+for port in {PORTS}:
     threading.Thread(target=accept, args=(port,)).start()
 """
 
@@ -53,6 +55,7 @@ REACHED = {
     ("neighbour", "operator", METRICS_PORT),
     ("stranger", "operator", METRICS_PORT),
     ("neighbour", "stranger", RANK_PORT),
+    ("operator", "peer", AGENT_PORT),
     ("service", "apiserver", 0),
     ("operator", "apiserver", 0),
     ("stranger", "apiserver", 0),
@@ -61,7 +64,10 @@ CLOSED = {
     ("neighbour", "peer", RANK_PORT),
     ("stranger", "peer", RANK_PORT),
     ("service", "peer", RANK_PORT),
+    ("service", "peer", AGENT_PORT),
+    ("stranger", "peer", AGENT_PORT),
     ("operator", "peer", RANK_PORT),
+    ("operator", "stranger", AGENT_PORT),
     ("rank", "neighbour", RANK_PORT),
     ("rank", "stranger", RANK_PORT),
     ("rank", "operator", METRICS_PORT),

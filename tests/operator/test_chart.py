@@ -10,6 +10,7 @@ import jsonschema_rs
 import pytest
 
 from penstock.core.job_policy import Allowance, JobPolicy
+from penstock.core.pod import AGENT_PORT
 from penstock.planner import yamltext
 from tests.support.charting import CHART, NAMESPACE, refusal, render, run
 from tests.support.repository import ROOT
@@ -225,11 +226,19 @@ class TestNetwork:
             assert [] not in (spec["ingress"], spec["egress"])
             assert {} not in [*spec["ingress"], *spec["egress"]]
 
-    def test_ranks_are_reached_by_ranks_alone(self) -> None:
+    def test_ranks_are_reached_by_ranks_and_their_agents_by_the_operator(self) -> None:
         spec = self.policies()["default", "penstock-ranks"]
         of_jobs = {"matchExpressions": [{"key": "penstock.dev/job-uid", "operator": "Exists"}]}
         assert spec["podSelector"] == of_jobs
-        assert spec["ingress"] == [{"from": [{"podSelector": of_jobs}]}]
+        by_ranks, by_operator = spec["ingress"]
+        assert by_ranks == {"from": [{"podSelector": of_jobs}]}
+        operator = self.policies()[NAMESPACE, "penstock-operator"]
+        [caller] = by_operator["from"]
+        assert caller["podSelector"] == operator["podSelector"]
+        assert caller["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}
+        [reached] = [rule for rule in operator["egress"] if "to" in rule]
+        assert reached == {"ports": by_operator["ports"], "to": [{"namespaceSelector": {}, "podSelector": of_jobs}]}
+        assert by_operator["ports"] == [{"protocol": "TCP", "port": AGENT_PORT}]
 
     def test_ranks_reach_the_service_and_not_the_apiserver(self) -> None:
         spec = self.policies()["default", "penstock-ranks"]

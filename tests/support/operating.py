@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from penstock.core.job_policy import JobPolicy
-from penstock.core.lifecycle import Phase
+from penstock.core.lifecycle import Phase, Step
+from penstock.core.packing import pack
+from penstock.core.pod import AGENT_MEASUREMENT, AGENT_REPORT, AgentReport
 from penstock.core.profile import Profile
 from penstock.core.status import JobStatus
 from penstock.kube.names import PROFILE_FILE
@@ -15,9 +18,11 @@ from penstock.kube.packing import packed
 from penstock.kube.resources import BATCH_JOBS, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
 from penstock.kube.transport import Listing
 from penstock.operator.actions import Actions
-from penstock.operator.announcing import Announcer
+from penstock.operator.agents import Agents
+from penstock.operator.announcing import Announcer, at_once
 from penstock.operator.cache import Cache
 from penstock.operator.cluster_profiles import ClusterProfiles
+from penstock.operator.fetching import AgentError
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
 from penstock.operator.seen import see_jobset, see_node, see_pod, see_ranks_job
@@ -28,6 +33,33 @@ from tests.support.fake_kube import FakeKube
 SETTINGS = Settings(image="penstock/trainer:1", service="https://service:8470")
 
 
+class Answers:
+    """What agents serve, by address and name, and which were asked; nobody answers at any other address."""
+
+    def __init__(self) -> None:
+        self.served: dict[tuple[str, str], bytes] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    def fetch(self, address: str, name: str) -> bytes:
+        """As `penstock.operator.fetching.fetch`."""
+        self.asked.append((address, name))
+        if (address, name) not in self.served:
+            raise AgentError("cannot be reached: Connection refused")
+        return self.served[address, name]
+
+    def serve(self, address: str, report: AgentReport, profile: Profile | None = None) -> None:
+        """The agent at that address says so, and what was measured."""
+        if profile is not None:
+            self.serve_measurement(address, report, pack(profile.to_manifest()))
+        else:
+            self.served[address, AGENT_REPORT] = pack(report.to_manifest())
+
+    def serve_measurement(self, address: str, report: AgentReport, content: bytes) -> None:
+        """The agent at that address has measured, and serves this."""
+        self.served[address, AGENT_MEASUREMENT] = content
+        self.serve(address, replace(report, profile=Step.DONE, measurement=hashlib.sha256(content).hexdigest()))
+
+
 class Operating:
     """One operator after the other, on one cluster; ``restart`` forgets all that was not written down."""
 
@@ -35,6 +67,7 @@ class Operating:
         self.kube, self.now, self._planner = FakeKube(), 1000.0, planner
         self._settings = replace(SETTINGS, policy=policy or SETTINGS.policy)
         self.service_is_there = True
+        self.answers = Answers()
         self.restart()
 
     def restart(self) -> None:
@@ -45,7 +78,8 @@ class Operating:
         announcer = Announcer(self.kube, self.clock)
         self.actions = Actions(self.kube, self.cache, self._settings, self.clock)
         self.profiles = ClusterProfiles(self.kube, self.cache, self.actions, "default", self.clock)
-        self.reconciler = Reconciler(self.cache, self.actions, self.planning, self.clock, announcer.phase)
+        self.agents = Agents(self.answers.fetch, self.clock, at_once, self.news.append)
+        self.reconciler = Reconciler(self.cache, self.actions, self.planning, self.agents, self.clock, announcer.phase)
 
     def forbid(self) -> None:
         """Another operator begins, whose policy is the one of `SETTINGS`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.api.locations import Locations
+from penstock.cli.agent import AgentFiles
 from penstock.cli.offspring import offspring_ended
 from penstock.cli.pod_files import PodFiles, PodFolders, read_job
 from penstock.cli.pod_mailbox import PodMailbox
@@ -46,10 +47,15 @@ class Pod:
 
 
 class PodDecider:
-    """Measures whenever it is asked to; the pod of the first rank brings the profile to whoever plans, as a record."""
+    """Measures whenever it is asked to; the pod of the first rank has its agent serve the profile to whoever plans, and
+    brings it to the service as a record.
+    """
 
-    def __init__(self, job: PipelineJob, run: RunDir, attempt: int, place: Callable[[], PodBinding | None]) -> None:
+    def __init__(
+        self, job: PipelineJob, run: RunDir, attempt: int, place: Callable[[], PodBinding | None], agent: AgentFiles
+    ) -> None:
         self._job, self._run, self._attempt, self._place = job, run, attempt, place
+        self._agent = agent
 
     def find_profile(self) -> bool:
         """See `penstock.cli.supervisor.ProfileDecider`."""
@@ -60,10 +66,11 @@ class PodDecider:
         place = self._place()
         if place is None or place.node_rank != 0:
             return
-        uid = self._job.metadata.uid
+        uid, profile = self._job.metadata.uid, self._run.read_profile()
+        self._agent.measured(profile)
         box = Outbox(self._run.outbox, uid=uid, attempt=self._attempt, source=PROFILE_SOURCE, clock=time.time)
         with contextlib.closing(box):
-            box.put(RecordKind.PROFILE, profile=self._run.read_profile())
+            box.put(RecordKind.PROFILE, profile=profile)
 
 
 def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
@@ -118,9 +125,11 @@ def run_pod(
     with listening() as requests:
         try:
             job, run = lay_out(pod)
-            mailbox = PodMailbox(pod.files, run, pod.folders.uid, pod.folders.attempt, say=say)
+            agent = AgentFiles(pod.folders, job.metadata.uid, run)
+            mailbox = PodMailbox(pod.files, run, pod.folders.uid, pod.folders.attempt, say=say, agent=agent)
             workers = make_workers(lambda: mailbox.place, run.root.parent / "data")
-            report = _supervised(pod, job, run, mailbox, workers, requests)
+            decider = PodDecider(job, run, pod.folders.attempt, lambda: mailbox.place, agent)
+            report = _supervised(job, run, pod.folders.attempt, mailbox, workers, decider, requests)
         except Exception as error:
             report = AttemptReport(state=AttemptState.FAILED, message=str(error), refused=isinstance(error, UserError))
             pod.files.termination.write_text(termination_message(report))
@@ -131,9 +140,14 @@ def run_pod(
 
 
 def _supervised(
-    pod: Pod, job: PipelineJob, run: RunDir, mailbox: PodMailbox, workers: Workers, requests: StopRequests
+    job: PipelineJob,
+    run: RunDir,
+    attempt: int,
+    mailbox: PodMailbox,
+    workers: Workers,
+    decider: PodDecider,
+    requests: StopRequests,
 ) -> AttemptReport:
-    attempt = pod.folders.attempt
     with offspring_ended():
         return Supervisor(
             job,
@@ -141,7 +155,7 @@ def _supervised(
             attempt,
             mailbox,
             workers=workers,
-            decider=PodDecider(job, run, attempt, lambda: mailbox.place),
+            decider=decider,
             requests=requests,
             steps=lambda run: RankSteps(run.status),
             watch=StallWatch(),

@@ -59,6 +59,11 @@ class PodFolders:
     out: Path
     local: Path
 
+    @property
+    def served(self) -> Path:
+        """What the pod's agent serves."""
+        return self.local / "agent"
+
     def run(self, job: PipelineJob) -> RunDir:
         """The run directory of the job's attempt."""
         root = self.out / job.metadata.uid / f"a{self.attempt}"

@@ -1,6 +1,7 @@
 """The mailbox of an attempt in a pod: files that the kubelet refreshes, and the container's termination message.
 
-See `penstock.core.pod` for who writes what. Nothing is asked of anybody: the pod reads, and at its end says one thing.
+See `penstock.core.pod` for who writes what. Nothing is asked of anybody: the pod reads, lays out what its agent serves,
+and at its end says one thing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import time
 from collections.abc import Callable
 
+from penstock.cli.agent import AgentFiles
 from penstock.cli.pod_files import PodFiles, read_text
 from penstock.cli.pod_memory import explained
 from penstock.core.errors import RunError, UserError
@@ -30,7 +32,7 @@ PLAN_SECONDS = 300.0
 class PodMailbox:
     """The `penstock.cli.mailbox.Mailbox` of attempt ``attempt`` in the pod ``pod_uid``; ``say`` hears what changes.
 
-    A plan that was told of is put into ``run``.
+    A plan that was told of is put into ``run``, and reports go to ``agent``.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class PodMailbox:
         attempt: int,
         *,
         say: Callable[[str], None],
+        agent: AgentFiles | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._agent = agent
         self._files, self._run, self._say, self._clock = files, run, say, clock
         self._pod_uid, self._attempt = pod_uid, attempt
         self._told: AttemptReport | None = None
@@ -102,10 +106,12 @@ class PodMailbox:
         return plan, ""
 
     def tell(self, report: AttemptReport) -> None:
-        """See `Mailbox`. The end alone is told; what goes before is for whoever reads the pod's log."""
+        """See `Mailbox`. The end goes to the cluster; what comes before is for the agent, and for people in the log."""
         if self._told is None or (report.state, report.profile) != (self._told.state, self._told.profile):
             self._say(f"{report.state}, profile {report.profile}{': ' * bool(report.message)}{report.message}")
         self._told = report
+        if self._agent is not None:
+            self._agent.tell(report)
         if report.ended:
             told = explained(report, self._files.cgroups)
             self._files.termination.write_text(termination_message(told))

@@ -16,7 +16,17 @@ def profile_progress(run: RunDir) -> tuple[int, int]:
         return 0, 0
 
 
+def newest_checkpoint(run: RunDir) -> tuple[int, int] | None:
+    """Step and attempt of the newest complete checkpoint, without loading what reads it."""
+    found = []
+    for path in run.checkpoints.glob("a*/step-*/manifest.json"):
+        step, attempt = path.parent.name.removeprefix("step-"), path.parents[1].name.removeprefix("a")
+        if step.isdecimal() and attempt.isdecimal():
+            found.append((int(step), int(attempt)))
+    return max(found, default=None)
+
+
 def newest_checkpoint_step(run: RunDir) -> int | None:
-    """The step of the newest complete checkpoint, without loading what reads it."""
-    steps = (path.parent.name.removeprefix("step-") for path in run.checkpoints.glob("a*/step-*/manifest.json"))
-    return max(map(int, filter(str.isdecimal, steps)), default=None)
+    """The step of the newest complete checkpoint."""
+    newest = newest_checkpoint(run)
+    return newest[0] if newest is not None else None

@@ -3,7 +3,7 @@
 Its container starts before theirs and is ended after it (https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers),
 so that the last lines of ranks that the kernel ended for their memory arrive too. If it is killed, the kubelet restarts
 it while the ranks run. Records that it cannot deliver before the pod's end stay on the job's volume, and the
-reporters of the job's next attempt deliver them.
+reporters of the job's next attempt deliver them. The same process is the pod's agent (`penstock.cli.agent`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.cli.agent import serving
 from penstock.cli.pod_files import PodFolders, address_file, read_job
 from penstock.cli.shipping import Requested, num_unsent, ship
 from penstock.cli.stopping import listening
@@ -22,13 +23,16 @@ DRAIN_SECONDS = 30.0
 """What a service that does not answer may hold a pod up at its end."""
 
 
-def report(folders: PodFolders, attempt_files: Path, token_file: Path, say: Callable[[str], None]) -> bool:
+def report(
+    folders: PodFolders, attempt_files: Path, token_file: Path, say: Callable[[str], None], listen_at: str = ""
+) -> bool:
     """Until it is asked to stop, and what is left then; whether all arrived. Without a service nothing is to be done.
 
-    Raises `RunError` or `UserError` if nobody can know what the pod is for.
+    Meanwhile the pod's agent answers at ``listen_at``, if there is one. Raises `RunError` or `UserError` if nobody can
+    know what the pod is for.
     """
     run = folders.run(read_job(attempt_files / JOB_FILE))
-    with listening() as requests:
+    with listening() as requests, serving(folders.served, listen_at, say):
         until = Requested(requests)
         while not (until.over or run.outbox.is_dir()):  # the ranks' container makes it, and says what is in its way
             until.wait(LOOK_SECONDS)

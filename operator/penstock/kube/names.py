@@ -71,9 +71,14 @@ def ranks_job_name(job: str, attempt: int) -> str:
     return f"{attempt_name(job, attempt)}-{RANKS_JOB}-0"
 
 
+def profile_prefix(job: str) -> str:
+    """With what the names of a job's measurements begin."""
+    return f"{job}-profile-a"
+
+
 def profile_name(job: str, attempt: int) -> str:
     """The name of the ConfigMap that holds what an attempt measured."""
-    return f"{job}-profile-a{attempt}"
+    return f"{profile_prefix(job)}{attempt}"
 
 
 def claim_name(job: PipelineJob, root: str) -> str:

@@ -238,6 +238,25 @@ class Actions:
             log.warning("job %s: the plan of attempt %d cannot be read: %s", job.metadata.name, attempt, error)
         return None
 
+    def keep_profile(self, job: PipelineJob, attempt: int, profile: Profile) -> str:
+        """Lay out what an attempt measured, unless that was done before; the ConfigMap's name."""
+        manifest = manifests.measurement(job, attempt, profile)
+        found, name = self._make(manifest), str(manifest["metadata"]["name"])
+        if not _may_be_its_measurement(found, job.metadata.uid):
+            what = f"ConfigMap {name} belongs to something else; remove it, or rename the job"
+            raise KubeError(409, "NameTaken", what)
+        return name
+
+    def forget_profile(self, job: PipelineJob, name: str) -> None:
+        """Remove the ConfigMap with one of the job's measurements. One that may not be removed goes with the job."""
+        try:
+            found = self._kube.get(CONFIG_MAPS, job.metadata.namespace, name)
+            if _may_be_its_measurement(found, job.metadata.uid):
+                self._kube.delete(CONFIG_MAPS, job.metadata.namespace, name, found["metadata"]["uid"])
+        except KubeError as error:
+            if not error.is_refusal:
+                raise
+
     def profile(self, namespace: str, name: str) -> Profile:
         """The measurement that lies in a ConfigMap of that namespace, or of the one that ``name`` begins with.
 
@@ -263,6 +282,12 @@ def _is_of(found: Object, job_uid: str) -> bool:
     """Whether the object is one that the operator made for the job: the job controls it, and its label says so."""
     labels = found["metadata"].get("labels", {})
     return labels.get(UID_LABEL) == job_uid and controller(found, JOB_KIND, GROUP)[1] == job_uid
+
+
+def _may_be_its_measurement(found: Object, job_uid: str) -> bool:
+    """Whether the object belongs to the job. Those that the service of 0.1.0 made are not controlled by it."""
+    owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or ()}
+    return found["metadata"].get("labels", {}).get(UID_LABEL) == job_uid and job_uid in owners
 
 
 def _without_jobsets(error: KubeError) -> KubeError:

@@ -130,22 +130,22 @@ class Cache:
                 self.remove_job(job.uid)
 
     def profiles(self, namespace: str, key: str) -> list[ProfileStatus]:
-        """The measurements with that key which attempts of jobs of the namespace went by, as far as this process has
-        heard of them, the newest first.
+        """The measurements with that key that jobs of the namespace made or went by, as far as their status says so or
+        this process has heard of them, the newest first.
         """
         with self._lock:
             return list(reversed(self._profiles.get((namespace, key), {}).values()))
 
     def _index_profile(self, job: SeenJob) -> None:
         """Older ones stay: a job may come back to hosts that it measured in an attempt before the last."""
-        profile = job.status.profile
-        if profile is None:
-            return
-        keys = self._profile_keys.setdefault(job.uid, {})
-        keys[profile.key] = None
-        of_key = self._profiles.setdefault((job.namespace, profile.key), {})
-        of_key.pop((job.uid, profile.ref), None)
-        of_key[job.uid, profile.ref] = profile
+        newest = job.status.profile
+        for profile in (*job.status.measurements, *([newest] if newest is not None else [])):
+            keys = self._profile_keys.setdefault(job.uid, {})
+            keys[profile.key] = None
+            of_key = self._profiles.setdefault((job.namespace, profile.key), {})
+            if profile is newest or (job.uid, profile.ref) not in of_key:
+                of_key.pop((job.uid, profile.ref), None)
+                of_key[job.uid, profile.ref] = profile
 
     def _forget_profiles(self, job: SeenJob) -> None:
         for key in self._profile_keys.pop(job.uid, {}):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Step
 from penstock.core.status import JobProgress, JobStatus
+from penstock.operator.agents import News
 from penstock.operator.manifests import num_pods
 from penstock.operator.places import NO_COMPETITION, Competition
 from penstock.operator.room import Room
@@ -24,6 +25,7 @@ class Facts:
     this process's clock all that the cluster dated is ``ahead_seconds`` later. ``hosts`` are the nodes of all its pods,
     also of attempts before: what a lost node had stays there until somebody says that it never comes back.
     ``leftovers`` may be ranks of the attempt and are not known to be: they are waited for, and nothing else.
+    ``agent`` is what the agent in the pod of the first rank said, where it was asked.
     ``competition`` is what others have to do with its places; ``holders`` names who has them, once the attempt stood
     still for long.
     """
@@ -45,6 +47,7 @@ class Facts:
     leftovers: tuple[SeenPod, ...] = ()
     competition: Competition = NO_COMPETITION
     holders: str = ""
+    agent: News | None = None
 
     @property
     def wanted_pods(self) -> int:

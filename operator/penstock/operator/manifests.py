@@ -12,6 +12,7 @@ from penstock.core.job import PipelineJob
 from penstock.core.kubernetes_spec import Reclaim
 from penstock.core.plan import Plan
 from penstock.core.pod import ADDRESS_FILE, ATTEMPT_FILES, CA_FILE, JOB_FILE
+from penstock.core.profile import Profile
 from penstock.core.supervision import Address
 from penstock.kube.names import (
     API_VERSION,
@@ -21,13 +22,15 @@ from penstock.kube.names import (
     JOBSET_GROUP,
     JOBSET_KIND,
     PRIORITY_LABEL,
+    PROFILE_FILE,
     QUEUE_LABEL,
     RANKS_JOB,
     UID_LABEL,
     attempt_name,
     claim_name,
+    profile_name,
 )
-from penstock.kube.packing import packed_plan
+from penstock.kube.packing import packed, packed_plan
 from penstock.operator.podspec import pod_spec
 from penstock.operator.settings import Settings
 
@@ -56,6 +59,16 @@ def config_map(job: PipelineJob, attempt: int, settings: Settings, plan: Plan | 
     if plan is not None:
         found["binaryData"] = packed_plan(plan)
     return found
+
+
+def measurement(job: PipelineJob, attempt: int, profile: Profile) -> dict[str, Any]:
+    """The ConfigMap with what an attempt measured."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**_metadata(job, attempt), "name": profile_name(job.metadata.name, attempt)},
+        "binaryData": {PROFILE_FILE: packed(profile.to_manifest())},
+    }
 
 
 def _service_files(settings: Settings) -> dict[str, str]:

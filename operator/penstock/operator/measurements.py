@@ -1,5 +1,9 @@
 """Which measurement an attempt goes by: its own, or an older one of the same work on the same hosts.
 
+Its own comes by the service, which lays it into a ConfigMap, or from the agent of its first pod (`penstock.operator.
+agents`), and then this lays it there. What the job measured in its last `MOST_KEPT` attempts that did is named in its
+status, so that another operator finds it; older ConfigMaps are removed.
+
 An older one is looked at before the attempt goes by it. What is gone by then, too old, or older than a drift that the
 job is to be planned anew for, is measured again in the same attempt.
 """
@@ -14,13 +18,16 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase, Step
 from penstock.core.pod import MEASURES_LABEL
 from penstock.core.profile import Profile
-from penstock.core.status import ProfileStatus
+from penstock.core.status import JobStatus, ProfileStatus
+from penstock.kube.names import profile_prefix
 from penstock.operator import binding
 from penstock.operator.actions import Actions
 from penstock.operator.cache import Cache
 from penstock.operator.drift import drifted_since
 from penstock.operator.facts import Facts
 from penstock.operator.observe import measuring
+
+MOST_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +44,12 @@ class Measurements:
     def __init__(self, cache: Cache, actions: Actions) -> None:
         self._cache, self._actions = cache, actions
         self._lost: dict[str, _Lost] = {}
+        self._kept: dict[str, tuple[int, str]] = {}
 
     def forget(self, job_uid: str) -> None:
         """The job is gone."""
         self._lost.pop(job_uid, None)
+        self._kept.pop(job_uid, None)
 
     def told(self, facts: Facts) -> Facts:
         """The facts, with where measuring is."""
@@ -48,9 +57,12 @@ class Measurements:
         return replace(found, profile=self._step(found))
 
     def holds(self, facts: Facts, now: float) -> bool:
-        """Whether the attempt may go by what it has found: an older one is looked at, and given up if it is lost."""
+        """Whether the attempt may go by what it has found: an older one is looked at, and given up if it is lost; what
+        its agent brought is laid where it stays.
+        """
         known = self._known(facts)
         if known is None:
+            self._keep(facts)
             return True
         try:
             profile = self._actions.profile(facts.job.metadata.namespace, known.ref)
@@ -65,11 +77,37 @@ class Measurements:
 
     def chosen(self, facts: Facts) -> ProfileStatus | None:
         """The measurement that is at hand: an older one, or the one that was just made."""
-        known, progress = self._known(facts), facts.progress
-        if known is not None or progress is None:
+        known, ref = self._known(facts), self._own_ref(facts)
+        if known is not None or not ref:
             return known
-        self._lost_by(facts).pop(progress.profile_ref, None)  # another of that name was lost before
-        return ProfileStatus(ref=progress.profile_ref, key=_key(facts))
+        self._lost_by(facts).pop(ref, None)  # another of that name was lost before
+        return ProfileStatus(ref=ref, key=_key(facts))
+
+    def remembered(self, status: JobStatus, job: PipelineJob) -> JobStatus:
+        """The status with the measurement that it goes by among the job's, if it is its own, and no more of them than
+        are kept; the others' ConfigMaps are removed.
+        """
+        chosen = status.profile
+        if chosen is None or not chosen.ref.removeprefix(profile_prefix(job.metadata.name)).isdecimal():
+            return status
+        others = [each for each in status.measurements if each.ref != chosen.ref]
+        for each in others[: -(MOST_KEPT - 1)]:
+            self._actions.forget_profile(job, each.ref)
+        return replace(status, measurements=(*others[-(MOST_KEPT - 1) :], chosen))
+
+    def _keep(self, facts: Facts) -> None:
+        """Lay out what the agent brought, unless the service did so before."""
+        agent, job, attempt = facts.agent, facts.job, facts.status.attempt
+        if self._own_ref(facts) or agent is None or agent.profile is None:
+            return
+        self._kept[job.metadata.uid] = (attempt, self._actions.keep_profile(job, attempt, agent.profile))
+
+    def _own_ref(self, facts: Facts) -> str:
+        """The ConfigMap with what the attempt measured; empty if there is none yet."""
+        if facts.progress is not None and facts.progress.profile_ref:
+            return facts.progress.profile_ref
+        attempt, ref = self._kept.get(facts.job.metadata.uid, (0, ""))
+        return ref if attempt == facts.status.attempt else ""
 
     def lose(self, facts: Facts, ref: str, message: str) -> None:
         """Have the attempt go by another, or measure. A later one looks again: there may be one of that name then."""
@@ -79,13 +117,14 @@ class Measurements:
         self._lost_by(facts)[ref] = message
 
     def _step(self, facts: Facts) -> Step:
-        status, progress = facts.status, facts.progress
+        status, agent = facts.status, facts.agent
         if status.phase not in (Phase.QUEUED, Phase.PROFILING):
             is_lost = status.profile is None and status.phase in (Phase.PLANNING, Phase.BINDING)
             return Step.FAILED if facts.profile_message or is_lost else Step.DONE
         if facts.pods and self._known(facts) is not None:
             return Step.DONE
-        if progress is not None and progress.profile_ref and measuring(facts):
+        is_there = bool(self._own_ref(facts)) or (agent is not None and agent.profile is not None)
+        if is_there and measuring(facts):
             return Step.DONE
         return Step.WORKING if measuring(facts) else Step.MISSING
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.core.lifecycle import LIVE, NO_STEP, PLACES_GIVEN_UP, AttemptState, Observed, Phase
+from penstock.core.lifecycle import (
+    LIVE,
+    MEASURING_SECONDS,
+    NO_STEP,
+    PLACES_GIVEN_UP,
+    PREPARING_SECONDS,
+    AttemptState,
+    Observed,
+    Phase,
+    Step,
+)
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
 from penstock.operator.drift import hardware_drifted_since
@@ -13,7 +23,7 @@ from penstock.operator.gains import feasible_ranks, growth_pays, replan_pays
 from penstock.operator.grace import grace_seconds
 from penstock.operator.places import jitter, waiting_since
 from penstock.operator.seen import End, SeenNode, SeenPod
-from penstock.operator.waiting import hindrance, placed_ranks, placement_since, short_since
+from penstock.operator.waiting import hindrance, measuring_news, placed_ranks, placement_since, short_since
 
 NODE_NOTICE_SECONDS = 60.0
 """A silent node is called not ready after 50 s, by Kubernetes' default; peers of its pods may have ended by then."""
@@ -49,9 +59,10 @@ def observe(facts: Facts) -> Observed:
         places_waited_seconds=max(0.0, (status.phase_entered_at or 0.0) - (waiting_since(status) or 0.0)),
         jitter=jitter(facts.job.metadata.uid, status.attempt),
         profile=facts.profile,
+        news_due_at=_news_due_at(facts),
         plan=facts.plan,
         failures=status.failures,
-        message=message if state in _ENDS else facts.profile_message or facts.plan_message or message,
+        message=message if state in _ENDS else _said(facts) or message,
         active_since=status.started_at,
         failed_at=status.failed_at,
         finished_at=status.finished_at,
@@ -68,6 +79,24 @@ def observe(facts: Facts) -> Observed:
         replan_pays=replan_pays(facts),
         replans=status.replans,
     )
+
+
+def _said(facts: Facts) -> str:
+    measures = facts.status.phase is Phase.PROFILING
+    return measuring_news(facts) if measures else facts.profile_message or facts.plan_message
+
+
+def _news_due_at(facts: Facts) -> float | None:
+    """When an attempt that measures is given up. Data may be what it prepares for long, and where its agent never
+    answered, as that of an image of 0.1.0 never does, nobody knows that it does not.
+    """
+    if facts.status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
+        return None
+    since, agent = facts.status.phase_entered_at or 0.0, facts.agent
+    if agent is None:
+        return since + MEASURING_SECONDS
+    may_prepare = agent.report.state is AttemptState.STARTING if agent.report else facts.service_since is not None
+    return max(since, agent.since) + (PREPARING_SECONDS if may_prepare else MEASURING_SECONDS)
 
 
 def _gave_places_up(status: JobStatus) -> bool:

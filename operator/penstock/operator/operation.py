@@ -17,6 +17,7 @@ from penstock.kube.resources import NODES, PODS
 from penstock.kube.transport import KubeError
 from penstock.kube.watching import Watcher
 from penstock.operator.actions import Actions
+from penstock.operator.agents import Agents, fetch_from_pod, pool
 from penstock.operator.announcing import Announcer, about
 from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.cluster_profiles import ClusterProfiles
@@ -65,7 +66,9 @@ class Operation:
         self._announcer = Announcer(self._kube, clock, self._teller.submit)
         actions = Actions(self._kube, self.cache, settings, clock)
         self._profiles = ClusterProfiles(self._kube, self.cache, actions, settings.measuring_namespace, clock)
-        self._reconciler = Reconciler(self.cache, actions, self._planning, clock, self._announce)
+        self._asking = pool()
+        agents = Agents(fetch_from_pod, clock, self._asking.submit, self._news)
+        self._reconciler = Reconciler(self.cache, actions, self._planning, agents, clock, self._announce)
         self._queue = WorkQueue(
             self._reconcile, self._failed, num_workers=NUM_THREADS, num_first=NUM_LAUNCHERS, is_first=self._is_new
         )
@@ -102,6 +105,7 @@ class Operation:
         self._loop = None
         self._planning.close()
         self._threads.shutdown(wait=False)
+        self._asking.shutdown(wait=False, cancel_futures=True)
         await self._last_words()
 
     async def _last_words(self) -> None:

@@ -3,7 +3,8 @@
 It may do nothing in the cluster: the one token that it holds is for the service's ears alone. See
 https://kubernetes.io/docs/concepts/security/pod-security-standards
 
-Beside the ranks' container there is one that reports, a sidecar: it starts first and is ended last (ADR 0020).
+Beside the ranks' container there is one that reports, a sidecar: it starts first and is ended last (ADR 0020). It also
+answers the operator (ADR 0030).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 from penstock.core.job import Device, PipelineJob
 from penstock.core.pod import (
+    AGENT_ADDRESS_VARIABLE,
+    AGENT_PORT,
     ATTEMPT_FILES,
     BINDING_FILE,
     NODE_NAME_VARIABLE,
@@ -102,6 +105,7 @@ def _reporter(job: PipelineJob, attempt: int, settings: Settings) -> dict[str, A
         "name": REPORTER_CONTAINER,
         "restartPolicy": "Always",
         "args": ["report-pod", "--attempt", str(attempt), *folders],
+        "ports": [{"name": "agent", "containerPort": AGENT_PORT}],
         "resources": {"requests": REPORTER_REQUESTS, "limits": REPORTER_LIMITS},
         "volumeMounts": [*_mounts("attempt", "token", "local"), _storage_mount(OUT)],
     }
@@ -121,7 +125,11 @@ def _container(job: PipelineJob, settings: Settings) -> dict[str, Any]:
 
 
 def _env(job: PipelineJob) -> list[dict[str, Any]]:
-    told = {POD_UID_VARIABLE: "metadata.uid", NODE_NAME_VARIABLE: "spec.nodeName"}
+    told = {
+        POD_UID_VARIABLE: "metadata.uid",
+        NODE_NAME_VARIABLE: "spec.nodeName",
+        AGENT_ADDRESS_VARIABLE: "status.podIP",
+    }
     own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in told.items()]
     return [
         *(entry.to_manifest() for entry in job.spec.kubernetes.env),

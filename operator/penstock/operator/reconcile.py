@@ -33,13 +33,14 @@ from penstock.core.status import JobStatus
 from penstock.kube.transport import KubeError
 from penstock.operator import binding
 from penstock.operator.actions import Actions
+from penstock.operator.agents import PAUSE_SECONDS, SELDOM_SECONDS, Agents, News
 from penstock.operator.cache import Cache, SeenJob
 from penstock.operator.facts import Facts
 from penstock.operator.measurements import Measurements, is_measuring
-from penstock.operator.observe import observe
+from penstock.operator.observe import measuring, observe
 from penstock.operator.planning import Planning
-from penstock.operator.statuses import begun, denied, entered, in_short, refused, told
-from penstock.operator.waiting import placement_since
+from penstock.operator.statuses import begun, denied, entered, in_short, is_told_by_service, refused, told
+from penstock.operator.waiting import first_pod, placement_since
 from penstock.planning.questions import Question
 
 PLANNING_SECONDS = 5.0
@@ -79,9 +80,15 @@ class Reconciler:
     """Sees to jobs, each in one thread at a time. ``announce`` tells people of a change of phase."""
 
     def __init__(
-        self, cache: Cache, actions: Actions, planning: Planning, clock: Callable[[], float], announce: Announce
+        self,
+        cache: Cache,
+        actions: Actions,
+        planning: Planning,
+        agents: Agents,
+        clock: Callable[[], float],
+        announce: Announce,
     ) -> None:
-        self._cache, self._actions, self._planning = cache, actions, planning
+        self._cache, self._actions, self._planning, self._agents = cache, actions, planning, agents
         self._clock, self._announce = clock, announce
         self._questions: dict[str, str] = {}
         self._measurements = Measurements(cache, actions)
@@ -112,6 +119,7 @@ class Reconciler:
         self._questions.pop(uid, None)
         self._unreminded.pop(uid, None)
         self._measurements.forget(uid)
+        self._agents.forget(uid)
 
     def _refuse(self, seen: SeenJob) -> float | None:
         """What the cluster's own checks let pass and core does not ends the job, and what it has begun."""
@@ -143,12 +151,20 @@ class Reconciler:
         now = self._clock()
         facts = self._facts(draft)
         decisions = decide(draft.job.spec, observe(facts), now)
-        if _plans(decisions) and not self._measurements.holds(facts, now):
+        if _plans(decisions) and not self._holds(draft, facts, now):
             return True
         if _should_confirm(draft.seen, decisions) and not self._confirmed(draft, decisions):
             return True
         changed = [self._act(draft, facts, decision, now) for decision in sorted(decisions, key=_is_effect)]
         return any(changed)
+
+    def _holds(self, draft: _Draft, facts: Facts, now: float) -> bool:
+        try:
+            return self._measurements.holds(facts, now)
+        except KubeError as error:
+            if error.is_refusal:
+                self._write(draft, denied(draft.status, error, draft.seen.generation, now))
+            raise
 
     def _finish(self, draft: _Draft) -> float | None:
         """Write down what was decided and seen; when to look again."""
@@ -159,6 +175,8 @@ class Reconciler:
         waits = [each.until - now for each in decide(draft.job.spec, looked, now) if isinstance(each, Wait)]
         if facts.plan is Step.WORKING:
             waits.append(PLANNING_SECONDS)
+        if facts.agent is not None:
+            waits.append(PAUSE_SECONDS if draft.status.phase is Phase.PROFILING else SELDOM_SECONDS)
         waits += self._remind(draft.seen.uid, facts, now)
         return max(min(waits), 0.001) if waits else None
 
@@ -178,11 +196,14 @@ class Reconciler:
     def _write(self, draft: _Draft, status: JobStatus) -> None:
         """Have the cluster hold the status, if it does not yet, and tell people what is new.
 
-        That an attempt was launched is told together with what is told next: its JobSet says the same until then.
+        That an attempt was launched is told together with what is told next: its JobSet says the same until then. So is
+        a checkpoint that the service told of.
         """
         if self._is_made(draft.seen.uid, status.attempt):
             status = replace(status, launched=status.attempt)
-        if replace(status, launched=draft.seen.status.launched) != draft.seen.status:
+        before = draft.seen.status
+        checkpoint = before.checkpoint if is_told_by_service(status) else status.checkpoint
+        if replace(status, launched=before.launched, checkpoint=checkpoint) != before:
             draft.seen = self._actions.write_status(draft.seen, status)
         draft.status = draft.seen.status
         for decision in draft.untold:
@@ -212,7 +233,21 @@ class Reconciler:
             leftovers=tuple(pod for pod in leftovers if pod.attempt == status.attempt),
         )
         plan, plan_message = self._plan_step(draft)
-        return replace(self._measurements.told(self._with_places(bare)), plan=plan, plan_message=plan_message)
+        bare = replace(self._with_places(bare), agent=self._heard(bare))
+        return replace(self._measurements.told(bare), plan=plan, plan_message=plan_message)
+
+    def _heard(self, facts: Facts) -> News | None:
+        """What the agent of the first rank's pod says, where that is news: of an attempt that measures, and while the
+        service is away, of checkpoints of one that trains.
+        """
+        uid, phase, pod = facts.job.metadata.uid, facts.status.phase, first_pod(facts)
+        measures = phase is Phase.PROFILING and measuring(facts)
+        trains = phase is Phase.RUNNING and facts.service_since is None
+        if pod is None or not pod.address or pod.end is not None or not (measures or trains):
+            if phase is not Phase.RUNNING:
+                self._agents.forget(uid)
+            return None
+        return self._agents.look(uid, pod, measures=measures)
 
     def _with_places(self, facts: Facts) -> Facts:
         """The facts, with what other jobs have to do with the places of one that waits for them."""
@@ -280,6 +315,7 @@ class Reconciler:
         status = entered(draft.status, decision, now)
         if decision.phase is Phase.PLANNING:
             status = replace(status, profile=self._measurements.chosen(facts))
+            status = self._measurements.remembered(status, draft.job)
         if decision.phase is Phase.BINDING:
             plan = self._plan(draft)
             status = replace(status, plan=in_short(plan) if plan else None)

@@ -20,6 +20,7 @@ from penstock.core.lifecycle import (
     enter,
 )
 from penstock.core.plan import Plan
+from penstock.core.pod import CheckpointName
 from penstock.core.records import WARM_UP_STEPS
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.core.units import format_seconds
@@ -28,7 +29,15 @@ from penstock.operator import places
 from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
 from penstock.operator.facts import Facts
 from penstock.operator.remedies import clocks_differ
-from penstock.operator.waiting import held, hindrance, missing_pods, placed_ranks, placement_since, unstarted_pods
+from penstock.operator.waiting import (
+    held,
+    hindrance,
+    measuring_news,
+    missing_pods,
+    placed_ranks,
+    placement_since,
+    unstarted_pods,
+)
 
 _WAITS = {
     Phase.QUEUED: ConditionType.ADMITTED,
@@ -84,13 +93,33 @@ def told(status: JobStatus, facts: Facts, seen: Observed, generation: int, now: 
     queued = status.phase is Phase.QUEUED
     waits_for = _waits_for(status, facts, now) if queued else ""
     message = waits_for if queued else status.message
+    if status.phase is Phase.PROFILING and facts.profile is not Step.DONE:
+        message = measuring_news(facts)
     conditions = _merged(status.conditions, _conditions(status, facts, seen, waits_for, now), generation, now)
     return dataclasses.replace(
         judged(dataclasses.replace(status, conditions=conditions), facts, now),
         observed_generation=generation,
         message=message,
         started_at=_active_since(status, facts, now),
+        checkpoint=_newest_checkpoint(status, facts),
     )
+
+
+def _newest_checkpoint(status: JobStatus, facts: Facts) -> CheckpointName | None:
+    """As far as the service or the agent told of it. Ranks look for themselves (docs/adr/0018); this is for people."""
+    progress, report = facts.progress, facts.agent.report if facts.agent is not None else None
+    found = [status.checkpoint, report.checkpoint if report is not None else None]
+    if progress is not None and progress.last_checkpoint is not None:
+        found.append(CheckpointName(attempt=progress.attempt, step=progress.last_checkpoint))
+    return max((name for name in found if name is not None), key=lambda name: (name.step, name.attempt), default=None)
+
+
+def is_told_by_service(status: JobStatus) -> bool:
+    """Whether the status says by the service's part which checkpoint is the newest."""
+    name, progress = status.checkpoint, status.progress
+    if name is None or progress is None:
+        return False
+    return (name.attempt, name.step) == (progress.attempt, progress.last_checkpoint)
 
 
 def _waits_for(status: JobStatus, facts: Facts, now: float) -> str:
@@ -189,10 +218,9 @@ def _outlived(status: JobStatus) -> Iterable[Condition]:
 def _profiled(status: JobStatus, facts: Facts) -> Condition:
     if status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
         return _condition(ConditionType.PROFILED, True, "Measured", "", "")
-    if facts.service_since is None:
-        message = "what was measured is reported to the service, which is not there; start it, or wait"
-        return _condition(ConditionType.PROFILED, False, "", "ServiceUnavailable", message)
-    return _condition(ConditionType.PROFILED, False, "", "Measuring", facts.profile_message)
+    is_unheard = facts.service_since is None and facts.agent is not None and bool(facts.agent.problem)
+    reason = "ServiceUnavailable" if is_unheard else "Measuring"
+    return _condition(ConditionType.PROFILED, False, "", reason, measuring_news(facts))
 
 
 def _planned(status: JobStatus) -> Condition:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from penstock.core.lifecycle import PLACED_IN_PART_SECONDS
+from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, AttemptState
 from penstock.kube.names import RANKS_JOB
 from penstock.operator.facts import Facts
 from penstock.operator.remedies import remedied
+from penstock.operator.seen import SeenPod
 
 POD_SECONDS = 15.0
 """A cluster that would make pods has made them by then."""
 
 START_SECONDS = 30.0
 """A node that has the image, and can mount what is asked for, has started a pod by then."""
+
+
+NO_SERVICE = "the service, which could bring what it measured, is not there; start it, or wait"
 
 
 def hindrance(facts: Facts) -> str:
@@ -49,6 +53,36 @@ def unstarted_pods(facts: Facts, now: float) -> str:
     if late is None:
         return ""
     return f"pod {late.name} has not started on node {late.node} yet; kubectl describe pod {late.name} says why"
+
+
+def measuring_news(facts: Facts) -> str:
+    """What an attempt that measures does, or why nothing is heard of it, after the reason why it measures again."""
+    return "; ".join(filter(None, (facts.profile_message, _measuring(facts))))
+
+
+def _measuring(facts: Facts) -> str:
+    agent = facts.agent
+    if agent is None:
+        is_bound = len([pod for pod in facts.pods if pod.binding is not None]) == facts.wanted_pods
+        return hindrance(facts) or ("" if is_bound else "its pods were not all asked to measure yet")
+    pod = first_pod(facts)
+    name = pod.name if pod is not None else "of the first rank"
+    if agent.problem:
+        service = "the service may bring what it measured" if facts.service_since is not None else NO_SERVICE
+        return f"waits for what is measured: the agent of pod {name} {agent.problem}; {service}"
+    if agent.report is None:
+        return f"waits for what pod {name} measures"
+    if agent.report.state is AttemptState.STARTING:
+        return f"pod {name} prepares its data"
+    done, total = agent.report.done, agent.report.total
+    if not total:
+        return f"pod {name} measures"
+    return f"pod {name} has measured {min(10 * done // total, 10)} tenths of its points"  # each news is a write
+
+
+def first_pod(facts: Facts) -> SeenPod | None:
+    """The pod of the attempt's first rank, which has what all of them measured, once it was told so."""
+    return next((pod for pod in facts.pods if pod.binding is not None and pod.binding.node_rank == 0), None)
 
 
 def placement_since(facts: Facts) -> float | None:

@@ -74,6 +74,10 @@ NO_STEP = "no step within"
 """How a run is said to stand still, by the life cycle and by a pod that goes by the same rule."""
 FIRST_STEP_SECONDS = 600.0
 """Until an attempt takes its first step it starts processes, connects them and reads a model or a checkpoint."""
+MEASURING_SECONDS = 1800.0
+"""How long an attempt that measures may say nothing new. A point takes seconds."""
+PREPARING_SECONDS = 6 * 3600.0
+"""The same while it prepares data, of which it says nothing until it is done."""
 SHRINK_AFTER_UNSCHEDULABLE_SECONDS = 120.0
 SHRINK_AFTER_NODE_LOST_SECONDS = 60.0
 GIVE_WAY_SECONDS = 5.0
@@ -130,6 +134,8 @@ class Observed:
     ``holders`` names those that hold what it lacks. One that was given up for that at ``places_given_up_at`` had waited
     for ``places_waited_seconds`` by then; ``jitter`` is its own number from 0 to 1.
 
+    An attempt that measures has to say something new by ``news_due_at``; none where it is watched in another way.
+
     ``active_since`` is when it was launched first, or again after it was suspended or waited in a queue, as the
     startTime of a Kubernetes Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job).
     """
@@ -156,6 +162,7 @@ class Observed:
     places_waited_seconds: float = 0.0
     jitter: float = 0.5
     profile: Step = Step.MISSING
+    news_due_at: float | None = None
     plan: Step = Step.MISSING
     failures: int = 0
     message: str = ""
@@ -473,9 +480,12 @@ def _profiling(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:
         return [SetPhase(Phase.PLANNING, "Profiled")]
     if seen.profile is Step.FAILED:
         return _lost(spec, seen, seen.message or "profiling failed")
+    if seen.news_due_at is not None and now >= seen.news_due_at:
+        return _lost(spec, seen, f"nothing new was heard of measuring: {seen.message or 'the cause is not known'}")
+    waits: list[Decision] = [Wait(seen.news_due_at)] if seen.news_due_at is not None else []
     if seen.profile is Step.MISSING and seen.attempt_state is AttemptState.READY:
-        return [StartProfile(seen.attempt)]
-    return []
+        return [StartProfile(seen.attempt), *waits]
+    return waits
 
 
 def _planning(spec: JobSpec, seen: Observed, now: float) -> list[Decision]:

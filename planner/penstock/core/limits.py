@@ -223,6 +223,8 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "reasons": _list(MOST_LABELS),
         "alternatives": _list(MOST_LABELS),
     },
+    "CheckpointName": dict.fromkeys(("attempt", "step"), _up_to(EXACT)),
+    "AgentReport": dict.fromkeys(("attempt", "done", "total"), _up_to(EXACT)),
     "PodBinding": {
         **dict.fromkeys(("epoch", "nodeRank"), _up_to(EXACT)),
         **dict.fromkeys(("numNodes", "ranksPerPod"), _count(MOST_RANKS)),

@@ -15,6 +15,7 @@ from penstock.core.kubernetes_spec import (
     Toleration,
     VolumeSpec,
 )
+from penstock.core.pod import CheckpointName
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.status import Condition, JobProgress, JobStatus, PlanStatus, ProfileStatus
 
@@ -81,11 +82,17 @@ CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
         "startedAt": "when its first attempt was launched",
         "failedAt": "when an attempt failed last",
         "finishedAt": "when it succeeded or failed",
+        "checkpoint": "the newest complete checkpoint: `out://UID/ATTEMPT/STEP`",
         "feasibleRanks": "ranks that an elastic job was found to have room for",
         "profile": "the measurement that the newest plan was made from",
+        "measurements": "what its attempts measured, oldest first; of the same hosts they are used again",
         "plan": "the plan of the newest attempt",
         "conditions": "what was observed, one of each type",
         "progress": "what ranks reported, written by the service",
+    },
+    CheckpointName: {
+        "attempt": "the attempt that wrote it",
+        "step": "steps that were done by then",
     },
     ProfileStatus: {
         "ref": "the ConfigMap that holds it",

@@ -1,8 +1,9 @@
 """What the operator and the agent in a pod tell each other.
 
 A pod waits for its binding. The operator writes it as an annotation, which the pod reads as a file; the plan that it
-names lies beside, from the attempt's ConfigMap. The pod answers once: its container's termination message is an
-`penstock.core.supervision.AttemptReport`. Either side may read late, or again, and the other needs nothing more.
+names lies beside, from the attempt's ConfigMap. The pod answers at its end: its container's termination message is an
+`penstock.core.supervision.AttemptReport`. Until then it answers whoever asks its agent, by HTTP on `AGENT_PORT`: where
+it is (`AgentReport`) and what it measured. Either side may read late, or again, and the other needs nothing more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
+from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.manifest import Manifest, require_limits
 from penstock.core.supervision import AttemptReport
 
@@ -40,6 +42,18 @@ TOKEN_FILE = "/var/run/secrets/penstock/token"
 POD_UID_VARIABLE = "PENSTOCK_POD_UID"
 NODE_NAME_VARIABLE = "PENSTOCK_NODE_NAME"
 """Who the pod is, and where it runs: a measurement is valid for nodes, and a pod's host name says nothing of them."""
+
+AGENT_PORT = 8472
+AGENT_ADDRESS_VARIABLE = "PENSTOCK_POD_ADDRESS"
+"""The pod's own address, at which its agent listens."""
+
+AGENT_REPORT, AGENT_MEASUREMENT = "report.json.gz", "measurement.json.gz"
+"""What the agent serves, packed (`penstock.core.packing`): an `AgentReport`, and in the pod of the first rank a
+`penstock.core.profile.Profile` once there is one.
+"""
+
+MOST_AGENT_BYTES = 2**20
+"""Of an answer. A ConfigMap, where a measurement goes, holds no more."""
 
 TERMINATION_FILE = "/dev/termination-log"
 MOST_REPORT_BYTES = 4096
@@ -85,6 +99,39 @@ class PodBinding(Manifest):
         """The pod's own, among those of all pods."""
         first = self.node_rank * self.ranks_per_pod
         return range(first, first + self.ranks_per_pod)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointName(Manifest):
+    """A complete checkpoint of the job: ``out://UID/ATTEMPT/STEP``."""
+
+    attempt: int
+    step: int
+
+    def __post_init__(self) -> None:
+        require_limits(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentReport(Manifest):
+    """Who a pod is, and where its attempt is, while it lives.
+
+    ``done`` of ``total`` points are measured. ``measurement`` is the SHA-256 of the measurement as the agent serves it,
+    empty until there is one. ``checkpoint`` is the newest complete one, of whichever attempt.
+    """
+
+    pod_uid: str
+    job_uid: str
+    attempt: int
+    state: AttemptState
+    profile: Step = Step.MISSING
+    done: int = 0
+    total: int = 0
+    measurement: str = ""
+    checkpoint: CheckpointName | None = None
+
+    def __post_init__(self) -> None:
+        require_limits(self)
 
 
 def termination_message(report: AttemptReport) -> str:

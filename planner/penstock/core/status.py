@@ -13,6 +13,7 @@ from typing import Any
 from penstock.core.instants import INSTANT
 from penstock.core.lifecycle import Phase
 from penstock.core.manifest import Manifest, mistyped, read_number
+from penstock.core.pod import CheckpointName
 
 
 class ConditionStatus(enum.StrEnum):
@@ -122,12 +123,14 @@ class JobStatus(Manifest):
     ranks: int = 0
     failures: int = 0
     replans: int = 0
+    checkpoint: CheckpointName | None = None
     phase_entered_at: float | None = field(default=None, metadata=INSTANT)
     started_at: float | None = field(default=None, metadata=INSTANT)
     failed_at: float | None = field(default=None, metadata=INSTANT)
     finished_at: float | None = field(default=None, metadata=INSTANT)
     feasible_ranks: int | None = None
     profile: ProfileStatus | None = None
+    measurements: tuple[ProfileStatus, ...] = ()
     plan: PlanStatus | None = None
     conditions: tuple[Condition, ...] = ()
     progress: JobProgress | None = None

@@ -149,7 +149,7 @@ def config_map(measurement: Measurement, profile: Profile) -> dict[str, Any]:
             "name": _ref(measurement),
             "namespace": measurement.namespace,
             "labels": labels,
-            "ownerReferences": [{**owner, "controller": False, "blockOwnerDeletion": False}],
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": False}],
         },
         "binaryData": {PROFILE_FILE: packed(profile.to_manifest())},
     }

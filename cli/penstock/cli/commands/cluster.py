@@ -10,7 +10,14 @@ import typer
 
 from penstock.cli import output
 from penstock.core.errors import UserError
-from penstock.core.pod import ATTEMPT_FILES, POD_FILES, POD_UID_VARIABLE, TERMINATION_FILE, TOKEN_FILE
+from penstock.core.pod import (
+    AGENT_ADDRESS_VARIABLE,
+    ATTEMPT_FILES,
+    POD_FILES,
+    POD_UID_VARIABLE,
+    TERMINATION_FILE,
+    TOKEN_FILE,
+)
 
 _Attempt = Annotated[int, typer.Option(min=1, help="The attempt's number.")]
 _Out = Annotated[Path, typer.Option(help="The folder that all pods share.")]
@@ -49,12 +56,13 @@ def report_pod(
     attempt_files: _AttemptFiles = Path(ATTEMPT_FILES),
     token_file: Annotated[Path, typer.Option(help="The file that holds the token.")] = Path(TOKEN_FILE),
 ) -> None:
-    """Bring what a pod's ranks record to the service; the operator starts this beside them."""
+    """Bring what a pod's ranks record to the service, and answer for the pod; the operator starts this beside them."""
     from penstock.cli.pod_files import PodFolders
     from penstock.cli.reporter import report
 
     folders = PodFolders(uid=_own_uid(), attempt=attempt, out=out.absolute(), local=local.absolute())
-    raise typer.Exit(0 if report(folders, attempt_files, token_file, output.say) else 1)
+    address = os.environ.get(AGENT_ADDRESS_VARIABLE, "")
+    raise typer.Exit(0 if report(folders, attempt_files, token_file, output.say, address) else 1)
 
 
 def _own_uid() -> str:

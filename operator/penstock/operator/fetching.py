@@ -1,0 +1,101 @@
+"""A bounded GET of what the agent in a pod serves.
+
+Whatever is at the other end is not trusted. The whole call takes `SECONDS` at most, however slowly the answer trickles,
+and keeps a mebibyte and its head at most. It goes to the address of a pod, as a number, and to no other: names are not
+looked up, redirects are not followed, and proxies of the environment are not used. Libraries limit each read and not
+the whole, so the few bytes are read here, and only then understood as HTTP.
+"""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import os
+import socket
+import time
+from http.client import HTTPException, HTTPResponse
+from typing import cast
+
+from penstock.core.errors import PenstockError
+from penstock.core.pod import AGENT_PORT, MOST_AGENT_BYTES
+
+SECONDS = 5.0
+MOST_HEAD_BYTES = 16 * 2**10
+_PIECE_BYTES = 64 * 2**10
+
+
+class AgentError(PenstockError):
+    """The agent of a pod gave no answer that can be used."""
+
+
+def fetch(address: str, name: str, port: int = AGENT_PORT, seconds: float = SECONDS) -> bytes:
+    """What the agent at the address serves under that name; raises `AgentError`."""
+    ends_at = time.monotonic() + seconds
+    request = f"GET /{name} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    try:
+        with socket.create_connection((address, port), timeout=seconds) as line:
+            line.settimeout(_left(ends_at))
+            line.sendall(request.encode())
+            answer = _received(line, ends_at)
+    except TimeoutError:
+        raise AgentError(f"gave no whole answer within {seconds:.0f} s") from None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise AgentError(f"cannot be reached at port {port}: {reason}") from None
+    return _body(answer)
+
+
+def require_pod_address(address: str) -> None:
+    """Raise `AgentError` unless a pod may have the address: it is none of this host, of its link, or of many."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        raise AgentError(f"has no address that could be asked: {address[:64]!r}") from None
+    if found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified:
+        raise AgentError(f"has the address {address}, which no pod has")
+
+
+def _left(ends_at: float) -> float:
+    left = ends_at - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _received(line: socket.socket, ends_at: float) -> bytes:
+    """All that comes until the other end closes."""
+    most = MOST_AGENT_BYTES + MOST_HEAD_BYTES
+    answer = bytearray()
+    while True:
+        line.settimeout(_left(ends_at))
+        piece = line.recv(_PIECE_BYTES)
+        if not piece:
+            return bytes(answer)
+        answer += piece
+        if len(answer) > most:
+            raise AgentError(f"answered with more than {MOST_AGENT_BYTES:,} bytes")
+
+
+class _Line:
+    """What `HTTPResponse` reads from."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        """The whole answer, as a file."""
+        return io.BytesIO(self._text)
+
+
+def _body(answer: bytes) -> bytes:
+    response = HTTPResponse(cast(socket.socket, _Line(answer)), method="GET")
+    try:
+        response.begin()
+        body = response.read()
+    except (HTTPException, ValueError, OSError) as error:
+        raise AgentError(f"answered with something that is not HTTP: {str(error)[:200] or repr(error)[:200]}") from None
+    if response.status != 200:
+        raise AgentError(f"answered with HTTP status {response.status}")
+    if len(body) > MOST_AGENT_BYTES:
+        raise AgentError(f"answered with more than {MOST_AGENT_BYTES:,} bytes")
+    return body
