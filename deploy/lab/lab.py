@@ -245,6 +245,11 @@ def kill(lab: State, machine: str) -> None:
     _node(lab, machine).kill(NODE_PROGRAMS)
 
 
+def crash(lab: State, machine: str) -> None:
+    """Lose a node as by its power: all that runs there ends at once, pods included. `bring_back` starts it again."""
+    _node(lab, machine).empty()
+
+
 def bring_back(lab: State, machine: str) -> None:
     """Start what `kill` ended; what runs already stays."""
     room = _node(lab, machine)

@@ -51,6 +51,16 @@ def children(pid: int) -> list[int]:
     return [each for each in pids() if (found := _stat(each)) is not None and int(found[1]) == pid]
 
 
+def descendants(pid: int) -> list[Process]:
+    """The children of a process, and theirs. In a process namespace those of its first process are all but that one."""
+    found, waiting = [], children(pid)
+    while waiting:
+        pid = waiting.pop()
+        found.append(process(pid))
+        waiting += children(pid)
+    return [each for each in found if each is not None and each.alive]
+
+
 def named(inside: Process, names: Collection[str]) -> list[Process]:
     """The processes of those names in the process namespace of another, none of those in namespaces below it."""
     space = _namespace(inside.pid)

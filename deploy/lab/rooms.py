@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.lab.console import LabError, plain_environ, run, tail, wait_until
-from deploy.lab.processes import Process, children, command, named, process
+from deploy.lab.processes import Process, children, command, descendants, named, process
 
 OWN_FOLDERS = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
 FIRST = "pause"
@@ -75,6 +75,17 @@ class Room:
         for each in found:
             each.kill()
         wait_until(lambda: not any(each.alive for each in found), f"the end of {', '.join(names)}", START_SECONDS)
+
+    def empty(self) -> None:
+        """End everything in the room at once but its first process, which is the room."""
+
+        def left() -> bool:
+            found = descendants(self.first.pid)
+            for each in found:
+                each.kill()
+            return bool(found)
+
+        wait_until(lambda: not left(), f"the end of all that runs in {self.name}", START_SECONDS)
 
     def told(self, name: str) -> str:
         """The last words of a program, for a message."""

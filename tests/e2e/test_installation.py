@@ -11,20 +11,31 @@ import pytest
 from deploy import own_images
 from deploy.demonstration import Demonstration, shown, with_storage
 from deploy.installation import SERVICE_PORT, Installation
+from deploy.lab import lab
 from deploy.lab.console import LabError
 from deploy.site import site_of_lab
 from penstock.core.lifecycle import Phase
 from penstock.kube.resources import PODS
 from tests.support.cluster import COLD_SECONDS, Cluster
-from tests.support.cluster_jobs import ClusterJob, paced, small_spec, small_training, submitted
+from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_spec, small_training, submitted
 from tests.support.installed import PAIR_NODES, JobSpace, label_node
 from tests.support.kubectl import kubectl_of, with_crds
+from tests.support.losing import BEGUN_STEPS, LOST, not_ready_since, spare
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 STEPS = 400
 OWNED = ("meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-", "helm.sh/resource-policy-")
 CRDS = ("pipelinejobs.penstock.dev", "clusterprofiles.penstock.dev")
+ENDLESS = 100_000
+TO_LOST = {"key": "kubernetes.io/hostname", "operator": "In", "values": [LOST]}
+PREFERS_LOST = {
+    "nodeAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 100, "preference": {"matchExpressions": [TO_LOST]}}
+        ]
+    }
+}
 RESTART = {"operator.log": "text", "service.resources.requests.cpu": "110m"}
 """Values that give both programs new pods."""
 
@@ -66,6 +77,14 @@ def programs(space: JobSpace) -> dict[str, str]:
     pods = space.cluster.all(PODS, space.system)
     live = [each["metadata"] for each in pods if "deletionTimestamp" not in each["metadata"]]
     return {each["labels"]["app.kubernetes.io/component"]: each["uid"] for each in live}
+
+
+def nodes_of_programs(space: JobSpace) -> dict[str, str]:
+    """Where each program runs, of pods that are not about to end."""
+    pods = [each for each in space.cluster.all(PODS, space.system) if "deletionTimestamp" not in each["metadata"]]
+    return {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"].get("nodeName", "") for each in pods
+    }
 
 
 def uids(job: ClusterJob) -> set[str]:
@@ -159,3 +178,31 @@ def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, s
     assert (status.attempt, status.failures) == (1, 0)
     assert len(job.losses()) == STEPS
     job.wait(lambda: told_step(job) == STEPS, "the last step is not told")
+
+
+def test_a_node_with_service_operator_and_a_rank_is_lost(installation: Installation, space: JobSpace) -> None:
+    """By its power. The job goes on where nothing was measured before, and the service comes back, without a hand."""
+    near = {f"{name}.affinity": PREFERS_LOST for name in ("operator", "service")}
+    installation.install({**values(space), **near})
+    assert nodes_of_programs(space) == {"operator": LOST, "service": LOST}
+    kept = {"everySteps": 200, "keep": 3}
+    job = submitted(space, "all-lost", parallelism=PINNED, checkpoint=kept, training=small_training(ENDLESS))
+    job.wait_for_step(kept["everySteps"] + BEGUN_STEPS)
+    assert LOST in {each["spec"]["nodeName"] for each in job.pods(1)}
+    try:
+        with spare(space):
+            lab.crash(space.lab, LOST)
+            try:
+                not_ready_since(space.cluster, LOST)
+                job.wait(lambda: job.losses_of(2), "attempt 2 takes no step")
+                begun = min(job.losses_of(2))
+                assert begun >= kept["everySteps"]
+                job.wait_for_step(begun + BEGUN_STEPS, attempt=2)
+                job.wait(lambda: told_step(job) > begun, "the service that came back does not tell of steps")
+                status = job.status()
+                assert (status.attempt, status.failures) == (2, 0)
+                assert LOST not in nodes_of_programs(space).values()
+            finally:
+                lab.bring_back(space.lab, LOST)
+    finally:
+        space.kubectl("delete", "pj", job.name)

@@ -48,6 +48,20 @@ def test_no_process_has_a_number_that_is_too_large() -> None:
     assert processes.command(2**30) == ""
 
 
+def test_descendants_are_children_and_theirs() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as shell:
+        try:
+            wait_until(lambda: len(processes.descendants(shell.pid)) == 1, "the shell's child", 5)
+            [child] = processes.descendants(shell.pid)
+            known = {each.pid for each in processes.descendants(os.getpid())}
+            assert {shell.pid, child.pid} <= known
+            assert os.getpid() not in known
+            child.kill()
+            wait_until(lambda: not processes.descendants(shell.pid), "its end", 5)
+        finally:
+            shell.kill()
+
+
 def test_processes_are_found_by_name_and_parent(sleeper: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: processes.command(sleeper.pid) == "sleep", "its name", 5)
     assert sleeper.pid in processes.children(os.getpid())

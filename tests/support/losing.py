@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from penstock.kube.resources import NODES
 from tests.support.cluster import Cluster
 from tests.support.cluster_jobs import PINNED, ClusterJob, instant, small_training, submitted
-from tests.support.installed import PAIR_NODES, SPARE_NODE, Installed, label_node
+from tests.support.installed import PAIR_NODES, SPARE_NODE, Installed, JobSpace, label_node
 
 SAVED_STEPS, BEGUN_STEPS = 40, 45
 """A checkpoint, and how far a job is at least when something happens."""
@@ -24,7 +24,7 @@ def trained(on: Installed, name: str, steps: int) -> ClusterJob:
 
 
 @contextmanager
-def spare(on: Installed) -> Iterator[None]:
+def spare(on: JobSpace) -> Iterator[None]:
     """A third node that jobs may use, and all nodes back at the end."""
     label_node(on.cluster, SPARE_NODE, True)
     try:

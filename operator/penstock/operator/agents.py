@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.lifecycle import Step
@@ -92,7 +93,7 @@ class Agents:
 
     def __init__(self, fetch: Fetch, clock: Callable[[], float], later: Later, told: Callable[[str], None]) -> None:
         self._fetch, self._clock, self._later, self._told = fetch, clock, later, told
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._agents: dict[str, _Agent] = {}
         self._busy: Counter[str] = Counter()
 
@@ -156,7 +157,7 @@ class Agents:
     def _answered(self, request: _Request) -> tuple[AgentReport, Profile | None]:
         """What the agent says now. A measurement is fetched once."""
         address = request.pod.address
-        report = AgentReport.from_manifest(unpack(self._fetch(address, AGENT_REPORT)), "report")
+        report = AgentReport.from_manifest(self._read(self._fetch(address, AGENT_REPORT)), "report")
         _require_identity(report, request)
         if not request.measures or report.profile is not Step.DONE or not report.measurement:
             return report, None
@@ -166,7 +167,12 @@ class Agents:
         packed = self._fetch(address, AGENT_MEASUREMENT)
         if hashlib.sha256(packed).hexdigest() != report.measurement:
             raise AgentError("served another measurement than it had announced")
-        return report, Profile.from_manifest(unpack(packed), "measurement")
+        return report, Profile.from_manifest(self._read(packed), "measurement")
+
+    def _read(self, packed: bytes) -> Any:
+        """One document at a time: the largest that may be built takes a hundred megabytes while it is read."""
+        with self._reading:
+            return unpack(packed)
 
 
 def _require_identity(report: AgentReport, request: _Request) -> None:
