@@ -128,7 +128,7 @@ def test_a_pod_measures_waits_and_trains(cluster: Cluster) -> None:
 
 
 def test_what_its_agent_serves_is_laid_out_before_it_is_told(cluster: Cluster) -> None:
-    """Whoever hears that it has measured finds the measurement."""
+    """A caller that reads a report of a measurement finds the measurement."""
     cluster.attempt.measure()
     served = cluster.pod.folders.served
     reports: list[AgentReport] = []

@@ -113,7 +113,7 @@ def test_what_another_pod_of_the_job_said_counts_no_more() -> None:
     assert bench.told == []
 
 
-def test_what_nobody_foresaw_is_a_problem_of_its_job() -> None:
+def test_an_unexpected_error_is_a_problem_of_its_job() -> None:
     bench = Bench()
     bench.answer = RuntimeError("what?")
     bench.agents.look("j", POD, measures=True)

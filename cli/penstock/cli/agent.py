@@ -1,7 +1,7 @@
-"""What a pod answers while it lives: two small files, which its launcher writes and its agent serves by HTTP.
+"""The agent of a pod: two small files, which the launcher writes and the agent serves by HTTP.
 
 Measurements and checkpoints are rare, and a job cannot go on without the first. Records bring them to the service,
-which may be away, with its node. So whoever plans may fetch them from the pod itself (docs/adr/0030). The launcher
+which may be away, with its node. So the operator fetches them from the pod itself (docs/adr/0030). The launcher
 writes to the pod's own disk; the agent, in the container that reports, serves these two names at the pod's address and
 nothing else. It takes no input but the path, a few connections at a time, each for `SECONDS` at most.
 """
@@ -154,7 +154,7 @@ class _Server(socketserver.ThreadingTCPServer):
         """A connection that ended early is nothing that anyone should read about."""
 
     def content(self, name: str) -> bytes | None:
-        """What is served under that name, a byte more than may be if it is too long; none if there is nothing."""
+        """Return the file of that name, cut a byte after the largest size; none if there is no such file."""
         if name not in (AGENT_REPORT, AGENT_MEASUREMENT):
             return None
         try:

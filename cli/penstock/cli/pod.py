@@ -47,7 +47,7 @@ class Pod:
 
 
 class PodDecider:
-    """Measures whenever it is asked to; the pod of the first rank has its agent serve the profile to whoever plans, and
+    """Measures whenever it is asked to; the pod of the first rank has its agent serve the profile to the operator, and
     brings it to the service as a record.
     """
 

@@ -1,7 +1,7 @@
 """The mailbox of an attempt in a pod: files that the kubelet refreshes, and the container's termination message.
 
-See `penstock.core.pod` for who writes what. Nothing is asked of anybody: the pod reads, lays out what its agent serves,
-and at its end says one thing.
+See `penstock.core.pod` for who writes what. The pod sends no requests: it reads, writes the files that its agent
+serves, and reports once at its end.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def report(
 ) -> bool:
     """Until it is asked to stop, and what is left then; whether all arrived. Without a service nothing is to be done.
 
-    Meanwhile the pod's agent answers at ``listen_at``, if there is one. Raises `RunError` or `UserError` if nobody can
-    know what the pod is for.
+    Meanwhile the pod's agent answers at ``listen_at``, if there is one. Raises `RunError` or `UserError` if the
+    pod's job cannot be read.
     """
     run = folders.run(read_job(attempt_files / JOB_FILE))
     with listening() as requests, serving(folders.served, listen_at, say):

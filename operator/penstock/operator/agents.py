@@ -1,13 +1,13 @@
-"""What the agents in pods say: how far measuring is, what was measured, and the newest checkpoint (docs/adr/0030).
+"""Reports of the agents in pods: progress of measuring, the measurement, and the newest checkpoint (docs/adr/0030).
 
 A job that measures cannot go on without its measurement. The service brings it, and may be away, with its node. So the
 operator fetches it from the pod itself, in threads of its own: no look at a job waits for a pod. A job's agent is asked
 every `PAUSE_SECONDS` at most, and after failures less often; a namespace has few of the threads at once, so that its
 pods cannot keep the others' waiting by answering slowly.
 
-Only pods that are the job's by their owners (`penstock.operator.ownership`) may be given to `look`. What they answer is
-untrusted all the same: it is bounded (`penstock.operator.fetching`, `penstock.core.packing`), has to name the very pod,
-job and attempt that was asked, and where it is of no use that is told of its job alone.
+Only pods that are the job's by their owners (`penstock.operator.ownership`) may be given to `look`. Their answers are
+untrusted all the same: they are bounded (`penstock.operator.fetching`, `penstock.core.packing`) and have to name the
+pod, job and attempt that was asked. An answer that cannot be used is reported on its job alone.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def fetch_from_pod(address: str, name: str) -> bytes:
 
 
 class Agents:
-    """Asks agents by ``fetch``, as ``later`` calls what it is given; ``told`` is called with a job's uid when there is
-    news for it. Threads may share it.
+    """Asks agents by ``fetch``, in threads of ``later``. ``notify`` is called with a job's uid when there is news for
+    it. Threads may share it.
     """
 
-    def __init__(self, fetch: Fetch, clock: Callable[[], float], later: Later, told: Callable[[str], None]) -> None:
-        self._fetch, self._clock, self._later, self._told = fetch, clock, later, told
+    def __init__(self, fetch: Fetch, clock: Callable[[], float], later: Later, notify: Callable[[str], None]) -> None:
+        self._fetch, self._clock, self._later, self._notify = fetch, clock, later, notify
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._agents: dict[str, _Agent] = {}
         self._busy: Counter[str] = Counter()
@@ -133,7 +133,7 @@ class Agents:
             news = News(since=0.0, problem=f"gave an answer that failed: {type(error).__name__}")
         is_news = self._keep(request, news)
         if is_news:
-            self._told(request.job_uid)
+            self._notify(request.job_uid)
 
     def _keep(self, request: _Request, news: News) -> bool:
         """Whether it says something that was not known."""

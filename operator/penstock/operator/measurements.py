@@ -57,8 +57,8 @@ class Measurements:
         return replace(found, profile=self._step(found))
 
     def holds(self, facts: Facts, now: float) -> bool:
-        """Whether the attempt may go by what it has found: an older one is looked at, and given up if it is lost; what
-        its agent brought is laid where it stays.
+        """Whether the attempt may go by what it has found: an older one is read, and given up if it is lost; one
+        that the agent brought is written to its ConfigMap.
         """
         known = self._known(facts)
         if known is None:

@@ -87,8 +87,8 @@ def _said(facts: Facts) -> str:
 
 
 def _news_due_at(facts: Facts) -> float | None:
-    """When an attempt that measures is given up. Data may be what it prepares for long, and where its agent never
-    answered, as that of an image of 0.1.0 never does, nobody knows that it does not.
+    """When an attempt that measures is given up. It may prepare data for long; of an attempt whose agent never
+    answered, like that of an image of 0.1.0, this is not known.
     """
     if facts.status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
         return None

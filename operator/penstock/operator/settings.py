@@ -18,7 +18,7 @@ class Settings:
     """One operator. ``namespace`` is the only one whose jobs it sees to; all if empty.
 
     ``image`` is what ranks run in where a job names none. ``service`` is the URL by which pods reach the service;
-    ``service_ca`` the certificates that it is trusted by, as text. Without a URL nobody is told how far jobs are.
+    ``service_ca`` the certificates that it is trusted by, as text. Without a URL no steps are reported.
     ``own_namespace`` is where the operator and the service live. Prometheus is answered on ``metrics_port``, and
     nowhere if that is 0. ``policy`` says what jobs may use; their ``image`` is always allowed.
     """

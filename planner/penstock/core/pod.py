@@ -1,9 +1,9 @@
 """What the operator and the agent in a pod tell each other.
 
 A pod waits for its binding. The operator writes it as an annotation, which the pod reads as a file; the plan that it
-names lies beside, from the attempt's ConfigMap. The pod answers at its end: its container's termination message is an
-`penstock.core.supervision.AttemptReport`. Until then it answers whoever asks its agent, by HTTP on `AGENT_PORT`: where
-it is (`AgentReport`) and what it measured. Either side may read late, or again, and the other needs nothing more.
+names lies next to it, from the attempt's ConfigMap. The pod answers at its end: its container's termination message is
+an `penstock.core.supervision.AttemptReport`. Until then its agent answers any caller by HTTP on `AGENT_PORT`: where the
+attempt is (`AgentReport`), and its measurement. Either side may read late, or again, and the other needs nothing more.
 """
 
 from __future__ import annotations

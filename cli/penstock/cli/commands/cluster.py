@@ -56,7 +56,7 @@ def report_pod(
     attempt_files: _AttemptFiles = Path(ATTEMPT_FILES),
     token_file: Annotated[Path, typer.Option(help="The file that holds the token.")] = Path(TOKEN_FILE),
 ) -> None:
-    """Bring what a pod's ranks record to the service, and answer for the pod; the operator starts this beside them."""
+    """Bring what a pod's ranks record to the service, and answer the operator; the operator starts this."""
     from penstock.cli.pod_files import PodFolders
     from penstock.cli.reporter import report
 
