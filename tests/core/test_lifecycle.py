@@ -117,6 +117,17 @@ def test_a_fresh_profile_is_not_measured_again() -> None:
     assert Phase.PROFILING not in executor.phases
 
 
+def test_an_attempt_that_measures_and_says_nothing_new_in_time_has_failed() -> None:
+    measures = Observed(phase=Phase.PROFILING, attempt=1, attempt_state=AttemptState.READY, profile=Step.WORKING)
+    due = dataclasses.replace(measures, news_due_at=9.0, message="pod a is silent")
+    assert decide(spec(), measures, 1e9) == []
+    assert decide(spec(), due, 8.0) == [life.Wait(9.0)]
+    [lost] = decide(spec(), due, 9.0)
+    assert isinstance(lost, life.SetPhase)
+    assert (lost.phase, lost.reason) == (Phase.RECOVERING, "AttemptFailed")
+    assert lost.message == "nothing new was heard of measuring: pod a is silent"
+
+
 def test_a_job_waits_for_admission() -> None:
     executor = Executor(spec(), Observed())
     executor.settle()
@@ -438,6 +449,7 @@ TIMES = st.none() | st.floats(0, 1000)
         attempts_queue=st.booleans(),
         short_since=TIMES,
         node_lost_since=TIMES,
+        news_due_at=TIMES,
         held=st.sampled_from(("", "job b")),
         placement_since=TIMES,
         placed_ranks=st.integers(0, 4),

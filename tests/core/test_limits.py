@@ -18,9 +18,9 @@ from penstock.core.limits import EXACT, LIMITS
 from penstock.core.manifest import Manifest, camel
 from penstock.core.manifest_schema import cluster_profile_schema, dataclass_schema, job_schema
 from penstock.core.plan import Plan
-from penstock.core.pod import PodBinding
+from penstock.core.pod import AgentReport, PodBinding
 from tests.support.manifest_strategies import manifest_types
-from tests.support.manifests import BINDING, CLUSTER, CLUSTER_PROFILE, FULL, PLAN, loaded
+from tests.support.manifests import AGENT_REPORT, BINDING, CLUSTER, CLUSTER_PROFILE, FULL, PLAN, loaded
 
 READERS: dict[str, tuple[dict[str, Any], type[Manifest], str]] = {
     "PipelineJob": (job_schema(), PipelineJob, FULL),
@@ -28,6 +28,7 @@ READERS: dict[str, tuple[dict[str, Any], type[Manifest], str]] = {
     "ClusterSpec": (dataclass_schema(ClusterSpec), ClusterSpec, CLUSTER),
     "Plan": (dataclass_schema(Plan), Plan, PLAN),
     "PodBinding": (dataclass_schema(PodBinding), PodBinding, BINDING),
+    "AgentReport": (dataclass_schema(AgentReport), AgentReport, AGENT_REPORT),
     "Metadata": (dataclass_schema(Metadata), Metadata, "{name: full, uid: u}"),
     "TokenizerSpec": (dataclass_schema(TokenizerSpec), TokenizerSpec, "{file: tokenizer.json}"),
 }

@@ -120,6 +120,16 @@ prediction: {stepSeconds: 1, computeSeconds: 1, bubbleSeconds: 0, communicationS
 reasons: [because]
 alternatives: [{label: other, stepSeconds: 2, peakBytes: 3, reason: slower}]
 """
+AGENT_REPORT = """
+podUid: u
+jobUid: j
+attempt: 1
+state: ready
+done: 1
+total: 2
+checkpoint: {attempt: 1, step: 20}
+"""
+
 BINDING = """
 podUid: u
 attempt: 1
