@@ -140,7 +140,7 @@ class Program(Manifest):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every instruction, slot and offset; what a plan says itself, as ``receive_ahead``, is left out."""
+        """SHA-256 over every instruction, slot and offset; what a plan says itself (``receive_ahead``) is left out."""
         text = hashlib.sha256()
         for rank in self.ranks:
             text.update(f"rank {rank.rank} {rank.arena_bytes}\n".encode())
