@@ -60,7 +60,7 @@ class AdamW:
         ``squared_norm``, a scalar on the parameters' device, is the sum over all ranks of squared gradients, tied
         copies counted once. If it has no finite root, weights, moments and the number of steps stay as they were.
         """
-        norm = squared_norm.sqrt()
+        norm = _root(squared_norm)
         clip = torch.full_like(norm, self._training.clip)  # a number over a tensor would be rounded twice
         factor = torch.where(norm > clip, clip / (norm + 1e-6), 1.0)
         self._parameters.gradient_flat.mul_(factor)
@@ -89,3 +89,15 @@ class AdamW:
             maximize=False,
             found_inf=is_unusable,
         )
+
+
+def _root(value: Tensor) -> Tensor:
+    """The square root of a scalar, correctly rounded everywhere, so that machines clip alike; NaN of a negative number.
+
+    On CPUs torch takes the root of MKL, whose last bit is sometimes wrong. CUDA rounds as IEEE 754 says, and the host
+    need not wait for it.
+    """
+    if value.device.type != "cpu":
+        return value.sqrt()
+    number = float(value)
+    return torch.full_like(value, math.nan if number < 0 else math.sqrt(number))
