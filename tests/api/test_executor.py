@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.executor import executor
 from penstock.api.executor.executor import EXPIRY_LOOK_SECONDS
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.service import Service
@@ -19,7 +20,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.supervision import AttemptReport
 from penstock.planning.questions import Answer
-from tests.support.executing import MOST_TURNS, WHOLE_LIFE, World
+from tests.support.executing import MACHINE, MOST_TURNS, WHOLE_LIFE, World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, Crash, CrashingService, Script
 from tests.support.old_fields import OF_A_PLAN, unknown_fields
 from tests.support.sample_run import confident_plan, sample_plan
@@ -277,3 +278,34 @@ def test_jobs_that_have_ended_are_only_read_to_expire_or_to_be_deleted(world: Wo
     assert [each.uid for each in looked] == [deleted, waiting]
     everything = world.service.read(lambda connection: jobs.unfinished(connection, "here"))
     assert [each.uid for each in everything] == [ended, deleted, waiting]
+
+
+# A long queue
+
+
+def test_a_job_that_waits_is_read_and_decided_on_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand in a queue took most of a processor, and a new job was seen after seconds."""
+    read, decided = [], []
+    stored, decide = jobs._stored, executor.decide
+    monkeypatch.setattr(jobs, "_stored", lambda row: read.append(row) or stored(row))
+    monkeypatch.setattr(executor, "decide", lambda *seen: decided.append(seen) or decide(*seen))
+    world.supervisors.scripts = [RUNS_ON]
+    running = world.submit("running", ranks=MACHINE.cores)
+    world.until(running, Phase.RUNNING)
+    waiting = [world.submit(f"waits-{number}", ranks=MACHINE.cores) for number in range(20)]
+    for _ in range(3):
+        world.turn()
+    assert {world.job(uid).phase for uid in waiting} == {Phase.QUEUED}
+    read.clear()
+    decided.clear()
+    world.turn()
+    assert (len(read), len(decided)) == (1, 1)
+    world.suspend(waiting[0])
+    world.delete(waiting[1])
+    world.delete(running)
+    for _ in range(3):
+        world.turn()
+    assert world.job(waiting[0]).phase is Phase.SUSPENDED
+    assert world.job(waiting[1]).deleted_at is not None
+    assert world.job(waiting[2]).attempt == 1
+    assert {world.job(uid).attempt for uid in waiting[3:]} == {0}

@@ -46,6 +46,15 @@ def test_the_process_plans_as_the_planner_does() -> None:
     assert found.error == ""
 
 
+def test_a_tighter_limit_of_the_machine_is_kept() -> None:
+    """A site may limit all processes; a limit cannot be raised, and need not be."""
+    command = f"ulimit -v {3 * 2**20}; exec {sys.executable} -m penstock.planning.worker"
+    question = json.dumps(Question(spec=job(), profile=profile()).to_manifest())
+    told = subprocess.run(["bash", "-c", command], input=question, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout.splitlines()[-1])["answer"]["plan"]
+
+
 def test_a_described_cluster_is_planned_for() -> None:
     found = answer(Question(spec=job(), cluster=cluster()))
     assert found.plan == decide(problem_from_cluster(job(), cluster())).plan

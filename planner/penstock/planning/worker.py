@@ -136,7 +136,9 @@ def _end_with(parent: int) -> None:
 def main() -> None:
     """Answer the question on stdin."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    most = MOST_BYTES if allowed == resource.RLIM_INFINITY else min(MOST_BYTES, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     try:
         question = Question.from_manifest(json.load(sys.stdin))
     except UserError as mistake:

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.api.executor.admission import Machine, Waiting, admitted, assigned, demand_of, lacking
+from penstock.api.executor.admission import Demand, Machine, Waiting, admitted, assigned, demand_of, lacking
 from penstock.api.executor.files import replace_text
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import Seen, last_words, observed
@@ -73,11 +73,18 @@ class Reports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """A job as a turn found it. ``seen`` is none if the attempt's files could not be read."""
+    """A job as a turn found it, and what it needs. ``seen`` is none if the attempt's files could not be read."""
 
     stored: StoredJob
     spec: JobSpec
+    demand: Demand
     seen: Seen | None
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is to be done about the job until it changes or may start: in a queue most are so."""
+        is_new = self.stored.phase is Phase.QUEUED and self.stored.attempt == 0
+        return is_new and not self.spec.run_policy.suspend and self.spec.resources.min_ranks is None
 
 
 class Executor:
@@ -103,6 +110,7 @@ class Executor:
         self._plans: dict[str, Plan] = {}
         self._no_plan: dict[str, str] = {}
         self._specs: dict[str, tuple[tuple[int, bool], JobSpec]] = {}
+        self._resting: dict[str, _Look] = {}
         self._began_at = service.clock()
         self._expiry_look_at = self._began_at
 
@@ -119,10 +127,15 @@ class Executor:
                     self._delete(each)
         kept = [self._look(each) for each in found if each.delete_requested_at is None]
         looks = [look for look in kept if look is not None]
-        free = self._starting(looks)
+        free, resting = self._starting(looks), {}
         for look in looks:
+            uid = look.stored.uid
             with _surviving(look.stored):
-                self._advance(look, free.get(look.stored.uid))
+                if uid in free or look is not self._resting.get(uid):
+                    self._advance(look, free.get(uid))
+                if look.rests and uid not in free:
+                    resting[uid] = look
+        self._resting = resting
 
     # Looking
 
@@ -132,7 +145,10 @@ class Executor:
         expiry = now >= self._expiry_look_at
         if expiry:
             self._expiry_look_at = now + EXPIRY_LOOK_SECONDS
-        found = self._service.read(lambda connection: jobs.unfinished(connection, self._name, ended=expiry))
+        waiting = {uid: look.stored for uid, look in self._resting.items()}
+        found = self._service.read(
+            lambda connection: jobs.unfinished(connection, self._name, ended=expiry, waiting=waiting)
+        )
         if expiry:
             self._forget_all_but(found)
         return found
@@ -144,7 +160,10 @@ class Executor:
         self._plans = {digest: plan for digest, plan in self._plans.items() if digest in digests}
 
     def _look(self, stored: StoredJob) -> _Look | None:
-        """None if its manifest cannot be understood."""
+        """None if its manifest cannot be understood. Of one that rests nothing can have changed."""
+        resting = self._resting.get(stored.uid)
+        if resting is not None and resting.stored is stored:
+            return resting
         with _surviving(stored):
             try:
                 spec, seen = self._spec(stored), None
@@ -153,7 +172,7 @@ class Executor:
                 return None
             with _surviving(stored):
                 seen = self._seen(stored)
-            return _Look(stored=stored, spec=spec, seen=seen)
+            return _Look(stored=stored, spec=spec, demand=demand_of(spec), seen=seen)
         return None
 
     def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
@@ -213,12 +232,12 @@ class Executor:
                 uid=look.stored.uid,
                 number=look.stored.number,
                 priority=look.stored.priority,
-                demand=demand_of(look.spec),
+                demand=look.demand,
             )
             for look in looks
             if look.stored.phase is Phase.QUEUED and not look.spec.run_policy.suspend
         ]
-        found = admitted(waiting, [demand_of(look.spec) for look in holding], self._machine.capacity)
+        found = admitted(waiting, [look.demand for look in holding], self._machine.capacity)
         return [job for job in waiting if job.uid in found]
 
     @staticmethod
@@ -233,7 +252,7 @@ class Executor:
         stored, seen, now = look.stored, look.seen, self._service.clock()
         if seen is None:
             return
-        short = lacking(demand_of(look.spec), self._machine.capacity)
+        short = lacking(look.demand, self._machine.capacity)
         if short and stored.phase is Phase.QUEUED:
             mistake = UserError(
                 what=f"needs {short}", where="spec.resources", remedy="lower it, or use a larger machine"
