@@ -54,14 +54,20 @@ def library() -> Path:
     return folder
 
 
-def environment(*, devices: int, device_bytes: int, log: Path | None = None) -> Mapping[str, str]:
-    """Variables under which torch finds ``devices`` of ``device_bytes`` each; ``log`` is NCCL's folder."""
+def environment(
+    *, devices: int, device_bytes: int, log: Path | None = None, capabilities: str = ""
+) -> Mapping[str, str]:
+    """Variables under which torch finds ``devices`` of ``device_bytes`` each; ``log`` is NCCL's folder.
+
+    ``capabilities`` are those of the devices, tenfold and separated by commas.
+    """
     folder = library()
     found = {
         "LD_PRELOAD": str(folder / "libfakecuda.so"),
         "LD_LIBRARY_PATH": str(folder),
         "FAKE_CUDA_DEVICES": str(devices),
         "FAKE_CUDA_BYTES": str(device_bytes),
+        "FAKE_CUDA_CAPABILITIES": capabilities,
     }
     return found if log is None else {**found, "FAKE_CUDA_LOG": str(log)}
 

@@ -67,11 +67,14 @@ def _line(text: str) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A launch that a Program asks for: on which channel, which end of it, and how many bytes."""
+    """A launch that a Program asks for: on which channel, which end of it, how many bytes, and the pipeline rank at the
+    other end.
+    """
 
     channel: Channel
     operation: str
     num_bytes: int
+    peer: int
 
 
 def expected_messages(program: Program, pipeline_rank: int, *, late: bool) -> Iterator[Message]:
@@ -84,7 +87,8 @@ def expected_messages(program: Program, pipeline_rank: int, *, late: bool) -> It
             continue
         sends = instruction.action.kind in (Kind.SEND_F, Kind.SEND_B)
         indices = instruction.reads if sends else _received(program, pipeline_rank, channel, instruction.sequence)
-        yield Message(channel, "send" if sends else "recv", rank.slots[indices[0]].num_bytes)
+        operation, peer = ("send", channel.target) if sends else ("recv", channel.source)
+        yield Message(channel, operation, rank.slots[indices[0]].num_bytes, peer)
 
 
 def _received(program: Program, pipeline_rank: int, channel: Channel, sequence: int) -> Sequence[int]:
@@ -99,12 +103,14 @@ def check(logs: Sequence[RankLog], plan: Plan, program: Program, num_steps: int)
     """Compare all ranks' logs of ``num_steps`` training steps with the Program.
 
     Every channel of a replica has one communicator, shared by its two ranks and by no other channel, on a stream of its
-    own. Each rank launches what the Program says, in its order, with its bytes.
+    own. Each rank launches what the Program says, in its order, with its bytes, to and from the ranks that it names.
+    All of that is on the rank's own device, whose number is the rank's.
     """
     assert sorted(log.rank for log in logs) == list(range(plan.num_ranks))
     owners: dict[str, set[tuple[int, Channel]]] = {}
     for log in logs:
         replica, pipeline_rank = divmod(log.rank, plan.pp)
+        assert {line.device for line in log.lines} == {log.rank}, f"rank {log.rank} used another device than its own"
         used = _check_rank(log, program, pipeline_rank, num_steps)
         for communicator, channel in used.items():
             owners.setdefault(communicator, set()).add((replica, channel))
@@ -119,10 +125,18 @@ def _check_rank(log: RankLog, program: Program, pipeline_rank: int, num_steps: i
     orders = [list(expected_messages(program, pipeline_rank, late=late)) for late in (False, True)]
     warmed = len({line.communicator for line in log.messages})
     messages = log.messages[warmed:]
-    found = [(line.operation, line.num_bytes) for line in messages[: num_steps * len(orders[0])]]
-    wanted = [[(message.operation, message.num_bytes) for message in order] * num_steps for order in orders]
+    found = [(line.operation, line.num_bytes, line.rank, line.peer) for line in messages[: num_steps * len(orders[0])]]
+    wanted = [
+        [(message.operation, message.num_bytes, *_ends(pipeline_rank, message.peer)) for message in order] * num_steps
+        for order in orders
+    ]
     assert found in wanted, f"rank {log.rank} launched {found[: len(orders[0])]}, its Program says {wanted[0]}"
     order = orders[wanted.index(found)] * num_steps
     pairs = {(line.communicator, message.channel) for line, message in zip(messages, order, strict=False)}
     assert len(pairs) == len(dict(pairs)), f"rank {log.rank} mixes channels on a communicator: {pairs}"
     return dict(pairs)
+
+
+def _ends(rank: int, peer: int) -> tuple[int, int]:
+    """Both by their places in the communicator of the two, which are in the order of ranks."""
+    return (0, 1) if rank < peer else (1, 0)

@@ -155,11 +155,20 @@ FAKECUDA_API cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
+// Ten times the compute capability of a device: the entry of FAKE_CUDA_CAPABILITIES at its number, or the last one.
+static int capability(int device) {
+  const char* text = getenv("FAKE_CUDA_CAPABILITIES");
+  if (!text || !*text) return 90;
+  for (; device > 0 && strchr(text, ','); device--) text = strchr(text, ',') + 1;
+  return atoi(text);
+}
+
 // The figures of an H100 (CUDA C++ Programming Guide, "Compute Capabilities", 9.0), as far as PyTorch asks for them.
-FAKECUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+FAKECUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   memset(p, 0, sizeof *p);
   strcpy(p->name, "Fake H100");
-  p->major = 9;
+  p->major = capability(device) / 10;
+  p->minor = capability(device) % 10;
   p->totalGlobalMem = device_bytes();
   p->multiProcessorCount = kMultiprocessors;
   p->warpSize = 32;
@@ -179,9 +188,9 @@ FAKECUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   return cudaSuccess;
 }
 
-FAKECUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+FAKECUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp p;
-  cudaGetDeviceProperties(&p, 0);
+  cudaGetDeviceProperties(&p, device);
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;

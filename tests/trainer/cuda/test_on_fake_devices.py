@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,46 @@ except torch.OutOfMemoryError:
 print(json.dumps({
     "device": str(device), "recorder": type(make_recorder(2, device)).__name__, "peaks": [before_reset,
     memory.peak_tensor_bytes(device)], "times": recorder.times_ns().tolist(), "waits": marked, "fits": fits,
+}))
+"""
+
+SEAMS = """
+import ctypes, functools, json, torch
+from penstock.trainer import memory
+from penstock.trainer.clock import CudaTimer, action_timer
+from penstock.trainer.units.backends import build_backend
+
+MIB = 2**20
+runtime = ctypes.CDLL(None)
+old, new = torch.device("cuda", 1), torch.device("cuda", 0)
+chosen = [type(build_backend(device, torch.bfloat16, 64, 128)).__name__ for device in (old, new)]
+
+timer, tensor = action_timer(new), torch.ones(4, device=new)
+launches, waits, seen = runtime.fakecuda_launches(), runtime.fakecuda_waits(), []
+def action(name):
+    seen.append((name, runtime.fakecuda_waits() - waits))
+    tensor.add_(1)
+taken = timer([functools.partial(action, name) for name in "abc"])
+timing = {
+    "timer": type(timer).__name__, "seen": seen, "launches": runtime.fakecuda_launches() - launches,
+    "waits": runtime.fakecuda_waits() - waits, "device": [t.device for t in taken], "host": [t.host for t in taken],
+}
+
+torch.cuda.set_device(old)
+memory.release_unused(old)
+start = memory.held_bytes(old)
+runtime.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(5 * MIB))  # as the context and NCCL do
+beside = memory.held_bytes(old) - start
+memory.reset_peak(old)
+large = torch.empty(64 * MIB, dtype=torch.uint8, device=old)
+small = torch.empty(32 * MIB, dtype=torch.uint8, device=old)
+del large
+kept = memory.held_bytes(old) - start
+memory.release_unused(old)
+print(json.dumps({
+    "chosen": chosen, "timing": timing, "beside": beside, "kept": kept, "held": memory.held_bytes(old) - start,
+    "peak": memory.peak_bytes(old) - start, "tensors": memory.tensor_bytes(old),
+    "peak_tensors": memory.peak_tensor_bytes(old),
 }))
 """
 
@@ -121,6 +163,41 @@ def test_a_channel_has_a_communicator_with_few_thread_blocks_and_a_stream_of_its
                 assert line.max_ctas == (MAX_BLOCKS if line.communicator in channels else 0)
 
 
+def test_memory_kernels_and_times_are_those_of_the_device() -> None:
+    """Device 0 is of capability 9.0, device 1 of 7.5, which has no FlashAttention-2."""
+    seen = _run(SEAMS, environment(devices=2, device_bytes=2**29, capabilities="90,75"))
+    assert seen["chosen"] == ["PlainAttention", "CudaFlash"]
+    timing = seen["timing"]
+    assert timing["timer"] == "CudaTimer"
+    assert timing["seen"] == [["a", 0], ["b", 0], ["c", 0]], "no pass waits for the one before"
+    assert (timing["launches"], timing["waits"]) == (4, 1), "a head start and three passes, and one wait at the end"
+    assert len(timing["device"]) == 3
+    assert min(timing["device"]) >= 0
+    assert all(0 < host < 1 for host in timing["host"])
+    mebibytes = {name: count / 2**20 for name, count in seen.items() if name not in ("chosen", "timing")}
+    assert mebibytes == {
+        "beside": 5,
+        "kept": 5 + 64 + 32,  # what the allocator keeps is taken of the device
+        "held": 5 + 32,
+        "peak": 5 + 64 + 32,
+        "tensors": 32,
+        "peak_tensors": 64 + 32,
+    }
+
+
+def _run(script: str, variables: Mapping[str, str], *arguments: str) -> Any:
+    """What the script printed, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_waits_once_and_does_nothing_for_the_first_time(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,12 +206,7 @@ def test_a_step_waits_once_and_does_nothing_for_the_first_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job = tiny_job(write_corpus(tmp_path / "corpus"), precision=precision, steps=40)
     run = make_run(tmp_path / "run", job, tiny_plan(job, pp=1, schedule="zb-h1"))
-    variables = {**os.environ, **environment(devices=1, device_bytes=2**30)}
-    done = subprocess.run(
-        [sys.executable, "-c", STEPPING, str(run.root)], env=variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = _run(STEPPING, environment(devices=1, device_bytes=2**30), str(run.root))
     assert (seen["precision"], seen["tf32"]) == ("highest", False)
     waits, slow_uploads, allocations, launches = zip(*seen["steps"], strict=True)
     assert waits == (1, 1, 1, 1, 3)
@@ -145,12 +217,7 @@ def test_a_step_waits_once_and_does_nothing_for_the_first_time(
 
 
 def test_memory_and_times_come_from_torch_itself() -> None:
-    variables = environment(devices=2, device_bytes=2**29)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = _run(SCRIPT, environment(devices=2, device_bytes=2**29))
     assert (seen["device"], seen["recorder"]) == ("cuda:1", "CudaRecorder")
     assert seen["peaks"] == [8 * 2**20, 3 * 2**20], "what torch allocated, since the last reset"
     first, *later = seen["times"]
