@@ -85,14 +85,19 @@ class Contender:
         return self.prediction.step_seconds / self.measured_seconds - 1
 
 
-class Bench:
-    """A machine that plans are tried on, and what was measured of it so far."""
+def example_job() -> PipelineJob:
+    """The demonstration's job with few sequences a step and nothing pinned."""
+    example = PipelineJob.from_manifest(yamltext.load(EXAMPLE.read_text(), str(EXAMPLE)))
+    training = replace(example.spec.training, global_batch=SEQUENCES)
+    return replace(example, spec=replace(example.spec, training=training, parallelism=ParallelismSpec()))
 
-    def __init__(self, root: Path) -> None:
+
+class Bench:
+    """A machine that plans for a job are tried on, and what was measured of it so far."""
+
+    def __init__(self, root: Path, job: PipelineJob) -> None:
         self._root = root
-        example = PipelineJob.from_manifest(yamltext.load(EXAMPLE.read_text(), str(EXAMPLE)))
-        training = replace(example.spec.training, global_batch=SEQUENCES)
-        self._job = replace(example, spec=replace(example.spec, training=training, parallelism=ParallelismSpec()))
+        self._job = job
         self._run = self._prepared(self._job)
         self._profiles: list[Profile] = []
 
@@ -114,9 +119,14 @@ class Bench:
         self._profiles.append(self._run.read_profile())
         sys.stderr.write(f"profile {len(self._profiles)}: {_unit_seconds(self._profiles[-1]):.2f} s\n")
 
+    def pinned(self, pinned: Mapping[str, ParallelismSpec]) -> list[Contender]:
+        """Plans with these pins, by name."""
+        plans = {name: self._decide(self._pinned(pins))[0] for name, pins in pinned.items()}
+        return [Contender(name, plan, _prediction(plan)) for name, plan in plans.items()]
+
     def contenders(self) -> list[Contender]:
         """Pinned plans, the planner's choice, and what it ranked next."""
-        plans = {name: self._decide(self._pinned(pins))[0] for name, pins in PINNED.items()}
+        plans = {each.name: each.plan for each in self.pinned(PINNED)}
         choice, others = self._decide(self._pinned(ParallelismSpec()))
         plans = {name: plan for name, plan in plans.items() if plan.program_digest != choice.program_digest}
         plans |= {CHOICE: choice, **{f"its alternative {i + 1}": plan for i, plan in enumerate(others)}}
@@ -168,7 +178,8 @@ class Bench:
         spec = LaunchSpec(
             module=module,
             arguments=arguments,
-            num_ranks=RANKS,
+            device=self._job.spec.resources.device,
+            num_ranks=self._job.spec.resources.ranks,
             threads_per_rank=1,
             log_folder=logs,
             status_folder=self._run.status,
@@ -181,7 +192,7 @@ class Bench:
 def main() -> int:
     """Measure, plan, visit, and write the tables."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder))
+        bench = Bench(Path(folder), example_job())
         for _ in range(FIRST_PROFILES):
             bench.measure()
         contenders = bench.contenders()
@@ -227,9 +238,10 @@ def _by_pipeline_rank(plan: Plan, peak_bytes: list[int]) -> list[int]:
 def _line(contender: Contender) -> str:
     p = contender.prediction
     memory = [f"{a / 2**20:.0f}/{b / 2**20:.0f}" for a, b in zip(p.peak_bytes, contender.peak_bytes, strict=True)]
-    return (
-        f"{contender.name}: {p.step_seconds:.3f}/{contender.measured_seconds:.3f} s {contender.error:+.1%} {memory} MiB"
-    )
+    seconds = f"{p.step_seconds:.3f}"
+    if contender.step_seconds:
+        seconds += f"/{contender.measured_seconds:.3f} s {contender.error:+.1%}"
+    return f"{contender.name}: {seconds} {memory} MiB"
 
 
 def _model(plan: Plan) -> str:

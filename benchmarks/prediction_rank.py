@@ -65,4 +65,5 @@ if __name__ == "__main__":
     place = RunDir(Path(sys.argv[1]))
     task = {"visits": visits, "memory": memory}[sys.argv[2]]
     with torch.no_grad():
-        sys.exit(run_worker(lambda me: task(place, me), device="cpu", status_folder=place.status))
+        device = place.read_job().spec.resources.device.value
+        sys.exit(run_worker(lambda me: task(place, me), device=device, status_folder=place.status))

@@ -34,11 +34,13 @@ from penstock.core.job import (
 )
 from penstock.core.layout import parameters
 from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.program import Program
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.realise import program_of
-from penstock.trainer.comm import Mesh, open_transport
+from penstock.trainer.comm import Mesh, Transport, open_transport
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.profiling.profile import measure
 from penstock.trainer.runtime import Batch, Runtime
@@ -143,22 +145,24 @@ def _from_last_rank(loss: float) -> float:
     return float(box)
 
 
-def _penstock(plan: Any, ids: Tensor, worker: Worker) -> Step:
+def _penstock(plan: Plan, ids: Tensor, worker: Worker) -> Step:
     program = program_of(plan)
-    stages = build_stages(plan, program.ranks[worker.rank], device=CPU, seed=0)
-    runtime = Runtime(
-        plan,
-        program,
-        worker.rank,
-        stages=stages,
-        optimizers={number: Kept(stage.parameters.gradient_flat) for number, stage in stages.items()},
-        transport=open_transport(program, Mesh(dp=plan.dp, pp=plan.pp), worker.rank, worker.groups),
-        device=CPU,
-    )
-    batch = Batch(
-        token_ids=ids[:, :-1].contiguous(), labels=ids[:, 1:].contiguous(), num_valid_tokens=ids[:, 1:].numel()
-    )
+    transport = open_transport(program, Mesh(dp=plan.dp, pp=plan.pp), worker.rank, worker.groups)
+    runtime, batch = runtime_of(plan, program, worker.rank, transport, CPU), batch_of(ids)
     return lambda: runtime.train_step(0, batch).loss_sum / batch.num_valid_tokens
+
+
+def runtime_of(plan: Plan, program: Program, rank: int, transport: Transport, device: torch.device) -> Runtime:
+    """A rank's runtime, whose steps leave the weights as they are."""
+    stages = build_stages(plan, program.ranks[rank], device=device, seed=0)
+    optimizers = {number: Kept(stage.parameters.gradient_flat) for number, stage in stages.items()}
+    return Runtime(plan, program, rank, stages=stages, optimizers=optimizers, transport=transport, device=device)
+
+
+def batch_of(ids: Tensor) -> Batch:
+    """The batch of token ids [N, S + 1]: every token but the first is the label of the one before."""
+    ids, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    return Batch(token_ids=ids, labels=labels, num_valid_tokens=labels.numel())
 
 
 HALVES, QUARTERS = ((0, 4), (4, 8)), ((0, 2), (2, 4), (4, 6), (6, 8))

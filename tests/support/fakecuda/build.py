@@ -66,6 +66,7 @@ def environment(
         "LD_PRELOAD": str(folder / "libfakecuda.so"),
         "LD_LIBRARY_PATH": str(folder),
         "FAKE_CUDA_DEVICES": str(devices),
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # there is no fake cuDNN
         "FAKE_CUDA_BYTES": str(device_bytes),
         "FAKE_CUDA_CAPABILITIES": capabilities,
     }

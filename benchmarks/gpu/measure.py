@@ -1,0 +1,364 @@
+"""What the parts of the battery do, each alone in a process.
+
+    python -m benchmarks.gpu.measure PART FOLDER DEVICE [small]
+
+A part leaves ``answer.json`` in the folder: whether it passed, and what it measured. Measuring is done by the product,
+as `penstock profile` and training do it, and by what other benchmarks measure with; nothing is measured a second way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import torch
+from benchmarks.prediction import Bench
+from benchmarks.torch_model import Part as TorchModel
+from benchmarks.torch_model import token_loss
+from benchmarks.torch_pipelining_rank import batch_of, runtime_of
+from torch import Tensor
+
+from penstock.core.job import ParallelismSpec, PipelineJob
+from penstock.core.layout import Precision, parameters
+from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Plan
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner import yamltext
+from penstock.planner.decide import decide
+from penstock.planner.fit import measured_cost
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.realise import program_of
+from penstock.trainer.clock import device_clock
+from penstock.trainer.comm import Mesh
+from penstock.trainer.dtypes import compute_dtype
+from penstock.trainer.launch import LaunchSpec, launch
+from penstock.trainer.local_transport import Fabric
+from penstock.trainer.parameters import initial_value
+from penstock.trainer.prepare import prepare_data
+from penstock.trainer.rundir import RunDir, write_json
+from penstock.trainer.runtime import Runtime
+
+ROOT = Path(__file__).parents[2]
+PARITY_TESTS = "tests/trainer/units/test_gpu.py"
+DEVICE_SHARE = 0.9
+"""Of a device's memory, what one rank may take."""
+
+MOST_LOSS_ERROR = 0.02
+"""Relative, of losses in bf16 that are computed in another order."""
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Where a part works and on which device; ``small`` if only its running matters."""
+
+    folder: Path
+    device: torch.device
+    small: bool
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return 32 if self.small else 2048
+
+    @property
+    def rounds(self) -> int:
+        """Steps of each contender."""
+        return 2 if self.small else 20
+
+    @property
+    def precision(self) -> Precision:
+        """Bf16 where there are tensor cores."""
+        return Precision.BF16 if self.device.type == "cuda" else Precision.FP32
+
+    def model(self, family: Family = Family.LLAMA, hidden: int = 2048) -> ModelSpec:
+        """A model of some hundred million parameters, or a tiny one."""
+        hidden, layers, vocab = (64, 2, 512) if self.small else (hidden, 8, 32_000)
+        return ModelSpec(
+            family=family,
+            layers=layers,
+            hidden=hidden,
+            heads=max(hidden // 128, 4),
+            kv_heads=2 if family is Family.LLAMA else 0,
+            vocab=vocab,
+            positions=self.length,
+        )
+
+
+def parity(case: Case) -> Answer:
+    """The tests of CUDA's kernels, units and whole steps."""
+    report = case.folder / "parity.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", PARITY_TESTS]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    tests = {test.attrib["name"]: _outcome(test) for test in ET.parse(report).iter("testcase")}
+    return {"passed": done.returncode == 0 and set(tests.values()) == {"passed"}, "tests": tests}
+
+
+def _outcome(test: ET.Element) -> str:
+    return next((kind for kind in ("failure", "error", "skipped") if test.find(kind) is not None), "passed")
+
+
+def memory(case: Case) -> Answer:
+    """Predicted and measured peaks, each plan in a process of its own."""
+    pins = {
+        "1 slice": ParallelismSpec(slices=1, micro_batch=1, schedule="1f1b"),
+        "4 slices": ParallelismSpec(slices=4, micro_batch=1, schedule="1f1b"),
+        "2 sequences": ParallelismSpec(slices=1, micro_batch=2, schedule="gpipe"),
+    }
+    bench = Bench(case.folder / "run", _job(case, ranks=1))
+    bench.measure()
+    contenders = bench.pinned(pins)
+    bench.weigh(contenders)
+    peaks = {
+        each.name: {"predicted": each.prediction.peak_bytes[0], "measured": each.peak_bytes[0]} for each in contenders
+    }
+    return {"passed": True, "constant_bytes": bench.profile.memory.constant_bytes, "peak_bytes": peaks}
+
+
+def units(case: Case) -> Answer:
+    """The profile of one rank, and how far the fit of each pass is off where it was not fitted."""
+    bench = Bench(case.folder / "run", _job(case, ranks=1))
+    bench.measure()
+    reports = measured_cost(bench.profile).reports
+    errors = {f"{each.unit.value} {each.kind.value}": _or_none(each.held_out_error) for each in reports}
+    return {"passed": True, "held_out_errors": errors, "profile": bench.profile.to_manifest()}
+
+
+def _or_none(figure: float) -> float | None:
+    return None if math.isnan(figure) else figure
+
+
+def slices(case: Case) -> Answer:
+    """Steps in more and more slices, in turn, without a pipeline that would gain from them."""
+    found = _sliced_steps(case, case.model())
+    efficiency = {count: found[1].step_seconds / each.step_seconds for count, each in found.items()}
+    return {"passed": True, "tokens": case.length, "efficiency": efficiency, "steps": _plain(found)}
+
+
+def host(case: Case) -> Answer:
+    """The same of a model so narrow that the host limits the step."""
+    return {"passed": True, "tokens": case.length, "steps": _plain(_sliced_steps(case, case.model(hidden=512)))}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlicedStep:
+    """Medians of a step; ``launch_seconds`` until the host has launched all of it."""
+
+    num_actions: int
+    launch_seconds: float
+    step_seconds: float
+    launch_seconds_per_action: float
+
+
+def _sliced_steps(case: Case, model: ModelSpec) -> dict[int, SlicedStep]:
+    counts = (1, 2, 4) if case.small else (1, 2, 4, 8, 16)
+    plans = {count: _plan(case, model, count) for count in counts}
+    runtimes = {count: _runtime(case, plan) for count, plan in plans.items()}
+    batch = batch_of(torch.randint(model.vocab, (2, case.length + 1)))
+    taken: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
+    for _ in range(case.rounds):
+        for count, runtime in runtimes.items():
+            launched: list[float] = []
+            begin = time.perf_counter()
+            runtime.train_step(0, batch, meanwhile=partial(_mark, launched))
+            taken[count].append((launched[0] - begin, time.perf_counter() - begin))
+    return {count: _sliced_step(plans[count], times) for count, times in taken.items()}
+
+
+def _mark(marks: list[float]) -> None:
+    marks.append(time.perf_counter())
+
+
+def _sliced_step(plan: Plan, times: list[tuple[float, float]]) -> SlicedStep:
+    launch_seconds, step_seconds = map(statistics.median, zip(*times, strict=True))
+    num_actions = sum(instruction.action.is_compute for instruction in program_of(plan).ranks[0].instructions)
+    return SlicedStep(
+        num_actions=num_actions,
+        launch_seconds=launch_seconds,
+        step_seconds=step_seconds,
+        launch_seconds_per_action=launch_seconds / num_actions,
+    )
+
+
+def _plain(found: Mapping[int, SlicedStep]) -> dict[int, Any]:
+    return {count: dataclasses.asdict(each) for count, each in found.items()}
+
+
+def pair(case: Case) -> Answer:
+    """A job over two ranks that share the device, from its profile on; then the same on one rank."""
+    job = _job(case, ranks=2)
+    two = _prepared(case.folder / "two", job)
+    _launch(two, "profile", num_ranks=2)
+    pinned = job.with_spec(parallelism=ParallelismSpec(pp=2))
+    decision = decide(problem_from_profile(pinned.spec, two.read_profile()))
+    resources = dataclasses.replace(job.spec.resources, ranks=1)
+    one = _prepared(case.folder / "one", job.with_spec(resources=resources))
+    losses = {2: _train(two, decision.plan), 1: _train(one, _plan(case, job.spec.model, 1))}
+    error = max(_difference(ours, theirs) for ours, theirs in zip(losses[2], losses[1], strict=True))
+    assert decision.plan.prediction is not None
+    return {
+        "passed": error <= MOST_LOSS_ERROR,
+        "plan": decision.plan.reasons[0],
+        "predicted_seconds": decision.plan.prediction.step_seconds,
+        "measured_seconds": statistics.median(entry.step_seconds for entry in two.read_metrics()),
+        "loss_error": error,
+        "losses": losses,
+    }
+
+
+def _train(run: RunDir, plan: Plan) -> list[float]:
+    """The loss of every step."""
+    write_json(run.plan, plan.to_manifest())
+    _launch(run, "train", "--attempt", "1", num_ranks=plan.num_ranks)
+    return [entry.loss for entry in run.read_metrics()]
+
+
+def _difference(one: float, other: float) -> float:
+    """Relative; absolute where one of the losses is nothing."""
+    return abs(one - other) / (abs(other) or 1.0)
+
+
+def compare_torch(case: Case) -> Answer:
+    """Forward and backward of gpt2, in turn with plain modules, autograd and torch's fused attention."""
+    model, clock = case.model(Family.GPT2), device_clock(case.device)
+    ids = torch.randint(model.vocab, (2, case.length + 1))
+    contenders = {
+        "penstock, 1 slice": _own_step(case, model, 1, ids),
+        "penstock, 4 slices": _own_step(case, model, 4, ids),
+        "torch": _torch_step(case, model, ids),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    losses: dict[str, float] = {}
+    for _ in range(case.rounds + 1):
+        for name, step in contenders.items():
+            begin = clock()
+            losses[name] = step()
+            seconds[name].append(clock() - begin)
+    error = max(_difference(loss, losses["torch"]) for loss in losses.values())
+    medians = {name: statistics.median(taken[1:]) for name, taken in seconds.items()}
+    return {"passed": error <= MOST_LOSS_ERROR, "step_seconds": medians, "losses": losses, "loss_error": error}
+
+
+def _own_step(case: Case, model: ModelSpec, num_slices: int, ids: Tensor) -> Callable[[], float]:
+    runtime, batch = _runtime(case, _plan(case, model, num_slices)), batch_of(ids)
+    return lambda: runtime.train_step(0, batch).loss_sum / batch.num_valid_tokens
+
+
+def _torch_step(case: Case, model: ModelSpec, ids: Tensor) -> Callable[[], float]:
+    module = TorchModel(model, 0, model.layers)
+    module.load({p.name: initial_value(model, p, 0) for unit in model.units for p in parameters(model, unit)})
+    module = module.to(case.device, compute_dtype(case.precision))
+    batch = ids.to(case.device)
+
+    def step() -> float:
+        with torch.enable_grad():
+            loss = token_loss(module(batch[:, :-1]).float(), batch[:, 1:])
+            loss.backward()  # type: ignore[no-untyped-call]
+        module.zero_grad(set_to_none=False)
+        return float(loss)
+
+    return step
+
+
+def _plan(case: Case, model: ModelSpec, num_slices: int) -> Plan:
+    """One rank, two micro-batches of one sequence."""
+    return Plan(
+        model=model,
+        precision=case.precision,
+        pp=1,
+        microbatch=1,
+        num_microbatches=2,
+        slices=(case.length // num_slices,) * num_slices,
+        stages=((0, model.num_units),),
+        schedule=ScheduleSpec(generator="1f1b"),
+    )
+
+
+def _runtime(case: Case, plan: Plan) -> Runtime:
+    program = program_of(plan)
+    runtime = runtime_of(plan, program, 0, Fabric(program, Mesh(dp=1, pp=1)).transport(0), case.device)
+    runtime.warm_up()
+    return runtime
+
+
+def _job(case: Case, ranks: int) -> PipelineJob:
+    """Two sequences a step of generated text, as bytes."""
+    total = torch.cuda.get_device_properties(0).total_memory if case.device.type == "cuda" else 8 * 2**30
+    text = case.folder / "text" / "text.py"
+    text.parent.mkdir(exist_ok=True)
+    text.write_text("".join(f"turbine_{number} = {number * number}\n" for number in range(20_000)))
+    manifest = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "PipelineJob",
+        "metadata": {"name": "gpu"},
+        "spec": {
+            "model": {name: value for name, value in case.model().to_manifest().items() if value},
+            "data": {"source": str(text.parent), "tokenizer": {"train": "bytes"}, "sequenceLength": case.length},
+            "training": {"globalBatch": 2, "steps": case.rounds, "precision": case.precision.value},
+            "resources": {"device": case.device.type, "ranks": ranks, "memoryPerRank": int(total * DEVICE_SHARE)},
+            "checkpoint": {"everySteps": 1000},
+        },
+    }
+    return PipelineJob.from_manifest(manifest)
+
+
+def _prepared(root: Path, job: PipelineJob) -> RunDir:
+    run = RunDir(root)
+    run.create()
+    run.job.write_text(yamltext.dump(job.to_manifest()))
+    prepare_data(job, run)
+    return run
+
+
+def _launch(run: RunDir, command: str, *arguments: str, num_ranks: int) -> None:
+    """Ranks of the product that share the device."""
+    spec = LaunchSpec(
+        module="benchmarks.gpu.shared_device",
+        arguments=(command, "--run-dir", str(run.root), *arguments),
+        device=run.read_job().spec.resources.device,
+        num_ranks=num_ranks,
+        threads_per_rank=1,
+        log_folder=run.logs / command,
+        status_folder=run.status,
+    )
+    outcome = launch(spec).wait()
+    if outcome is None or outcome.failure is not None:
+        raise SystemExit(str(outcome))
+
+
+MEASURES: dict[str, Callable[[Case], Answer]] = {
+    "parity": parity,
+    "memory": memory,
+    "units": units,
+    "slices": slices,
+    "host": host,
+    "pair": pair,
+    "torch": compare_torch,
+}
+
+
+def main(name: str, folder: str, device: str, *rest: str) -> None:
+    """Run one part and leave its answer. Data is cached in the folder, and goes with it."""
+    os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+    case = Case(folder=Path(folder), device=torch.device(device), small=bool(rest))
+    torch.set_num_threads(1)  # as of a rank
+    with torch.no_grad():
+        answer = MEASURES[name](case)
+    (case.folder / "answer.json").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

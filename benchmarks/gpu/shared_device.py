@@ -1,0 +1,90 @@
+"""One rank of `penstock.trainer` where all ranks share one CUDA device.
+
+    python -m benchmarks.gpu.shared_device ARGS
+
+NCCL refuses two ranks on a device. Here messages and sums go through the host, over gloo; all else is the product's own
+code. So a machine with one GPU runs profile, plan and training of a pipeline.
+
+What it cannot show: NCCL, its kernels next to compute, and memory, since each rank counts what both take.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.trainer import __main__ as trainer
+from penstock.trainer import worker
+from penstock.trainer.comm import GroupName, ProcessGroups
+
+_isend, _irecv, _all_reduce, _init_process_group = dist.isend, dist.irecv, dist.all_reduce, dist.init_process_group
+
+
+class HostGroups(ProcessGroups):
+    """Process groups of the host alone."""
+
+    def _backend(self, name: GroupName) -> str:
+        return "gloo"
+
+    def _options(self, name: GroupName) -> None:
+        return None
+
+
+class Arrival:
+    """A message on its way to the host's memory, and from there to the device's when it is waited for."""
+
+    def __init__(self, work: Any, host: Tensor, tensor: Tensor) -> None:
+        self._work, self._host, self._tensor = work, host, tensor
+
+    def wait(self) -> None:
+        """See `penstock.trainer.comm.Work`."""
+        self._work.wait()
+        self._tensor.copy_(self._host)
+
+
+def isend(tensor: Tensor, dst: int, group: Any = None) -> Any:
+    """Send a copy."""
+    return _isend(tensor.cpu(), dst, group)
+
+
+def irecv(tensor: Tensor, src: int, group: Any = None) -> Any:
+    """Receive into the host's memory first."""
+    host = torch.empty_like(tensor, device="cpu")
+    return Arrival(_irecv(host, src, group), host, tensor)
+
+
+def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+    """Sum a copy."""
+    host = tensor.cpu()
+    _all_reduce(host, op, group)
+    tensor.copy_(host)
+
+
+def init_process_group(backend: str, device_id: torch.device | None = None) -> None:
+    """Of the host, whatever was asked for."""
+    _init_process_group("gloo")
+
+
+def share_device() -> None:
+    """Let every rank take device 0, and messages the way through the host."""
+    changes: dict[Any, dict[str, Any]] = {
+        dist: {
+            "isend": isend,
+            "irecv": irecv,
+            "all_reduce": all_reduce,
+            "init_process_group": init_process_group,
+        },
+        worker: {"own_device": lambda rank, count: torch.device("cuda", 0), "ProcessGroups": HostGroups},
+    }
+    for module, functions in changes.items():
+        for name, function in functions.items():
+            setattr(module, name, function)
+
+
+if __name__ == "__main__":
+    share_device()
+    sys.exit(trainer.main())
