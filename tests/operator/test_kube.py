@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.kube import transport
 from penstock.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
 from penstock.kube.transport import Change, KubeError
 from penstock.operator.kube import HttpKube
+from penstock.planner import yamltext
 from tests.support.loopback_kube import Answer, Asked, Loopback, loopback
 
 OBJECT = {"metadata": {"name": "a", "namespace": "team", "resourceVersion": "5"}}
@@ -69,6 +71,30 @@ class TestWhatIsAsked:
         assert found.query == {"fieldManager": "penstock-operator", "force": "true"}
         assert found.headers["content-type"] == "application/apply-patch+yaml"
         assert found.body == manifest
+
+    @pytest.mark.parametrize(
+        "text", ["GLHF! \U0001f3d6\ufe0f", "a\x00\x1f\x7f\x85\u2028\ufffe\uffffb", "\\ud83c \\\U0001f600"]
+    )
+    def test_what_a_status_quotes_can_be_read_as_yaml(self, text: str) -> None:
+        """What is applied is read as YAML, which knows no halves of surrogates, and wants control characters escaped.
+        gloo ends an error with a beach umbrella.
+        """
+        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "status": {"message": text}}
+        found = asked(lambda kube: kube.apply(manifest, "status"))
+        assert found.body == manifest
+        assert re.search(rb"(?<!\\)(\\\\)*\\ud[89a-f]", found.text) is None
+        assert all(character.isascii() or character > "\uffff" for character in found.text.decode())
+        assert yamltext.load(found.text.decode()) == manifest
+
+    def test_half_a_surrogate_is_replaced(self) -> None:
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "a"},
+            "status": {"message": "\ud83c!"},
+        }
+        found = asked(lambda kube: kube.apply(manifest, "status"))
+        assert found.body["status"] == {"message": "\ufffd!"}
 
     def test_an_annotation_names_the_uid(self) -> None:
         found = asked(lambda kube: kube.annotate(("team", "a", "u"), {"penstock.dev/stop": "now"}))

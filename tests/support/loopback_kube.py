@@ -23,6 +23,7 @@ class Asked:
     query: dict[str, str]
     headers: dict[str, str]
     body: Any
+    text: bytes = b""
 
 
 @dataclass
@@ -70,6 +71,7 @@ def _handler(loopback: Loopback) -> type[BaseHTTPRequestHandler]:
                 query=dict(parse_qsl(url.query)),
                 headers={name.lower(): value for name, value in self.headers.items()},
                 body=json.loads(body) if body else None,
+                text=body,
             )
             loopback.asked.append(asked)
             self.answer(loopback.answers.pop(0))

@@ -6,6 +6,7 @@ Each component says in a file of its own what it asks of a cluster, by these cal
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,7 @@ class Transport:
         headers = {"Accept": JSON, "Content-Type": content_type}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._client.configuration.host}{path}{'?' + urlencode(query) if query else ''}"
-        text = None if body is None else json.dumps(body, separators=(",", ":"))
+        text = None if body is None else written(body)
         try:
             pool = self._client.rest_client.pool_manager
             response: BaseHTTPResponse = pool.request(
@@ -167,6 +168,24 @@ class Transport:
         except (HTTPError, OSError) as error:
             raise KubeError(0, "Unreachable", str(error)) from None
         return response
+
+
+_ESCAPED = re.compile("[\x7f-\uffff]")
+
+
+def written(body: Any) -> bytes:
+    """Return a body as JSON that is YAML as well: the apiserver reads what is applied as YAML.
+
+    JSON writes a character beyond U+FFFF as two escapes, which YAML refuses, and YAML refuses control characters that
+    JSON leaves as they are. So the former are not escaped, and the latter are. Half a surrogate is in no text at all.
+    """
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    return _ESCAPED.sub(_escape, text).encode()
+
+
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return "\\ufffd" if 0xD800 <= number <= 0xDFFF else f"\\u{number:04x}"
 
 
 def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
