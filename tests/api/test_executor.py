@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from penstock.api.executor.folder import AttemptFolder
 from penstock.api.service import Service
 from penstock.api.store import jobs, profiles
 from penstock.api.store.plans import revisions
-from penstock.core.lifecycle import AttemptState, Phase
+from penstock.core.lifecycle import AttemptState, Phase, decide
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.supervision import AttemptReport
@@ -283,12 +284,22 @@ def test_jobs_that_have_ended_are_only_read_to_expire_or_to_be_deleted(world: Wo
 # A long queue
 
 
+def noted(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    """The function, which also notes the arguments of each call."""
+
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments)
+
+    return call
+
+
 def test_a_job_that_waits_is_read_and_decided_on_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand in a queue took most of a processor, and a new job was seen after seconds."""
-    read, decided = [], []
-    stored, decide = jobs._stored, executor.decide
-    monkeypatch.setattr(jobs, "_stored", lambda row: read.append(row) or stored(row))
-    monkeypatch.setattr(executor, "decide", lambda *seen: decided.append(seen) or decide(*seen))
+    read: list[Any] = []
+    decided: list[Any] = []
+    monkeypatch.setattr(jobs, "_stored", noted(jobs._stored, read))
+    monkeypatch.setattr(executor, "decide", noted(decide, decided))
     world.supervisors.scripts = [RUNS_ON]
     running = world.submit("running", ranks=MACHINE.cores)
     world.until(running, Phase.RUNNING)
