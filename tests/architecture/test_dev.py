@@ -275,7 +275,7 @@ class TestCommandLine:
     def test_unknown_verb(self) -> None:
         done = run_dev("tset")
         assert done.returncode == 2
-        assert done.stderr == "no verb tset: one of setup, demo, test, check, cluster, bench, gpu, clean.\n"
+        assert done.stderr == "no verb tset: one of setup, demo, test, check, cluster, bench, gpu, soak, clean.\n"
 
     @pytest.mark.parametrize("verb", ["setup", "check", "clean"])
     def test_unwanted_arguments_are_refused(self, verb: str) -> None:

@@ -77,15 +77,17 @@ class Command:
     wrapper: tuple[str, ...] = ()
     """A program that starts the command that follows its own arguments."""
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*self.wrapper, sys.executable, "-m", "penstock.cli", *map(str, arguments)],
-            cwd=self.folder,
-            env={**os.environ, **self._own, **self.environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *arguments: str | Path, log: Path | None = None) -> subprocess.Popen[str]:
+        """Start it. A process that may print more than a pipe holds, while nobody reads, appends to ``log`` instead."""
+        with log.open("a") if log else contextlib.nullcontext(subprocess.PIPE) as out:
+            return subprocess.Popen(
+                [*self.wrapper, sys.executable, "-m", "penstock.cli", *map(str, arguments)],
+                cwd=self.folder,
+                env={**os.environ, **self._own, **self.environment},
+                stdout=out,
+                stderr=out,
+                text=True,
+            )
 
     @property
     def _own(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ import itertools
 import json
 import threading
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from penstock.kube.resources import JOBS
 Found = dict[str, Any]
 Key = tuple[str, str, str]
 NOW = 1_700_000_000.0
+DISCOVERY: Found = {"versions": [], "groups": []}
+"""What kopf asks for when it begins, and needs nothing of."""
 CLUSTER = "11111111-2222-3333-4444-555555555555"
 
 
@@ -185,7 +188,7 @@ class FakeApiserver:
                 if after < self._oldest:
                     yield {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
                     return
-                fresh = [each for each in self._history if each[0] > after]
+                fresh = self._history[bisect_right(self._history, after, key=lambda each: each[0]) :]
                 if not fresh:
                     self.news.wait(0.2)
                     continue
@@ -210,6 +213,8 @@ class FakeApiserver:
         made: Found = copy.deepcopy(call.body)
         made.pop("status", None)
         made["metadata"]["namespace"] = namespace
+        prefix = made["metadata"].pop("generateName", "")
+        made["metadata"].setdefault("name", f"{prefix}{next(self._numbers)}")
         if (plural, namespace, made["metadata"]["name"]) in self.objects:
             raise RefusedError(409, "AlreadyExists", f'{plural} "{made["metadata"]["name"]}" already exists')
         if call.query.get("dryRun") != "All":
@@ -330,6 +335,9 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
                 body=json.loads(self.rfile.read(length)) if length else None,
                 content_type=self.headers.get("Content-Type", ""),
             )
+            if not call.place[0]:
+                self._say(200, json.dumps(DISCOVERY))
+                return
             if "watch" in call.query:
                 self._stream(call)
                 return
@@ -369,7 +377,7 @@ def _handler(fake: FakeApiserver) -> type[BaseHTTPRequestHandler]:
 def _place(path: str) -> tuple[str, str, str, str]:
     """Plural, namespace, name and subresource of a path of the API."""
     parts = path.strip("/").split("/")
-    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    rest = (parts[2:] if parts[0] == "api" else parts[3:]) or [""]
     namespace = ""
     if rest[0] == "namespaces" and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]

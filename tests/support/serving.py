@@ -23,12 +23,16 @@ PATIENCE_SECONDS = 400.0
 
 @dataclass
 class Served:
-    """A service that can be killed and started again, in ``folder``; it keeps what it measures in ``cache``."""
+    """A service that can be killed and started again, in ``folder``; it keeps what it measures in ``cache``.
+
+    It prints to ``log`` if there is one.
+    """
 
     folder: Path
     port: int
     options: tuple[str | Path, ...]
     cache: Path
+    log: Path | None = None
     process: subprocess.Popen[str] | None = None
     client: httpx.Client = field(init=False)
 
@@ -36,8 +40,11 @@ class Served:
         """Start it and wait until it is ready."""
         arguments: list[str | Path] = ["serve", "--folder", self.folder / "data", "--port", str(self.port)]
         (self.folder / "text").mkdir(parents=True, exist_ok=True)
-        (self.folder / "text" / "a.py").write_text(TEXT)
-        self.process = self.command.start(*arguments, "--data", f"text={self.folder / 'text'}", *self.options)
+        if not (text := self.folder / "text" / "a.py").exists():  # jobs may read it while the service is started again
+            text.write_text(TEXT)
+        self.process = self.command.start(
+            *arguments, "--data", f"text={self.folder / 'text'}", *self.options, log=self.log
+        )
         configuration = self.folder / "config" / "penstock" / "service.json"
         wait_until(lambda: configuration.exists() and self._ready())
         found = json.loads(configuration.read_text())
@@ -137,7 +144,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> 
 
 
 @contextmanager
-def served(folder: Path, *options: str | Path, cache: Path | None = None) -> Iterator[Served]:
+def served(folder: Path, *options: str | Path, cache: Path | None = None, log: Path | None = None) -> Iterator[Served]:
     """A service on a free port, with more options; none of its processes is left after the block.
 
     One that is given the ``cache`` of another need not measure the machine again.
@@ -145,7 +152,7 @@ def served(folder: Path, *options: str | Path, cache: Path | None = None) -> Ite
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    service = Served(folder, port, options, cache or folder / "cache")
+    service = Served(folder, port, options, cache or folder / "cache", log)
     service.start()
     try:
         yield service

@@ -1,0 +1,113 @@
+"""``./dev soak``: kills, fuzzing and a long queue, each with its result in ``benchmarks/results``.
+
+    ./dev soak [kills|fuzz|queue]... [--seed N] [--count N] [--minutes M] [--results FOLDER]
+
+Without a name all three. ``--count`` is the number of kills, or of queued jobs; ``--minutes`` is how long to fuzz, or
+when to stop killing. A result says what was run. Exit code 1 if anything does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soak.fuzz import fuzz
+from benchmarks.soak.kills import survive, undisturbed_losses
+from benchmarks.soak.queue import queue
+from benchmarks.support import RESULTS, machine
+
+from tests.support.serving import served
+
+KILLS, FUZZ_MINUTES, QUEUED = 200, 10.0, 10_000
+QUEUE_MINUTES = 2.0
+Loads = list[float]
+
+
+class Reporter:
+    """Prints a line of progress with the time and the load, and keeps the loads."""
+
+    def __init__(self, part: str) -> None:
+        self._part, self._began = part, time.monotonic()
+        self.loads: Loads = [os.getloadavg()[0]]
+
+    def __call__(self, line: str) -> None:
+        self.loads.append(os.getloadavg()[0])
+        print(f"[soak] {self._part} {time.monotonic() - self._began:6.0f} s: {line}", flush=True)
+
+
+def kills(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
+    """So many random kills over whole jobs."""
+    seconds = 60 * options.minutes if options.minutes else math.inf
+    with served(folder, log=folder / "service.log") as service:
+        undisturbed = undisturbed_losses(service)
+        return survive(service, undisturbed, options.count or KILLS, options.seed, report, seconds).to_json()
+
+
+def fuzzing(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
+    """Requests, ConfigMaps and files made wrong."""
+    return fuzz(folder, options.seed, 60 * (options.minutes or FUZZ_MINUTES), report)
+
+
+def queueing(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
+    """Many jobs in the queue, of the service and of the operator."""
+    return queue(folder, options.count or QUEUED, 60 * (options.minutes or QUEUE_MINUTES), report)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]] = {
+    "kills": kills,
+    "fuzz": fuzzing,
+    "queue": queueing,
+}
+
+
+def run(part: str, options: argparse.Namespace) -> list[str]:
+    """Run one part and write its result; sentences of what does not hold."""
+    report, began = Reporter(part), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="penstock-soak-") as folder:
+        (Path(folder) / part).mkdir()
+        found = PARTS[part](options, Path(folder) / part, report)
+    loads = [*report.loads, os.getloadavg()[0]]
+    result = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": machine(),
+        "load": {"first": loads[0], "most": max(loads), "last": loads[-1]},
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "seed": options.seed,
+        **found,
+    }
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / f"soak_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+    violations: list[str] = found["violations"]
+    for each in violations:
+        report(f"does not hold: {each}")
+    report(f"{len(violations)} violations; the result is in {options.results / f'soak_{part}.json'}")
+    return violations
+
+
+def main() -> int:
+    """Run the parts that are asked for."""
+    asked = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
+    asked.add_argument("parts", nargs="*", metavar="kills|fuzz|queue")
+    asked.add_argument("--seed", type=int, default=19)
+    asked.add_argument("--count", type=int, help=f"kills ({KILLS}) or queued jobs ({QUEUED:,})")
+    asked.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
+    asked.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
+    options = asked.parse_args()
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        asked.error(f"no part {', '.join(unknown)}: one of {', '.join(PARTS)}")
+    violations = [each for part in options.parts or PARTS for each in run(part, options)]
+    return int(bool(violations))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
