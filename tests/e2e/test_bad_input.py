@@ -154,6 +154,12 @@ def test_memory_that_measuring_exceeds(on: Installed) -> None:
     assert "spec.resources.memoryPerRank" in message
 
 
+def measures(status: JobStatus) -> bool:
+    """Whether a point was measured, for which all pods have begun."""
+    profiled = status.condition(ConditionType.PROFILED)
+    return status.profile is not None or (profiled is not None and "has measured" in profiled.message)
+
+
 def test_what_was_measured_needs_no_service_and_is_made_again(on: Installed) -> None:
     """The service is away while ranks measure; the attempt's ConfigMap goes, and later that of the measurement."""
     one = submitted(on, "unheard", resources=NOBODY_ELSE_S, training=small_training(2))
@@ -161,6 +167,7 @@ def test_what_was_measured_needs_no_service_and_is_made_again(on: Installed) -> 
     on.service.end(signal.SIGTERM)
     try:
         assert "unheard-a1-ranks-0-" in one.wait_for_condition(ConditionType.PROFILED, "pod ")
+        on.cluster.wait(lambda: measures(one.status()), "it never measures; before that, pods need their ConfigMap")
         on.kubectl("delete", "configmap", "unheard-a1")
         one.wait_for(Phase.RUNNING, Phase.SUCCEEDED)
     finally:
