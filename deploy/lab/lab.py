@@ -251,12 +251,14 @@ def crash(lab: State, machine: str) -> None:
 
 
 def bring_back(lab: State, machine: str) -> None:
-    """Start what `kill` ended; what runs already stays."""
+    """Start what `kill` or `crash` ended; what runs already stays."""
     room = _node(lab, machine)
     if not room.programs(node.RUNTIME):
         _start_runtime(room)
     if not room.programs(node.KUBELET):
         node.start_kubelet(room, lab.programs, str(lab.addresses.node(int(machine.removeprefix("node")))))
+    if not room.programs(node.PROXY):
+        node.start_proxy(room, lab.programs)
 
 
 def restart_apiserver(lab: State) -> None:

@@ -20,6 +20,7 @@ PLUGINS = "/usr/lib/cni"
 BRIDGE = "cni0"
 RUNTIME = ("containerd",)
 KUBELET = ("kubelet",)
+PROXY = ("kube-proxy",)
 KUBELET_PORT = 10250
 ASIDE = "/mnt"
 """No volume of a pod covers what is there, as one for /tmp does with a repository below /tmp."""

@@ -11,7 +11,7 @@ import pytest
 from deploy import own_images
 from deploy.demonstration import Demonstration, shown, with_storage
 from deploy.installation import SERVICE_PORT, Installation
-from deploy.lab import lab
+from deploy.lab import lab, node
 from deploy.lab.console import LabError
 from deploy.site import site_of_lab
 from penstock.core.lifecycle import Phase
@@ -204,5 +204,6 @@ def test_a_node_with_service_operator_and_a_rank_is_lost(installation: Installat
                 assert LOST not in nodes_of_programs(space).values()
             finally:
                 lab.bring_back(space.lab, LOST)
+            assert space.lab.room(LOST).programs(node.PROXY), "services lead nowhere from there"
     finally:
         space.kubectl("delete", "pj", job.name)
