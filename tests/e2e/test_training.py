@@ -123,7 +123,9 @@ def test_the_service_tells_of_it(first: Story, penstock_there: Installed) -> Non
             lambda: client.get(place).status.phase is Phase.SUCCEEDED, "the service does not hear of the end"
         )
         [planned] = client.plans_of(place)
-        assert planned.plan == first.job.run(1).read_plan()
+        assert planned.plan.for_ranks == first.job.run(1).read_plan()
+        assert planned.plan.prediction is not None
+        assert planned.plan.prediction.low_seconds is not None, "what only people read is lost on the way"
         loss = next(each for each in client.metrics(place) if each.name == "loss")
         assert [point.last for point in loss.points] == losses
         assert {line.rank for line in client.logs(place).items} >= {0, 1}
