@@ -251,7 +251,7 @@ def crash(lab: State, machine: str) -> None:
 
 
 def bring_back(lab: State, machine: str) -> None:
-    """Start what `kill` or `crash` ended; what runs already stays."""
+    """Start what `kill` or `crash` ended, and return when it runs; what runs already stays."""
     room = _node(lab, machine)
     if not room.programs(node.RUNTIME):
         _start_runtime(room)
@@ -259,6 +259,8 @@ def bring_back(lab: State, machine: str) -> None:
         node.start_kubelet(room, lab.programs, str(lab.addresses.node(int(machine.removeprefix("node")))))
     if not room.programs(node.PROXY):
         node.start_proxy(room, lab.programs)
+    programs = (node.RUNTIME, node.KUBELET, node.PROXY)
+    wait_until(lambda: all(map(room.programs, programs)), f"the programs of {machine}", READY_SECONDS)
 
 
 def restart_apiserver(lab: State) -> None:
