@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.lab import lab
-from tests.support.cluster import of
+from tests.support.cluster import Cluster, of
 from tests.support.installed import Installed, installed
 
 LOOK_SECONDS, MOST_CORES = 10.0, 0.5
@@ -22,13 +22,26 @@ _IDLE = slice(3, 5)
 @contextmanager
 def on_lab(name: str, num_nodes: int = 3) -> Iterator[Installed]:
     """Service and operator on a new lab; ends the program where this machine has something else to do."""
+    with quiet_lab(name, num_nodes) as cluster, in_processes(cluster) as on:
+        yield on
+
+
+@contextmanager
+def in_processes(cluster: Cluster) -> Iterator[Installed]:
+    """Service and operator as processes of this machine."""
+    with tempfile.TemporaryDirectory() as folder, installed(cluster, Path(folder)) as on:
+        yield on
+
+
+@contextmanager
+def quiet_lab(name: str, num_nodes: int = 3) -> Iterator[Cluster]:
+    """A new lab; ends the program where this machine has something else to do."""
     cores = busy_cores(LOOK_SECONDS)
     if cores >= MOST_CORES:
         sys.exit(f"the machine is busy: {cores:.1f} cores are used, and it has to be less than {MOST_CORES}")
     found = lab.up(lab.Wanted(name=name, num_nodes=num_nodes))
     try:
-        with tempfile.TemporaryDirectory() as folder, installed(of(found), Path(folder)) as on:
-            yield on
+        yield of(found)
     finally:
         lab.down(name)
 

@@ -8,83 +8,35 @@ from typing import Any
 
 import pytest
 
-from deploy import own_images
 from deploy.demonstration import Demonstration, shown, with_storage
 from deploy.installation import SERVICE_PORT, Installation
 from deploy.lab import lab, node
 from deploy.lab.console import LabError
-from deploy.site import site_of_lab
 from penstock.core.lifecycle import Phase
-from penstock.kube.resources import PODS
+from tests.support.charted import CRDS, chart_space, charted, nodes_of_programs, prefer, programs, values
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_spec, small_training, submitted
-from tests.support.installed import PAIR_NODES, JobSpace, label_node
-from tests.support.kubectl import kubectl_of, with_crds
+from tests.support.installed import JobSpace
 from tests.support.losing import BEGUN_STEPS, LOST, not_ready_since, spare
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 
 STEPS = 400
-OWNED = ("meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-", "helm.sh/resource-policy-")
-CRDS = ("pipelinejobs.penstock.dev", "clusterprofiles.penstock.dev")
 ENDLESS = 100_000
-TO_LOST = {"key": "kubernetes.io/hostname", "operator": "In", "values": [LOST]}
-PREFERS_LOST = {
-    "nodeAffinity": {
-        "preferredDuringSchedulingIgnoredDuringExecution": [
-            {"weight": 100, "preference": {"matchExpressions": [TO_LOST]}}
-        ]
-    }
-}
 RESTART = {"operator.log": "text", "service.resources.requests.cpu": "110m"}
 """Values that give both programs new pods."""
 
 
 @pytest.fixture(scope="module")
 def space(cluster: Cluster) -> Iterator[JobSpace]:
-    """Where jobs and the chart's programs go; both take restricted pods alone."""
-    with_crds(kubectl_of(cluster))
-    with cluster.namespace("restricted") as namespace, cluster.namespace("restricted") as system:
-        found = JobSpace(cluster=cluster, lab=cluster.of_lab(), namespace=namespace, system=system)
-        found.claim_storage()
-        for node in PAIR_NODES:
-            label_node(cluster, node, True)
-        yield found
+    with chart_space(cluster) as space:
+        yield space
 
 
 @pytest.fixture(scope="module")
 def installation(space: JobSpace) -> Iterator[Installation]:
-    """The chart, installed; it sees to one namespace, beside others that see to theirs."""
-    site = site_of_lab(space.lab)
-    images = own_images.given(site, space.lab.name)
-    found = Installation(site=site, images=images, release="tried", namespace=space.system)
-    found.install(values(space))
-    yield found
-    space.kubectl("delete", "pj", "--all", "--wait=false")
-    found.uninstall()
-    for name in CRDS:  # what it leaves behind is nobody's
-        space.kubectl("annotate", "crd", name, *OWNED)
-        space.kubectl("label", "crd", name, "app.kubernetes.io/managed-by-")
-
-
-def values(space: JobSpace) -> dict[str, Any]:
-    """The namespace of jobs, and the image that they name there."""
-    return {"namespace": space.namespace, "jobPolicy.images": [space.cluster.image]}
-
-
-def programs(space: JobSpace) -> dict[str, str]:
-    """The uid of each program's pod that is not about to end."""
-    pods = space.cluster.all(PODS, space.system)
-    live = [each["metadata"] for each in pods if "deletionTimestamp" not in each["metadata"]]
-    return {each["labels"]["app.kubernetes.io/component"]: each["uid"] for each in live}
-
-
-def nodes_of_programs(space: JobSpace) -> dict[str, str]:
-    """Where each program runs, of pods that are not about to end."""
-    pods = [each for each in space.cluster.all(PODS, space.system) if "deletionTimestamp" not in each["metadata"]]
-    return {
-        each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"].get("nodeName", "") for each in pods
-    }
+    with charted(space, values(space)) as installation:
+        yield installation
 
 
 def uids(job: ClusterJob) -> set[str]:
@@ -182,8 +134,7 @@ def test_a_job_outlives_upgrade_removal_and_return(installation: Installation, s
 
 def test_a_node_with_service_operator_and_a_rank_is_lost(installation: Installation, space: JobSpace) -> None:
     """By its power. The job goes on where nothing was measured before, and the service comes back, without a hand."""
-    near = {f"{name}.affinity": PREFERS_LOST for name in ("operator", "service")}
-    installation.install({**values(space), **near})
+    installation.install({**values(space), **prefer(LOST)})
     assert nodes_of_programs(space) == {"operator": LOST, "service": LOST}
     kept = {"everySteps": 200, "keep": 3}
     job = submitted(space, "all-lost", parallelism=PINNED, checkpoint=kept, training=small_training(ENDLESS))
