@@ -242,6 +242,37 @@ class TestDemoOnACluster:
         assert done.stderr.startswith("./dev demo --cluster takes nothing else")
 
 
+class TestTests:
+    @pytest.fixture
+    def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        """What pytest is started with; the last of them replaces this program."""
+        commands: list[list[str]] = []
+        monkeypatch.setattr(dev, "ensure", lambda environment: None)
+        monkeypatch.setattr(dev, "run", lambda command, environment: commands.append(command) or 0)
+
+        def become(command: list[str]) -> None:
+            commands.append(command)
+            raise SystemExit
+
+        monkeypatch.setattr(dev, "become", become)
+        return commands
+
+    @pytest.mark.parametrize("arguments", [[], ["--random-order-seed=7", "--exitfirst"]])
+    def test_options_alone_select_nothing(self, arguments: list[str], commands: list[list[str]]) -> None:
+        with pytest.raises(SystemExit):
+            dev.main(["test", *arguments])
+        bare, rest = commands
+        assert bare[: 3 + len(arguments)] == rest[: 3 + len(arguments)] == ["python", "-m", "pytest", *arguments]
+        assert bare[-2:] == list(dev.BARE_TESTS)
+        assert rest[-2:] == [f"--ignore={folder}" for folder in dev.BARE_TESTS]
+
+    @pytest.mark.parametrize("arguments", [["tests/core"], ["-k", "slices"], ["--exitfirst", "tests/core"]])
+    def test_arguments_select(self, arguments: list[str], commands: list[list[str]]) -> None:
+        with pytest.raises(SystemExit):
+            dev.main(["test", *arguments])
+        assert commands == [["python", "-m", "pytest", *arguments]]
+
+
 class TestBenchmarks:
     def test_only_modules_with_a_main(self, tmp_path: Path) -> None:
         (tmp_path / "speed.py").write_text('"""How fast.\n\nMore."""\ndef main() -> int:\n    return 0\n')

@@ -15,7 +15,7 @@ from deploy.lab.console import LabError
 from penstock.core.lifecycle import Phase
 from tests.support.charted import CRDS, chart_space, charted, nodes_of_programs, prefer, programs, values
 from tests.support.cluster import COLD_SECONDS, Cluster
-from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_spec, small_training, submitted
+from tests.support.cluster_jobs import PINNED, SEQUENCE, ClusterJob, paced, small_spec, small_training, submitted
 from tests.support.installed import JobSpace
 from tests.support.losing import BEGUN_STEPS, LOST, not_ready_since, spare
 
@@ -59,7 +59,8 @@ def test_what_a_demonstration_shows(
     installation: Installation, space: JobSpace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The lines of kubectl itself up to the end, and what was predicted beside what was measured."""
-    spec: dict[str, Any] = small_spec(space.cluster.image, training=small_training(12))
+    unmeasured = {"data": {**small_spec("")["data"], "sequenceLength": SEQUENCE // 2}}
+    spec: dict[str, Any] = small_spec(space.cluster.image, training=small_training(12), **unmeasured)
     manifest = {"apiVersion": "penstock.dev/v1alpha1", "kind": "PipelineJob", "metadata": {"name": "shown"}}
     found = Demonstration(
         site=installation.site, manifest=with_storage({**manifest, "spec": spec}), namespace=space.namespace
@@ -77,10 +78,12 @@ def test_what_a_demonstration_shows(
 
 
 def test_the_operator_s_log_can_be_searched_by_job_and_phase(installation: Installation, space: JobSpace) -> None:
+    job = submitted(space, "logged", training=small_training(2))
+    job.wait_for(Phase.SUCCEEDED)
     operator = f"deploy/{installation.release}-operator"
     said = space.cluster.kubectl("--namespace", installation.namespace, "logs", operator).splitlines()
     lines = [json.loads(line) for line in said]
-    phases = [line["phase"] for line in lines if line.get("job") == "shown" and "reason" in line]
+    phases = [line["phase"] for line in lines if line.get("job") == job.name and "reason" in line]
     assert (phases[0], phases[-1]) == (Phase.QUEUED, Phase.SUCCEEDED)
     assert {line["namespace"] for line in lines if "job" in line} == {space.namespace}
 
@@ -96,7 +99,7 @@ def test_people_get_a_token_where_the_service_runs(installation: Installation) -
 
     token = said("token", "create", "me", "--role", "admin", "--folder", "/var/lib/penstock").strip()
     server = {"PENSTOCK_SERVER": f"http://127.0.0.1:{SERVICE_PORT}"}
-    assert "shown" in said("status", **server, PENSTOCK_TOKEN=token)
+    assert said("status", **server, PENSTOCK_TOKEN=token)
     with pytest.raises(LabError, match="token"):
         said("status", **server, PENSTOCK_TOKEN="another")
 
