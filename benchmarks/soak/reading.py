@@ -1,6 +1,6 @@
 """Reads fuzzed inputs in a process of its own under a memory limit: ``python -m benchmarks.soak.reading``.
 
-The process writes the number of the case that it reads to a file before it begins it, so that whoever started it knows
+The process writes the number of the case that it reads to a file before it begins it, so that its parent knows
 which input ended it, and a line of JSON for every violation.
 """
 

@@ -105,7 +105,7 @@ service.close()
 def test_a_service_that_is_stopped_inside_a_transaction_cannot_commit_it(
     tmp_path: Path, postgres_url: str, postgres_tables: str
 ) -> None:
-    """Whoever takes the Lease waits for the end of that transaction, and not for the service to go on."""
+    """The next holder of the Lease waits for the end of that transaction, and not for the service to go on."""
     with postgres.database(postgres_url, like=postgres_tables) as url:
         (tmp_path / "stopped").mkdir()
         stopped = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Attempts are closed once every record they left is acknowledged, whoever was killed, and not before."""
+"""Attempts are closed once every record they left is acknowledged, whichever process was killed, and not before."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def test_what_is_no_http_is_refused(service: Service) -> None:
 
 
 def test_no_more_are_accepted_than_there_may_be(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of the process keeps its descriptors; whoever waits is served once others end."""
+    """The rest of the process keeps its descriptors; connections that wait are served once others end."""
     monkeypatch.setattr("penstock.api.server.most_connections", lambda: 3)
     patient = replace(service, settings=replace(service.settings, limits=Limits(idle_seconds=60)))
     with answering(patient) as url, ExitStack() as stack:

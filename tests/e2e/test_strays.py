@@ -1,4 +1,4 @@
-"""Pods that bear a job's labels and are no ranks of it: on a real cluster, beside a job that trains."""
+"""Pods that bear a job's labels and are no ranks of it: on a real cluster, next to a job that trains."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ class TestJobPolicy:
         assert "jobPolicy" in refusal(value)
 
     @everywhere
-    def test_both_read_it_and_begin_anew_when_it_changes(self, variant: str) -> None:
+    def test_both_read_it_and_restart_when_it_changes(self, variant: str) -> None:
         for each in of_kind(render(*VARIANTS[variant]), "Deployment"):
             spec = each["spec"]["template"]["spec"]
             (volume,) = (volume for volume in spec["volumes"] if volume["name"] == "policy")

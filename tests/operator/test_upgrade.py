@@ -139,7 +139,7 @@ def test_pods_that_wait_for_a_place_get_it(operating: Operating) -> None:
 
 
 @pytest.mark.parametrize("scene", ["planning", "binding", "half-bound", "running"])
-def test_all_pods_are_bound_to_the_one_plan_that_lies_beside_them(operating: Operating, scene: str) -> None:
+def test_all_pods_are_bound_to_the_one_plan_that_lies_next_to_them(operating: Operating, scene: str) -> None:
     """Ranks that were bound by 0.1.0 have begun by its plan, and another version may plan otherwise."""
     uid = restored(scene, operating)
     bound = {each.plan_digest for each in bindings_of_ranks(operating)}

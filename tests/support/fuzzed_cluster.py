@@ -1,4 +1,4 @@
-"""An operator with two running jobs, one of which is described by whoever may edit pods and statuses."""
+"""An operator with two running jobs, one of which is described by a user who may edit pods and statuses."""
 
 from __future__ import annotations
 

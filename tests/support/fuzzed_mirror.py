@@ -1,4 +1,4 @@
-"""A service that mirrors a cluster in which one job is described by whoever may edit it, and another is sound."""
+"""A service that mirrors a cluster in which one job is described by a user who may edit it, and another is sound."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Mirroring:
             self._answered(path, "text/html")
 
     def _mirrored(self) -> None:
-        """What the watch of the service does, with no error that it would have to begin anew for."""
+        """What the watch of the service does, with no error that it would have to restart for."""
         number = next(self._numbers)
         phase = (Phase.RUNNING, Phase.RECOVERING)[number % 2].value
         told = {
@@ -101,7 +101,7 @@ class Mirroring:
             try:
                 mirror.put(copy.deepcopy(job))
             except Exception as error:
-                raise AssertionError(f"the watch of all jobs is begun anew for {job['metadata']['name']}") from error
+                raise AssertionError(f"the watch of all jobs is restarted for {job['metadata']['name']}") from error
         self._here.reporter.turn()
         stored = self._here.stored("sound").phase
         assert stored == phase, f"the sound job is {stored}, not {phase}"

@@ -224,7 +224,7 @@ def _texts(folder: Path) -> Iterator[Path]:
 def _wait(holds: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.1)
 
 

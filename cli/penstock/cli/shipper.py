@@ -1,4 +1,4 @@
-"""The process that ships a run's records beside an attempt, and is started again when it dies.
+"""The process that ships a run's records alongside an attempt, and is started again when it dies.
 
 See `penstock.cli.shipping` for what it does. What it leaves behind after the supervisor's end is collected by the
 service (`penstock.api.executor.collecting`).

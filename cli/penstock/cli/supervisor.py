@@ -68,7 +68,7 @@ class Supervisor:
 
     It ends at ``deadline_at``. ``steps`` shows whether steps are taken; with ``watch`` an attempt without has failed.
     A signal ends the attempt at once, or if it is ``graceful`` after a checkpoint. ``clock`` gives seconds since the
-    epoch, ``pause`` lets some pass. ``beside`` is called in each turn.
+    epoch, ``pause`` lets some pass. ``each_turn`` is called in each turn.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Supervisor:
         steps: Callable[[RunDir], Steps] = lambda run: Growth(run.metrics),
         watch: StallWatch | None = None,
         graceful: bool = False,
-        beside: Callable[[], None] = lambda: None,
+        each_turn: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._job, self._run, self._mailbox = job, run, mailbox
         self._workers, self._decider, self._requests = workers, decider, requests
         self._deadline_at, self._graceful = deadline_at, graceful
-        self._make_steps, self._watch, self._beside = steps, watch, beside
+        self._make_steps, self._watch, self._each_turn = steps, watch, each_turn
         self._clock, self._pause = clock, pause
         self._attempt = Attempt(job, run, number, job.spec.resources.ranks, workers)
         self._report = AttemptReport(state=AttemptState.STARTING)
@@ -106,7 +106,7 @@ class Supervisor:
         try:
             self._prepare()
             while not self._report.ended:
-                self._beside()
+                self._each_turn()
                 self._turn()
                 self._pause(POLL_SECONDS)
         except PenstockError as error:
@@ -243,7 +243,7 @@ def supervise(
                 decider=decider(job, run),
                 requests=requests,
                 deadline_at=order.deadline_at,
-                beside=shipper.look,
+                each_turn=shipper.look,
             )
             return 0 if supervisor.run().state is not AttemptState.FAILED else 1
     except Exception as error:

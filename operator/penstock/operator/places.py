@@ -118,7 +118,7 @@ def contender(job: PipelineJob, status: JobStatus) -> Contender | None:
 
 
 def competitor(job: PipelineJob, status: JobStatus) -> Contender:
-    """The job as one that has or wants places, whoever decides when it starts."""
+    """The job as one that has or wants places, whether Kueue or the operator starts it."""
     admitted = status.condition(ConditionType.ADMITTED)
     queued = status.phase is Phase.QUEUED and admitted is not None and admitted.status is ConditionStatus.FALSE
     standing = _STANDINGS.get(admitted.reason) if queued and admitted is not None else None

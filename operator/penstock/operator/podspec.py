@@ -3,7 +3,7 @@
 It may do nothing in the cluster: the one token that it holds is for the service's ears alone. See
 https://kubernetes.io/docs/concepts/security/pod-security-standards
 
-Beside the ranks' container there is one that reports, a sidecar: it starts first and is ended last (ADR 0020). It also
+Next to the ranks' container there is one that reports, a sidecar: it starts first and is ended last (ADR 0020). It also
 answers the operator (ADR 0030).
 """
 

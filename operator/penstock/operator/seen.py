@@ -94,7 +94,7 @@ class Hindrance:
     def lacks_room(self) -> bool:
         """Whether the pod would have a place if pods of others left, as far as the scheduler says.
 
-        Its message lists a cause for each set of nodes. None of them may be of a kind that stays whoever leaves.
+        Its message lists a cause for each set of nodes. None of them may be of a kind that stays whichever pods leave.
         """
         causes = self.message.partition("nodes are available:")[2].partition(". preemption:")[0]
         return not causes.strip() or not all(map(_STAYS.search, re.split(r", (?=\d+ )", causes)))

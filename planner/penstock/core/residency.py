@@ -71,7 +71,7 @@ class _Rank:
         return instructions[self.position] if self.position < len(instructions) else None
 
     def count(self, more: int = 0) -> None:
-        """Count the kernels at hand, and ``more`` besides."""
+        """Count the kernels at hand, plus ``more``."""
         under_way = more + sum(number > self.known.get(channel, 0) for channel, number in self.launched.items())
         if under_way > self.most.num_kernels:
             self.most = Residency(under_way, self.position)

@@ -209,7 +209,7 @@ def test_records_take_nothing_from_the_classes_they_stand_for(tmp_path: Path) ->
     assert index["weights/head.weight"].shape == (257, 16)
 
 
-def test_an_old_checkpoint_is_written_anew_with_an_index(tmp_path: Path, job: PipelineJob) -> None:
+def test_an_old_checkpoint_is_rewritten_with_an_index(tmp_path: Path, job: PipelineJob) -> None:
     weights = checkpoint.read_weights(old_copy(tmp_path / "old"))
     saved = checkpoint.save(tmp_path, 1, 7, {"weights": weights}, job.spec.model, Precision.FP32, keep=1)
     assert not (saved.folder / ".metadata").exists()

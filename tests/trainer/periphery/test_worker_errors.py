@@ -1,4 +1,4 @@
-"""Errors of a rank that a retry would meet again: they are the user's to mend, and end the job at once."""
+"""Errors of a rank that a retry would meet again: the user has to fix them, and end the job at once."""
 
 from __future__ import annotations
 

@@ -97,10 +97,10 @@ def _loss(data: ReportData) -> _Tile:
     if last is None:
         return _Tile(name, "–", "", "no step was reported")
     validated = data.run.last("validation_loss")
-    beside = f"validation {validated.value:.3f}" if validated else f"at step {last.step:,}"
+    note = f"validation {validated.value:.3f}" if validated else f"at step {last.step:,}"
     if validated and data.unigram_loss is not None:
-        beside += f", unigram {data.unigram_loss:.3f}"
-    return _Tile(name, f"{last.value:.3f}", "nats per token", beside)
+        note += f", unigram {data.unigram_loss:.3f}"
+    return _Tile(name, f"{last.value:.3f}", "nats per token", note)
 
 
 def _speed(data: ReportData) -> _Tile:

@@ -158,7 +158,7 @@ def _columns(plan: Plan, frame: _Frame) -> Iterator[tuple[int, int, str]]:
 
 
 def _caption(plan: Plan, stage: int, frame: _Frame) -> list[str]:
-    """What stands above a stage's tiles where there is no room beside them."""
+    """What stands above a stage's tiles where there is no room next to them."""
     return wrapped(f"{stage_name(plan, stage)}: {owned_units(plan, stage)}", frame.width)
 
 

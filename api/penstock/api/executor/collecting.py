@@ -1,6 +1,6 @@
 """Collecting what ended attempts have not reported yet, and closing them.
 
-An attempt's ranks append records to files of the run directory, and a shipper beside its supervisor sends them. The
+An attempt's ranks append records to files of the run directory, and a shipper next to its supervisor sends them. The
 supervisor restarts a shipper that dies, but not after its own end: supervisor, shipper, service and machine may each
 be killed, in any order, and records stay behind in the files. So every attempt is open in the store from its launch on,
 and takes records, also when another attempt has followed. This module looks at the open ones whose job has left them:

@@ -27,7 +27,7 @@ def write(path: Path, value: Manifest) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write beside and rename: a reader sees all of it or what was there before. It is on the disk on return."""
+    """Write a new file and rename it: a reader sees all of it or what was there before. It is on the disk on return."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with partial.open("w") as file:
         file.write(text)

@@ -40,7 +40,7 @@ def database_url(given: str) -> str:
         url = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(what=f"{file} cannot be read: {reason}", where=DATABASE_FILE, remedy="mend its path") from None
+        raise UserError(what=f"{file} cannot be read: {reason}", where=DATABASE_FILE, remedy="fix its path") from None
     if not url:
         raise UserError(what=f"{file} is empty", where=DATABASE_FILE, remedy="write the URL into it, or unset it")
     return url
