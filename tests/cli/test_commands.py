@@ -15,6 +15,7 @@ import pytest
 from penstock.cli.deciding import plan_lines
 from penstock.cli.main import main
 from penstock.cli.probe import Identity
+from penstock.core import limits
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.plan import Cost, Plan, Prediction
 from penstock.core.schedule import parse_schedule
@@ -412,6 +413,16 @@ def test_a_report_is_written_and_summed_up(tmp_path: Path, capsys: Captured) -> 
     assert "\x1b" not in shown
     assert run.report.read_text().startswith("<!doctype html>")
     assert json.loads((run.root / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_run_beyond_a_newer_limit_is_reported_and_not_resumed(tmp_path: Path, capsys: Captured) -> None:
+    run = finished_run(tmp_path / "r")
+    manifest = yamltext.load(run.job.read_text())
+    manifest["spec"]["checkpoint"] = {"keep": limits.EXACT + 1}
+    run.job.write_text(yamltext.dump(manifest))
+    assert main(["report", str(run.root)]) == 0
+    assert main(["resume", str(run.root)]) == 2
+    assert "spec.checkpoint.keep" in capsys.readouterr().err
 
 
 def test_a_report_as_data(tmp_path: Path, capsys: Captured) -> None:

@@ -13,7 +13,6 @@ import pytest
 from penstock.api.client import Client, Job, Place, Progress, Status
 from penstock.cli import remote
 from penstock.cli.remote import failure_lines, last_words_of, watch_job
-from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Phase
 from tests.support.application import Application, here
 from tests.support.executing import World
@@ -31,8 +30,7 @@ class Followed:
         self._life = life
 
     def follow(self, place: Place) -> Iterator[Job]:
-        job = PipelineJob.from_manifest(job_manifest(place.name))
-        return (Job(job=job, status=status, etag="1", created_at="") for status in self._life)
+        return (Job(manifest=job_manifest(place.name), status=status, etag="1", created_at="") for status in self._life)
 
 
 def running(step: int, **told: Any) -> Status:
@@ -88,8 +86,8 @@ def test_what_breaks_off_leaves_the_terminal_as_it_was(shown: Remembering, scree
 
 
 def failed(message: str, reason: str = "BackoffLimitExceeded", phase: Phase = Phase.FAILED, **metadata: Any) -> Job:
-    job = PipelineJob.from_manifest(job_manifest("tiny", **metadata))
-    return Job(job=job, status=Status(phase=phase, reason=reason, message=message), etag="1", created_at="")
+    status = Status(phase=phase, reason=reason, message=message)
+    return Job(manifest=job_manifest("tiny", **metadata), status=status, etag="1", created_at="")
 
 
 def test_a_lost_rank_is_told_with_evidence_and_a_remedy() -> None:

@@ -21,7 +21,7 @@ from penstock.api.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.idempotency import KeyReusedError
 from penstock.api.store.ingest import EarlyAttemptError, ForeignJobError, StaleAttemptError
-from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError
+from penstock.api.store.jobs import ChangedMeanwhileError, NameTakenError, NoSuchJobError, OutdatedJobError
 from penstock.api.store.plan_requests import NoSuchRequestError
 from penstock.api.store.profiles import NoSuchProfileError
 from penstock.api.store.sessions import NoSuchSessionError
@@ -46,6 +46,13 @@ def _user_error(error: UserError) -> Problem:
     others = [f"{mistake.where}: {mistake.what}" for mistake in mistakes_in(error)[1:]]
     detail = "; ".join((error.what, *others))
     return Problem(kind="invalid", detail=detail, where=error.where, remedy=error.remedy or DESCRIBED)
+
+
+def _outdated(error: OutdatedJobError) -> Problem:
+    """Nothing is wrong with the request."""
+    same = _user_error(error)
+    detail = f"this version does not take the job: {same.detail}"
+    return Problem(kind="conflict", detail=detail, where=same.where, remedy=same.remedy)
 
 
 def _not_allowed(error: NotAllowedError) -> Problem:
@@ -180,6 +187,7 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     Problem: lambda problem: problem,
     NotAllowedError: _not_allowed,
     UserError: _user_error,
+    OutdatedJobError: _outdated,
     NoSuchJobError: _no_such_job,
     NoSuchTokenError: _no_such_token,
     NoSuchRequestError: _no_such_request,

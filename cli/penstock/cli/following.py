@@ -243,7 +243,7 @@ class _Attempt:
 
     def _outbox(self) -> Outbox:
         if self._box is None:
-            metadata = self._run.read_job().metadata
+            metadata = self._run.read_recorded_job().metadata
             self._box = Outbox(
                 self._run.outbox,
                 uid=metadata.uid or metadata.name,

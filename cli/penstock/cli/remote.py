@@ -109,7 +109,7 @@ def last_words_of(client: Client, job: Job) -> tuple[str, ...]:
 
 def as_data(job: Job) -> dict[str, Any]:
     """The job with its status, as plain data."""
-    return {**job.job.to_manifest(), "status": job.status.to_manifest()}
+    return {**job.manifest, "status": job.status.to_manifest()}
 
 
 def job_table(jobs: Sequence[Job]) -> Table:

@@ -32,7 +32,7 @@ def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
 
     ``phase`` is told by a service, which keeps the phases of its jobs; without it the run's own state tells.
     """
-    job, result = run.read_job(), read_result(run)
+    job, result = run.read_recorded_job(), read_result(run)
     plan = run.read_plan() if run.plan.exists() else None
     profile = run.read_profile() if run.profile.exists() else None
     last = read_timeline(run.timeline) if run.timeline.exists() else None

@@ -54,7 +54,7 @@ def plan_line(plan: Plan) -> str:
 
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
     """The run in ``run``; ``result`` is what its last attempt left."""
-    job, metrics = run.read_job(), run.read_metrics()
+    job, metrics = run.read_recorded_job(), run.read_metrics()
     curves = curves_of(metrics)
     plan = run.read_plan() if run.plan.exists() else None
     prediction = plan.prediction if plan else None

@@ -46,7 +46,7 @@ def newest(run: RunDir, *, attempt: int | None = None, step: int | None = None) 
 
 def continued(run: RunDir, prompt: str, *, tokens: int, temperature: float, seed: int) -> Written:
     """``prompt`` and up to ``tokens`` more; raises `UserError` where there is nothing to write with."""
-    spec, checkpoint = run.read_job().spec.model, newest(run)
+    spec, checkpoint = run.read_recorded_job().spec.model, newest(run)
     tokenizer = open_data(run).tokenizer
     if tokenizer is None:
         raise UserError(
@@ -71,5 +71,5 @@ def exported(run: RunDir, folder: Path, *, attempt: int | None = None, step: int
         UserError: there is no checkpoint, it is corrupt, or the folder cannot be written.
     """
     checkpoint = newest(run, attempt=attempt, step=step)
-    export(checkpoint.folder, folder, open_data(run).tokenizer, run.read_job().spec.data.sequence_length)
+    export(checkpoint.folder, folder, open_data(run).tokenizer, run.read_recorded_job().spec.data.sequence_length)
     return Exported(folder=str(folder), step=checkpoint.step)

@@ -14,6 +14,7 @@ from typing import Any, TextIO, TypeVar
 
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
+from penstock.core.manifest import limits_lifted
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
@@ -128,8 +129,13 @@ class RunDir:
         return self.root / "profile-progress.json"
 
     def read_job(self) -> PipelineJob:
-        """The job; raises `UserError` if this is no run directory."""
+        """The job, to run it; raises `UserError` if there is none, or none that this version takes."""
         return PipelineJob.from_manifest(yamltext.load(_read(self.job), str(self.job)))
+
+    def read_recorded_job(self) -> PipelineJob:
+        """The job, to show what came of it: held to no limits, as an older version may have had none."""
+        with limits_lifted():
+            return self.read_job()
 
     def read_plan(self) -> Plan:
         """The plan; raises `UserError` if it is missing or broken."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 from penstock.core.errors import PenstockError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
-from penstock.core.manifest import Manifest, camel
+from penstock.core.manifest import Manifest, camel, limits_lifted
 
 
 class ServiceError(PenstockError):
@@ -69,34 +69,47 @@ class Status(KnownFields):
 class Job:
     """A job of the service; ``etag`` guards a change against one that came in between."""
 
-    job: PipelineJob
+    manifest: Mapping[str, Any]
     status: Status
     etag: str
     created_at: str
 
     @property
+    def job(self) -> PipelineJob:
+        """The job as this version reads it, held to no limits; raises `UserError` for one that it cannot read.
+
+        A service may keep jobs of other versions. Their names and status are there in any case.
+        """
+        with limits_lifted():
+            return PipelineJob.from_manifest(self.manifest)
+
+    @property
     def name(self) -> str:
         """Within its namespace."""
-        return self.job.metadata.name
+        return str(self.manifest["metadata"]["name"])
 
     @property
     def namespace(self) -> str:
         """Where its name holds."""
-        return self.job.metadata.namespace
+        return str(self.manifest["metadata"].get("namespace", "default"))
 
     @property
     def uid(self) -> str:
         """Names it for ever."""
-        return self.job.metadata.uid
+        return str(self.manifest["metadata"].get("uid", ""))
 
     @classmethod
     def from_manifest(cls, value: Any) -> Job:
         """The job as the service writes it."""
         metadata = value["metadata"]
         kept = {name: metadata[name] for name in METADATA if name in metadata}
-        manifest = {"apiVersion": value["apiVersion"], "kind": value["kind"], "metadata": kept, "spec": value["spec"]}
         return cls(
-            job=PipelineJob.from_manifest(manifest),
+            manifest={
+                "apiVersion": value["apiVersion"],
+                "kind": value["kind"],
+                "metadata": kept,
+                "spec": value["spec"],
+            },
             status=Status.from_manifest(value["status"]),
             etag=f'"{metadata["resourceVersion"]}"',
             created_at=metadata["creationTimestamp"],
@@ -104,10 +117,9 @@ class Job:
 
     def updated(self, row: Mapping[str, Any]) -> Job:
         """The same job as a live stream's row tells of it now."""
-        policy = dataclasses.replace(self.job.spec.run_policy, suspend=row["suspend"])
         return dataclasses.replace(
             self,
-            job=self.job.with_spec(run_policy=policy),
+            manifest=_with_suspend(self.manifest, row["suspend"]),
             status=Status.from_manifest(row["status"]),
             etag=f'"{row["version"]}"',
         )
@@ -116,6 +128,15 @@ class Job:
     def resting(self) -> bool:
         """Whether it has ended or is suspended: nothing happens to it by itself."""
         return self.status.phase.terminal or self.status.phase is Phase.SUSPENDED
+
+
+def _with_suspend(manifest: Mapping[str, Any], suspend: bool) -> Mapping[str, Any]:
+    """The manifest with that in its run policy; as it is where this version finds no run policy in it."""
+    spec = manifest["spec"]
+    policy = spec.get("runPolicy", {}) if isinstance(spec, Mapping) else None
+    if not isinstance(policy, Mapping) or policy.get("suspend", False) == suspend:
+        return manifest
+    return {**manifest, "spec": {**spec, "runPolicy": {**policy, "suspend": suspend}}}
 
 
 METADATA = ("name", "namespace", "labels", "annotations", "uid")

@@ -13,6 +13,7 @@ from penstock.api.pages.job_files import JobFiles, checkpoints_section, files_se
 from penstock.api.pages.job_ranks import ranks_section
 from penstock.api.pages.shell import Page
 from penstock.api.store.jobs import StoredJob, last_words
+from penstock.core.errors import UserError
 from penstock.core.failure import Failure, read_failure
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import LOSSES, Phase
@@ -49,9 +50,10 @@ def job_page(data: JobData, files: JobFiles, identity: Identity, now: float) -> 
     ]
     body = join(
         (
-            _head(job, data.spec, identity),
+            _head(data, identity),
             element("div", id="problem", class_="card", role="alert", hidden="", data_keep=""),
             _failure(job, last_words(data.events)),
+            _outdated(data.mistakes),
             _progress(job, now),
             figures_of_merit(data.report) if data.report.run else Markup(),
             *(section.markup for section in sections),
@@ -89,10 +91,10 @@ def _sampled(data: JobData) -> Markup:
     return element("nav", "Sampled steps: ", *links, class_="steps", aria_label="Sampled steps")
 
 
-def _head(job: StoredJob, spec: JobSpec, identity: Identity) -> Markup:
-    title = element("h1", job.name)
+def _head(data: JobData, identity: Identity) -> Markup:
+    job, title = data.stored, element("h1", data.stored.name)
     actions = (
-        element("div", *_actions(job, spec), class_="actions") if identity.may(Role.EDITOR, job.namespace) else Markup()
+        element("div", *_actions(data), class_="actions") if identity.may(Role.EDITOR, job.namespace) else Markup()
     )
     words = [f"{job.namespace}, submitted by {job.created_by}, {utc(job.created_at)}"]
     if job.attempt > 1:
@@ -100,7 +102,7 @@ def _head(job: StoredJob, spec: JobSpec, identity: Identity) -> Markup:
     if job.deleted_at is not None:
         words.append("deleted")
     head = element("div", title, phase_badge(job.phase.value), actions, class_="head")
-    model = element("p", job_text(spec), class_="lead")
+    model = element("p", job_text(data.spec), class_="lead") if data.spec else Markup()
     return join((head, element("p", " · ".join(words), class_="under"), model))
 
 
@@ -114,17 +116,19 @@ def job_text(spec: JobSpec) -> str:
     )
 
 
-def _actions(job: StoredJob, spec: JobSpec) -> list[Markup]:
+def _actions(data: JobData) -> list[Markup]:
+    job = data.stored
     place = f"/v1/jobs/{job.namespace}/{job.name}"
     if job.deleted_at is not None:
         return []
     found = []
     if not job.phase.terminal:
-        verb = ("Resume", "resume") if spec.run_policy.suspend else ("Suspend", "suspend")
+        verb = ("Resume", "resume") if job.suspend else ("Suspend", "suspend")
         found.append(element("button", verb[0], data_call=f"{place}/{verb[1]}"))
-    else:
+    elif not data.mistakes:
         found.append(element("button", "Retry", data_call=f"{place}/retry", data_next="job"))
-    found.append(element("a", "What if", href=f"/whatif?job={job.namespace}/{job.name}", class_="button"))
+    if data.spec:
+        found.append(element("a", "What if", href=f"/whatif?job={job.namespace}/{job.name}", class_="button"))
     question = f"Delete {job.name}? It ends, and its name becomes free. Its history stays."
     attributes = {"data_call": place, "data_method": "DELETE", "data_confirm": question, "data_next": "/"}
     found.append(element("button", "Delete", class_="danger", **attributes))
@@ -146,6 +150,14 @@ def _failure(job: StoredJob, last_words: Sequence[str]) -> Markup:
         summary = element("summary", "What it printed last")
         parts.append(element("details", summary, element("pre", "\n".join(last_words), class_="log", tabindex="0")))
     return card(*parts, class_="failure")
+
+
+def _outdated(mistakes: Sequence[UserError]) -> Markup:
+    """Why there is no way to go on with a job that an older version or the cluster took."""
+    if not mistakes:
+        return Markup()
+    title = element("strong", "This version starts no further attempt of the job.")
+    return card(title, *(element("p", line) for each in mistakes for line in str(each).split("\n")), class_="failure")
 
 
 def _remedy(job: StoredJob, failure: Failure) -> Markup:

@@ -11,10 +11,11 @@ from sqlalchemy import Connection, Row
 
 from penstock.api.store import jobs, plans, profiles, records, series
 from penstock.api.store.ingest import MOST_RANKS
-from penstock.api.store.jobs import StoredJob
+from penstock.api.store.jobs import OutdatedJobError, StoredJob
 from penstock.api.store.records import LinesQuery, Sampled
 from penstock.api.store.series import ALL_RANKS, usual_of
 from penstock.core.curves import Curve, RunCurves, StepValue
+from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.timeline import Timeline
 from penstock.planner.comparison import rank_memory
@@ -28,10 +29,13 @@ USUAL = ("step_seconds", "tokens_per_second")
 class JobData:
     """Events and log lines oldest first; ``report`` holds what drawings and charts are made from, ``charts`` all series
     by name and rank. ``sampled`` are the steps that can be drawn, of which ``report`` has one.
+
+    There is no ``spec`` of a job that this version cannot read. ``mistakes`` says why it starts no further attempt.
     """
 
     stored: StoredJob
-    spec: JobSpec
+    spec: JobSpec | None
+    mistakes: Sequence[UserError]
     report: ReportData
     charts: Mapping[tuple[str, int], Curve]
     sampled: Sampled
@@ -53,7 +57,7 @@ def read_job(connection: Connection, namespace: str, name: str, step: int | None
     Raises `NoSuchJobError`, and `NotSampledError`.
     """
     stored = jobs.find(connection, namespace, name)
-    uid, spec = stored.uid, stored.job.spec
+    uid, spec = stored.uid, _spec(stored)
     newest = plans.newest_plan(connection, uid)
     profile = profiles.find(connection, newest.profile_digest) if newest and newest.profile_digest else None
     charts = series.charts(connection, uid, (ALL_RANKS, *range(MOST_RANKS)))
@@ -67,6 +71,7 @@ def read_job(connection: Connection, namespace: str, name: str, step: int | None
     return JobData(
         stored=stored,
         spec=spec,
+        mistakes=stored.mistakes,
         report=ReportData(
             job=stored.name,
             phase=stored.phase.value,
@@ -77,13 +82,20 @@ def read_job(connection: Connection, namespace: str, name: str, step: int | None
             predicted=plans.predicted(connection, newest.digest) if newest else None,
             measured=shown,
             memory=rank_memory(newest, profile.memory.constant_bytes, last) if newest and profile else (),
-            memory_limit_bytes=spec.resources.memory_per_rank,
+            memory_limit_bytes=spec.resources.memory_per_rank if spec else None,
         ),
         charts=charts,
         sampled=sampled,
         events=jobs.history(connection, uid, max(0, stored.last_event - MOST_EVENTS)),
         lines=sorted(lines, key=lambda row: (row.at, row.rank, row.number)),
     )
+
+
+def _spec(stored: StoredJob) -> JobSpec | None:
+    try:
+        return stored.recorded_job.spec
+    except OutdatedJobError:
+        return None
 
 
 def _timeline(connection: Connection, uid: str, step: int | None) -> Timeline | None:

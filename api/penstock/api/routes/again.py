@@ -28,10 +28,11 @@ from penstock.api.settings import Settings
 from penstock.api.store import jobs, lineage
 from penstock.api.store.idempotency import Answer, Asked
 from penstock.api.store.jobs import StoredJob
+from penstock.core.manifest import limits_lifted
 
 router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
 
-READS = answers("unauthenticated", "forbidden", "not-found")
+READS = answers("unauthenticated", "forbidden", "not-found", "conflict")
 
 
 @router.post(
@@ -62,7 +63,7 @@ def retry(
         _require_ended(old)
         begin = _begin(settings, old)
         taken = lineage.names(connection, namespace, name_stem(name))
-        job = retried(old.job, (wanted and wanted.name) or next_name(name, taken), begin)
+        job = retried(old.next_job, (wanted and wanted.name) or next_name(name, taken), begin)
         require_acceptable(connection, settings.locations, identity, job)
         jobs.create(connection, job, uid, identity.name, now, settings.executor_for(job))
         jobs.add_event(connection, uid, "retry", {"of": old.uid, "resumeFrom": begin}, now)
@@ -91,7 +92,7 @@ def _retry_there(
     _require_ended(old)
     if saved is not None:
         _require_steps_left(old, *saved)
-    job = retried(old.job, (wanted and wanted.name) or next_name(place[1], taken), saved and saved[1])
+    job = retried(old.next_job, (wanted and wanted.name) or next_name(place[1], taken), saved and saved[1])
     require_editor(identity, job)
     return on_cluster.retry(service, member, identity, asked, job, old)
 
@@ -115,7 +116,7 @@ def _begin(settings: Settings, old: StoredJob) -> str | None:
 
 def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
     """Raise `Problem` if the checkpoint of that step is of the last."""
-    steps = old.job.spec.training.steps
+    steps = old.next_job.spec.training.steps
     if step >= steps:
         detail, remedy = f"all {steps} steps are done", f"submit a job with more steps and resumeFrom: {uri}"
         raise Problem(kind="conflict", detail=detail, remedy=remedy)
@@ -131,8 +132,9 @@ def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionV
         return lineage.origin(connection, job), free
 
     origin, free = service.read(question)
-    begin = job.job.spec.checkpoint.resume_from
-    again = retried(job.job if origin.plan is None else pinned(job.job, origin.plan), free, begin)
+    ran = job.recorded_job
+    with limits_lifted():  # of the version that ran it, which the commands install
+        again = retried(ran if origin.plan is None else pinned(ran, origin.plan), free, None)
     return ReproductionView(
         manifest=again.to_manifest(),
         plan_digest=job.plan_digest if origin.plan else None,

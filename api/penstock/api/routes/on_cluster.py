@@ -47,7 +47,7 @@ def retry(
     """Make the job that goes on where the old one ended."""
     if known := _remembered(service, asked):
         return known
-    again = submitting.on_the_same_storage(job, old.job)
+    again = submitting.on_the_same_storage(job, old.next_job)
     told = {"of": old.uid, "resumeFrom": job.spec.checkpoint.resume_from}
     return _made(service, member, identity, asked, again, told)
 
@@ -64,7 +64,7 @@ def suspend(
     """Ask for a suspension, or take it back; nothing happens to a job that has ended or is asked for the same."""
 
     def change(job: Place, guard: str | None, stored: StoredJob) -> Object:
-        if stored.phase.terminal or stored.job.spec.run_policy.suspend == wanted:
+        if stored.phase.terminal or stored.suspend == wanted:
             return {}
         return member.kube.set_suspend(job, wanted, guard)
 

@@ -126,7 +126,7 @@ def show_whatif(
     if not identity.may(Role.EDITOR, namespace, "create"):
         raise forbidden(Role.EDITOR, namespace)
     found = service.read(lambda connection: jobs.find(connection, namespace, name))
-    return shown(whatif_page(namespace, found.job), identity)
+    return shown(whatif_page(namespace, found.recorded_job), identity)
 
 
 @router.get("/plans/{request}")

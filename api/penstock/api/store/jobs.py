@@ -9,7 +9,6 @@ import base64
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from sqlalchemy.exc import IntegrityError
 from penstock.api.store.engine import upsert
 from penstock.api.store.rows import put
 from penstock.api.store.schema import events, job_labels, jobs, log_lines, points, progress, rollups, series, sources
-from penstock.core.errors import PenstockError, UserError
+from penstock.core.errors import MistakesError, PenstockError, UserError, mistakes_in
 from penstock.core.failure import LAST_WORDS
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LIVE, Phase, enter
@@ -116,12 +115,31 @@ class StoredJob:
 
     @property
     def job(self) -> PipelineJob:
-        """The job as core knows it; raises `UserError` for a manifest that this version does not take.
+        """The job as core knows it, to run it; raises `OutdatedJobError` for one that this version does not take.
 
         While an attempt is live, limits that came after its launch are none.
         """
-        with limits_lifted() if self.phase in LIVE else nullcontext():
-            return PipelineJob.from_manifest(self.manifest)
+        return self.recorded_job if self.phase in LIVE else self.next_job
+
+    @property
+    def next_job(self) -> PipelineJob:
+        """The job as core knows it, to make another attempt or job of it: held to all limits of this version."""
+        return _understood(self.manifest)
+
+    @property
+    def recorded_job(self) -> PipelineJob:
+        """The job as core knows it, to show it: held to no limits, as an older version may have had none."""
+        with limits_lifted():
+            return _understood(self.manifest)
+
+    @property
+    def mistakes(self) -> tuple[UserError, ...]:
+        """Why this version starts no attempt of it; none of a job that it takes."""
+        try:
+            _understood(self.manifest)
+        except OutdatedJobError as mistake:
+            return mistake.errors
+        return ()
 
     @property
     def num_steps(self) -> int:
@@ -137,6 +155,17 @@ class StoredJob:
     def labels(self) -> Mapping[str, str]:
         """What lists can be asked for."""
         return dict(self.manifest["metadata"].get("labels", {}))
+
+
+class OutdatedJobError(MistakesError):
+    """A stored job that this version does not take, for the reasons in ``errors``; another version or a cluster did."""
+
+
+def _understood(manifest: Mapping[str, Any]) -> PipelineJob:
+    try:
+        return PipelineJob.from_manifest(manifest)
+    except UserError as mistake:
+        raise OutdatedJobError(mistakes_in(mistake)) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -397,8 +426,7 @@ def require_version(connection: Connection, uid: str, version: int | None) -> St
 def set_suspend(connection: Connection, uid: str, suspend: bool, by: str, now: float) -> StoredJob:
     """Ask for a suspension, or take it back; nothing happens to a job that has ended or is asked for the same."""
     found = require_version(connection, uid, None)
-    job = found.job
-    if found.phase.terminal or job.spec.run_policy.suspend == suspend:
+    if found.phase.terminal or found.suspend == suspend:
         return found
     manifest = dict(found.manifest)
     spec = dict(manifest["spec"])

@@ -15,6 +15,7 @@ from penstock.api.store.series import ALL_RANKS, ROLLUP_STEPS
 from penstock.core.errors import UserError
 from penstock.core.job import ResourcesSpec
 from penstock.core.lifecycle import Phase
+from penstock.core.manifest import limits_lifted
 from penstock.core.plan import Plan
 
 MOST_DIGESTS = 500
@@ -110,7 +111,8 @@ def _standing(found: dict[str, Any]) -> Standing:
 def _memory_limit(manifest: Mapping[str, Any]) -> int:
     """Zero of a job that its cluster took and core refuses."""
     try:
-        resources: ResourcesSpec = ResourcesSpec.from_manifest(spec_part(manifest, "resources"))
+        with limits_lifted():
+            resources: ResourcesSpec = ResourcesSpec.from_manifest(spec_part(manifest, "resources"))
     except UserError:
         return 0
     return resources.memory_per_rank
