@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.lifecycle import REPLAN_AFTER_DRIFT_SECONDS, AttemptState, Phase
-from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
+from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.one_job import NODES as HOSTS
 from tests.support.one_job import end_all, example, running
@@ -28,7 +28,7 @@ from tests.support.operating import Operating, measured
 from tests.support.sample_run import sample_profile
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "cluster_16853cd"
-RESOURCES = {resource.plural: resource for resource in (JOBS, JOBSETS, PODS, CONFIG_MAPS, NODES)}
+RESOURCES = {each.plural: each for each in (JOBS, JOBSETS, PODS, CONFIG_MAPS, NODES, CLUSTER_PROFILES)}
 ALLOWED = {"runPolicy": {"replanOnDrift": True}, "training": {"globalBatch": 64, "steps": 100_000}}
 
 
@@ -37,7 +37,14 @@ ALLOWED = {"runPolicy": {"replanOnDrift": True}, "training": {"globalBatch": 64,
 
 def restored(scene: str, operating: Operating) -> str:
     """Put the scene's objects on the cluster, at its time; the uid of its job."""
-    told = json.loads((FOLDER / f"{scene}.json").read_text())
+    put(FOLDER / f"{scene}.json", operating)
+    (job,) = operating.kube.all(JOBS)
+    return str(job["metadata"]["uid"])
+
+
+def put(path: Path, operating: Operating) -> None:
+    """The same of any scene's file."""
+    told = json.loads(path.read_text())
     operating.now, kube = told["now"], operating.kube
     objects: list[tuple[str, dict[str, Any]]] = told["objects"]
     for plural, found in objects:
@@ -52,8 +59,6 @@ def restored(scene: str, operating: Operating) -> str:
             pod["metadata"]["uid"] = found["metadata"]["uid"]
             pod["metadata"]["annotations"] = found["metadata"].get("annotations", {})
             pod["spec"], pod["status"] = found["spec"], found["status"]
-    (job,) = kube.all(JOBS)
-    return str(job["metadata"]["uid"])
 
 
 # Making
@@ -227,9 +232,14 @@ def _make(folder: Path) -> None:
         operating = Operating(FakePlanner())
         operating.now = sample_profile().measured_at
         play(operating)
-        objects = [[key[0], found] for key, found in sorted(operating.kube.objects.items()) if key[0] != EVENTS.plural]
-        lines = ",\n".join(json.dumps(each) for each in objects).replace('"uid-', '"old-')
-        (folder / f"{name}.json").write_text(f'{{"now": {operating.now}, "objects": [\n{lines}\n]}}\n')
+        keep(operating, folder / f"{name}.json")
+
+
+def keep(operating: Operating, path: Path) -> None:
+    """Write what there is on the cluster."""
+    objects = [[key[0], found] for key, found in sorted(operating.kube.objects.items()) if key[0] != EVENTS.plural]
+    lines = ",\n".join(json.dumps(each) for each in objects).replace('"uid-', '"old-')
+    path.write_text(f'{{"now": {operating.now}, "objects": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":
