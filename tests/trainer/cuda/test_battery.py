@@ -17,6 +17,7 @@ from benchmarks.gpu.measure import MEASURES
 from benchmarks.gpu.parts import PARTS
 
 from tests.support.fakecuda.build import environment
+from tests.support.serving import wait_until
 
 NEEDS_VALUES = "pair"
 """Its ranks tell each other by messages how large the next ones are, and a fake device keeps no values."""
@@ -63,7 +64,7 @@ def test_a_part_that_takes_too_long_is_cut_off_with_all_that_it_started(monkeypa
     status, output = battery._bounded(["sh", "-c", "sleep 60 & echo $!; wait"])
     assert status == battery.CUT_OFF
     command_line = Path(f"/proc/{int(output)}/cmdline")  # empty of a process that ended and is not reaped yet
-    assert not command_line.exists() or not command_line.read_text()
+    wait_until(lambda: not command_line.exists() or not command_line.read_text(), 10.0)
 
 
 @pytest.mark.timeout(600)
