@@ -37,6 +37,13 @@ def test_the_number_is_that_of_the_worst_order_of_events(case: Case) -> None:
     assert numbers(program) == worst
 
 
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_receives_posted_late_take_no_more_places(case: Case) -> None:
+    early, late = (numbers(replace(case, late_receives=flag).lower()) for flag in (False, True))
+    assert all(a >= b for a, b in zip(early, late, strict=True))
+
+
 def receives_late(program: Program, rank: int, text: str) -> Program:
     """The receive launched where it is awaited."""
     return moved(program, rank, text.replace("WAIT", "POST"), before=text)
@@ -100,7 +107,9 @@ def test_no_accepted_swap_of_launches_hangs_in_any_order(case: Case) -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb", "zbv"])
 @pytest.mark.parametrize("pp", [2, 3, 4])
 def test_every_generator_needs_at_most_the_stated_places(schedule: str, pp: int) -> None:
+    """And with receives posted late no more than from the start."""
     plan = small_plan(schedule=schedule, pp=pp, num_microbatches=4, layers=6, dp=2)
-    program = program_of(plan)
-    assert max(numbers(program)) <= NUM_PLACES
-    prove(program, num_places=NUM_PLACES)
+    early, late = (program_of(replace(plan, late_receives=flag)) for flag in (False, True))
+    assert max(numbers(late)) <= max(numbers(early)) <= NUM_PLACES
+    for program in (early, late):
+        prove(program, num_places=NUM_PLACES)

@@ -16,11 +16,12 @@ from penstock.core.job import Device, JobSpec, Objective
 from penstock.core.layout import stage_parameters
 from penstock.core.plan import Plan, Prediction
 from penstock.core.residency import NUM_PLACES
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.schedule import Kind, ScheduleSpec
 from penstock.planner.decide import MOST_PROVED_ACTIONS, decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Problem, problem_from_cluster
 from penstock.planner.realise import fitting_program_of, program_of, schedule_of
+from penstock.planner.replay import simulated
 from penstock.planner.search import Budget
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured_problem, problem, profile_for
 from tests.support.small_plans import looped_schedule
@@ -141,45 +142,67 @@ def test_an_imported_schedule_of_several_stages_per_rank_becomes_a_plan() -> Non
     assert program_of(plan).digest == plan.program_digest
 
 
-CROSSED = (1, 0, 2, 3, 0, 4, 2, 0, 1, 4, 0, 3, 1, 2, 3, 4, 1, 2, 3, 4)
-"""The ranks of twenty stages: rank 0 borders on each other one in both directions, with sixteen channels."""
-LOOPED = (0, 1, 2, 3, 4) * 4
+HUB = (0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 1)
+"""The ranks of twelve stages: rank 0 borders on each other one, with ten channels that it sends on."""
+LOOPED = (0, 1, 2, 3, 4, 5) * 2
 
 
 def crossed(stage_ranks: tuple[int, ...], device: str) -> JobSpec:
-    """A job that pins a schedule of two micro-batches, each forward through all stages and then back."""
-    stages = range(len(stage_ranks))
-    rows = [
-        [f"{stage}F{batch}" for batch in range(2) for stage in stages if stage_ranks[stage] == rank]
-        + [f"{stage}B{batch}" for batch in range(2) for stage in reversed(stages) if stage_ranks[stage] == rank]
-        for rank in range(5)
+    """A job that pins a schedule in which eight micro-batches follow each other through all stages and back, at such a
+    distance that rank 0 of a hub soon has forwards and backwards under way to all others.
+    """
+    num_stages = len(stage_ranks)
+    forward = [(stage + 2 * batch, stage, f"{stage}F{batch}") for batch in range(8) for stage in range(num_stages)]
+    backward = [
+        (2 * num_stages - stage + 2 * batch, stage, f"{stage}B{batch}")
+        for batch in range(8)
+        for stage in range(num_stages)
     ]
+    actions = sorted(forward + backward)
+    rows = [[text for _, stage, text in actions if stage_ranks[stage] == rank] for rank in range(6)]
     text = "".join(",".join(row) + "\n" for row in rows)
-    model = dataclasses.replace(TINY_LLAMA, layers=9)
-    spec = job(model=model, global_batch=2, ranks=5, schedule=ScheduleSpec(generator="csv", text=text))
+    model = dataclasses.replace(TINY_LLAMA, layers=5)
+    spec = job(model=model, global_batch=8, ranks=6, schedule=ScheduleSpec(generator="csv", text=text))
     return dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, device=Device(device)))
 
 
-@pytest.mark.parametrize(("ranks", "device"), [(LOOPED, "cuda"), (CROSSED, "cpu")])
+@pytest.mark.parametrize(("ranks", "device"), [(LOOPED, "cuda"), (HUB, "cpu")])
 def test_a_schedule_runs_where_no_device_holds_too_many_kernels(ranks: tuple[int, ...], device: str) -> None:
-    assert decide(problem_from_cluster(crossed(ranks, device), cluster(num_nodes=3)), QUICK).plan.pp == 5
+    assert decide(problem_from_cluster(crossed(ranks, device), cluster(num_nodes=3)), QUICK).plan.pp == 6
 
 
 def test_a_schedule_that_devices_would_hang_in_is_refused_before_anything_is_searched() -> None:
-    """Rank 0 posts the receives of eight channels and sends on eight, where a device holds eight kernels."""
+    """Rank 0 has sends under way on eight channels and posts a receive, where a device holds eight kernels."""
     with pytest.raises(UserError) as caught:
-        decide(problem_from_cluster(crossed(CROSSED, "cuda"), cluster(num_nodes=3)), QUICK)
+        decide(problem_from_cluster(crossed(HUB, "cuda"), cluster(num_nodes=3)), QUICK)
     assert caught.value.where == "spec.parallelism.schedule"
     assert re.search(r"rank 0, \d+\w+\.0: may be kernel 9 .* with places for 8", caught.value.what)
 
 
 def test_a_plan_that_devices_would_hang_in_is_the_user_s_to_change() -> None:
     """At the start of a rank it was an error of its own, which was tried again."""
-    plan = decide(problem_from_cluster(crossed(CROSSED, "cpu"), cluster(num_nodes=3)), QUICK).plan
+    plan = decide(problem_from_cluster(crossed(HUB, "cpu"), cluster(num_nodes=3)), QUICK).plan
     fitting_program_of(plan, 2**30)
-    with pytest.raises(UserError, match="may be kernel 9 that waits for its peer") as caught:
+    with pytest.raises(UserError, match="may be kernel 16 that waits for its peer") as caught:
         fitting_program_of(plan, 2**30, num_places=NUM_PLACES)
     assert caught.value.where == "plan"
+
+
+@pytest.mark.parametrize(("device", "late"), [("cuda", True), ("cpu", False)])
+def test_receives_are_posted_late_where_they_occupy_the_device(device: str, late: bool) -> None:
+    """At the start of a step rank 0 posted the receives of its first gradients, whose kernels spun through the warm-up.
+
+    The planner simulates, proves and measures the memory of the Program that every rank makes of the plan again.
+    """
+    spec = job(ranks=2, global_batch=4, pp=2, micro_batch=1, schedule="1f1b")
+    spec = dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, device=Device(device)))
+    decision = decide(problem_from_cluster(spec, cluster()), QUICK)
+    program = program_of(Plan.from_manifest(decision.plan.to_manifest()))
+    assert decision.plan.program_digest == program.digest
+    kinds = [instruction.action.kind for instruction in program.ranks[0].instructions]
+    assert kinds[: kinds.index(Kind.F)].count(Kind.POST_RECV_B) == (0 if late else 4)
+    assert decision.plan.late_receives == late
+    assert simulated(decision.plan, cluster()).makespan_ns == decision.result.best.step_ns
 
 
 def test_long_plans_leave_their_proof_to_the_ranks() -> None:

@@ -19,9 +19,13 @@ from penstock.core.invariants import prove
 from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
 from penstock.core.program import Program, RankProgram
+from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Kind
 from penstock.planner.lowering import lower, slot_sizes
+from penstock.planner.realise import program_of
+from penstock.planner.schedules.registry import BUILT_IN
 from tests.support.interpreter import expected_answer, interpret
+from tests.support.small_plans import small_plan
 from tests.support.small_programs import (
     SPLIT_BACKWARD,
     TWO_MICROBATCHES,
@@ -79,7 +83,7 @@ def test_the_example_of_two_ranks_and_two_slices() -> None:
 @settings(max_examples=60)
 @given(cases())
 def test_receives_are_posted_ahead_in_the_senders_order(case: Case) -> None:
-    program = case.lower()
+    program = replace(case, late_receives=False).lower()
     for channel in program.channels:
         sent = _on(program.ranks[channel.source], channel, "SEND_")
         for kind in ("WAIT_SEND", "POST_RECV", "WAIT_RECV"):
@@ -91,6 +95,98 @@ def test_receives_are_posted_ahead_in_the_senders_order(case: Case) -> None:
         assert all(at < first_work for at in posts[: case.receive_ahead])
         num_late = max(0, len(posts) - case.receive_ahead)
         assert posts[case.receive_ahead :] == [at + 1 for at in waits[:num_late]]
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_late_receives_are_posted_before_the_action_before_the_one_that_waits(case: Case) -> None:
+    """Or, where as many as may be are posted already, directly after the WAIT_RECV that makes them fewer."""
+    program = replace(case, late_receives=True).lower()
+    prove(program, sizes=case.sizes)
+    for channel in program.channels:
+        rank = program.ranks[channel.target]
+        sent = _on(program.ranks[channel.source], channel, "SEND_")
+        posts, waits = (_on(rank, channel, kind) for kind in ("POST_RECV", "WAIT_RECV"))
+        assert [cell for cell, _ in posts] == [cell for cell, _ in waits] == [cell for cell, _ in sent]
+        for number, ((_, post), (_, wait)) in enumerate(zip(posts, waits, strict=True)):
+            due = max(_action_after(rank, wait) - 1, 0)
+            assert _action_after(rank, post) >= due
+            if _action_after(rank, post) > due:
+                assert post == waits[number - case.receive_ahead][1] + 1
+            else:
+                kinds = {i.action.kind for i in rank.instructions[_action_at(rank, due - 1) + 1 : post]}
+                assert not kinds & {Kind.WAIT_RECV_F, Kind.WAIT_RECV_B} or number >= case.receive_ahead
+
+
+def _action_after(rank: RankProgram, position: int) -> int:
+    """The number of the first compute action after an instruction."""
+    return sum(instruction.action.is_compute for instruction in rank.instructions[:position])
+
+
+def _action_at(rank: RankProgram, number: int) -> int:
+    """The position of a compute action by number; -1 for the one before the first."""
+    return [-1, *(at for at, i in enumerate(rank.instructions) if i.action.is_compute)][number + 1]
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_late_receives_stand_no_earlier_and_hold_no_more(case: Case) -> None:
+    """Of every message the slot that it is received into lives during fewer actions."""
+    early, late = (replace(case, late_receives=flag).lower() for flag in (False, True))
+    for before, after in zip(early.ranks, late.ranks, strict=True):
+        posts = [_posts(rank) for rank in (before, after)]
+        assert posts[0].keys() == posts[1].keys()
+        assert all(posts[0][message] <= posts[1][message] for message in posts[0])
+        assert max(_num_posted(after), default=0) <= max(_num_posted(before), default=0)
+
+
+def _posts(rank: RankProgram) -> dict[tuple[object, int], int]:
+    """The number of the action that every POST_RECV stands before."""
+    posts = [(at, i) for at, i in enumerate(rank.instructions) if i.action.kind.startswith("POST_RECV")]
+    return {(i.channel, i.sequence): _action_after(rank, at) for at, i in posts}
+
+
+def _num_posted(rank: RankProgram) -> list[int]:
+    """How many receives are posted and not waited for, by action."""
+    numbers, num_posted = [], 0
+    for instruction in rank.instructions:
+        kind = instruction.action.kind
+        num_posted += kind.startswith("POST_RECV") - kind.startswith("WAIT_RECV")
+        if instruction.action.is_compute:
+            numbers.append(num_posted)
+    return numbers
+
+
+@pytest.mark.parametrize("schedule", sorted(BUILT_IN))
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_schedules_of_every_family_have_one_late_receive_next_to_an_action(
+    schedule: str, num_slices: int, dp: int, pp: int
+) -> None:
+    """Posted from the start of the step, a rank of a V has up to 16 of them."""
+    shape = small_plan(schedule=schedule, pp=pp, dp=dp, slices=(4,) * num_slices, num_microbatches=5, layers=6)
+    early, late = (program_of(replace(shape, receive_ahead=4, late_receives=flag)) for flag in (False, True))
+    more, less = prove(early).live_bytes, prove(late, num_places=NUM_PLACES).live_bytes
+    assert all(a >= b for a, b in zip(more, less, strict=True))
+    for before, after in zip(early.ranks, late.ranks, strict=True):
+        assert max(_num_posted(after)) == 1 <= max(_num_posted(before))
+        assert _num_before_the_first_action(after) <= 2
+    assert max(_num_posted(early.ranks[0])) >= 4
+    assert _num_before_the_first_action(late.ranks[0]) == 0, "only its later actions receive anything"
+
+
+def _num_before_the_first_action(rank: RankProgram) -> int:
+    return sum(i.action.kind.startswith("POST_RECV") for i in rank.instructions[: _first(rank)])
+
+
+def test_late_receives_of_a_warm_up() -> None:
+    program = lowered(_one_forward_one_backward(2), late_receives=True)
+    assert actions(program, 0) == [
+        *("0F0.0", "0SEND_F0.0", "0POST_RECV_B0.0", "0F1.0", "0SEND_F1.0"),
+        *("0POST_RECV_B1.0", "0WAIT_RECV_B0.0", "0B0.0", "0WAIT_RECV_B1.0", "0B1.0"),
+        *("0WAIT_SEND_F0.0", "0WAIT_SEND_F1.0", "0REDUCE(norm)", "0STEP"),
+    ]
 
 
 def _on(rank: RankProgram, channel: object, kind: str) -> list[tuple[tuple[int | None, int | None], int]]:

@@ -59,6 +59,7 @@ def v_inputs(draw: st.DrawFn) -> ScheduleInputs:
         input_stash=rows(exchanged),
         weight_stash=rows(-taken - exchanged),
         receive_ahead=draw(st.integers(1, 4)),
+        late_receives=draw(st.booleans()),
     )
 
 

@@ -47,7 +47,7 @@ def test_rounds_are_those_of_the_first_pass(schedule: Schedule) -> None:
 def test_messages_and_waits_stand_where_lowering_puts_them(case: Case) -> None:
     program = case.lower()
     order = from_schedule(case.schedule)
-    linked = link_order(order, case.receive_ahead)
+    linked = link_order(order, case.receive_ahead, case.late_receives)
     channels = named_channels(linked, program)
     waits: list[tuple[Channel, int]] = []
     for rank in program.ranks:

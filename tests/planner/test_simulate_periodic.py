@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -53,8 +54,8 @@ def pipeline_costs(rng: np.random.Generator, num_ranks: int, num_slices: int) ->
 
 
 @settings(max_examples=120)
-@given(st.sampled_from(["1f1b", "zb-h1"]), st.integers(0, 2**32))
-def test_fixed_orders_are_continued_exactly(name: str, seed: int) -> None:
+@given(st.sampled_from(["1f1b", "zb-h1"]), st.integers(0, 2**32), st.booleans())
+def test_fixed_orders_are_continued_exactly(name: str, seed: int, late: bool) -> None:
     rng = np.random.default_rng(seed)
     num_ranks, num_slices, count = int(rng.integers(1, 6)), int(rng.choice([1, 1, 2, 4])), int(rng.integers(40, 120))
     costs, receive_ahead = pipeline_costs(rng, num_ranks, num_slices), int(rng.integers(1, 5))
@@ -63,8 +64,8 @@ def test_fixed_orders_are_continued_exactly(name: str, seed: int) -> None:
     def generate(num_microbatches: int) -> Order:
         return find(name).generate(shape(num_ranks, num_microbatches, num_slices))
 
-    found = extrapolate(generate, count, costs, receive_ahead=receive_ahead, reductions=norm)
-    whole = simulate_arrays(generate(count), costs, receive_ahead=receive_ahead, reductions=norm)
+    found = extrapolate(generate, count, costs, receive_ahead=receive_ahead, late_receives=late, reductions=norm)
+    whole = simulate_arrays(generate(count), costs, receive_ahead=receive_ahead, late_receives=late, reductions=norm)
     assert found.times.trace.size == 0
     if found.is_exact:
         assert_equal(found.times, whole)
@@ -74,11 +75,17 @@ def test_fixed_orders_are_continued_exactly(name: str, seed: int) -> None:
 
 def test_equal_stages_need_a_small_part_of_a_long_step() -> None:
     costs = equal_costs(8, 4, 10, 12, 9, transfer=2)
-    for name in ("1f1b", "zb-h1"):
-        found = extrapolate(lambda count, name=name: find(name).generate(shape(8, count, 4)), 300, costs)  # type: ignore[misc]
+    for name, late in product(("1f1b", "zb-h1"), (False, True)):
+        found = extrapolate(
+            lambda count, name=name: find(name).generate(shape(8, count, 4)),  # type: ignore[misc]
+            300,
+            costs,
+            late_receives=late,
+        )
         assert found.is_exact
         assert found.num_simulated < 40
-        assert_equal(found.times, simulate_arrays(find(name).generate(shape(8, 300, 4)), costs))
+        whole = simulate_arrays(find(name).generate(shape(8, 300, 4)), costs, late_receives=late)
+        assert_equal(found.times, whole)
 
 
 def test_96_stages_and_1536_micro_batches_take_a_fifth_of_them() -> None:

@@ -61,6 +61,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         case.sizes,
         slices=case.slices,
         receive_ahead=case.receive_ahead,
+        late_receives=case.late_receives,
         dp=case.dp,
         tie=case.tie,
         transients=transients,
@@ -70,7 +71,10 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
     peaks = [worker.peak for worker in reference.workers]
     order = from_schedule(case.schedule)
     sizes = slot_arrays(case.sizes, order.num_stages)
-    assert high_water_bytes(order, sizes, case.slices, case.receive_ahead, transients).tolist() == peaks
+    found_bytes = high_water_bytes(
+        order, sizes, case.slices, case.receive_ahead, transients, late_receives=case.late_receives
+    )
+    assert found_bytes.tolist() == peaks
     always = [1000 * rank for rank in range(len(peaks))]
     found = simulate(program, costs, static_bytes=always)
     assert list(found.peak_bytes) == [a + peak for a, peak in zip(always, peaks, strict=True)]
@@ -93,7 +97,11 @@ def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> Non
     costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
     found = simulate(program, costs)
     fast = simulate_arrays(
-        from_schedule(case.schedule), costs, receive_ahead=case.receive_ahead, reductions=program.reductions
+        from_schedule(case.schedule),
+        costs,
+        receive_ahead=case.receive_ahead,
+        late_receives=case.late_receives,
+        reductions=program.reductions,
     )
     assert fast.makespan_ns == found.makespan_ns == found.timeline.step_ns
     assert (fast.compute_ns == found.times.compute_ns).all()

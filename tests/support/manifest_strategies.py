@@ -318,6 +318,7 @@ def _plans(draw: st.DrawFn) -> Plan:
         stages=tuple(itertools.pairwise([0, *sorted(cuts), model.num_units])),
         schedule=draw(valid(ScheduleSpec)),
         receive_ahead=draw(st.integers(1, 9)),
+        late_receives=draw(st.booleans()),
         placement=draw(st.sampled_from([(), tuple(reversed(range(dp * pp)))])),
         program_digest=draw(SCALARS[str]),
         profile_digest=draw(SCALARS[str]),

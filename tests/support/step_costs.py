@@ -126,4 +126,5 @@ def zb_inputs(draw: st.DrawFn) -> ScheduleInputs:
         send_forward_ns=rows(down),
         send_backward_ns=rows(up),
         receive_ahead=draw(st.integers(1, 4)),
+        late_receives=draw(st.booleans()),
     )

@@ -44,6 +44,7 @@ class Case:
     message_width: int
     stages: tuple[StageWidths, ...]
     receive_ahead: int
+    late_receives: bool
     dp: bool
     tie: tuple[int, int] | None
 
@@ -68,6 +69,7 @@ class Case:
             self.sizes,
             slices=self.slices,
             receive_ahead=self.receive_ahead,
+            late_receives=self.late_receives,
             dp=self.dp,
             tie=self.tie,
         )
@@ -99,6 +101,7 @@ def cases(draw: st.DrawFn) -> Case:
         message_width=draw(st.sampled_from([8, 24, 64])),
         stages=tuple(draw(_stage_widths()) for _ in range(schedule.num_stages)),
         receive_ahead=draw(st.integers(1, 3)),
+        late_receives=draw(st.booleans()),
         dp=draw(st.booleans()),
         tie=ends if ends[0] != ends[1] and draw(st.booleans()) else None,
     )

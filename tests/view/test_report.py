@@ -24,7 +24,7 @@ from penstock.view.report import (
     predicted_step_seconds,
     report,
 )
-from penstock.view.report_plan import compute_difference, model_text
+from penstock.view.report_plan import compute_difference, model_text, plan_facts
 from tests.support.sample_run import MIB, sample_metrics, sample_plan, sample_report
 
 VOID = {"meta", "br"}
@@ -166,6 +166,13 @@ def test_the_plan_is_explained(full: Page) -> None:
         assert (alternative.reason in cells) is (place < 5)
     assert all(a.reason in cells for a in plan.alternatives if a.step_seconds is None)
     assert {"chosen", "+1.2%", "4.71 GiB"} <= set(cells)
+
+
+def test_a_plan_says_when_receives_are_posted() -> None:
+    plan = dataclasses.replace(sample_plan(), receive_ahead=4)
+    late = dataclasses.replace(plan, late_receives=True)
+    assert "posted late" not in plan_facts(plan)
+    assert "4, posted late" in plan_facts(late)
 
 
 def test_long_lists_of_rejected_plans_are_cut() -> None:

@@ -82,7 +82,9 @@ class Plan(Manifest):
     """How a job runs.
 
     ``stages`` are ranges [first, stop) of units, in order; ``slices`` lengths in tokens whose sum is the sequence
-    length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them.
+    length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them. Of a channel
+    at most ``receive_ahead`` receives are posted: as early as can be, or with ``late_receives`` when their messages are
+    due, as for NCCL, where a posted receive occupies its device (`penstock.planner.passes.transfers`).
     ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to its first device's number; empty means in
     order.
     """
@@ -98,6 +100,7 @@ class Plan(Manifest):
     stages: tuple[tuple[int, int], ...]
     schedule: ScheduleSpec
     receive_ahead: int = 2
+    late_receives: bool = False
     placement: tuple[int, ...] = ()
     program_digest: str = ""
     profile_digest: str = ""
@@ -159,7 +162,8 @@ class Plan(Manifest):
         """The plan as ranks are given it, with a digest of its own: without what `confidence` holds.
 
         Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
-        do not know. So a field that is added here for people goes to `confidence` as well.
+        do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
+        for CUDA alone, which 0.1.0 cannot run.
         """
         if self.prediction is None:
             return self

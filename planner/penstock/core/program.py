@@ -130,6 +130,7 @@ class Program(Manifest):
     num_microbatches: int
     slice_capacities: tuple[int, ...]
     receive_ahead: int
+    late_receives: bool = False
     reductions: tuple[Reduction, ...] = ()
 
     @property
@@ -140,7 +141,7 @@ class Program(Manifest):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every instruction, slot and offset; what a plan says itself (``receive_ahead``) is left out."""
+        """SHA-256 over every instruction, slot and offset; what a plan says itself is left out (``receive_ahead``)."""
         text = hashlib.sha256()
         for rank in self.ranks:
             text.update(f"rank {rank.rank} {rank.arena_bytes}\n".encode())

@@ -39,7 +39,10 @@ from penstock.core.program import Channel, Instruction, Program, RankProgram
 from penstock.core.schedule import Group, Kind
 
 NUM_PLACES = 8
-"""K: every generator's schedules need at most 8, on a rank in the middle of a V (`zbv`: four channels to each side)."""
+"""K: every generator's schedules need at most 8, on a rank in the middle of a V (`zbv`: four channels to each side).
+
+That is with receives posted at the start of a step. Posted late, as in plans for CUDA, they need at most 6.
+"""
 
 _SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 _LAUNCHES = _SENDS | {Kind.POST_RECV_F, Kind.POST_RECV_B}

@@ -148,6 +148,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         stages=candidate.stages,
         schedule=judge.spec(candidate),
         receive_ahead=judge.receive_ahead,
+        late_receives=problem.late_receives,
         placement=judge.placement(mesh),
         profile_digest=problem.profile_digest,
     )

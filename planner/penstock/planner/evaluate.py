@@ -199,6 +199,7 @@ class Simulated:
             candidate.mesh.num_microbatches,
             self.costs(candidate, owners),
             receive_ahead=self.receive_ahead,
+            late_receives=self.problem.late_receives,
             reductions=self._reductions(candidate, owners),
         )
         return self._evaluation(candidate, generate(found.num_simulated), found.times, is_exact=found.is_exact)
@@ -208,7 +209,9 @@ class Simulated:
         busiest = int(times.compute_ns.argmax())
         stage_ranks = tuple(order.stage_ranks.tolist())
         memory = stage_memory(self.problem, candidate)
-        slots = high_water_bytes(order, memory.slot_bytes, candidate.slices, self.receive_ahead)
+        slots = high_water_bytes(
+            order, memory.slot_bytes, candidate.slices, self.receive_ahead, late_receives=self.problem.late_receives
+        )
         always = static_bytes(self.problem, candidate, stage_ranks)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),
@@ -233,6 +236,7 @@ class Simulated:
             order,
             self.costs(candidate, stage_ranks),
             receive_ahead=self.receive_ahead,
+            late_receives=self.problem.late_receives,
             reductions=self._reductions(candidate, stage_ranks),
         )
 
@@ -282,6 +286,7 @@ class Simulated:
             weight_stash=returned,
             caps=stash_caps(self.problem, candidate, owners, self.receive_ahead),
             receive_ahead=self.receive_ahead,
+            late_receives=self.problem.late_receives,
             variant=candidate.variant,
         )
 

@@ -43,14 +43,16 @@ def lower(
     *,
     slices: tuple[int, ...],
     receive_ahead: int,
+    late_receives: bool = False,
     dp: bool,
     tie: tuple[int, int] | None = None,
     transients: Transients = NO_TRANSIENTS,
 ) -> Program:
     """The Program of ``schedule`` for slices of the given lengths in tokens.
 
-    ``receive_ahead`` receives are posted before they are needed on every channel, ``dp`` says whether there are other
-    replicas to reduce with, ``tie`` names the ranks of the first and the last stage when both hold the tied matrix.
+    At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
+    are due (`penstock.planner.passes.transfers`); ``dp`` says whether there are other replicas to reduce with, ``tie``
+    names the ranks of the first and the last stage when both hold the tied matrix.
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
     if len(slices) != schedule.num_slices:
@@ -61,7 +63,7 @@ def lower(
     reductions = _reductions(len(ordered.rows), dp, tie)
     table = slot_table(sizes, schedule.num_stages, slices)
     roles = Roles(ordered.stage_ranks, len(slices), table)
-    drafts = add_transfers(ordered, receive_ahead)
+    drafts = add_transfers(ordered, receive_ahead, late_receives)
     for rank, row in enumerate(drafts):
         row.extend(_closing(rank, ordered, reductions))
     names = [add_slots(row, roles, ordered.recomputed) for row in drafts]
@@ -71,6 +73,7 @@ def lower(
         num_microbatches=schedule.num_microbatches,
         slice_capacities=slices,
         receive_ahead=receive_ahead,
+        late_receives=late_receives,
         reductions=reductions,
     )
 

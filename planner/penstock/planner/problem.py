@@ -66,6 +66,11 @@ class Problem:
     """Of costs that were measured."""
 
     @property
+    def late_receives(self) -> bool:
+        """Whether plans post receives only when messages are due: where a posted receive occupies its device."""
+        return self.num_places is not None
+
+    @property
     def quantum(self) -> int:
         """Tokens between possible slice boundaries."""
         return -(-self.sequence_length // MOST_QUANTA)

@@ -64,6 +64,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         _sizes(plan),
         slices=plan.slices,
         receive_ahead=plan.receive_ahead,
+        late_receives=plan.late_receives,
         dp=plan.dp > 1,
         tie=tied_ranks(plan.model, schedule.stage_ranks),
         transients=transients,
@@ -110,6 +111,7 @@ def _too_large(program: Program, beside: Sequence[int], memory_per_rank: int) ->
 def require_places(schedule: Schedule, receive_ahead: int, num_places: int, where: str) -> None:
     """Raise `UserError` if a rank of ``schedule`` may need more than ``num_places`` communication kernels at once.
 
+    Its receives are posted late, as in any plan for devices with places.
     That depends on the order of actions and not on sizes. A rank needs no more than it has channels, two each way where
     stages meet: this spares most schedules the proof.
     """
@@ -117,10 +119,9 @@ def require_places(schedule: Schedule, receive_ahead: int, num_places: int, wher
     if 2 * max(Counter(chain.from_iterable(borders)).values(), default=0) <= num_places:
         return
     slices = (1,) * schedule.num_slices
+    program = lower(schedule, _equal_bytes, slices=slices, receive_ahead=receive_ahead, late_receives=True, dp=False)
     try:
-        prove(
-            lower(schedule, _equal_bytes, slices=slices, receive_ahead=receive_ahead, dp=False), num_places=num_places
-        )
+        prove(program, num_places=num_places)
     except TooManyKernelsError as error:
         raise too_many_kernels(error, where) from None
 

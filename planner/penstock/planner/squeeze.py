@@ -83,7 +83,13 @@ def squeezed(problem: Problem, shape: Candidate, order: Order, receive_ahead: in
 
     def fits(ranges: Stages) -> npt.NDArray[np.bool_]:
         trial = dataclasses.replace(shape, stages=ranges)
-        slots = high_water_bytes(order, stage_memory(problem, trial).slot_bytes, trial.slices, receive_ahead)
+        slots = high_water_bytes(
+            order,
+            stage_memory(problem, trial).slot_bytes,
+            trial.slices,
+            receive_ahead,
+            late_receives=problem.late_receives,
+        )
         always = np.array(static_bytes(problem, trial, tuple(range(num_ranks))))
         holds: npt.NDArray[np.bool_] = always + slots <= problem.memory_limit_bytes
         return holds

@@ -37,9 +37,9 @@ def slicings(draw: st.DrawFn, num_slices: int) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in pairwise(bounds))
 
 
-@given(schedule=schedules(), data=st.data(), family=st.sampled_from(Family), receive_ahead=st.integers(1, 3))
+@given(schedule=schedules(), data=st.data(), family=st.sampled_from(Family))
 @settings(max_examples=40)
-def test_gradients_are_right(schedule: Schedule, data: st.DataObject, family: Family, receive_ahead: int) -> None:
+def test_gradients_are_right(schedule: Schedule, data: st.DataObject, family: Family) -> None:
     assume(schedule.num_stages % len(schedule.ranks) == 0)
     plan = small_plan(
         family=family,
@@ -50,7 +50,8 @@ def test_gradients_are_right(schedule: Schedule, data: st.DataObject, family: Fa
         slices=data.draw(slicings(schedule.num_slices)),
         microbatch=1,
     )
-    run = ThreadedRun(dataclasses.replace(plan, receive_ahead=receive_ahead))
+    receive_ahead, late = data.draw(st.integers(1, 3)), data.draw(st.booleans())
+    run = ThreadedRun(dataclasses.replace(plan, receive_ahead=receive_ahead, late_receives=late))
     ids, labels = sample(plan.model.vocab, plan.global_batch, LENGTH)
     batch = Batch(token_ids=ids, labels=labels, num_valid_tokens=int((labels >= 0).sum()))
 

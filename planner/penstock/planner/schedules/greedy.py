@@ -3,7 +3,8 @@
 Forwards and input gradients alternate while both are there, since each feeds another rank; of a rank's several stages
 the one furthest along goes first, the deepest forward and the gradient nearest to stage 0. A weight gradient fills a
 wait, or makes room in the stash for one of them. Times follow the simulator's rules for messages (first-in first-out,
-`receive_ahead` of them under way), so an order made here cannot get stuck there. What a neighbour is running is known,
+`receive_ahead` of them under way), so an order made here cannot get stuck there; receives that are posted late count as
+posted as early as they may. What a neighbour is running is known,
 so a rank knows how long it will wait for its message and can leave a wait alone that is too short.
 """
 

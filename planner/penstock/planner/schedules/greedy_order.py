@@ -57,7 +57,9 @@ def makespan_ns(inputs: ScheduleInputs, order: Order) -> int:
     """The simulated step of ``order`` at the inputs' costs, every rank on its own host."""
     f, i, w, to_next, to_previous = (cost_table(inputs, name) for name in _TIMES)
     costs = uncontended(compute_table(f, i, w), np.stack([to_next, to_previous]), num_ranks=inputs.num_ranks)
-    return simulate_arrays(order, costs, receive_ahead=inputs.receive_ahead).makespan_ns
+    return simulate_arrays(
+        order, costs, receive_ahead=inputs.receive_ahead, late_receives=inputs.late_receives
+    ).makespan_ns
 
 
 _TIMES = {"forward_ns": 1, "input_ns": 1, "weight_ns": 1, "send_forward_ns": 0, "send_backward_ns": 0}

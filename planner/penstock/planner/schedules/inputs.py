@@ -31,8 +31,8 @@ class ScheduleInputs:
     ``send_backward_ns`` those of the message a stage sends to the next and to the previous one. ``forward_stash``,
     ``input_stash`` and ``weight_stash`` are the changes in a rank's stash by F, I and W, in any unit (bytes, or slices:
     one, none and minus one if the tables are empty), and ``caps`` its limit per rank in that unit; without ``caps``
-    it is what H1's order needs. ``variant`` names one of the orders that a generator would choose from. An empty cost
-    table means one nanosecond per pass and none per message.
+    it is what H1's order needs. ``receive_ahead`` and ``late_receives`` are the plan's. ``variant`` names one of the
+    orders that a generator would choose from. An empty cost table means one nanosecond per pass and none per message.
     """
 
     num_ranks: int
@@ -49,6 +49,7 @@ class ScheduleInputs:
     weight_stash: StageTable = ()
     caps: tuple[int, ...] = ()
     receive_ahead: int = 2
+    late_receives: bool = False
     variant: int | None = None
 
     def __post_init__(self) -> None:

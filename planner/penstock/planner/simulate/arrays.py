@@ -69,17 +69,25 @@ class Linked:
         """[ranks]: where each rank's WAIT_SENDs begin in the list of all (one per message it sends)."""
         return self.first_messages[np.searchsorted(self.channels.sources, np.arange(self.num_ranks))]
 
+    @property
+    def first_posts(self) -> Ints:
+        """[ranks]: where each rank's POST_RECVs begin in the list of all (one per message into it)."""
+        counts = np.zeros(self.num_ranks + 1, dtype=np.int64)
+        np.add.at(counts, self.channels.targets + 1, np.diff(self.first_messages))
+        return np.cumsum(counts)[:-1]
+
 
 def simulate_arrays(
     order: Order,
     costs: Costs,
     *,
     receive_ahead: int = 2,
+    late_receives: bool = False,
     reductions: Sequence[Reduction] = (),
     traced: bool = False,
 ) -> StepTimes:
     """The times of one step; raises `UserError` if the order cannot run."""
-    linked = link_order(order, receive_ahead, width=kernel.ARRIVED + 1 if traced else kernel.REACHED)
+    linked = link_order(order, receive_ahead, late_receives, width=kernel.ARRIVED + 1 if traced else kernel.REACHED)
     return simulate_linked(order, linked, costs, receive_ahead=receive_ahead, reductions=reductions)
 
 
@@ -96,8 +104,10 @@ def simulate_linked(
     return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, reductions)
 
 
-def link_order(order: Order, receive_ahead: int, width: int = link.STOP_WAIT + 1) -> Linked:
-    """Number the messages and place the waits; ``width`` is the number of columns of ``actions``."""
+def link_order(
+    order: Order, receive_ahead: int, late_receives: bool = False, *, width: int = link.NUM_ACTION_COLUMNS
+) -> Linked:
+    """Number the messages, place posts and waits; ``width`` is the number of columns of ``actions``."""
     channels = channels_of(order.stage_ranks.tolist())
     codes = np.stack([order.kinds, order.stages, order.microbatches, order.slices], axis=1)
     producers = np.full((2, order.num_stages, order.num_microbatches, order.num_slices), -1, dtype=np.int32)
@@ -108,6 +118,10 @@ def link_order(order: Order, receive_ahead: int, width: int = link.STOP_WAIT + 1
     counts = np.bincount(actions[:, link.SENDS_CHANNEL] + 1, minlength=len(channels.sources) + 1)[1:]
     first_messages = np.concatenate([[0], np.cumsum(counts)])
     messages = np.zeros((first_messages[-1], kernel.POSTED_AT + 1), dtype=np.int64)
+    link.find_due_rounds(
+        order.offsets, channels.targets, receive_ahead, late_receives, actions, first_messages, messages
+    )
+    link.place_posts(order.offsets, channels.targets, receive_ahead, actions, first_messages, messages)
     link.place_waits(order.offsets, channels.sources, receive_ahead, actions, first_messages, messages)
     return Linked(
         num_ranks=order.num_ranks, channels=channels, actions=actions, messages=messages, first_messages=first_messages
@@ -144,6 +158,7 @@ def _fill_ranks(rows: Ints, order: Order, linked: Linked, costs: Costs) -> None:
     host_of = np.asarray(costs.hosts.host_of)
     rows[:, kernel.STOP_AT] = order.offsets[1:]
     rows[:, kernel.POSITION] = order.offsets[:-1]
+    rows[:, kernel.NEXT_POST] = linked.first_posts
     rows[:, kernel.NEXT_WAIT] = linked.first_waits
     rows[:, kernel.LAST_WAIT] = [*linked.first_waits[1:], len(linked.messages)]
     rows[:, [kernel.CHANNEL, kernel.NUMBER]] = -1

@@ -5,8 +5,8 @@ which they are taken, so the result is a function of the inputs alone.
 
 An action of a rank is these steps; each may take time, and the starred ones may wait for a message to arrive:
 
-    WAIT_RECV* of its message (and of earlier ones of that channel), each with the POST_RECV receive_ahead later,
-    compute, the WAIT_SENDs* that `link` placed here, SEND
+    the POST_RECVs that `link` placed here, WAIT_RECV* of its message (and of earlier ones of that channel), each with
+    the POST_RECVs that it allows, compute, the WAIT_SENDs* that `link` placed here, SEND
 
 A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. Work left is kept in
 millionths of a nanosecond and speed in whole millionths, so that splitting a span changes nothing.
@@ -27,7 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.planner.clock import Clock, never, next_cell, next_time, set_time
-from penstock.planner.simulate.link import AWAITED, NEEDS_CHANNEL, NEEDS_NUMBER, SENDER, SENDS_CHANNEL, STOP_WAIT
+from penstock.planner.simulate.link import (
+    AWAITED,
+    NEEDS_CHANNEL,
+    NEEDS_NUMBER,
+    NUM_ACTION_COLUMNS,
+    POSTED,
+    SENDER,
+    SENDS_CHANNEL,
+    STOP_POST,
+    STOP_WAIT,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,7 +46,7 @@ MILLION = 1_000_000
 # Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent; then,
 # where a trace is wanted, when WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the message's
 # transfer began and ended (-1: never).
-WORK, TOGETHER, SENDS_NS = range(STOP_WAIT + 1, STOP_WAIT + 4)
+WORK, TOGETHER, SENDS_NS = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 3)
 REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(SENDS_NS + 1, SENDS_NS + 8)
 
 # Columns of `messages` after those of `link`.
@@ -44,7 +54,7 @@ SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
 
 # Columns of `cells` in the rows of ranks, which come first: constants, then state. A host's ranks form a ring.
 STOP_AT, LAST_WAIT, RESIDENTS, NEIGHBOUR, POSITION, NEXT_WAIT, STEP, CHANNEL, NUMBER = range(9)
-SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH = range(9, 15)
+SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH, NEXT_POST = range(9, 16)
 
 # In the rows of channels, which follow: constants, then state. Of the two cards, the sender's and the receiver's: its
 # row, the millionths of it that the link takes by itself (0 where there is no card), and the next of the channels that
@@ -63,7 +73,7 @@ POST_NS, WAIT_RECEIVE_NS, SEND_NS, WAIT_SEND_NS, RECEIVE_AHEAD, REPLICAS, CONTEN
 NUM_RANKS, NUM_CHANNELS = range(8, 10)
 
 # Steps of a rank.
-OPEN, OPENED, RECEIVE, REPOST, REPOSTED, COMPUTE, COMPUTED, RELEASE, SENT = range(9)
+POST, POSTING, RECEIVE, COMPUTE, COMPUTED, RELEASE, SENT = range(7)
 
 # What a step returns: nanoseconds until the next one, or that something else will say when.
 BLOCKED, TIMED = -1, -2
@@ -88,11 +98,9 @@ def _advance(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
     duration = 0
     while duration == 0:
         step = cells[rank, STEP]
-        if step <= OPENED:
-            duration = _open(actions, cells, messages, clock, settings, rank, now)
-        elif cells[rank, POSITION] == cells[rank, STOP_AT]:
+        if cells[rank, POSITION] == cells[rank, STOP_AT]:
             duration = _release(cells, messages, settings, rank, now, cells[rank, LAST_WAIT])
-        elif step <= REPOSTED:
+        elif step <= RECEIVE:
             duration = _receive(actions, cells, messages, clock, settings, rank, now)
         elif step <= COMPUTED:
             duration = _compute(actions, cells, clock, settings, rank, now)
@@ -103,33 +111,17 @@ def _advance(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
 
 
 @numba.njit(cache=True, nogil=True)
-def _open(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
-    """The first POST_RECVs of every channel into the rank."""
-    if cells[rank, STEP] == OPENED:
-        _post(actions, cells, messages, clock, settings, cells[rank, CHANNEL], now)
-    cells[rank, STEP] = RECEIVE
-    cells[rank, CHANNEL] = -1
-    for channel in range(settings[NUM_RANKS] + settings[NUM_CHANNELS] - 1, settings[NUM_RANKS] - 1, -1):
-        first = min(settings[RECEIVE_AHEAD], cells[channel, COUNT])
-        if cells[channel, TARGET] == rank and cells[channel, NUM_POSTED] < first:
-            cells[rank, STEP] = OPENED
-            cells[rank, CHANNEL] = channel
-    duration: int = settings[POST_NS] if cells[rank, STEP] == OPENED else 0
-    return duration
-
-
-@numba.njit(cache=True, nogil=True)
 def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     channel = settings[NUM_RANKS] + actions[index, NEEDS_CHANNEL]
-    step = cells[rank, STEP]
-    cells[rank, STEP] = RECEIVE
     duration = 0
-    if step == REPOST and cells[channel, NUM_POSTED] < cells[channel, COUNT]:
-        cells[rank, STEP] = REPOSTED
-        duration = settings[POST_NS]
-    elif step == REPOSTED:
-        _post(actions, cells, messages, clock, settings, channel, now)
+    if cells[rank, STEP] == POSTING:
+        _post(actions, cells, messages, clock, settings, rank, now)
+        cells[rank, STEP] = POST
+    elif cells[rank, STEP] == POST:
+        may_post = cells[rank, NEXT_POST] < actions[index, STOP_POST] and _is_allowed(cells, messages, settings, rank)
+        cells[rank, STEP] = POSTING if may_post else RECEIVE
+        duration = settings[POST_NS] if may_post else 0
     elif actions[index, NEEDS_CHANNEL] < 0 or cells[channel, NUM_RECEIVED] > actions[index, NEEDS_NUMBER]:
         cells[rank, STEP] = COMPUTE
     else:
@@ -141,9 +133,17 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
             if settings[TRACED]:
                 actions[index, RECEIVED] = now
             cells[channel, NUM_RECEIVED] += 1
-            cells[rank, STEP] = REPOST
+            cells[rank, STEP] = POST
             duration = settings[WAIT_RECEIVE_NS]
     return duration
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_allowed(cells: Ints, messages: Ints, settings: Ints, rank: int) -> bool:
+    """Whether the rank's next POST_RECV keeps within `receive_ahead`; else it stands after a WAIT_RECV to come."""
+    channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
+    allowed: bool = cells[channel, NUM_POSTED] < cells[channel, NUM_RECEIVED] + settings[RECEIVE_AHEAD]
+    return allowed
 
 
 @numba.njit(cache=True, nogil=True)
@@ -226,7 +226,7 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
             messages[cells[channel, FIRST] + cells[channel, NUM_SENT], SENT_AT] = now
             cells[channel, NUM_SENT] += 1
             _depart(actions, cells, messages, clock, settings, channel, now)
-        cells[rank, STEP] = RECEIVE
+        cells[rank, STEP] = POST
         cells[rank, POSITION] += 1
     return duration
 
@@ -249,7 +249,10 @@ def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, s
 
 
 @numba.njit(cache=True, nogil=True)
-def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
+def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
+    """The rank's next POST_RECV is done."""
+    channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
+    cells[rank, NEXT_POST] += 1
     messages[cells[channel, FIRST] + cells[channel, NUM_POSTED], POSTED_AT] = now
     cells[channel, NUM_POSTED] += 1
     _depart(actions, cells, messages, clock, settings, channel, now)

@@ -1,9 +1,11 @@
-"""Where a rank waits for which message, compiled: the arithmetic of `planner.passes.transfers`, on arrays.
+"""Where a rank posts and waits for which message, compiled: the arithmetic of `planner.passes.transfers`, on arrays.
 
 `find_rounds` walks all ranks at once, as far as dependencies let each: it gives every action its round (the step at
 which it runs if every action takes one and messages take none) and every message its number, in the sender's order.
-`place_waits` then puts WAIT_SEND k after the first action that has sent message k + receive_ahead and whose round is no
-earlier than that of POST_RECV k, before which it could block for ever.
+`find_due_rounds` says when a message is due and from which round on WAIT_SEND cannot block. `place_posts` puts
+POST_RECVs before the WAIT_RECVs of the action at which their message is due, or directly after WAIT_RECV
+k - receive_ahead. `place_waits` puts WAIT_SEND k after the first action that has sent message k + receive_ahead and
+whose round is no earlier than the message's post round.
 
 numba's cache looks at the file of the calling function only: after a change to the columns below, touch the files that
 import them.
@@ -19,13 +21,16 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 # Columns of `actions`: round; channel and number of the message needed and of the message sent (-1: none); and how many
-# WAIT_SENDs all ranks before and this one up to here have done. The kernel adds more.
-ROUND, NEEDS_CHANNEL, NEEDS_NUMBER, SENDS_CHANNEL, SENDS_NUMBER, STOP_WAIT = range(6)
+# POST_RECVs all ranks before and this one have done before the action, and how many WAIT_SENDs up to after it. The
+# kernel adds more.
+ROUND, NEEDS_CHANNEL, NEEDS_NUMBER, SENDS_CHANNEL, SENDS_NUMBER, STOP_POST, STOP_WAIT = range(7)
+NUM_ACTION_COLUMNS = STOP_WAIT + 1
 
-# Columns of `messages`, channel after channel in the order of sending: the action that sends it and the round of its
-# WAIT_RECV. The last column is another list of that length: the channel of every WAIT_SEND, rank after rank in program
-# order, those after a rank's last action in the order of their SENDs.
-SENDER, WAIT_ROUND, AWAITED = range(3)
+# Columns of `messages`, channel after channel in the order of sending: the action that sends it, the round of its
+# WAIT_RECV, its due round and its post round. The last columns are two other lists of that length: the channel of every
+# POST_RECV and of every WAIT_SEND, rank after rank in program order, the WAIT_SENDs after a rank's last action in the
+# order of their SENDs. The kernel adds more.
+SENDER, WAIT_ROUND, DUE_ROUND, POST_ROUND, POSTED, AWAITED = range(6)
 
 # Columns of `codes`.
 KIND, STAGE, MICROBATCH, SLICE = range(4)
@@ -35,7 +40,7 @@ KIND, STAGE, MICROBATCH, SLICE = range(4)
 def find_rounds(
     offsets: Ints, codes: Int32s, directions: Ints, sends: Ints, receives: Ints, producers: Int32s, actions: Ints
 ) -> int:
-    """Fill ``actions`` but for STOP_WAIT; returns the first action that can never run, -1 if all can.
+    """Fill ``actions`` up to SENDS_NUMBER; returns the first action that can never run, -1 if all can.
 
     ``directions`` [kind] of the message that a kind sends and needs, -1 for none; ``sends`` and ``receives`` as in
     `Channels`; ``producers`` [direction, stage, micro-batch, slice] comes filled with -1.
@@ -107,11 +112,78 @@ def _run(
 
 
 @numba.njit(cache=True, nogil=True)
+def find_due_rounds(
+    offsets: Ints, targets: Ints, receive_ahead: int, late: bool, actions: Ints, first_messages: Ints, messages: Ints
+) -> None:
+    """Fill ``messages`` up to POST_ROUND; ``first_messages`` [channels + 1] is where those of each channel begin."""
+    _join_ends(actions, first_messages, messages)
+    for channel in range(len(targets)):
+        first_action = offsets[targets[channel]]
+        due_action, consumer = first_action, first_action
+        for message in range(first_messages[channel], first_messages[channel + 1]):
+            while actions[consumer, ROUND] < messages[message, WAIT_ROUND]:
+                consumer += 1
+            messages[message, DUE_ROUND] = _round_before(actions, first_action, consumer) if late else 0
+            while actions[due_action, ROUND] < messages[message, DUE_ROUND]:
+                due_action += 1
+            messages[message, POST_ROUND] = _round_before(actions, first_action, due_action) + 1
+            allowed_by = message - receive_ahead
+            if allowed_by >= first_messages[channel]:
+                messages[message, POST_ROUND] = max(messages[message, POST_ROUND], messages[allowed_by, WAIT_ROUND])
+
+
+@numba.njit(cache=True, nogil=True)
+def _round_before(actions: Ints, first: int, index: int) -> int:
+    """The round of the action before ``index`` on the rank whose actions begin with ``first``; 0 if there is none."""
+    before: int = actions[index - 1, ROUND] if index > first else 0
+    return before
+
+
+@numba.njit(cache=True, nogil=True)
+def place_posts(
+    offsets: Ints, targets: Ints, receive_ahead: int, actions: Ints, first_messages: Ints, messages: Ints
+) -> None:
+    """Fill STOP_POST and POSTED."""
+    incoming = np.argsort(targets, kind="mergesort")
+    first_incoming = np.searchsorted(targets[incoming], np.arange(len(offsets)))
+    num_posted = np.zeros(len(targets), dtype=np.int64)
+    num_received = np.zeros(len(targets), dtype=np.int64)
+    stop = 0
+    for rank in range(len(offsets) - 1):
+        for index in range(offsets[rank], offsets[rank + 1]):
+            at = actions[index, ROUND]
+            for channel in incoming[first_incoming[rank] : first_incoming[rank + 1]]:
+                stop = _post_due(
+                    first_messages, messages, num_posted, num_received[channel] + receive_ahead, channel, at, stop
+                )
+            channel = actions[index, NEEDS_CHANNEL]
+            while channel >= 0 and num_received[channel] <= actions[index, NEEDS_NUMBER]:
+                num_received[channel] += 1
+                stop = _post_due(
+                    first_messages, messages, num_posted, num_received[channel] + receive_ahead, channel, at, stop
+                )
+            actions[index, STOP_POST] = stop
+
+
+@numba.njit(cache=True, nogil=True)
+def _post_due(
+    first_messages: Ints, messages: Ints, num_posted: Ints, num_allowed: int, channel: int, at: int, stop: int
+) -> int:
+    """Post what is due on the channel at an action of round ``at``, up to ``num_allowed``; the new end of the list."""
+    first = first_messages[channel]
+    num_allowed = min(num_allowed, first_messages[channel + 1] - first)
+    while num_posted[channel] < num_allowed and messages[first + num_posted[channel], DUE_ROUND] <= at:
+        messages[stop, POSTED] = channel
+        num_posted[channel] += 1
+        stop += 1
+    return stop
+
+
+@numba.njit(cache=True, nogil=True)
 def place_waits(
     offsets: Ints, sources: Ints, receive_ahead: int, actions: Ints, first_messages: Ints, messages: Ints
 ) -> None:
-    """Fill STOP_WAIT and ``messages``; ``first_messages`` [channels + 1] is where those of each channel begin."""
-    _join_ends(actions, first_messages, messages)
+    """Fill STOP_WAIT and AWAITED."""
     num_sent = np.zeros(len(sources), dtype=np.int64)
     num_awaited = np.zeros(len(sources), dtype=np.int64)
     stop = 0
@@ -121,13 +193,13 @@ def place_waits(
             if actions[index, SENDS_CHANNEL] >= 0:
                 num_sent[actions[index, SENDS_CHANNEL]] += 1
             for channel in channels:
-                posted_by = first_messages[channel] + num_awaited[channel] - receive_ahead
-                while num_awaited[channel] + receive_ahead < num_sent[channel] and (
-                    posted_by < first_messages[channel] or messages[posted_by, WAIT_ROUND] <= actions[index, ROUND]
+                first = first_messages[channel]
+                while (
+                    num_awaited[channel] + receive_ahead < num_sent[channel]
+                    and messages[first + num_awaited[channel], POST_ROUND] <= actions[index, ROUND]
                 ):
                     messages[stop, AWAITED] = channel
                     stop += 1
-                    posted_by += 1
                     num_awaited[channel] += 1
             actions[index, STOP_WAIT] = stop
         for index in range(offsets[rank], offsets[rank + 1]):

@@ -19,7 +19,7 @@ from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, REC
 from penstock.planner.simulate.arrays import link_order
 from penstock.planner.simulate.channels import DIRECTIONS
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS
-from penstock.planner.simulate.link import AWAITED, NEEDS_CHANNEL, NEEDS_NUMBER, SENDER, STOP_WAIT
+from penstock.planner.simulate.link import AWAITED, POSTED, SENDER, STOP_POST, STOP_WAIT
 
 Ints = npt.NDArray[np.int64]
 
@@ -44,9 +44,11 @@ def high_water_bytes(
     slices: Sequence[int],
     receive_ahead: int,
     transients: Transients = MappingProxyType({}),
+    *,
+    late_receives: bool = False,
 ) -> Ints:
     """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are lengths in tokens."""
-    linked = link_order(order, receive_ahead)
+    linked = link_order(order, receive_ahead, late_receives)
     slots = _slot_table(order, sizes, slices)
     senders = linked.messages[:, SENDER]
     ends = (DIRECTIONS[order.kinds[senders]], order.stages[senders], order.slices[senders])
@@ -58,10 +60,8 @@ def high_water_bytes(
         linked.actions,
         linked.messages,
         linked.first_messages,
-        linked.channels.targets,
         linked.first_waits,
         message_bytes,
-        receive_ahead,
         peaks,
     )
     return peaks
@@ -154,31 +154,22 @@ def _walk(
     actions: Ints,
     messages: Ints,
     first_messages: Ints,
-    targets: Ints,
     first_waits: Ints,
     message_bytes: Ints,
-    receive_ahead: int,
     peaks: Ints,
 ) -> None:
-    num_posted = np.zeros(len(targets), dtype=np.int64)
-    num_received = np.zeros(len(targets), dtype=np.int64)
-    num_released = np.zeros(len(targets), dtype=np.int64)
+    num_posted = np.zeros(len(first_messages), dtype=np.int64)
+    num_released = np.zeros(len(first_messages), dtype=np.int64)
+    post = 0
     for rank in range(len(peaks)):
         live = 0
         wait = first_waits[rank]
-        for channel in range(len(targets)):
-            if targets[channel] == rank:
-                first = first_messages[channel]
-                num_posted[channel] = min(receive_ahead, first_messages[channel + 1] - first)
-                live += message_bytes[first : first + num_posted[channel], AT_RECEIVER].sum()
         for index in range(offsets[rank], offsets[rank + 1]):
-            channel = actions[index, NEEDS_CHANNEL]
-            while channel >= 0 and num_received[channel] <= actions[index, NEEDS_NUMBER]:
-                num_received[channel] += 1
-                message = first_messages[channel] + num_posted[channel]
-                if message < first_messages[channel + 1]:
-                    live += message_bytes[message, AT_RECEIVER]
-                    num_posted[channel] += 1
+            while post < actions[index, STOP_POST]:
+                channel = messages[post, POSTED]
+                live += message_bytes[first_messages[channel] + num_posted[channel], AT_RECEIVER]
+                num_posted[channel] += 1
+                post += 1
             live += changes[index, ACQUIRED]
             peaks[rank] = max(peaks[rank], live + changes[index, TRANSIENT])
             live -= changes[index, FREED]

@@ -7,6 +7,10 @@ that period once more, and its totals grow by what a period holds. So the result
 
 States are compared through what ranks did: all that happened between the oldest thing which still matters and the first
 time has to have happened again P micro-batches and L nanoseconds later.
+
+Posts follow waits. Where receives are posted late, they also depend on the action after them, and so do the WAIT_SENDs
+on the other side. After the second time that is another action than in the longer step. So all places of POST_RECV and
+WAIT_SEND in the longer step are compared with those in the shorter one, and so is what each rank does next.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ def extrapolate(
     costs: Costs,
     *,
     receive_ahead: int = 2,
+    late_receives: bool = False,
     reductions: Sequence[Reduction] = (),
 ) -> Extrapolation:
     """The times of ``generate(num_microbatches)``, where ``generate`` gives the order for any number of micro-batches.
@@ -61,15 +66,18 @@ def extrapolate(
     first = _first_count(costs)
     if 2 * first >= num_microbatches:
         order = generate(num_microbatches)
-        times = simulate_arrays(order, costs, receive_ahead=receive_ahead, reductions=reductions)
+        times = simulate_arrays(
+            order, costs, receive_ahead=receive_ahead, late_receives=late_receives, reductions=reductions
+        )
         return Extrapolation(times=times, num_simulated=num_microbatches, is_exact=True)
 
     @functools.cache
     def step_of(count: int) -> _Step:
-        return _traced(generate(count), costs, receive_ahead, reductions)
+        return _traced(generate(count), costs, receive_ahead, late_receives, reductions)
 
     for count in (first, 2 * first):
-        cut = _find_cut(generate, step_of(count), receive_ahead) if 2 * count < num_microbatches else None
+        is_short = 2 * count < num_microbatches
+        cut = _find_cut(generate, step_of(count), receive_ahead, late_receives) if is_short else None
         if cut is not None:
             base = count + (num_microbatches - count) % cut.period
             num_periods = (num_microbatches - base) // cut.period
@@ -88,8 +96,10 @@ class _Step:
     times: StepTimes
 
 
-def _traced(order: Order, costs: Costs, receive_ahead: int, reductions: Sequence[Reduction]) -> _Step:
-    linked = link_order(order, receive_ahead, width=kernel.ARRIVED + 1)
+def _traced(
+    order: Order, costs: Costs, receive_ahead: int, late_receives: bool, reductions: Sequence[Reduction]
+) -> _Step:
+    linked = link_order(order, receive_ahead, late_receives, width=kernel.ARRIVED + 1)
     times = simulate_linked(order, linked, costs, receive_ahead=receive_ahead, reductions=reductions)
     return _Step(order=order, linked=linked, times=times)
 
@@ -108,17 +118,18 @@ def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator:
     return dataclasses.replace(times, **totals, reductions=(), trace=times.trace[:, :0])
 
 
-def _find_cut(generate: Callable[[int], Order], step: _Step, receive_ahead: int) -> Cut | None:
+def _find_cut(generate: Callable[[int], Order], step: _Step, receive_ahead: int, late_receives: bool) -> Cut | None:
     """Two times between which the step repeats itself, if there are such."""
     order, linked = step.order, step.linked
     for period in range(1, MOST_MICROBATCHES_PER_PERIOD + 1):
         cut = _cut(order, linked, period)
-        if (
-            cut is not None
-            and _repeats(order, linked, receive_ahead, cut)
-            and _is_stretched(order, generate(order.num_microbatches + period), cut)
-        ):
-            return cut
+        if cut is not None and _repeats(order, linked, receive_ahead, cut):
+            longer = generate(order.num_microbatches + period)
+            if _is_stretched(order, longer, cut) and (
+                not late_receives
+                or _are_places_stretched(step, longer, link_order(longer, receive_ahead, late_receives), cut)
+            ):
+                return cut
     return None
 
 
@@ -236,3 +247,66 @@ def _is_row_stretched(row: Integers, longer: Integers, first: int, stop: int, pe
     """The same for one rank, as (kind, slice, micro-batch) rows: actions [first, stop) come again."""
     later = np.array([[0], [0], [period]], dtype=np.int32)
     return np.array_equal(longer, np.concatenate([row[:, :stop], row[:, first:] + later], axis=1))
+
+
+def _are_places_stretched(step: _Step, longer: Order, linked: Linked, cut: Cut) -> bool:
+    """Whether POST_RECVs and WAIT_SENDs of ``longer`` are those of the step with what lies between the two times once
+    more, and what a rank has come to by the second time is what it came to by the first.
+    """
+    stops = step.linked.actions[cut.at + cut.shift, kernel.STOP]
+    for rank, (first, shift) in enumerate(zip(cut.places.tolist(), cut.shift.tolist(), strict=True)):
+        stop = first + shift
+        posts, waits = _transport(step.order, step.linked, rank)
+        longer_posts, longer_waits = _transport(longer, linked, rank)
+        num_more = posts.num_per_microbatch * cut.period
+        may_be_over = stops[rank] <= cut.time_ns + cut.length_ns
+        if not (
+            (not may_be_over or _is_next_alike(_row(step.order, rank), posts.counts, first, stop, cut.period, num_more))
+            and posts.counts[stop - 1] == posts.counts[first - 1] + num_more
+            and posts.is_stretched(longer_posts, first, stop)
+            and waits.is_stretched(longer_waits, first, stop)
+        ):
+            return False
+    return True
+
+
+def _is_next_alike(row: Integers, counts: Ints, first: int, stop: int, period: int, num_more: int) -> bool:
+    """Whether the action at ``stop`` and its POST_RECVs are those at ``first``, ``period`` micro-batches later."""
+    later = np.array([0, 0, period])
+    is_there = stop < len(counts) and np.array_equal(row[:, stop], row[:, first] + later)
+    return is_there and bool(counts[stop] == counts[first] + num_more)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Places:
+    """Of one rank's POST_RECVs or WAIT_SENDs their channels in order, and how many are done with each action."""
+
+    channels: Ints
+    counts: Ints
+    num_per_microbatch: int
+
+    def is_stretched(self, longer: _Places, first: int, stop: int) -> bool:
+        """Whether ``longer`` is the same with actions [first, stop) once more."""
+        before, after = int(self.counts[first - 1]), int(self.counts[stop - 1])
+        counts = np.concatenate([self.counts[:stop], self.counts[first:] + (after - before)])
+        channels = np.concatenate([self.channels[:after], self.channels[before:]])
+        return np.array_equal(longer.counts, counts) and np.array_equal(longer.channels, channels)
+
+
+def _transport(order: Order, linked: Linked, rank: int) -> tuple[_Places, _Places]:
+    """The rank's POST_RECVs and its WAIT_SENDs."""
+    actions = linked.actions[order.offsets[rank] : order.offsets[rank + 1]]
+    places = []
+    for firsts, count, channel in (
+        (linked.first_posts, link.STOP_POST, link.POSTED),
+        (linked.first_waits, link.STOP_WAIT, link.AWAITED),
+    ):
+        first, stop = [*firsts.tolist(), len(linked.messages)][rank : rank + 2]
+        places.append(
+            _Places(
+                channels=linked.messages[first:stop, channel],
+                counts=actions[:, count] - first,
+                num_per_microbatch=(stop - first) // order.num_microbatches,
+            )
+        )
+    return places[0], places[1]

@@ -43,7 +43,7 @@ def simulate(program: Program, costs: Costs, *, static_bytes: Sequence[int] = ()
     ``static_bytes`` per rank are there all the time: parameters, gradients, optimizer state, the process itself.
     """
     order = from_schedule(_schedule(program))
-    linked = link_order(order, program.receive_ahead, width=kernel.ARRIVED + 1)
+    linked = link_order(order, program.receive_ahead, program.late_receives, width=kernel.ARRIVED + 1)
     times = simulate_linked(order, linked, costs, receive_ahead=program.receive_ahead, reductions=program.reductions)
     always = static_bytes or (0,) * order.num_ranks
     timeline = Timeline(
