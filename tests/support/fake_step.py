@@ -225,6 +225,7 @@ def plan_of(case: Case) -> Plan:
         slices=(40, 24),
         stages=even_stages(model.num_units, num_stages),
         schedule=ScheduleSpec(generator=case.schedule),
+        late_receives=True,
     )
 
 

@@ -15,5 +15,6 @@ struct __nv_bfloat162;
 
 int fakecuda_device();                                        // the calling thread's
 void fakecuda_count_launch();                                 // one more kernel
+FAKECUDA_API long fakecuda_launches();                        // kernels so far
 bool fakecuda_is_silent(const char* name);                    // silent.txt names it
 extern "C" [[noreturn]] void fakecuda_refuse(const char* name);  // a function that is not there was called

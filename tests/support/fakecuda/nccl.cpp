@@ -2,7 +2,9 @@
 //
 // FAKE_CUDA_LOG names a folder; each process appends to its own file there, nccl-<pid>.tsv:
 //
-//     device  stream  communicator  size  rank  max CTAs  operation  peer  bytes
+//     device  stream  communicator  size  rank  max CTAs  operation  peer  bytes  kernels
+//
+// The last are those that the process launched up to this one, of any kind.
 //
 // A communicator's name is the same on all its ranks: it follows from the unique id, or from the communicator that it
 // was split from, how often that was split before, and the color. ``comm`` lines say that one was made.
@@ -39,8 +41,8 @@ void log_line(const ncclComm* comm, const void* stream, const char* operation, i
   std::string path = std::string(folder) + "/nccl-" + std::to_string(getpid()) + ".tsv";
   FILE* file = fopen(path.c_str(), "a");
   if (!file) return;
-  fprintf(file, "%d\t%p\t%s\t%d\t%d\t%d\t%s\t%d\t%zu\n", fakecuda_device(), stream, comm->name.c_str(), comm->size,
-          comm->rank, comm->max_ctas, operation, peer, bytes);
+  fprintf(file, "%d\t%p\t%s\t%d\t%d\t%d\t%s\t%d\t%zu\t%ld\n", fakecuda_device(), stream, comm->name.c_str(),
+          comm->size, comm->rank, comm->max_ctas, operation, peer, bytes, fakecuda_launches());
   fclose(file);
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from penstock.core.plan import Plan
@@ -11,13 +12,16 @@ from penstock.core.program import Channel, Program
 from penstock.core.schedule import Kind
 
 MADE = "comm"
-_LAUNCHES_EARLY = {"F": (Kind.SEND_F, Kind.POST_RECV_F), "B": (Kind.SEND_B, Kind.POST_RECV_B)}
-_LAUNCHES_LATE = {"F": (Kind.SEND_F, Kind.WAIT_RECV_F), "B": (Kind.SEND_B, Kind.WAIT_RECV_B)}
+_SENDS = (Kind.SEND_F, Kind.SEND_B)
+_LAUNCHES = (*_SENDS, Kind.POST_RECV_F, Kind.POST_RECV_B)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One operation of one process; ``peer`` is -1 for a collective, ``max_ctas`` 0 where NCCL chooses."""
+    """One operation of one process; ``peer`` is -1 for a collective, ``max_ctas`` 0 where NCCL chooses.
+
+    It is the process' kernel number ``kernels``, compute included.
+    """
 
     device: int
     stream: str
@@ -28,6 +32,7 @@ class Line:
     operation: str
     peer: int
     num_bytes: int
+    kernels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,12 @@ class RankLog:
         """What was sent and received."""
         return [line for line in self.lines if line.operation in ("send", "recv")]
 
+    def steps(self, num_messages: int) -> Iterator[list[Line]]:
+        """The messages of every step, which has so many, after the one that warmed each communicator."""
+        messages = self.messages[len({line.communicator for line in self.messages}) :]
+        for first in range(0, len(messages) - num_messages + 1, num_messages):
+            yield messages[first : first + num_messages]
+
 
 def read_logs(folder: Path) -> list[RankLog]:
     """Every process' log, the oldest first."""
@@ -59,52 +70,46 @@ def read_logs(folder: Path) -> list[RankLog]:
 
 
 def _line(text: str) -> Line:
-    device, stream, communicator, size, rank, max_ctas, operation, peer, num_bytes = text.split("\t")
-    return Line(
-        int(device), stream, communicator, int(size), int(rank), int(max_ctas), operation, int(peer), int(num_bytes)
-    )
+    device, stream, communicator, size, rank, max_ctas, operation, peer, num_bytes, kernels = text.split("\t")
+    ends = int(size), int(rank), int(max_ctas)
+    return Line(int(device), stream, communicator, *ends, operation, int(peer), int(num_bytes), int(kernels))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A launch that a Program asks for: on which channel, which end of it, how many bytes, and the pipeline rank at the
-    other end.
+    """A launch that a Program asks for: on which channel, which end of it, how many bytes, the pipeline rank at the
+    other end, and how many actions and how many forwards come before.
     """
 
     channel: Channel
     operation: str
     num_bytes: int
     peer: int
+    num_actions: int
+    num_forwards: int
 
 
-def expected_messages(program: Program, pipeline_rank: int, *, late: bool) -> Iterator[Message]:
-    """A step's launches of one rank in order; ``late`` if a receive is launched where it is awaited."""
-    rank = program.ranks[pipeline_rank]
-    kinds = _LAUNCHES_LATE if late else _LAUNCHES_EARLY
+def expected_messages(program: Program, pipeline_rank: int) -> Iterator[Message]:
+    """A step's launches of one rank in order."""
+    rank, num_actions, num_forwards = program.ranks[pipeline_rank], 0, 0
     for instruction in rank.instructions:
         channel = instruction.channel
-        if channel is None or instruction.action.kind not in kinds[channel.direction]:
-            continue
-        sends = instruction.action.kind in (Kind.SEND_F, Kind.SEND_B)
-        indices = instruction.reads if sends else _received(program, pipeline_rank, channel, instruction.sequence)
-        operation, peer = ("send", channel.target) if sends else ("recv", channel.source)
-        yield Message(channel, operation, rank.slots[indices[0]].num_bytes, peer)
-
-
-def _received(program: Program, pipeline_rank: int, channel: Channel, sequence: int) -> Sequence[int]:
-    for instruction in program.ranks[pipeline_rank].instructions:
-        is_post = instruction.action.kind in (Kind.POST_RECV_F, Kind.POST_RECV_B)
-        if is_post and (instruction.channel, instruction.sequence) == (channel, sequence):
-            return instruction.writes
-    raise AssertionError(f"message {sequence} of {channel} is not received")
+        num_actions += instruction.action.is_compute
+        num_forwards += instruction.action.kind is Kind.F
+        if channel is not None and instruction.action.kind in _LAUNCHES:
+            sends = instruction.action.kind in _SENDS
+            (index,) = instruction.reads if sends else instruction.writes
+            operation, peer = ("send", channel.target) if sends else ("recv", channel.source)
+            yield Message(channel, operation, rank.slots[index].num_bytes, peer, num_actions, num_forwards)
 
 
 def check(logs: Sequence[RankLog], plan: Plan, program: Program, num_steps: int) -> None:
     """Compare all ranks' logs of ``num_steps`` training steps with the Program.
 
     Every channel of a replica has one communicator, shared by its two ranks and by no other channel, on a stream of its
-    own. Each rank launches what the Program says, in its order, with its bytes, to and from the ranks that it names.
-    All of that is on the rank's own device, whose number is the rank's.
+    own. Each rank launches what the Program says, in its order, with its bytes, to and from the ranks that it names. It
+    computes between two launches only where the Program does, and wherever that has a forward (of a stage that is only
+    the head, backward launches nothing). All of that is on the rank's own device, whose number is the rank's.
     """
     assert sorted(log.rank for log in logs) == list(range(plan.num_ranks))
     owners: dict[str, set[tuple[int, Channel]]] = {}
@@ -122,19 +127,32 @@ def check(logs: Sequence[RankLog], plan: Plan, program: Program, num_steps: int)
 
 def _check_rank(log: RankLog, program: Program, pipeline_rank: int, num_steps: int) -> dict[str, Channel]:
     """The channel of every communicator that carried messages; asserts that the messages are the Program's."""
-    orders = [list(expected_messages(program, pipeline_rank, late=late)) for late in (False, True)]
-    warmed = len({line.communicator for line in log.messages})
-    messages = log.messages[warmed:]
-    found = [(line.operation, line.num_bytes, line.rank, line.peer) for line in messages[: num_steps * len(orders[0])]]
-    wanted = [
-        [(message.operation, message.num_bytes, *_ends(pipeline_rank, message.peer)) for message in order] * num_steps
-        for order in orders
-    ]
-    assert found in wanted, f"rank {log.rank} launched {found[: len(orders[0])]}, its Program says {wanted[0]}"
-    order = orders[wanted.index(found)] * num_steps
-    pairs = {(line.communicator, message.channel) for line, message in zip(messages, order, strict=False)}
+    order = list(expected_messages(program, pipeline_rank))
+    wanted = [(message.operation, message.num_bytes, *_ends(pipeline_rank, message.peer)) for message in order]
+    steps = list(log.steps(len(order)))[:num_steps]
+    assert len(steps) == num_steps
+    pairs = set()
+    for lines in steps:
+        found = [(line.operation, line.num_bytes, line.rank, line.peer) for line in lines]
+        assert found == wanted, f"rank {log.rank} launched {found}, its Program says {wanted}"
+        for (line, first), (later, second) in pairwise(zip(lines, order, strict=True)):
+            computed = later.kernels > line.kernels + 1
+            may_compute, must_compute = second.num_actions > first.num_actions, second.num_forwards > first.num_forwards
+            assert must_compute <= computed <= may_compute, f"rank {log.rank}: {line}, {later}"
+        pairs |= {(line.communicator, message.channel) for line, message in zip(lines, order, strict=True)}
     assert len(pairs) == len(dict(pairs)), f"rank {log.rank} mixes channels on a communicator: {pairs}"
     return dict(pairs)
+
+
+def most_receives_in_a_row(lines: Sequence[Line]) -> int:
+    """The most receives that a rank launches in a step with no compute between them."""
+    most = number = 0
+    before = lines[0].kernels
+    for line in lines:
+        number = number + 1 if line.kernels <= before + 1 else 1
+        number = number if line.operation == "recv" else 0
+        most, before = max(most, number), line.kernels
+    return most
 
 
 def _ends(rank: int, peer: int) -> tuple[int, int]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.core.plan import Plan
+from penstock.core.program import Program
 from penstock.planner.realise import program_of
 from penstock.trainer.rundir import RunDir
 from tests.support.command import Command, tiny_job
 from tests.support.fakecuda.build import environment
-from tests.support.fakecuda.nccl_log import check, read_logs
+from tests.support.fakecuda.nccl_log import RankLog, check, expected_messages, most_receives_in_a_row, read_logs
 
 GIBIBYTE = 2**30
 STEPS = 4
@@ -59,7 +63,9 @@ def test_a_job_on_cuda_runs_from_profile_to_resume(case: str, tmp_path: Path) ->
     assert (plan.dp, plan.pp, plan.slices) == (2, 2, (20, 12))
     assert [entry.step for entry in first.read_metrics()] == list(range(STEPS))
     assert (first.root / "report.html").exists()
-    check(read_logs(log)[-plan.num_ranks :], plan, program_of(plan), STEPS)
+    logs, program = read_logs(log)[-plan.num_ranks :], program_of(plan)
+    check(logs, plan, program, STEPS)
+    _check_receives(logs, plan, program)
 
     shutil.rmtree(log)
     log.mkdir()
@@ -70,3 +76,14 @@ def test_a_job_on_cuda_runs_from_profile_to_resume(case: str, tmp_path: Path) ->
     assert "measure" not in told, "the kept profile is fresh"
     assert [entry.step for entry in second.read_metrics()] == list(range(STEPS, STEPS + EVERY))
     check(read_logs(log), plan, program_of(second.read_plan()), EVERY)
+
+
+def _check_receives(logs: Sequence[RankLog], plan: Plan, program: Program) -> None:
+    """No receive before the actions that it is for draw near: none that a rank's first two actions do not wait for."""
+    assert plan.late_receives
+    for log in logs:
+        pipeline_rank = log.rank % plan.pp
+        num_messages = len(list(expected_messages(program, pipeline_rank)))
+        for step in islice(log.steps(num_messages), STEPS):
+            assert most_receives_in_a_row(step) <= 2
+            assert pipeline_rank or step[0].operation == "send", "rank 0's first action needs no receive"
