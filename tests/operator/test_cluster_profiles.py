@@ -229,6 +229,19 @@ class TestWhatGoesWrong:
         assert profiled(operating).reason == "NameTaken"
         assert JOB in profiled(operating).message
 
+    def test_nor_is_it_removed_once_the_profile_is_measured(self, operating: Operating) -> None:
+        measure(operating)
+        operating.kube.submit({**example(), "metadata": {"name": JOB}})
+        operating.turn()
+        assert job_of(operating) is not None
+
+    def test_a_config_map_of_that_name_is_left_to_its_owner(self, operating: Operating) -> None:
+        operating.kube.add(CONFIG_MAPS, {"metadata": {"name": JOB, "namespace": "default"}, "data": {"a": "b"}})
+        measure(operating)
+        assert operating.kube.config_map(JOB)["data"] == {"a": "b"}
+        assert profiled(operating).reason == "NameTaken"
+        assert "ConfigMap" in profiled(operating).message
+
     def test_a_spec_that_the_cluster_let_pass_is_refused_with_its_place(self) -> None:
         operating = with_profile(Operating(FakePlanner()), ranksPerPod=3)
         operating.turn()

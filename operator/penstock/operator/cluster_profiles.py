@@ -70,13 +70,15 @@ class ClusterProfiles:
             return
         job = measuring_job(profile, self._namespace)
         there = self._get(job)
+        is_own = there is not None and _owner(there) == found["metadata"]["uid"]
         if self._is_fresh(found, profile, status):
-            self._remove(there)
+            if is_own:
+                self._remove(there)
         elif there is None:
             made = job.to_manifest()
             self._kube.create({**made, "metadata": {**made["metadata"], "namespace": self._namespace, **_owned(found)}})
             self._tell(found, status, "Measuring", f"job {self._namespace}/{job.metadata.name} measures")
-        elif _owner(there) != found["metadata"]["uid"]:
+        elif not is_own:
             self._tell(found, status, "NameTaken", f"job {job.metadata.name} in {self._namespace} is somebody else's")
         elif _spec(there) != job.spec:
             self._remove(there)
@@ -107,6 +109,10 @@ class ClusterProfiles:
 
     def _keep(self, found: Object, name: str, measured: Profile, key: str) -> None:
         """The measurement first, then that it is there; the job goes at the next look."""
+        if self._is_taken(found, name):
+            message = f"ConfigMap {self._namespace}/{name} belongs to something else; remove it, or rename the profile"
+            self._tell(found, _status(found), "NameTaken", message)
+            return
         metadata = {"name": name, "namespace": self._namespace, **_owned(found)}
         files = {PROFILE_FILE: packed(measured.to_manifest())}
         self._kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": files})
@@ -119,6 +125,16 @@ class ClusterProfiles:
             links=in_short(measured.links),
         )
         self._tell(found, status, "Measured", "", holds=True)
+
+    def _is_taken(self, found: Object, name: str) -> bool:
+        """Whether a ConfigMap of that name is there and another object's."""
+        try:
+            there = self._kube.get(CONFIG_MAPS, self._namespace, name)
+        except KubeError as error:
+            if not error.is_missing:
+                raise
+            return False
+        return _owner(there) != str(found["metadata"]["uid"])
 
     def _is_fresh(self, found: Object, profile: ClusterProfile, status: ClusterProfileStatus) -> bool:
         """Whether it was measured as the spec is now, not too long ago, and is still there."""
