@@ -25,14 +25,15 @@ KUBERNETES = "1.36.0"
 
 @dataclass(frozen=True, kw_only=True)
 class Helm:
-    """A helm."""
+    """A helm that renders the chart for ``namespace``."""
 
     program: str
+    namespace: str = NAMESPACE
 
     def run(self, *values: str) -> subprocess.CompletedProcess[str]:
         """Render with these values (``name=value``), whatever comes of it."""
         options = [word for value in values for word in ("--set-json", value)]
-        command = [self.program, "template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", KUBERNETES]
+        command = [self.program, "template", RELEASE, str(CHART), "-n", self.namespace, "--kube-version", KUBERNETES]
         return subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
 
     def rendered(self, *values: str) -> str:

@@ -139,3 +139,49 @@ metadata:
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $account }}}
 subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Release.Namespace }}}]
 {{- end }}
+
+{{/* The account of one program as admission knows it: (list . "operator") */}}
+{{- define "penstock.account" -}}
+{{ printf "system:serviceaccount:%s:%s-%s" (index . 0).Release.Namespace (include "penstock.name" (index . 0)) (index . 1) }}
+{{- end }}
+
+{{/* Where ClusterProfiles are measured, as the operator has it. */}}
+{{- define "penstock.measuringNamespace" -}}
+{{ .Values.namespace | default .Release.Namespace }}
+{{- end }}
+
+{{/* CEL: namespaces that the values name, so that jobs may run there though they are the cluster's or penstock's own. */}}
+{{- define "penstock.namedNamespaces" -}}
+{{ append .Values.jobPolicy.namespaces .Values.namespace | toJson | replace "\"" "'" }}
+{{- end }}
+
+{{/* CEL: the request's namespace is none of the cluster's own, unless the values name it. */}}
+{{- define "penstock.isForJobs" -}}
+(!request.namespace.startsWith('kube-') || request.namespace in {{ include "penstock.namedNamespaces" . }})
+{{- end }}
+
+{{/* What has an admission policy deny: (list . "operator-pods") */}}
+{{- define "penstock.denied" }}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ include "penstock.cluster" . }}
+  labels: {{ include "penstock.labels" (index . 0) | nindent 4 }}
+spec:
+  policyName: {{ include "penstock.cluster" . }}
+  validationActions: [Deny]
+{{- end }}
+
+{{/* The head of an admission policy on what one program writes: (list . "operator-pods" "operator") */}}
+{{- define "penstock.policyHead" -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ include "penstock.cluster" . }}
+  labels: {{ include "penstock.labels" (index . 0) | nindent 4 }}
+spec:
+  failurePolicy: Fail
+  matchConditions:
+    - {name: by-the-{{ index . 2 }}, expression: "request.userInfo.username == '{{ include "penstock.account" (list (index . 0) (index . 2)) }}'"}
+{{- end }}
