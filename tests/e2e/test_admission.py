@@ -1,4 +1,4 @@
-"""What a stolen token of the operator or the service can write on a real apiserver, under the chart's admission policies.
+"""Writes that a stolen token of the operator or the service can do on a real apiserver, under the chart's policies.
 
 Each test acts as the program's service account with the rights that the chart gives it. All but what a test prepares is
 sent as a dry run: admission judges it, and nothing stays.
@@ -87,31 +87,46 @@ def lease(name: str) -> dict[str, Any]:
 # Pods
 
 POD_LABELS = {"penstock.dev/job": "j", "penstock.dev/job-uid": UID, "penstock.dev/attempt": "1"}
-RANKS_JOB = {"apiVersion": "batch/v1", "kind": "Job", "name": ranks_job_name("j", 1), "uid": "x", "controller": True}
-PODS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
-    "rank": (POD_LABELS, [RANKS_JOB]),
-    "stranger": ({}, []),
-    "copied-labels": (POD_LABELS, []),
-    "other-controller": (POD_LABELS, [{**RANKS_JOB, "kind": "ReplicaSet", "apiVersion": "apps/v1"}]),
-    "other-job": (POD_LABELS, [{**RANKS_JOB, "name": "backup"}]),
-    "other-attempt": (POD_LABELS, [{**RANKS_JOB, "name": ranks_job_name("j", 2)}]),
-    "owner-that-does-not-control": (POD_LABELS, [{**RANKS_JOB, "controller": False}]),
+RANKS_JOB = {"apiVersion": "batch/v1", "kind": "Job", "name": ranks_job_name("j", 1), "controller": True}
+OWNERS: dict[str, dict[str, Any]] = {
+    "rank": RANKS_JOB,
+    "stranger": {},
+    "copied-labels": {},
+    "other-controller": {**RANKS_JOB, "kind": "ConfigMap", "apiVersion": "v1"},
+    "other-job": {**RANKS_JOB, "name": "backup"},
+    "other-attempt": {**RANKS_JOB, "name": ranks_job_name("j", 2)},
+    "owner-that-does-not-control": {**RANKS_JOB, "controller": False},
 }
+"""Pods by name, and what owns each; all but the stranger have a rank's labels."""
+
+
+def owner_manifest(owner: dict[str, Any]) -> dict[str, Any]:
+    """An object that is there, or the pod would be collected as garbage; no controller of the cluster looks at it."""
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "none"}]}}
+    spec = {"spec": {"managedBy": "penstock.dev/tests", "template": template}} if owner["kind"] == "Job" else {}
+    metadata = {"name": owner["name"], "namespace": NAMESPACE}
+    return {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "metadata": metadata, **spec}
 
 
 @pytest.fixture
 def pod(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
-    """One of `PODS`, by its name; nobody schedules it."""
+    """One of `OWNERS`, by its name; nobody schedules it."""
     name = str(request.param)
-    labels, owners = PODS[name]
+    owner, owners = OWNERS[name], []
+    if owner:
+        made = json.loads(kubectl.ask("create", "-o", "json", "-f", "-", text=json.dumps(owner_manifest(owner))))
+        owners = [{**owner, "uid": made["metadata"]["uid"]}]
+    labels = {"app": "x", **(POD_LABELS if name != "stranger" else {})}
+    metadata = {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": owners}
     spec = {"schedulerName": "nobody", "containers": [{"name": "c", "image": "none"}]}
-    metadata = {"name": name, "namespace": NAMESPACE, "labels": {"app": "x", **labels}, "ownerReferences": owners}
     manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     if kubectl.run("get", "sa", "default", "-n", NAMESPACE).returncode:
         kubectl.ask("create", "serviceaccount", "default", "-n", NAMESPACE)
     kubectl.ask("create", "-f", "-", text=json.dumps(manifest))
     yield name
-    kubectl.run("delete", "pod", name, "-n", NAMESPACE, "--force", "--grace-period=0", "--ignore-not-found")
+    kubectl.ask("delete", "pod", name, "-n", NAMESPACE, "--force", "--grace-period=0")
+    if owner:
+        kubectl.ask("delete", owner["kind"], owner["name"], "-n", NAMESPACE, "--cascade=orphan")
 
 
 BINDING = {"metadata": {"annotations": {"penstock.dev/binding": "{}"}}}
@@ -138,7 +153,7 @@ def test_the_operator_annotates_ranks(kubectl: Kubectl, pod: str, change: dict[s
         kubectl.ask(*patch_pod(pod, change))
 
 
-@pytest.mark.parametrize("pod", [name for name in PODS if name != "rank"], indirect=True)
+@pytest.mark.parametrize("pod", [name for name in OWNERS if name != "rank"], indirect=True)
 def test_labels_make_no_pod_a_job_s(kubectl: Kubectl, pod: str) -> None:
     """Anybody who may make pods copies them: the controller has to be the Job of that attempt."""
     assert "pods of its jobs alone" in kubectl.refusal(*patch_pod(pod, BINDING))
