@@ -1,12 +1,15 @@
-"""A real Prometheus scrapes a service that runs a job, and the ranks of a run: every query of ours finds something.
+"""A real Prometheus scrapes a service with a job, an operator, and ranks of a run: every query of ours finds something.
 
 It runs by the configuration that users are given, with other addresses and shorter intervals.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +18,21 @@ from typing import Any
 import pytest
 
 from penstock.api.routes.plans import MOST_WAITING
+from penstock.kube.names import SERVICE_LEASE
+from penstock.kube.resources import LEASES
+from penstock.operator.metrics import serve
+from penstock.operator.operation import Operation
+from penstock.operator.settings import Settings
 from penstock.trainer.ports import free_port
 from penstock.trainer.rundir import RunDir
 from tests.support import prometheus
 from tests.support.command import ended, give_way, laid_out, tiny_job, wait_for_step
 from tests.support.dashboards import ALERTS, CONFIGURATION, GUIDE, alert_queries, alerts, panel_queries
+from tests.support.fake_supervisors import FakePlanner
+from tests.support.manifests import example
 from tests.support.prometheus import Prometheus
 from tests.support.serving import Served, served, wait_until
+from tests.support.watchable import Watchable
 from tests.support.whatif import asked_for
 
 VARIABLES = {"namespace": "default", "job": "tiny", "__rate_interval": "1m"}
@@ -31,6 +42,8 @@ ENDLESS: dict[str, Any] = {
     "checkpoint": {"everySteps": 10**4},
 }
 LAST_SERIES = (
+    'penstock_operator_reconcile_seconds_count{result="done"}',
+    "penstock_operator_service_lease_held",
     'penstock_http_request_seconds_count{status="5xx"}',
     'penstock_http_request_seconds_count{operation="ingest"}',
     'penstock_job_loss{job_name="tiny"}',
@@ -45,14 +58,14 @@ pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, measurements: Path) -> Iterator[Prometheus]:
     """A Prometheus that has scraped a few times: a job that trains, one that failed, and a run beside the service."""
-    with served(tmp_path_factory.mktemp("monitored"), cache=measurements) as service:
+    with served(tmp_path_factory.mktemp("monitored"), cache=measurements) as service, an_operator() as operator_port:
         service.submit("broke", parallelism=CANNOT_BE_PLANNED)
         trains = service.submit("tiny", **ENDLESS)
         service.wait_for_step("tiny", 1)
         give_way(RunDir(service.run_dir(trains)))
         with ranks_of_its_own(service) as port:
             ask_for_too_many_plans(service)
-            with prometheus.server(service.folder, configured(service, port)) as found:
+            with prometheus.server(service.folder, configured(service, port, operator_port)) as found:
                 wait_until(lambda: is_scraped(found, service))
                 yield found
 
@@ -73,13 +86,47 @@ def ranks_of_its_own(service: Served) -> Iterator[int]:
         ended(process, 128 + signal.SIGINT)
 
 
-def configured(service: Served, ranks_port: int) -> Path:
+@contextmanager
+def an_operator() -> Iterator[int]:
+    """The port of an operator of a cluster in memory, with a job that no node has capacity for and a Lease."""
+    kube, settings = Watchable(), Settings(image="trainer:1", service="https://service:8470", resync_seconds=0.5)
+    kube.submit(example(kubernetes={"volumes": {"out": {"claim": "shared"}}}))
+    lease = {"name": SERVICE_LEASE, "namespace": settings.own_namespace}
+    port, ending, started = free_port(), threading.Event(), threading.Event()
+
+    def renew() -> None:
+        kube.add(LEASES, {"metadata": dict(lease), "spec": {"renewTime": str(time.time())}})
+
+    async def operate() -> None:
+        found = Operation(kube, FakePlanner(), settings, time.time)
+        close = serve(found.registry, port)
+        await found.start(asyncio.get_running_loop())
+        started.set()
+        while not ending.is_set():
+            renew()
+            await asyncio.sleep(0.5)
+        await found.close()
+        close()
+
+    renew()
+    thread = threading.Thread(target=asyncio.run, args=(operate(),))
+    thread.start()
+    try:
+        assert started.wait(60.0)
+        yield port
+    finally:
+        ending.set()
+        thread.join()
+
+
+def configured(service: Served, ranks_port: int, operator_port: int) -> Path:
     (service.folder / ALERTS.name).write_text(ALERTS.read_text().replace("for: 1m", "for: 1s"))
     create = ("token", "create", "prometheus", "--role", "viewer", "--folder", service.folder / "data")
     (service.folder / "token").write_text(service.command(*create)[0])
     text = CONFIGURATION.read_text().replace("15s", "1s").replace("127.0.0.1:8470", f"127.0.0.1:{service.port}")
     path = service.folder / CONFIGURATION.name
-    path.write_text(text.replace("127.0.0.1:9400", f"127.0.0.1:{ranks_port}"))
+    target = f'{{job_name: penstock-operator, static_configs: [{{targets: ["127.0.0.1:{operator_port}"]}}]}}'
+    path.write_text(text.replace("127.0.0.1:9400", f"127.0.0.1:{ranks_port}") + f"  - {target}\n")
     return path
 
 
@@ -109,8 +156,8 @@ def ask_for_too_many_plans(service: Served) -> None:
         service.client.delete(f"/v1/plans/{each}")
 
 
-def test_both_endpoints_are_scraped(measured: Prometheus) -> None:
-    for job in ("penstock", "penstock-ranks"):
+def test_all_endpoints_are_scraped(measured: Prometheus) -> None:
+    for job in ("penstock", "penstock-ranks", "penstock-operator"):
         measured.found(f'up{{job="{job}"}} == 1')
 
 
@@ -156,9 +203,11 @@ def firing(measured: Prometheus) -> list[str]:
     return [each["labels"]["alertname"] for each in measured.get("alerts")["alerts"] if each["state"] == "firing"]
 
 
-def test_the_guide_tells_of_every_metric_of_the_service(measured: Prometheus) -> None:
+def test_the_guide_tells_of_every_metric_of_service_and_operator(measured: Prometheus) -> None:
     there = {name for name in measured.get("label/__name__/values") if name.startswith("penstock_")}
     there -= {each["metric"]["__name__"] for each in measured.found('{job_name="tiny", instance!="", namespace=""}')}
     there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in there}
-    table = GUIDE.read_text().partition("| metric |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`(penstock_\w+)", table)) == there - {"penstock_ingested_records"}
+    text = GUIDE.read_text()
+    tables = [text.partition(head)[2].partition("\n\n")[0] for head in ("| metric |", "| metric of the operator |")]
+    named = {name for table in tables for name in re.findall(r"`(penstock_\w+)", table)}
+    assert named == there - {"penstock_ingested_records"}

@@ -26,6 +26,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "watched": (
         "monitoring.serviceMonitor=true",
         "monitoring.dashboards=true",
+        "monitoring.alerts=true",
         "monitoring.serviceTokenSecret=viewer",
         "monitoring.labels.release=prometheus",
         "service.tlsSecret=certificate",
@@ -287,6 +288,7 @@ class TestValues:
             "service.storage.size=much",
             "operator.log=xml",
             "namespace=Team",
+            "monitoring.runbookBase=git.example.org",
         ],
     )
     def test_what_cannot_be_used_is_refused(self, value: str) -> None:
@@ -453,6 +455,32 @@ def test_dashboards_and_monitors_are_there_when_wanted() -> None:
     assert len(dashboards) == 3
     assert of_kind(render(), "ServiceMonitor") == []
     assert [each["metadata"]["name"] for each in of_kind(render(), "ConfigMap")] == ["penstock-job-policy"]
+
+
+@pytest.mark.parametrize("base", ["", "https://git.example.org/penstock/blob/main/"])
+def test_alerts_are_those_of_the_repository_and_link_to_its_pages(base: str) -> None:
+    found = render(*VARIANTS["watched"], f"monitoring.runbookBase={base}")
+    [rule] = of_kind(found, "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    committed = yamltext.load((ROOT / "deploy" / "dashboards" / "alerts.yaml").read_text())
+    for group in committed["groups"]:
+        for each in group["rules"]:
+            page, _, section = each["annotations"]["runbook_url"].partition("#")
+            assert f"### {each['alert']}\n" in (ROOT / page).read_text()
+            assert section == each["alert"].lower()
+            each["annotations"]["runbook_url"] = f"{base}{page}#{section}"
+    assert rule["spec"] == committed
+    assert of_kind(render(), "PrometheusRule") == []
+
+
+def test_the_operator_is_scraped_by_the_name_that_alerts_ask_for() -> None:
+    found = render(*VARIANTS["watched"])
+    [monitor] = [each for each in of_kind(found, "ServiceMonitor") if each["metadata"]["name"] == "penstock-operator"]
+    [endpoint] = monitor["spec"]["endpoints"]
+    [relabeling] = endpoint["relabelings"]
+    assert relabeling["targetLabel"] == "job"
+    alerts = (ROOT / "deploy" / "dashboards" / "alerts.yaml").read_text()
+    assert f'up{{job="{relabeling["replacement"]}"}}' in alerts
 
 
 def test_the_service_is_scraped_by_the_name_that_alerts_ask_for() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,8 +19,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.lifecycle import Phase
-from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, PODS, Resource
-from penstock.kube.transport import Change, KubeError, Listing
+from penstock.kube.names import SERVICE_LEASE
+from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, LEASES, PODS
+from penstock.kube.transport import KubeError
 from penstock.operator import handlers, operation
 from penstock.operator.metrics import serve
 from penstock.operator.operation import Operation, StuckError
@@ -31,29 +32,9 @@ from tests.support.fake_supervisors import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import Operating, measured
 from tests.support.sample_run import sample_profile
+from tests.support.watchable import Watchable
 
 SECONDS = 10.0
-
-
-class Watchable(FakeKube):
-    """A watch here ends soon, and is followed by a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unlistable: set[str] = set()
-        self.closed: set[str] = set()
-
-    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
-        if resource.plural in self.closed and not namespace:
-            raise KubeError(403, "Forbidden", f"{resource.plural} is forbidden at the cluster scope")
-        if resource.plural in self.unlistable:
-            raise KubeError(500, "Internal", "etcd")
-        return super().list(resource, namespace, selector)
-
-    def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        time.sleep(0.02)
-        yield Change(version=version)
-        raise KubeError(410, "Expired", "")
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +47,11 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def operating(kube: Watchable, *, namespace: str = "", resync_seconds: float = 0.05) -> AsyncIterator[Operation]:
+async def operating(
+    kube: Watchable, *, namespace: str = "", service: str = "", resync_seconds: float = 0.05
+) -> AsyncIterator[Operation]:
     """An operator that runs."""
-    settings = Settings(image="trainer:1", namespace=namespace, resync_seconds=resync_seconds)
+    settings = Settings(image="trainer:1", namespace=namespace, service=service, resync_seconds=resync_seconds)
     found = Operation(kube, FakePlanner(), settings, time.time)
     await found.start(asyncio.get_running_loop())
     try:
@@ -377,6 +360,23 @@ class TestProbe:
         now[0] += 1
         with pytest.raises(StuckError, match="jobsets, jobs, pods, nodes"):
             found.silences()
+
+
+@pytest.mark.parametrize("service", ["", "https://service:8470"])
+def test_a_lease_that_nobody_renews_is_counted(service: str) -> None:
+    """Where there is no service, there is no Lease to miss."""
+    held = "penstock_operator_service_lease_held"
+    expected = [0.0, 1.0] if service else [None, None]
+
+    async def test() -> None:
+        kube = Watchable()
+        metadata = {"name": SERVICE_LEASE, "namespace": Settings().own_namespace}
+        async with operating(kube, service=service) as found:
+            await until(lambda: figures(found).get(held) == expected[0])
+            kube.add(LEASES, {"metadata": metadata, "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
+            await until(lambda: figures(found).get(held) == expected[1])
+
+    run(test)
 
 
 def test_prometheus_is_answered() -> None:

@@ -26,7 +26,10 @@ UNREACHABLE = "unreachable"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Now:
-    """What is so at the moment that somebody asks. Times are in seconds, by what is watched."""
+    """What is so at the moment that somebody asks. Times are in seconds, by what is watched.
+
+    ``lease_held`` is None where there is no service to hold one.
+    """
 
     queued: int
     in_flight: int
@@ -34,6 +37,7 @@ class Now:
     silences: Mapping[str, float]
     plans_working: int
     plans_waiting: int
+    lease_held: bool | None = None
 
 
 class Metrics(Collector):
@@ -82,6 +86,10 @@ class Metrics(Collector):
         plans.add_metric(["working"], now.plans_working)
         plans.add_metric(["waiting"], now.plans_waiting)
         yield plans
+        if now.lease_held is not None:
+            yield GaugeMetricFamily(
+                "penstock_operator_service_lease_held", "Whether a service renews its Lease.", float(now.lease_held)
+            )
 
     def ended(self, decision: SetPhase) -> None:
         """A job came to this phase."""

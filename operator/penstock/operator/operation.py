@@ -75,6 +75,7 @@ class Operation:
         self._threads = ThreadPoolExecutor(NUM_LAUNCHERS + NUM_THREADS, thread_name_prefix="reconcile")
         self._watchers = [Watcher(self._kube, each, settings.namespace, clock) for each in watched(self.cache)]
         self._presence, self._clock = ServicePresence(self._kube, settings.own_namespace, clock), clock
+        self._is_lease_held: bool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beats: list[asyncio.Task[None]] = []
 
@@ -131,6 +132,7 @@ class Operation:
             silences={watcher.name: watcher.silent_seconds for watcher in self._watchers},
             plans_working=working,
             plans_waiting=waiting,
+            lease_held=self._is_lease_held if self._settings.service else None,
         )
 
     # The queue
@@ -210,7 +212,8 @@ class Operation:
             return []
 
     async def _look_for_service(self) -> None:
-        self.cache.see_service(await asyncio.to_thread(self._presence.look), self._clock())
+        self._is_lease_held = await asyncio.to_thread(self._presence.look)
+        self.cache.see_service(self._is_lease_held, self._clock())
 
     async def _look_at_profiles(self) -> None:
         await asyncio.to_thread(self._profiles.turn)
