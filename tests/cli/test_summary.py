@@ -55,6 +55,16 @@ def test_a_summary_survives_its_manifest(run: RunDir) -> None:
     assert Summary.from_manifest(json.loads(json.dumps(summary.to_manifest()))) == summary
 
 
+def test_a_damaged_line_of_metrics_is_a_warning_and_the_report_is_made(run: RunDir) -> None:
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(b"".join([lines[0].replace(b"attempt", b"attumpt"), *lines[1:]]))
+    summary = summarise(run, "Succeeded", 2, read_result(run))
+    assert summary.steps == NUM_STEPS
+    assert "metrics.jsonl:1 is no entry" in text(summary).replace("\n", "")
+    write_report(run)
+    assert run.report.exists()
+
+
 def test_warm_up_does_not_count(run: RunDir) -> None:
     slow = [dataclasses.replace(fake_metrics(step), step_seconds=99.0) for step in range(WARM_UP_STEPS)]
     fast = [fake_metrics(step) for step in range(WARM_UP_STEPS, NUM_STEPS)]
@@ -141,7 +151,7 @@ def test_the_trace_holds_prediction_and_measurement(run: RunDir) -> None:
     assert {event["pid"] for event in events} == {1, 2}
 
 
-@pytest.mark.parametrize("name", ["plan.json", "profile.json", "timeline.json", "metrics.jsonl", "state.json"])
+@pytest.mark.parametrize("name", ["plan.json", "profile.json", "timeline.json", "state.json"])
 def test_a_corrupt_file_is_named(run: RunDir, name: str) -> None:
     (run.root / name).write_text("{\n")
     with pytest.raises(UserError) as found:

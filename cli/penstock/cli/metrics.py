@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from penstock.core.records import StepMetrics
+from penstock.trainer.rundir import metrics_entry
 
 LONGEST_LINE_BYTES = 2**16
 
@@ -30,7 +30,7 @@ class LineFollower:
             text = file.read()
         complete = text[: text.rfind(b"\n") + 1]
         self._offset += len(complete)
-        return complete.decode().split("\n")[:-1]
+        return complete.decode(errors="replace").split("\n")[:-1]
 
 
 def _end_of_lines(path: Path) -> int:
@@ -48,8 +48,8 @@ class MetricsFollower:
         self._lines = LineFollower(path)
 
     def new(self) -> list[StepMetrics]:
-        """The entries that were completed since the last call, in order."""
-        return [StepMetrics(**json.loads(line)) for line in self._lines.new()]
+        """The entries that were completed since the last call, in order; damaged ones are left out."""
+        return [entry for line in self._lines.new() if (entry := metrics_entry(line)) is not None]
 
 
 class Growth:

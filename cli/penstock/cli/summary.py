@@ -74,7 +74,7 @@ def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> 
         tokens_per_second=curves.tokens_per_second.value if curves.tokens_per_second else None,
         plan=plan_line(plan) if plan else "",
         reasons=plan.reasons if plan else (),
-        warnings=prediction.warnings if prediction else (),
+        warnings=(*(prediction.warnings if prediction else ()), *run.damaged_metrics()),
         sample=str(result.get("sample", "")),
         report=str(run.report) if run.report.exists() else "",
     )

@@ -141,7 +141,11 @@ class Program(Manifest):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every instruction, slot and offset; what a plan says itself is left out (``receive_ahead``)."""
+        """SHA-256 over every instruction's action, slots and channel, and every slot's place.
+
+        Left out is what the plan next to it says or implies: ``receive_ahead``, ``reductions``, ``slice_capacities`` and
+        ``transient_bytes``. Stored plans hold digests, so another choice would refuse them all.
+        """
         text = hashlib.sha256()
         for rank in self.ranks:
             text.update(f"rank {rank.rank} {rank.arena_bytes}\n".encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -101,14 +102,25 @@ def test_a_line_cut_short_is_passed_over_and_spoils_none_that_follows(tmp_path: 
     assert [(each.step, each.attempt) for each in run.read_metrics()] == [(0, 1), (1, 1), (2, 2), (3, 2)]
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "7", "nonsense", '{"step": 1, "colour": "red"}'])
-def test_a_line_that_is_no_entry_is_named(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", [b"{}", b"[]", b"7", b"nonsense", b'{"step": 1, "colour": "red"}', b"\xff\x00"])
+def test_a_damaged_line_costs_its_own_step_alone_and_is_named(tmp_path: Path, line: bytes) -> None:
+    """A bit that flips on the disk must not cost the report of a run that trained to its end."""
     run = RunDir(tmp_path)
     written(run, metrics(0))
-    with run.metrics.open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(UserError, match=r"metrics.jsonl:2: is no entry"):
-        run.read_metrics()
+    with run.metrics.open("ab") as file:
+        file.write(line + b"\n")
+    written(run, metrics(2))
+    assert [each.step for each in run.read_metrics()] == [0, 2]
+    (damaged,) = run.damaged_metrics()
+    assert re.search(r"metrics.jsonl:2 is no entry, and is left out", damaged)
+
+
+def test_a_flipped_bit_is_damage_to_what_it_names(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    line = metrics_line(metrics(0))
+    run.metrics.write_text(line.replace("attempt", "attumpt") + line.replace('"step": 0', '"step": "0"'))
+    assert run.read_metrics() == []
+    assert len(run.damaged_metrics()) == 2
 
 
 @given(

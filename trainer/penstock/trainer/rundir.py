@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import IO, Any, TextIO, TypeVar
 
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
@@ -112,7 +112,7 @@ class RunDir:
         """Make the folders; raises `UserError` where that is not allowed."""
         try:
             for folder in (self.root, self.checkpoints, self.timelines, self.logs, self.outbox, self.status):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
             probe = self.root / ".writable"
             probe.touch()
             probe.unlink(missing_ok=True)  # another host may have been here
@@ -146,16 +146,24 @@ class RunDir:
         return _read_manifest(self.profile, Profile.from_manifest)
 
     def read_metrics(self) -> list[StepMetrics]:
-        """The newest entry of every step, in order; raises `UserError` for a line that is no entry."""
-        newest: dict[int, StepMetrics] = {}
-        for number, line in enumerate(complete_lines(self.metrics), start=1):
-            try:
-                entry = StepMetrics(**json.loads(line))
-            except (ValueError, TypeError) as error:
-                place = f"{self.metrics}:{number}"
-                raise UserError(what=f"is no entry: {error}", where=place, remedy="remove the line") from None
-            newest[entry.step] = entry
+        """The newest entry of every step, in order; `damaged_metrics` names the lines that are left out."""
+        entries = (metrics_entry(line) for line in complete_lines(self.metrics))
+        newest = {entry.step: entry for entry in entries if entry is not None}
         return [newest[step] for step in sorted(newest)]
+
+    def damaged_metrics(self) -> list[str]:
+        """A sentence for each whole line that is no entry, as a fault of the disk leaves it."""
+        lines = enumerate(complete_lines(self.metrics), start=1)
+        return [f"{self.metrics}:{n} is no entry, and is left out" for n, line in lines if metrics_entry(line) is None]
+
+
+def metrics_entry(line: str) -> StepMetrics | None:
+    """The entry that a line of metrics.jsonl holds; none if it is damaged."""
+    try:
+        entry = StepMetrics(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return entry if isinstance(entry.step, int) else None
 
 
 def metrics_line(metrics: StepMetrics) -> str:
@@ -166,7 +174,7 @@ def metrics_line(metrics: StepMetrics) -> str:
 
 def complete_lines(path: Path) -> list[str]:
     """The lines of a file that is appended to, if it exists; a last one without its end is left out."""
-    return path.read_text().split("\n")[:-1] if path.exists() else []
+    return path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
 
 
 def append_lines(path: Path) -> TextIO:
@@ -185,14 +193,27 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
     try:
         with partial.open("w") as file:
             file.write(text)
-            file.flush()
             if durable:
-                os.fsync(file.fileno())
+                sync_file(file)
         partial.replace(path)
         if durable:
             sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing, and have the disk keep their names."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Have the disk keep all that was written to ``file``."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
