@@ -71,6 +71,21 @@ def test_a_claim_names_this_very_process(folder: AttemptFolder) -> None:
     assert not is_alive(dataclasses.replace(found, started_ticks=found.started_ticks - 1))
 
 
+def test_a_claim_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the attempt would run a second time, and number its records as the first time."""
+    attempt, synced, sync = AttemptFolder(tmp_path / "run", 1), [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((path, attempt.claim.exists()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    claim(attempt)
+    assert (attempt.path, True) in synced, "the claim's own name"
+    assert {path for path, _ in synced} >= {tmp_path, attempt.root, attempt.path.parent}, "the folders' names"
+
+
 def test_the_start_is_since_the_machine_s(folder: AttemptFolder) -> None:
     uptime_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
     assert 0 < this_process().started_ticks <= uptime_ticks

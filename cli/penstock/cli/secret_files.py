@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from penstock.trainer.rundir import sync_folder
+
 
 def write_secret(path: Path, text: str) -> None:
     """Write what only this user may read, from its first moment on."""
@@ -26,5 +28,6 @@ def writing_secret(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)

@@ -19,7 +19,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import re
 import shutil
 import stat
@@ -51,7 +50,7 @@ from penstock.trainer.checkpoint_index import (
     read_limited,
     writable,
 )
-from penstock.trainer.rundir import sync_folder
+from penstock.trainer.rundir import sync_file, sync_folder
 from penstock.trainer.together import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"
@@ -325,8 +324,7 @@ def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:
     content = manifest.to_manifest()
     with (partial / MANIFEST).open("w") as file:
         json.dump({**content, "sha256": digest(content)}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
     sync_folder(partial)
     if folder.exists():
         _remove(folder)

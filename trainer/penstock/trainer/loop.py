@@ -46,6 +46,7 @@ def train(session: Session, attempt: int, teller: Teller) -> Outcome:
         validation = _validation(session, step) if not stopped else None
         teller.stepped(_metrics(session, step - 1, totals, seconds, validation, attempt), timeline)
         if stopped or step == training.steps or step % every == 0:
+            teller.saving()
             teller.saved(session.save(step, attempt).step)
     if validation is None and not stopped:
         validation = session.validation_loss(step)  # an earlier attempt took the last step, but did not get this far

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.records import Record, RecordKind
-from penstock.trainer.rundir import append_lines, complete_lines, write_atomically
+from penstock.trainer.rundir import append_lines, complete_lines, sync_file, sync_folder, write_atomically
 
 LARGEST_BYTES = 64 * 2**20
 _TAIL_BYTES = 2**20
@@ -36,6 +36,7 @@ class Outbox:
         self._identity: dict[str, Any] = {"uid": uid, "attempt": attempt, "source": source}
         self._clock, self._largest_bytes = clock, largest_bytes
         self._file = append_lines(self._path)
+        sync_folder(folder)
         self._sequence = 1 + last_sequence(self._path)
 
     @property
@@ -58,9 +59,16 @@ class Outbox:
         write_atomically(self._path, "".join(f"{line}\n" for line in lines[len(lines) // 2 :]))
         self._file = append_lines(self._path)
 
+    def sync(self) -> None:
+        """Have the disk keep all records that were put."""
+        sync_file(self._file)
+
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; the disk has all of it."""
+        try:
+            self.sync()
+        finally:
+            self._file.close()
 
 
 def read_records(path: Path) -> list[Record]:

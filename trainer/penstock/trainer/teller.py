@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Protocol, Self
 
@@ -13,7 +14,7 @@ from penstock.trainer.exporter import Exporter
 from penstock.trainer.outbox import Outbox
 from penstock.trainer.ports import LOOPBACK
 from penstock.trainer.restoring import Restored
-from penstock.trainer.rundir import RunDir, append_lines, metrics_line, write_json
+from penstock.trainer.rundir import RunDir, append_lines, metrics_line, sync_file, sync_folder, write_json
 
 
 class Teller(Protocol):
@@ -24,6 +25,9 @@ class Teller(Protocol):
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
         """A step was taken; sampled ones come with their timeline."""
+
+    def saving(self) -> None:
+        """A checkpoint is about to be written."""
 
     def saved(self, step: int) -> None:
         """A checkpoint was written."""
@@ -36,6 +40,9 @@ class Silent:
         """See `Teller`."""
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
+        """See `Teller`."""
+
+    def saving(self) -> None:
         """See `Teller`."""
 
     def saved(self, step: int) -> None:
@@ -53,6 +60,7 @@ class Announcer:
         if metrics_port is not None:
             self._exporter.serve(LOOPBACK, metrics_port)
         self._metrics = append_lines(run.metrics)
+        sync_folder(run.root)
         uid = job.metadata.uid or job.metadata.name
         self._outbox = Outbox(run.outbox, uid=uid, attempt=attempt, source="rank-0", clock=time.time)
         if plan.profile_digest:
@@ -62,8 +70,8 @@ class Announcer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._metrics.close()
-        self._outbox.close()
+        with contextlib.closing(self._outbox), self._metrics:
+            sync_file(self._metrics)
 
     def began(self, restored: Restored) -> None:
         """See `Teller`."""
@@ -88,6 +96,13 @@ class Announcer:
             for path in (self._run.timelines / f"step-{metrics.step}.json", self._run.timeline):
                 write_json(path, timeline.to_manifest())
             self._outbox.put(RecordKind.TIMELINE, timeline=timeline)
+
+    def saving(self) -> None:
+        """See `Teller`. After a power cut, no checkpoint is there without the steps before it: the next attempt takes
+        those after it again, and so reports them again.
+        """
+        sync_file(self._metrics)
+        self._outbox.sync()
 
     def saved(self, step: int) -> None:
         """See `Teller`."""

@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from penstock.api.executor.files import make_folder, sync_folder
 from penstock.api.executor.folder import AttemptFolder
 from penstock.core.supervision import Claim
 
@@ -17,10 +18,14 @@ NOBODY = Claim(pid=0, started_ticks=0, boot_id="")
 
 
 def take(folder: AttemptFolder, claim: Claim) -> bool:
-    """Claim the attempt; false if it was claimed before, whatever became of that process."""
+    """Claim the attempt; false if it was claimed before, whatever became of that process.
+
+    The claim survives a power cut. Were it lost, the attempt would be started again under its number, and the service,
+    which has records of that attempt, would pass over new ones with the same sequence numbers.
+    """
     if folder.claim.exists():
         return False
-    folder.path.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.path)
     partial = folder.path / f".claim.{os.getpid()}"
     with partial.open("w") as file:
         file.write(json.dumps(claim.to_manifest()))
@@ -32,6 +37,7 @@ def take(folder: AttemptFolder, claim: Claim) -> bool:
         return False
     finally:
         partial.unlink()
+    sync_folder(folder.path)
     return True
 
 

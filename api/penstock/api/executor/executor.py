@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.executor.admission import Demand, Machine, Waiting, admitted, assigned, demand_of, lacking
-from penstock.api.executor.files import replace_text
+from penstock.api.executor.files import make_folder, replace_text
 from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import Seen, last_words, observed
 from penstock.api.executor.supervisors import Supervisors
@@ -393,7 +393,7 @@ class Executor:
             self._enter(stored, SetPhase(Phase.FAILED, "UserError", str(mistake)), now)
             return
         root = self._root(stored)
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         replace_text(root / "job.yaml", yamltext.dump(job.to_manifest()))
         limit = stored.job.spec.run_policy.active_deadline_seconds
         deadline = (stored.started_at or 0.0) + limit if limit else None

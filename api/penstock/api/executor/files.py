@@ -34,11 +34,19 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync(folder: Path) -> None:
-    """Where its file system can."""
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing, and have the disk keep their names."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep which files are in ``folder``, where its file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

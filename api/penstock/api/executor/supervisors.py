@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.api.executor.claims import NOBODY, is_alive, is_locked, take
-from penstock.api.executor.files import read, write
+from penstock.api.executor.files import make_folder, read, write
 from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.core.lifecycle import AttemptState
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
@@ -72,7 +72,7 @@ class ProcessSupervisors:
         """See `Supervisors`. A second one for an attempt finds the claim of the first, and ends."""
         if self.claimed(folder) or self._starting(folder):
             return
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.path)
         write(folder.order, order)
         with folder.log.open("ab") as log:
             self._started[folder] = subprocess.Popen(

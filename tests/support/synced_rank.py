@@ -1,0 +1,60 @@
+"""A rank that notes what it has the disk keep: ``python -m tests.support.synced_rank ...``, as ``penstock.trainer``.
+
+Each fsync and each rename is a line of the file that `JOURNAL` names: what, the path, and the bytes that a file had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+JOURNAL = "PENSTOCK_TEST_JOURNAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One fsync or rename; of a rename ``path`` is the new name."""
+
+    rank: int
+    what: str
+    path: Path
+    num_bytes: int = 0
+
+
+def notes(journal: Path) -> list[Note]:
+    """What was noted, in order."""
+    lines = map(json.loads, journal.read_text().splitlines())
+    return [Note(each["rank"], each["what"], Path(each["path"]), each["bytes"]) for each in lines]
+
+
+def _note(what: str, path: str, num_bytes: int) -> None:
+    line = {"rank": int(os.environ.get("RANK", "-1")), "what": what, "path": path, "bytes": num_bytes}
+    with Path(os.environ[JOURNAL]).open("a") as journal:
+        journal.write(json.dumps(line) + "\n")
+
+
+def watch() -> None:
+    """Note from now on."""
+    sync, rename = os.fsync, os.rename
+
+    def noted_sync(descriptor: int) -> None:
+        sync(descriptor)
+        found = os.fstat(descriptor)
+        _note("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink()), found.st_size)
+
+    def noted_rename(source: Any, target: Any, **options: Any) -> None:
+        rename(source, target, **options)
+        _note("rename", str(target), 0)
+
+    os.fsync, os.rename = noted_sync, noted_rename
+
+
+if __name__ == "__main__":
+    from penstock.trainer.__main__ import main
+
+    watch()
+    sys.exit(main())
