@@ -130,6 +130,34 @@ def test_many_that_never_fit_keep_nobody_from_their_places() -> None:
     assert cluster.operating.phase(narrow) is Phase.SUCCEEDED
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_important_jobs_that_never_fit_hold_up_no_lesser_one_for_ever(restarts: bool) -> None:
+    """They are tried one after the other, each ahead of all with less priority, and never end being tried."""
+    cluster = Cluster(2, seed=1)
+    for number in range(8):
+        cluster.submit(f"wide-{number}", 3, runPolicy={"priority": 9})
+    cluster.run(HOUR)
+    lesser = [cluster.submit(f"narrow-{number}", 1) for number in range(3)]
+    for _ in range(60):
+        cluster.run(60.0)
+        if restarts and cluster.operating.now % 600 < 60:
+            cluster.restart()
+    assert {cluster.operating.phase(uid) for uid in lesser} == {Phase.SUCCEEDED}
+
+
+def test_what_others_hold_for_days_holds_up_no_lesser_job_that_fits() -> None:
+    cluster = Cluster(3, seed=2)
+    cluster.taken = {"node-0", "node-1"}
+    important = [cluster.submit(f"wide-{number}", 2, runPolicy={"priority": 5}) for number in range(6)]
+    cluster.run(HOUR)
+    lesser = cluster.submit("narrow", 1)
+    cluster.run(HOUR)
+    assert cluster.operating.phase(lesser) is Phase.SUCCEEDED
+    cluster.taken.clear()
+    cluster.run(3 * HOUR)
+    assert {cluster.operating.phase(uid) for uid in important} == {Phase.SUCCEEDED}
+
+
 class Competition(RuleBasedStateMachine):
     """Jobs come, are suspended and resumed, others' pods come and go, the operator ends: in the end all have ended."""
 

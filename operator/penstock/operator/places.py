@@ -2,20 +2,23 @@
 
 A scheduler places pods one by one. Two attempts of three pods each that come at once to three free places may get two
 and one, and neither starts. Nothing but the jobs' order can end that, so there is one, by priority, then by how long a
-job has waited, and three rules (`penstock.core.lifecycle` decides by them, ADR 0029):
+job has waited, and four rules (`penstock.core.lifecycle` decides by them, ADR 0029):
 
 1. Of attempts that are short of places and want the same, all but the first in order give way.
 2. A job that gave way, or was held, is in line. It is launched when no competing attempt is short or was launched from
    the line and is not placed yet, and no competing job in line is ahead of it: one at a time.
-3. A job that is not in line is held, and so joins it, only while a competing attempt is placed in part: where places
+3. Whenever a job gives up because places are missing, the next turn is that of the job that has been in line longest,
+   whatever its priority. So jobs that have priority and never fit, because of their size or because other pods hold the
+   places for days, cost another one attempt of two minutes for each job that has been in line longer than it.
+4. A job that is not in line is held, and so joins it, only while a competing attempt is placed in part: where places
    abound nobody waits for anybody.
 
 Jobs compete if some node might take pods of both: they ask for the same device, and their node selectors do not
 exclude each other. Taints are left out, so jobs may be taken for competitors that are none; that costs them a wait of
 two minutes at most, because an attempt that stands still for so long is given up while others wait for it.
 
-Where a job stands is read from its status, where the condition Admitted says it, so it outlives the operator, and all
-that is kept here can be made again from jobs alone.
+Where a job stands is read from its status, where the condition Admitted says it, so it outlives the operator. Only who
+has the next turn (rule 3) is not written down: an operator that restarts gives the next turn by rule 2.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """A job that competes for places."""
+    """A job that competes for places. It ``gave_up`` if its newest attempt ended for the places that it lacked."""
 
     uid: str
     namespace: str
@@ -82,6 +85,7 @@ class Contender:
     pool: Pool
     order: Order
     standing: Standing | None = None
+    gave_up: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +135,7 @@ def competitor(job: PipelineJob, status: JobStatus) -> Contender:
         pool=pool_of(job),
         order=(-job.spec.run_policy.priority, since if since is not None else float("inf"), job.metadata.uid),
         standing=standing,
+        gave_up=status.phase is Phase.RECOVERING and status.reason == PLACED_IN_PART,
     )
 
 
@@ -156,15 +161,19 @@ class _Members:
 
 
 class Places:
-    """All contenders there are. Not safe among threads; each call costs as much as there are pools."""
+    """All contenders there are. Not safe among threads; each call costs as much as there are pools, and one that says
+    that a job gave up as much as there are contenders.
+    """
 
     def __init__(self) -> None:
         self._contenders: dict[str, Contender] = {}
         self._pools: dict[Pool, _Members] = {}
+        self._turns: list[str] = []
 
     def put(self, uid: str, found: Contender | None) -> list[str]:
         """Know where a job stands now; the uids of jobs for which that may change what they do."""
         known = self._contenders.get(uid)
+        gave_up = found is not None and found.gave_up
         found = found if found is not None and found.standing is not None else None
         if known == found:
             return []
@@ -174,9 +183,27 @@ class Places:
             self._contenders[uid] = found
             members = self._pools.setdefault(found.pool, _Members())
             bisect.insort(members.ordered[_standing(found)], found.order)
+        self._turns = [each for each in self._turns if self._is_in_line(each)]
+        if known is not None and gave_up:
+            self._give_turn(known)
         pools = {each.pool for each in (known, found) if each is not None}
         firsts = [self._first(pool, group, uid) for pool in pools for group in (_SHORT, (Standing.IN_LINE,))]
-        return sorted({each.uid for each in firsts if each is not None})
+        return sorted({*self._turns, *(each.uid for each in firsts if each is not None)} - {uid})
+
+    def _is_in_line(self, uid: str) -> bool:
+        contender = self._contenders.get(uid)
+        return contender is not None and contender.standing is Standing.IN_LINE
+
+    def _give_turn(self, own: Contender) -> None:
+        """The next turn is that of the competitor that has been in line longest and has none."""
+        waiting = (
+            each
+            for each in self._contenders.values()
+            if each.standing is Standing.IN_LINE and each.uid not in self._turns and each.pool.competes(own.pool)
+        )
+        longest = min(waiting, key=lambda each: each.order[1:], default=None)
+        if longest is not None:
+            self._turns.append(longest.uid)
 
     def competition(self, own: Contender) -> Competition:
         """What the job has to know of others."""
@@ -195,6 +222,11 @@ class Places:
         attempt = self._first(own.pool, _ATTEMPTS, own.uid)
         if attempt is not None:
             return attempt
+        for uid in self._turns:
+            if uid == own.uid:
+                return None
+            if self._contenders[uid].pool.competes(own.pool):
+                return self._contenders[uid]
         ahead = self._first(own.pool, (Standing.IN_LINE,), own.uid)
         return ahead if ahead is not None and ahead.order < own.order else None
 
