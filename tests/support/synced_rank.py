@@ -50,7 +50,8 @@ def watch() -> None:
         rename(source, target, **options)
         _note("rename", str(target), 0)
 
-    os.fsync, os.rename = noted_sync, noted_rename
+    setattr(os, "fsync", noted_sync)  # noqa: B010
+    setattr(os, "rename", noted_rename)  # noqa: B010
 
 
 if __name__ == "__main__":

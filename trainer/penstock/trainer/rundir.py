@@ -160,10 +160,10 @@ class RunDir:
 def metrics_entry(line: str) -> StepMetrics | None:
     """The entry that a line of metrics.jsonl holds; none if it is damaged."""
     try:
-        entry = StepMetrics(**json.loads(line))
-    except (ValueError, TypeError, RecursionError):
+        content = json.loads(line)
+        return StepMetrics(**content) if isinstance(content["step"], int) else None
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return entry if isinstance(entry.step, int) else None
 
 
 def metrics_line(metrics: StepMetrics) -> str:
