@@ -110,7 +110,7 @@ def owner_manifest(owner: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def pod(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
-    """One of `OWNERS`, by its name; nobody schedules it."""
+    """One of `OWNERS`, by its name, without a scheduler."""
     name = str(request.param)
     owner, owners = OWNERS[name], []
     if owner:

@@ -18,7 +18,7 @@ COMMITS = STEPS // EVERY
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """A run that trained to its end; what its ranks noted lies in ``journal`` beside it."""
+    """A run that trained to its end; what its ranks noted lies in the file ``journal``."""
     folder = tmp_path_factory.mktemp("power")
     job = tiny_job(write_corpus(folder / "corpus"), every_steps=EVERY, steps=STEPS)
     made = make_run(folder / "runs" / "tiny" / "1", job, tiny_plan(job, RANKS))

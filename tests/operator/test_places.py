@@ -131,7 +131,7 @@ def test_many_that_never_fit_keep_nobody_from_their_places() -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_important_jobs_that_never_fit_hold_up_no_lesser_one_for_ever(restarts: bool) -> None:
+def test_important_jobs_that_never_fit_hold_up_no_lesser_one_indefinitely(restarts: bool) -> None:
     """They are tried one after the other, each ahead of all with less priority, and never end being tried."""
     cluster = Cluster(2, seed=1)
     for number in range(8):
