@@ -126,7 +126,7 @@ def pod(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
     yield name
     kubectl.ask("delete", "pod", name, "-n", NAMESPACE, "--force", "--grace-period=0")
     if owner:
-        kubectl.ask("delete", owner["kind"], owner["name"], "-n", NAMESPACE, "--cascade=orphan")
+        kubectl.ask("delete", owner["kind"], owner["name"], "-n", NAMESPACE)
 
 
 BINDING = {"metadata": {"annotations": {"penstock.dev/binding": "{}"}}}
@@ -226,11 +226,13 @@ JOBSETS: list[tuple[str, Any, str]] = [
     (f"{TRAINER}.securityContext.capabilities", None, "no capabilities"),
     (f"{TRAINER}.securityContext.runAsUser", 0, "no part of their host"),
     (f"{TRAINER}.securityContext.seccompProfile", {"type": "Unconfined"}, "no part of their host"),
+    (f"{TRAINER}.securityContext.appArmorProfile", {"type": "Unconfined"}, "no part of their host"),
     (f"{POD}.initContainers.0.securityContext.capabilities", None, "no capabilities"),
     (f"{TRAINER}.ports", [{"containerPort": 22, "hostPort": 22}], "no part of their host"),
     (f"{TRAINER}.envFrom", [{"secretRef": {"name": "x"}}], "no part of their host"),
     (f"{POD}.securityContext", None, "not root"),
     (f"{POD}.securityContext.sysctls", [{"name": "kernel.msgmax", "value": "1"}], "not root"),
+    (f"{POD}.securityContext.seLinuxOptions", {"type": "spc_t"}, "not root"),
     (f"{POD}.nodeName", "control-plane", "the scheduler"),
     (f"{POD}.priorityClassName", "system-node-critical", "the scheduler"),
     (f"{POD}.volumes", SECRET_VOLUME, "neither Secrets nor host paths"),
