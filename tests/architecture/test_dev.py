@@ -248,12 +248,16 @@ class TestTests:
         """What pytest is started with; the last of them replaces this program."""
         commands: list[list[str]] = []
         monkeypatch.setattr(dev, "ensure", lambda environment: None)
-        monkeypatch.setattr(dev, "run", lambda command, environment: commands.append(command) or 0)
+
+        def run(command: list[str], environment: object) -> int:
+            commands.append(command)
+            return 0
 
         def become(command: list[str]) -> None:
             commands.append(command)
             raise SystemExit
 
+        monkeypatch.setattr(dev, "run", run)
         monkeypatch.setattr(dev, "become", become)
         return commands
 
