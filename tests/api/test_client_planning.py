@@ -121,7 +121,7 @@ def test_the_awaiting_client_does_the_same(service: Service) -> None:
         ("Queued", Search(), "waiting"),
         ("Working", Search(), "planning"),
         ("Working", Search(candidates=3), "3 simulated"),
-        ("Working", Search(candidates=3, best_step_seconds=0.25), "3 simulated, best 250 ms per step"),
+        ("Working", Search(candidates=3, best_step_seconds=0.25), "3 simulated, best so far 250 ms per step"),
     ],
 )
 def test_how_far_it_is_in_a_line(state: str, progress: Search, text: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.cli.executor import Executor
 from penstock.cli.progress_files import newest_checkpoint_step
+from penstock.cli.searching import Report
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange, RunState, read_state
 from penstock.cli.stopping import StopRequests
@@ -21,7 +22,6 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import BACKOFF_BASE_SECONDS, STALL_LEAST_SECONDS, Phase
 from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
-from penstock.planner.search import Reporter
 from penstock.trainer.launch import Failure, Outcome
 from penstock.trainer.rundir import RunDir
 from tests.support.fake_workers import FINE, FakeWorkers, Script, killed, refused
@@ -81,7 +81,7 @@ class FakeDecider:
     def find_plan(self) -> Plan | None:
         return self._plan
 
-    def plan(self, reporter: Reporter) -> Plan:
+    def plan(self, report: Report) -> Plan:
         if self.mistake is not None:
             raise self.mistake
         self.planned += 1

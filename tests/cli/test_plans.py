@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,15 @@ import pytest
 from penstock.cli.plans import LocalDecider, blocks_of, serves
 from penstock.cli.probe import Identity
 from penstock.cli.profiles import Profiles, require_fit, unfit
+from penstock.cli.stopping import StopRequestedError, listening
 from penstock.core.errors import UserError
 from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.job import JobSpec, ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision
 from penstock.core.profile import Profile
 from penstock.planner.pins import pinned_stages
-from penstock.planner.search import Reporter
+from penstock.planning.process import ProcessPlanner
+from penstock.planning.questions import Progress
 from penstock.trainer.rundir import RunDir, write_json
 from tests.support.local_run import local_identity, local_job, local_plan, local_profile
 
@@ -211,9 +217,46 @@ def test_planning_writes_the_plan_it_returns(tmp_path: Path) -> None:
     job = local_job(parallelism={"pp": 2, "microBatch": 1, "slices": 2, "schedule": "1f1b", "stages": [4, 4]})
     found = decider(tmp_path, job)
     write_json(tmp_path / "run" / "profile.json", local_profile().to_manifest())
-    plan = found.plan(Reporter())
+    reports: list[Progress] = []
+    plan = found.plan(reports.append)
     assert found.find_plan() == plan
     assert (plan.pp, len(plan.slices), plan.schedule.generator) == (2, 2, "1f1b")
+    assert reports
+
+
+SLEEPS = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+
+
+def sleeping(root: Path, seconds: float) -> tuple[LocalDecider, Path]:
+    """A decider whose planning process sleeps, and the file into which that writes its number."""
+    run, note = RunDir(root / "run"), root / "pid"
+    run.create()
+    write_json(run.profile, local_profile().to_manifest())
+    planner = ProcessPlanner((sys.executable, "-c", SLEEPS, str(note)), seconds=seconds)
+    decider = LocalDecider(local_job(), run, Profiles(root), identify=_identify, clock=lambda: NOW, planner=planner)
+    return decider, note
+
+
+def test_a_run_s_search_ends_at_its_limit_of_time(tmp_path: Path) -> None:
+    """As `penstock plan`: it used to search in the command's own process, without a limit."""
+    found, _ = sleeping(tmp_path, seconds=0.5)
+    with pytest.raises(UserError, match=re.escape("planning took over 0.5 s")) as error:
+        found.plan(lambda progress: None)
+    assert error.value.remedy == "plan a smaller search: pin dp, pp or slices"
+    assert not (tmp_path / "run" / "plan.json").exists()
+
+
+def test_a_stop_ends_the_process_that_plans_for_a_run(tmp_path: Path) -> None:
+    found, note = sleeping(tmp_path, seconds=600)
+
+    def interrupted(progress: Progress) -> None:
+        if note.exists() and note.read_text():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with listening() as requests, pytest.raises(StopRequestedError), requests.cutting():
+        found.plan(interrupted)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
 
 
 def test_a_corrupt_profile_is_named(tmp_path: Path) -> None:

@@ -9,13 +9,10 @@ import pytest
 from penstock.cli.progress import People
 from penstock.cli.state import PhaseChange
 from penstock.core.lifecycle import Phase
-from penstock.planner.candidates import Candidate, Shortage
-from penstock.planner.problem import Mesh
-from penstock.planner.search import Evaluation
+from penstock.planning.questions import Progress
 from tests.support.fake_workers import fake_metrics
+from tests.support.sample_run import sample_plan
 from tests.support.shown_line import Remembering
-
-MESH = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=4)
 
 
 @pytest.fixture
@@ -74,33 +71,19 @@ def test_the_first_attempt_is_not_announced(people: People, screen: io.StringIO)
     assert screen.getvalue() == ""
 
 
-def evaluation(step_ns: int) -> Evaluation:
-    candidate = Candidate(mesh=MESH, stages=((0, 9), (9, 18)), slices=(1024,), schedule="1f1b")
-    return Evaluation(
-        candidate=candidate,
-        step_ns=step_ns,
-        compute_ns=0,
-        bubble_ns=0,
-        communication_ns=0,
-        reduction_ns=0,
-        optimizer_ns=0,
-        peak_bytes=(1,),
-        slot_bytes=(1,),
-        num_actions=1,
-    )
+def test_planning_tells_the_best_so_far(people: People, shown: Remembering) -> None:
+    people.searching(Progress(candidates=1))
+    people.searching(Progress(candidates=4, best="zb", best_step_seconds=0.007))
+    assert shown.texts == ["1 simulated", "4 simulated, best so far 7 ms per step"]
 
 
-def test_planning_tells_the_best_that_fits(people: People, shown: Remembering) -> None:
-    people.search.opened(MESH, 7)
-    people.search.no_room(Shortage(mesh=MESH, stage=0, missing_bytes=5))
-    people.search.judged(evaluation(5_000_000), fits=False)
-    people.search.judged(evaluation(9_000_000), fits=True)
-    people.search.judged(evaluation(7_000_000), fits=True)
-    people.search.judged(evaluation(8_000_000), fits=True)
-    assert "7 candidates" in shown.texts[0]
-    assert "no room" in shown.texts[1]
-    assert shown.texts[2] == "1 simulated"
-    assert shown.texts[-1] == "4 simulated, best so far 7 ms per step"
+def test_planning_leaves_the_plan_s_own_step(people: People, screen: io.StringIO) -> None:
+    """Not that of the best candidate, which was improved afterwards."""
+    people.entered(change(Phase.PLANNING, 100.0))
+    people.searching(Progress(candidates=4, best="zb", best_step_seconds=0.3))
+    people.planned(sample_plan())
+    people.entered(change(Phase.BINDING, 102.0))
+    assert screen.getvalue().split() == ["plan", "predicted", "step", "231", "ms", "2", "s"]
 
 
 def test_warnings_about_data_are_shown(people: People, screen: io.StringIO) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.cli.searching import Report
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
-from penstock.planner.search import Reporter
 from tests.support.manifests import example
 
 STEPS = 20
@@ -29,7 +29,7 @@ class FakeDecider:
     def find_plan(self) -> Plan | None:
         raise AssertionError("the service plans")
 
-    def plan(self, reporter: Reporter) -> Plan:
+    def plan(self, report: Report) -> Plan:
         raise AssertionError("the service plans")
 
 

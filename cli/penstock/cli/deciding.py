@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from penstock.cli.output import warn, working
 from penstock.cli.probe import identify
 from penstock.cli.profiles import Profiles, profiles_folder, require_fit
 from penstock.cli.runs import require_unused
+from penstock.cli.searching import answer_of, plan_for, question_of, search_text
 from penstock.cli.summary import plan_line
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
@@ -25,15 +25,12 @@ from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner import yamltext
 from penstock.planner.replay import spec_of
-from penstock.planning.process import MOST_SECONDS, ProcessPlanner
-from penstock.planning.questions import Answer, Progress, Question
 from penstock.trainer.rundir import RunDir, write_atomically, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Hardware = Profile | ClusterSpec
-POLL_SECONDS = 0.1
 
 
 def hardware_for(spec: JobSpec, *, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> Hardware:
@@ -62,49 +59,20 @@ def hardware_for(spec: JobSpec, *, cluster: Path | None, profile: Path | None, r
 
 
 def make_plan(spec: JobSpec, hardware: Hardware) -> Plan:
-    """The best plan; raises `UserError` when nothing fits, what is pinned cannot run, or the search is too large."""
-    answer = answer_of(_question(spec, hardware), "planning")
-    assert answer.plan is not None, "an answer without a plan says why"
-    return answer.plan
+    """See `plan_for`; progress is shown."""
+    with working("planning") as report:
+        return plan_for(
+            spec, hardware, lambda progress: report(search_text(progress.candidates, progress.best_step_seconds))
+        )
 
 
 def simulate_plan(plan: Plan, hardware: Hardware) -> Timeline:
     """One step of ``plan`` on ``hardware``; raises `UserError` for a plan too large to draw."""
-    question = dataclasses.replace(_question(spec_of(plan), hardware), plan=plan)
-    answer = answer_of(question, "simulating")
+    question = dataclasses.replace(question_of(spec_of(plan), hardware), plan=plan)
+    with working("simulating"):
+        answer = answer_of(question, lambda progress: None)
     assert answer.timeline is not None, "an answer without a timeline says why"
     return answer.timeline
-
-
-def answer_of(question: Question, what: str) -> Answer:
-    """The answer of a process that has the service's limits of memory, candidates and time.
-
-    Progress is shown, and Ctrl-C ends the process. Raises `UserError` with the reason if the process finds no answer.
-    """
-    planner, key = ProcessPlanner(seconds=MOST_SECONDS, level=logging.DEBUG), what
-    with working(what) as report:
-        planner.start(key, question)
-        try:
-            while (answer := planner.poll(key)) is None:
-                report(_progress_text(planner.progress(key)))
-                time.sleep(POLL_SECONDS)
-        finally:
-            planner.cancel(key)
-    if answer.what:
-        raise UserError(what=answer.what, where=answer.where, remedy=answer.remedy)
-    return answer
-
-
-def _progress_text(progress: Progress) -> str:
-    best = f", best {progress.best}" if progress.best else ""
-    seconds = progress.best_step_seconds
-    return f"{progress.candidates} simulated{best}{'' if seconds is None else f': {format_seconds(seconds)}'}"
-
-
-def _question(spec: JobSpec, hardware: Hardware) -> Question:
-    if isinstance(hardware, ClusterSpec):
-        return Question(spec=spec, cluster=hardware)
-    return Question(spec=spec, profile=hardware)
 
 
 def store_plan(root: Path, job: PipelineJob, plan: Plan, hardware: Hardware) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from penstock.cli.attempt import Attempt
 from penstock.cli.metrics import LineFollower, MetricsFollower
 from penstock.cli.progress_files import newest_checkpoint_step, profile_progress
+from penstock.cli.searching import Report
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange, RunState, write_state
 from penstock.cli.stopping import StopRequestedError, StopRequests
@@ -40,7 +41,6 @@ from penstock.core.lifecycle import (
     decide,
 )
 from penstock.core.plan import Plan
-from penstock.planner.search import Reporter
 from penstock.trainer.rundir import RunDir
 
 POLL_SECONDS = 0.05
@@ -61,8 +61,11 @@ class Decider(Protocol):
         """The plan in the run directory, if it serves the job."""
         ...
 
-    def plan(self, reporter: Reporter) -> Plan:
-        """A new plan, written to the run directory; raises `UserError` when nothing fits."""
+    def plan(self, report: Report) -> Plan:
+        """A new plan, written to the run directory; ``report`` gets the search's progress.
+
+        Raises `UserError` when nothing fits or the search is too large.
+        """
         ...
 
 
@@ -240,7 +243,8 @@ class Executor:
 
     def _make_plan(self) -> None:
         with contextlib.suppress(StopRequestedError), self._requests.cutting():
-            self._plan = self._decider.plan(self._show.search)
+            self._plan = self._decider.plan(self._show.searching)
+            self._show.planned(self._plan)
 
     def _bind(self) -> None:
         assert self._plan is not None, "planning comes before binding"

@@ -7,10 +7,11 @@ from functools import cached_property
 
 from penstock.cli.probe import Identity
 from penstock.cli.profiles import Profiles
+from penstock.cli.searching import Report, plan_for
 from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner.search import Reporter
+from penstock.planning.process import Planner
 from penstock.trainer.rundir import RunDir, write_json
 
 
@@ -61,9 +62,10 @@ class LocalDecider:
         *,
         identify: Callable[[JobSpec], Identity],
         clock: Callable[[], float],
+        planner: Planner | None = None,
     ) -> None:
         self._job, self._run, self._profiles = job, run, profiles
-        self._identify, self._clock = identify, clock
+        self._identify, self._clock, self._planner = identify, clock, planner
 
     @cached_property
     def identity(self) -> Identity:
@@ -94,12 +96,8 @@ class LocalDecider:
         plan = self._run.read_plan()
         return plan if serves(plan, self._job.spec) else None
 
-    def plan(self, reporter: Reporter) -> Plan:
+    def plan(self, report: Report) -> Plan:
         """See `penstock.cli.executor.Decider`."""
-        from penstock.planner.decide import decide
-        from penstock.planner.measured import problem_from_profile
-
-        problem = problem_from_profile(self._job.spec, self._run.read_profile())
-        plan = decide(problem, reporter=reporter).plan
+        plan = plan_for(self._job.spec, self._run.read_profile(), report, self._planner)
         write_json(self._run.plan, plan.to_manifest())
         return plan

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from penstock.cli import output
 from penstock.cli.lines import Line
+from penstock.cli.searching import search_text
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange
 from penstock.core.lifecycle import Phase
+from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
-from penstock.planner.candidates import Shortage
-from penstock.planner.problem import Mesh
-from penstock.planner.search import Evaluation
-from penstock.planner.search import Reporter as SearchReporter
+from penstock.planning.questions import Progress
 from penstock.trainer.data.reporter import Reporter as DataReporter
 
 SHORTEST_SECONDS = 0.2
@@ -40,17 +39,12 @@ class People(Show):
         self._phase: PhaseChange | None = None
         self._detail = ""
         self._recent: list[StepMetrics] = []
-        self._data, self._search = _Preparing(self), _Planning(self)
+        self._data = _Preparing(self)
 
     @property
     def data(self) -> DataReporter:
         """See `Show`."""
         return self._data
-
-    @property
-    def search(self) -> SearchReporter:
-        """See `Show`."""
-        return self._search
 
     def working(self, text: str, done: float | None = None, *, result: str = "") -> None:
         """What is under way in the present phase; ``result`` stays when the phase ends."""
@@ -90,6 +84,15 @@ class People(Show):
         if total:
             self.working(f"measure {done}/{total} points", done / total, result=f"{total} points")
 
+    def searching(self, progress: Progress) -> None:
+        """See `Show`."""
+        self.working(search_text(progress.candidates, progress.best_step_seconds))
+
+    def planned(self, plan: Plan) -> None:
+        """See `Show`."""
+        if plan.prediction is not None:
+            self._detail = f"predicted step {format_seconds(plan.prediction.step_seconds)}"
+
     def stepped(self, metrics: StepMetrics) -> None:
         """See `Show`."""
         self._recent = [*self._recent[-RECENT_STEPS + 1 :], metrics]
@@ -121,26 +124,3 @@ class _Preparing(DataReporter):
 
     def warning(self, line: str) -> None:
         self._people.note(line)
-
-
-class _Planning(SearchReporter):
-    """Counts candidates and keeps the best step so far."""
-
-    def __init__(self, people: People) -> None:
-        self._people = people
-        self._count = 0
-        self._best_ns: int | None = None
-
-    def opened(self, mesh: Mesh, num_candidates: int) -> None:
-        self._people.working(f"{mesh.label}: {num_candidates} candidates")
-
-    def no_room(self, shortage: Shortage) -> None:
-        self._people.working(f"{shortage.mesh.label}: no room")
-
-    def judged(self, evaluation: Evaluation, fits: bool) -> None:
-        self._count += 1
-        if fits:
-            self._best_ns = min(evaluation.step_ns, self._best_ns or evaluation.step_ns)
-        best = "" if self._best_ns is None else f", best so far {format_seconds(self._best_ns / 1e9)} per step"
-        # what is chosen in the end may still be improved and counted otherwise: only the plan says its step
-        self._people.working(f"{self._count} simulated{best}", result=f"{self._count} simulated")

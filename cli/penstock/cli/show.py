@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.cli.state import PhaseChange
+from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
-from penstock.planner.search import Reporter as SearchReporter
+from penstock.planning.questions import Progress
 from penstock.trainer.data.reporter import Reporter as DataReporter
 
 
@@ -17,11 +18,6 @@ class Show:
     def data(self) -> DataReporter:
         """What preparing the data tells."""
         return DataReporter()
-
-    @property
-    def search(self) -> SearchReporter:
-        """What planning tells."""
-        return SearchReporter()
 
     def entered(self, change: PhaseChange) -> None:
         """The run entered a phase."""
@@ -34,6 +30,12 @@ class Show:
 
     def measured(self, done: int, total: int) -> None:
         """That many points of the machine's measurement are done; both are 0 before the first."""
+
+    def searching(self, progress: Progress) -> None:
+        """How far the search for a plan is."""
+
+    def planned(self, plan: Plan) -> None:
+        """The search ended with ``plan``."""
 
     def stepped(self, metrics: StepMetrics) -> None:
         """A step was taken."""

@@ -11,9 +11,9 @@ from penstock.cli.lines import Line, line
 from penstock.cli.manifests import read_cluster, read_for_service
 from penstock.cli.output import warn
 from penstock.cli.remote import connected
+from penstock.cli.searching import search_text
 from penstock.core.errors import UserError
 from penstock.core.plan import Cost, Plan
-from penstock.core.units import format_seconds
 
 
 def plan_at(
@@ -53,8 +53,7 @@ def progress_text(found: PlanRequest) -> str:
     told = found.progress
     if not told.candidates:
         return "waiting" if found.state == "Queued" else "planning"
-    best = "" if told.best_step_seconds is None else f", best {format_seconds(told.best_step_seconds)} per step"
-    return f"{told.candidates} simulated{best}"
+    return search_text(told.candidates, told.best_step_seconds)
 
 
 def _plan_of(found: PlanRequest) -> Plan:

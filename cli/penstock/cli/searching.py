@@ -1,0 +1,62 @@
+"""Planning for a command: in the process that the service plans in, with its limits of time, memory and candidates."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from penstock.core.cluster import ClusterSpec
+from penstock.core.errors import UserError
+from penstock.core.job import JobSpec
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+from penstock.core.units import format_seconds
+from penstock.planning.process import Planner, ProcessPlanner
+from penstock.planning.questions import Answer, Progress, Question
+
+POLL_SECONDS = 0.1
+KEY = "the search of this command"
+
+Report = Callable[[Progress], None]
+
+
+def plan_for(spec: JobSpec, hardware: Profile | ClusterSpec, report: Report, planner: Planner | None = None) -> Plan:
+    """The best plan; raises `UserError` when nothing fits, what is pinned cannot run, or the search is too large."""
+    answer = answer_of(question_of(spec, hardware), report, planner)
+    assert answer.plan is not None, "an answer without a plan says why"
+    return answer.plan
+
+
+def question_of(spec: JobSpec, hardware: Profile | ClusterSpec) -> Question:
+    """The request to plan ``spec`` for hardware that was measured or described."""
+    if isinstance(hardware, ClusterSpec):
+        return Question(spec=spec, cluster=hardware)
+    return Question(spec=spec, profile=hardware)
+
+
+def answer_of(question: Question, report: Report, planner: Planner | None = None) -> Answer:
+    """The answer of a planning process, by default one with the service's limits; ``report`` gets its progress.
+
+    The process ends with this call, also when that is cut short by Ctrl-C or a stop.
+
+    Raises:
+        UserError: the process has no answer, for the reason that it names.
+    """
+    planner = planner or ProcessPlanner(level=logging.DEBUG)
+    try:
+        planner.start(KEY, question)
+        while (answer := planner.poll(KEY)) is None:
+            report(planner.progress(KEY))
+            time.sleep(POLL_SECONDS)
+    finally:
+        planner.cancel(KEY)
+    if answer.what:
+        raise UserError(what=answer.what, where=answer.where, remedy=answer.remedy)
+    return answer
+
+
+def search_text(candidates: int, best_step_seconds: float | None) -> str:
+    """How far a search is. The best so far may still be improved: only the plan says its step."""
+    best = "" if best_step_seconds is None else f", best so far {format_seconds(best_step_seconds)} per step"
+    return f"{candidates} simulated{best}"
