@@ -76,8 +76,8 @@ def test_a_question_about_no_hardware_is_answered() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MemoryError(), "more memory"),
-        (MemoryError("2 TiB"), "2 TiB"),
+        (MemoryError(), "planning needs more memory than it may have"),
+        (MemoryError("Unable to allocate 2 TiB for an array"), "planning needs more memory than it may have"),
         (PenstockError("a cycle"), "a cycle"),
         (ValueError("has a negative entry"), "these numbers: has a negative entry"),
         (OverflowError("too large"), "these numbers: too large"),

@@ -47,6 +47,12 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def bytes_apart(first: int, second: int) -> tuple[str, str]:
+    """Both amounts for people, in bytes where three digits do not tell them apart."""
+    texts = format_bytes(first), format_bytes(second)
+    return texts if texts[0] != texts[1] else (f"{first:,} bytes", f"{second:,} bytes")
+
+
 def _three_digits(value: float) -> str:
     """All digits of a thousand and more, which would be written with an exponent otherwise."""
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

@@ -74,11 +74,11 @@ class DescribedCost:
     cluster: ClusterSpec
     precision: Precision
     tp: int = 1
-    _links: Floats = field(init=False, repr=False, compare=False)
+    _links: _Links = field(init=False, repr=False, compare=False)
     _curve: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_links", _link_table(self.cluster))
+        object.__setattr__(self, "_links", _Links.of(self.cluster))
         tokens, shares = zip(*self.cluster.device.efficiency, strict=True)
         object.__setattr__(self, "_curve", np.array([np.log2(tokens), shares]))
 
@@ -136,8 +136,7 @@ class DescribedCost:
     def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
         """The link between the devices' nodes, an override if there is one."""
         per_node = self.cluster.devices_per_node
-        latency, per_byte = self._links[:, np.asarray(source) // per_node, np.asarray(target) // per_node]
-        return latency, per_byte
+        return self._links.between(np.asarray(source) // per_node, np.asarray(target) // per_node)
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
         """A ring over ``devices``: 2 (n-1)/n of the bytes over its slowest link (Patarasuk and Yuan, 2009)."""
@@ -153,15 +152,48 @@ class DescribedCost:
         return traffic / self.cluster.device.memory_bandwidth
 
 
-def _link_table(cluster: ClusterSpec) -> Floats:
-    """[latency seconds or seconds per byte, source node, target node]; of several overrides the first counts."""
-    table = np.empty((2, cluster.num_nodes, cluster.num_nodes))
-    table[:] = _link(cluster.inter_node)[:, None, None]
-    for each in reversed(cluster.links):
-        table[:, each.source, each.target] = table[:, each.target, each.source] = _link(each.link)
-    nodes = np.arange(cluster.num_nodes)
-    table[:, nodes, nodes] = _link(cluster.intra_node)[:, None]
-    return table
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Links:
+    """The links of a cluster's nodes, by their exceptions: a table of all pairs of 65,536 nodes takes 64 GiB.
+
+    ``pairs`` are the numbers, ascending, of the ordered pairs of nodes with a link of their own, ``others`` its
+    [latency seconds, seconds per byte].
+    """
+
+    num_nodes: int
+    inside: Floats
+    between_nodes: Floats
+    pairs: npt.NDArray[np.int64]
+    others: Floats
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec) -> _Links:
+        """Of several overrides of a pair, either way, the first counts; those of a node with itself mean nothing."""
+        found: dict[int, Floats] = {}
+        for each in cluster.links:
+            for source, target in ((each.source, each.target), (each.target, each.source)):
+                if source != target:
+                    found.setdefault(source * cluster.num_nodes + target, _link(each.link))
+        pairs = sorted(found)
+        return cls(
+            num_nodes=cluster.num_nodes,
+            inside=_link(cluster.intra_node),
+            between_nodes=_link(cluster.inter_node),
+            pairs=np.array(pairs, dtype=np.int64),
+            others=np.array([found[pair] for pair in pairs]).reshape(-1, 2),
+        )
+
+    def between(self, source: npt.NDArray[np.int64], target: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """(latency seconds, seconds per byte) between nodes, elementwise."""
+        is_inside = source == target
+        latency, per_byte = (np.where(is_inside, *both) for both in zip(self.inside, self.between_nodes, strict=True))
+        if len(self.pairs):
+            wanted = source.astype(np.int64) * self.num_nodes + target
+            place = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
+            has_own = self.pairs[place] == wanted
+            latency = np.where(has_own, self.others[place, 0], latency)
+            per_byte = np.where(has_own, self.others[place, 1], per_byte)
+        return latency, per_byte
 
 
 def _link(link: LinkSpec) -> Floats:

@@ -7,7 +7,7 @@ import dataclasses
 from penstock.core.errors import UserError
 from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
-from penstock.core.units import MEBIBYTE, format_bytes, to_seconds
+from penstock.core.units import MEBIBYTE, bytes_apart, to_seconds
 from penstock.planner.candidates import Candidate
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import alternatives, reasons
@@ -74,7 +74,7 @@ def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
     cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
     if enough is not None and enough <= problem.device_memory_bytes:
         cure = f"allow {enough // MEBIBYTE}Mi per rank, {cure}"
-    limit, least = format_bytes(problem.memory_limit_bytes), format_bytes(shortage.least_bytes)
+    limit, least = bytes_apart(problem.memory_limit_bytes, shortage.least_bytes)
     return UserError(
         what=f"nothing fits in {limit} per rank; the closest ({shortage.label}) needs at least {least}",
         where="spec.resources.memoryPerRank",

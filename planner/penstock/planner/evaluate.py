@@ -15,6 +15,7 @@ from penstock.core.program import Reduction
 from penstock.core.schedule import Group, ScheduleSpec
 from penstock.core.units import to_nanoseconds
 from penstock.planner.candidates import Candidate, equal_slices, most_stages_per_rank
+from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import Order
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
@@ -151,11 +152,13 @@ class Simulated:
         return self._passes[key]
 
     def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:
-        """The simulator's tables."""
+        """The simulator's tables; raises `UserError` for a step that 64 bits do not hold."""
         key = (candidate.mesh, candidate.stages, candidate.slices, stage_ranks)
         if key not in self._costs:
             passes = self.stage_costs(candidate)
-            self._costs[key] = simulation_costs(self.problem, candidate, passes, stage_ranks, self.placement)
+            costs = simulation_costs(self.problem, candidate, passes, stage_ranks, self.placement)
+            require_countable(costs.most_ns(candidate.mesh.num_microbatches))
+            self._costs[key] = costs
         return self._costs[key]
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:

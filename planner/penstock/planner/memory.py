@@ -24,6 +24,9 @@ from penstock.core.layout import (
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
 
+MOST_BYTES = 2**40 * 2**6
+"""Of one unit in a slot: more is counted as this. No rank has it, and a model's units and slices can be summed."""
+
 _REPLICATED = frozenset({"y", "normed", "dy", "rstd", "mean", "x", "g_in", "g_out", "h"})
 
 
@@ -106,6 +109,7 @@ def _unit_bytes(
     buffers = stage_slot_buffers(model, unit.index, unit.index + 1, slot, batch, tokens)
     if slot is SlotKind.ACTIVATIONS:
         buffers = tuple((unit.index, each) for each in unit_buffers(model, kind, slot, batch, tokens))
-    return sum(
+    total = sum(
         aligned(buffer.num_bytes(precision) // (1 if buffer.name in _REPLICATED else tp)) for _, buffer in buffers
     )
+    return min(total, MOST_BYTES)

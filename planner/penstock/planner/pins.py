@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.errors import UserError
 from penstock.core.job import ParallelismSpec
 from penstock.core.schedule import Schedule
-from penstock.planner.problem import Problem, imported_schedule, stage_counts
+from penstock.planner.problem import Problem, divisors, imported_schedule, stage_counts
 from penstock.planner.realise import require_places
 from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import Stages
@@ -84,9 +84,8 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
 def _shares(problem: Problem) -> set[int]:
     """How many micro-batches a replica can have."""
     pinned, batch = problem.pinned, problem.global_batch
-    shares = [batch // dp for dp in ([pinned.dp] if pinned.dp else range(1, batch + 1)) if batch % dp == 0]
-    sizes = [pinned.micro_batch] if pinned.micro_batch else range(1, batch + 1)
-    return {share // size for share in shares for size in sizes if share % size == 0}
+    shares = [batch // dp for dp in divisors(batch) if dp == (pinned.dp or dp)]
+    return {share // size for share in shares for size in divisors(share) if size == (pinned.micro_batch or size)}
 
 
 def _stage_counts(pinned: ParallelismSpec, imported: Schedule | None) -> tuple[int, ...]:

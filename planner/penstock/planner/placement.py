@@ -25,6 +25,8 @@ from penstock.planner.search import Evaluation
 from penstock.planner.tables import devices_in_order
 
 MOST_SEATS_TRIED_IN_FULL = 7
+MOST_SEATS = 4_096
+"""With more, ranks stay in the default order: links of all pairs of them would be looked at."""
 MOST_MOVES = 1_500
 MOST_FINALISTS = 12
 MOST_ACTIONS_TRIED_ELSEWHERE = 1_000_000
@@ -70,8 +72,11 @@ def _shortest(best: Seated, candidate: Candidate, ranked: Sequence[tuple[int, Ar
 def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
     """Whether no arrangement needs to be looked at: links are equal but for the problem's tolerance.
 
-    With many seats, links inside hosts may differ from those between them where the default order keeps to hosts.
+    Of more than `MOST_SEATS` seats none is. With many, links inside hosts may differ from those between them where the
+    default order keeps to hosts.
     """
+    if problem.num_devices // mesh.tp > MOST_SEATS:
+        return True
     seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
     source, target = np.meshgrid(seats, seats)
     hosts = problem.host_of(seats)

@@ -144,7 +144,7 @@ def meshes(problem: Problem) -> Iterator[Mesh]:
     """Every mesh that obeys what is pinned, in a fixed order: over all devices, or to save money over fewer too."""
     fewest = problem.num_devices if problem.objective is Objective.TIME else 1
     imported = imported_schedule(problem.pinned)
-    for num_devices in _divisors(problem.num_devices):
+    for num_devices in divisors(problem.num_devices):
         if num_devices >= fewest:
             for dp, tp, pp in _degrees(problem, num_devices):
                 for mesh in _microbatched(problem, dp, tp, pp):
@@ -170,10 +170,10 @@ def _suits(schedule: Schedule, mesh: Mesh) -> bool:
 
 def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int]]:
     pinned = problem.pinned
-    for tp in _divisors(num_devices):
+    for tp in divisors(num_devices):
         if (pinned.tp or tp) != tp or problem.most_tp % tp or problem.model.kv_heads % tp:
             continue
-        for pp in _divisors(num_devices // tp):
+        for pp in divisors(num_devices // tp):
             dp = num_devices // (tp * pp)
             if (pinned.pp or pp) != pp or (pinned.dp or dp) != dp or problem.global_batch % dp:
                 continue
@@ -197,12 +197,13 @@ def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:
 
 def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]:
     share = problem.global_batch // dp
-    for microbatch in _divisors(share):
+    for microbatch in divisors(share):
         if (problem.pinned.micro_batch or microbatch) == microbatch:
             yield Mesh(dp=dp, tp=tp, pp=pp, microbatch=microbatch, num_microbatches=share // microbatch)
 
 
 @functools.lru_cache(maxsize=1024)
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return small + [number // divisor for divisor in reversed(small) if divisor * divisor < number]

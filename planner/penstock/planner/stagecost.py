@@ -17,6 +17,7 @@ from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.cost import CostModel, Floats, Lengths
+from penstock.planner.nanoseconds import require_countable, whole_nanoseconds
 
 Integers = npt.NDArray[np.int64]
 Stages = tuple[tuple[int, int], ...]
@@ -92,9 +93,10 @@ def point_costs(
         seconds = unit_pass_seconds(cost, kind, batch, *points)
         slowed = seconds * np.array([[cost.slowdown(unit, kind)] for unit in UNIT_KINDS])
         base = counts @ seconds + cost.action_overhead_seconds
-        alone.append(np.rint(base * NANOSECONDS_PER_SECOND))
-        factor.append(np.rint(1_000_000 * (counts @ slowed + cost.action_overhead_seconds) / np.maximum(base, 1e-12)))
-    return StageCosts(alone_ns=np.stack(alone).astype(np.int64), slowdown_ppm=np.stack(factor).astype(np.int64))
+        together = counts @ slowed + cost.action_overhead_seconds
+        alone.append(whole_nanoseconds(base))
+        factor.append(np.divide(together, base, out=np.ones_like(base), where=base > 0))
+    return StageCosts(alone_ns=np.stack(alone), slowdown_ppm=np.rint(1_000_000 * np.stack(factor)).astype(np.int64))
 
 
 def unit_totals(cost: CostModel, model: ModelSpec, slices: Sequence[int], batch: int) -> Integers:
@@ -104,8 +106,9 @@ def unit_totals(cost: CostModel, model: ModelSpec, slices: Sequence[int], batch:
     for kind in PASSES:
         slowed = np.array([cost.slowdown(unit, kind) for unit in UNIT_KINDS])
         total += unit_pass_seconds(cost, kind, batch, lengths, before).sum(axis=1) * slowed
-    per_kind = np.rint(total * NANOSECONDS_PER_SECOND).astype(np.int64)
-    totals: Integers = per_kind[_kind_numbers(model)]
+    numbers = _kind_numbers(model)
+    require_countable(NANOSECONDS_PER_SECOND * float(total[numbers].sum()))
+    totals: Integers = whole_nanoseconds(total)[numbers]
     return totals
 
 
@@ -122,5 +125,4 @@ class SliceCost:
         for kind in PASSES:
             slowed = np.array([self.cost.slowdown(unit, kind) for unit in UNIT_KINDS]) * self.counts
             seconds = seconds + slowed @ unit_pass_seconds(self.cost, kind, self.batch, lengths, before)
-        rounded: Integers = np.rint(seconds * NANOSECONDS_PER_SECOND).astype(np.int64)
-        return rounded
+        return whole_nanoseconds(seconds)

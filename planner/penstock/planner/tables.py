@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Group, Kind
-from penstock.core.units import NANOSECONDS_PER_SECOND, to_nanoseconds
 from penstock.planner.candidates import Candidate, in_flight_slices
 from penstock.planner.cost import Floats
 from penstock.planner.lowering import Transients
 from penstock.planner.memory import StageMemory
+from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.inputs import StageTable
@@ -52,7 +52,7 @@ def simulation_costs(
     mesh = candidate.mesh
     devices = placement(mesh)
     compute = compute_table(*passes.alone_ns)
-    overhead = to_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds)
+    overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
     return Costs(
         compute_ns=compute,
@@ -93,8 +93,7 @@ def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, s
     """[stages, slices] from devices [replicas, stages]: replicas go in step, so the slowest message counts."""
     latency, per_byte = problem.cost_of(mesh.tp).transfer(source, target)
     seconds = (latency[..., None] + per_byte[..., None] * sizes).max(axis=0)
-    slowest: Integers = np.rint(NANOSECONDS_PER_SECOND * seconds).astype(np.int64)
-    return slowest
+    return whole_nanoseconds(seconds)
 
 
 def card_table(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], devices: tuple[int, ...]) -> Integers:
@@ -151,14 +150,14 @@ def _reductions(
         Group.TIE: [cost.all_reduce_seconds(shared, ends)] * mesh.pp,
         Group.NORM: [cost.all_reduce_seconds(NORM_BYTES, devices)] * mesh.pp,
     }
-    return {group: tuple(to_nanoseconds(each) for each in row) for group, row in seconds.items()}
+    return {group: tuple(whole_nanoseconds(row).tolist()) for group, row in seconds.items()}
 
 
 def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Every rank's optimizer step."""
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
     elements = _per_rank(stage_memory(problem, candidate).num_parameters // mesh.tp, stage_ranks, mesh.pp)
-    return tuple(to_nanoseconds(cost.optimizer_seconds(count)) for count in elements.tolist())
+    return tuple(whole_nanoseconds([cost.optimizer_seconds(count) for count in elements.tolist()]).tolist())
 
 
 def _per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> Integers:
@@ -226,7 +225,8 @@ class HeldBytes:
         """
         num_slices = self.per_slice.shape[1]
         whole, beyond = np.divmod(in_flight_slices(mesh, num_slices, schedule), num_slices)
-        needed = self.always + whole * self.per_slice.sum(axis=1) + beyond * self.per_slice.min(axis=1)
+        held = self.per_slice.astype(object)  # integers of any size: a flush may hold 2^30 micro-batches
+        needed = self.always + whole.astype(object) * held.sum(axis=1) + beyond.astype(object) * held.min(axis=1)
         return int(needed.max())
 
 

@@ -21,7 +21,7 @@ from penstock.core.errors import PenstockError, UserError
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
-from penstock.core.units import to_seconds
+from penstock.core.units import format_bytes, to_seconds
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
@@ -80,8 +80,13 @@ def answer(question: Question, reporter: Reporter | None = None) -> Answer:
         return Answer(what="is nested too deeply to be planned", where="spec.parallelism", remedy=SMALLER)
     except UserError as mistake:
         return Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)
-    except (MemoryError, PenstockError) as error:
-        return Answer(what=str(error) or "planning needs more memory than it may have", remedy=SMALLER)
+    except MemoryError:
+        traceback.print_exc()
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        allowed = "it may have" if limit == resource.RLIM_INFINITY else f"the {format_bytes(limit)} that it may have"
+        return Answer(what=f"planning needs more memory than {allowed}", remedy=SMALLER)
+    except PenstockError as error:
+        return Answer(what=str(error), remedy=SMALLER)
     except (ValueError, ArithmeticError) as error:
         traceback.print_exc()
         return Answer(what=f"planning cannot count with these numbers: {error}", remedy=REAL_NUMBERS)

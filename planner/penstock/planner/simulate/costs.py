@@ -98,6 +98,12 @@ class Costs:
         if max(self.compute_ns.max(), self.transfer_ns.max()) > MOST_NS:
             raise UserError(what="holds a time of over 1,000 seconds", where="costs", remedy="plan with more devices")
 
+    def most_ns(self, num_microbatches: int) -> float:
+        """What a step takes at most, everything one after another; a float, since 64 bits may not hold it."""
+        actions = self.compute_ns.sum(axis=(1, 2), dtype=np.float64) * self.together_ppm.max() / MILLION
+        ends = sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
+        return num_microbatches * float(actions.sum() + self.transfer_ns.sum(dtype=np.float64)) + ends
+
     @property
     def num_stages(self) -> int:
         """Stages of the pipeline."""
