@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
-from penstock.core.errors import UserError
+from penstock.core.errors import MOST_MISTAKES, UserError, raise_all
 from penstock.core.limits import MOST_RANKS
-from penstock.core.manifest import Manifest, require_limits
+from penstock.core.manifest import Manifest, require_all, require_limits
 from penstock.core.units import BYTES
 
 
@@ -28,7 +29,9 @@ class DeviceSpec(Manifest):
     price_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
-        require_limits(self)
+        require_all(self, self._check_efficiency)
+
+    def _check_efficiency(self) -> None:
         tokens = [point[0] for point in self.efficiency]
         if tokens != sorted(set(tokens)):
             raise UserError(what="tokens must rise from point to point", where="efficiency", remedy="sort the points")
@@ -70,20 +73,28 @@ class ClusterSpec(Manifest):
     links: tuple[LinkOverride, ...] = ()
 
     def __post_init__(self) -> None:
-        require_limits(self)
+        require_all(self, self._check_devices, self._check_links)
+
+    def _check_devices(self) -> None:
         if self.num_devices > MOST_RANKS:
             raise UserError(
                 what=f"{self.num_nodes} nodes of {self.devices_per_node} are more than {MOST_RANKS} devices",
                 where="numNodes",
                 remedy="describe fewer nodes",
             )
-        for i, link in enumerate(self.links):
-            if max(link.source, link.target) >= self.num_nodes:
-                raise UserError(
+
+    def _check_links(self) -> None:
+        wrong = (i for i, link in enumerate(self.links) if max(link.source, link.target) >= self.num_nodes)
+        raise_all(
+            [
+                UserError(
                     what="names a node that does not exist",
                     where=f"links[{i}]",
                     remedy=f"write numbers from 0 to {self.num_nodes - 1}",
                 )
+                for i in itertools.islice(wrong, MOST_MISTAKES)
+            ]
+        )
 
     @property
     def num_devices(self) -> int:

@@ -14,7 +14,7 @@ from penstock.core.instants import INSTANT
 from penstock.core.job import Device, Metadata, body_of, write_headed
 from penstock.core.kubernetes_spec import Toleration
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest, read_dataclass, require_limits
+from penstock.core.manifest import Manifest, read_dataclass, require_all
 from penstock.core.model import ModelSpec
 from penstock.core.names import require_labels, require_name
 from penstock.core.status import Condition
@@ -42,15 +42,20 @@ class ClusterProfileSpec(Manifest):
     max_age_seconds: int = 604_800
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        if self.ranks % self.ranks_per_pod:
+        require_all(
+            self,
+            self._check_pods,
+            lambda: require_labels(self.node_selector, "nodeSelector"),
+            lambda: require_name(self.accelerator_resource, "acceleratorResource", names.QUALIFIED),
+        )
+
+    def _check_pods(self) -> None:
+        if self.ranks_per_pod > 0 and self.ranks % self.ranks_per_pod:
             raise UserError(
                 what=f"{self.ranks_per_pod} does not divide ranks {self.ranks}",
                 where="ranksPerPod",
                 remedy="choose a divisor of ranks",
             )
-        require_labels(self.node_selector, "nodeSelector")
-        require_name(self.accelerator_resource, "acceleratorResource", names.QUALIFIED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,13 +73,16 @@ def mistakes_in(error: UserError) -> tuple[UserError, ...]:
 
 def check_all(*checks: Callable[[], None]) -> None:
     """Call all ``checks`` and raise what they raised, together."""
-    errors = []
-    for check in checks:
-        try:
-            check()
-        except UserError as error:
-            errors.append(error)
-    raise_all(errors)
+    raise_all([mistake for check in checks for mistake in mistakes_raised_by(check)])
+
+
+def mistakes_raised_by(check: Callable[[], Any]) -> tuple[UserError, ...]:
+    """Every single mistake that ``check`` raises; none if it returns."""
+    try:
+        check()
+    except UserError as error:
+        return mistakes_in(error)
+    return ()
 
 
 def raise_all(errors: Sequence[UserError]) -> None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
-from penstock.core.errors import UserError, check_all
+from penstock.core.errors import UserError, mistakes_raised_by, raise_all, shown
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.layout import Precision
-from penstock.core.manifest import Manifest, join, mistyped, read_dataclass, require_limits, write_dataclass
+from penstock.core.manifest import (
+    Manifest,
+    join,
+    mistyped,
+    read_dataclass,
+    require_all,
+    require_limits,
+    write_dataclass,
+)
 from penstock.core.model import Family, ModelSpec
 from penstock.core.names import LABEL, require_name
 from penstock.core.schedule import ScheduleSpec
@@ -55,13 +65,19 @@ class TokenizerSpec(Manifest):
     file: str | None = None
 
     def __post_init__(self) -> None:
-        require_limits(self)
+        require_all(self, self._check_source, self._check_train, self._check_vocab)
+
+    def _check_source(self) -> None:
         if (self.train is None) == (self.file is None):
             raise UserError(
                 what="needs exactly one of train and file", where="", remedy="write {train: bpe, vocab: 4096}"
             )
+
+    def _check_train(self) -> None:
         if self.train not in (None, "bpe", "bytes"):
             raise UserError(what=f"{self.train!r} is not one of bpe, bytes", where="train", remedy="write train: bpe")
+
+    def _check_vocab(self) -> None:
         if self.train == "bpe" and (self.vocab is None or self.vocab < 257):
             raise UserError(what="byte-level BPE needs at least 257 tokens", where="vocab", remedy="write vocab: 4096")
 
@@ -93,9 +109,11 @@ class OptimizerSpec(Manifest):
     weight_decay: float = 0.1
 
     def __post_init__(self) -> None:
+        require_all(self, self._check_kind)
+
+    def _check_kind(self) -> None:
         if self.kind != "adamw":
-            raise UserError(what=f"{self.kind!r} is not an optimizer", where="kind", remedy="write kind: adamw")
-        require_limits(self)
+            raise UserError(what=f"{shown(self.kind)} is not an optimizer", where="kind", remedy="write kind: adamw")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +152,9 @@ class ResourcesSpec(Manifest):
     threads_per_rank: int = 1
 
     def __post_init__(self) -> None:
-        require_limits(self)
+        require_all(self, self._check_min_ranks)
+
+    def _check_min_ranks(self) -> None:
         if self.min_ranks is not None and self.min_ranks > self.ranks:
             raise UserError(
                 what=f"{self.min_ranks} is more than ranks {self.ranks}", where="minRanks", remedy="lower it"
@@ -159,14 +179,20 @@ class ParallelismSpec(Manifest):
     recompute: bool | None = None
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        for i, blocks in enumerate(self.stages or ()):
-            if (2 * blocks) % 1:
-                raise UserError(
+        require_all(self, self._check_blocks)
+
+    def _check_blocks(self) -> None:
+        raise_all(
+            [
+                UserError(
                     what=f"{blocks} is not a number of half blocks",
                     where=f"stages[{i}]",
-                    remedy="write 4 or 4.5",
+                    remedy=f"write {math.floor(blocks):g} or {math.floor(blocks) + 0.5:g}",
                 )
+                for i, blocks in enumerate(self.stages or ())
+                if (2 * blocks) % 1
+            ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,13 +241,19 @@ class JobSpec(Manifest):
     kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
 
     def __post_init__(self) -> None:
-        check_all(
-            lambda: require_limits(self),
-            self._check_length,
-            self._check_slices,
-            self._check_ranks,
-            self._check_stages,
-            self._check_price,
+        require_all(self, *(partial(check, self) for check in self.checks()))
+
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """What several parts must agree in; see `Manifest.checks`."""
+        return (
+            cls._check_length,
+            cls._check_slices,
+            cls._check_degrees,
+            cls._check_pods,
+            cls._check_batch,
+            cls._check_stages,
+            cls._check_price,
         )
 
     def _check_length(self) -> None:
@@ -252,7 +284,7 @@ class JobSpec(Manifest):
                 remedy="use fewer slices",
             )
 
-    def _check_ranks(self) -> None:
+    def _check_degrees(self) -> None:
         pinned = self.parallelism
         product = (pinned.dp or 1) * (pinned.tp or 1) * (pinned.pp or 1)
         if self.resources.ranks % product:
@@ -261,12 +293,17 @@ class JobSpec(Manifest):
                 where="parallelism",
                 remedy="pin factors of resources.ranks",
             )
+
+    def _check_pods(self) -> None:
         if self.resources.ranks % self.kubernetes.ranks_per_pod:
             raise UserError(
                 what=f"{self.kubernetes.ranks_per_pod} does not divide ranks {self.resources.ranks}",
                 where="kubernetes.ranksPerPod",
                 remedy="choose a divisor of resources.ranks",
             )
+
+    def _check_batch(self) -> None:
+        pinned = self.parallelism
         share = (pinned.dp or 1) * (pinned.micro_batch or 1)
         if self.training.global_batch % share:
             raise UserError(
@@ -296,9 +333,11 @@ class Metadata(Manifest):
     uid: str = ""
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        require_name(self.name, "name", LABEL)
-        require_name(self.namespace, "namespace", LABEL)
+        require_all(
+            self,
+            lambda: require_name(self.name, "name", LABEL),
+            lambda: require_name(self.namespace, "namespace", LABEL),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,7 +353,14 @@ class PipelineJob(Manifest):
 
         A model without ``vocab`` takes the vocabulary its tokenizer is trained to.
         """
-        return read_dataclass(cls, _with_vocab(body_of(KIND, value, path)), path)
+        body = body_of(KIND, value, path)
+        try:
+            whole = _with_vocab(body)
+        except UserError as missing:
+            others = mistakes_raised_by(lambda: read_dataclass(cls, body, path))
+            raise_all([missing, *(mistake for mistake in others if mistake.where != missing.where)])
+            raise
+        return read_dataclass(cls, whole, path)
 
     def to_manifest(self) -> dict[str, Any]:
         """The manifest; defaults are left out."""
@@ -329,13 +375,17 @@ def body_of(kind: str, value: Any, path: str) -> dict[str, Any]:
     """Metadata and spec of a manifest; raises `UserError` unless it is of the API version and ``kind``."""
     if not isinstance(value, Mapping):
         raise mistyped(value, "a mapping of fields", path)
-    for name, expected in (("apiVersion", API_VERSION), ("kind", kind)):
-        if value.get(name) != expected:
-            raise UserError(
-                what=f"{value.get(name)!r} is not {expected}",
+    raise_all(
+        [
+            UserError(
+                what=f"{shown(value.get(name))} is not {expected}",
                 where=join(path, name),
                 remedy=f"write {name}: {expected}",
             )
+            for name, expected in (("apiVersion", API_VERSION), ("kind", kind))
+            if value.get(name) != expected
+        ]
+    )
     return {name: item for name, item in value.items() if name not in ("apiVersion", "kind", "status")}
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from penstock.core import names
-from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest, require_limits
+from penstock.core.errors import UserError, check_all
+from penstock.core.manifest import Manifest, require_all, require_limits
 from penstock.core.names import require_labels, require_name
 from penstock.core.units import BYTES
 
@@ -64,13 +67,24 @@ class Toleration(Manifest):
     toleration_seconds: int | None = None
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        require_name(self.key, "key", names.QUALIFIED, may_be_empty=True)
-        require_name(self.value, "value", names.LABEL_VALUE)
+        require_all(
+            self,
+            lambda: require_name(self.key, "key", names.QUALIFIED, may_be_empty=True),
+            lambda: require_name(self.value, "value", names.LABEL_VALUE),
+            self._check_key,
+            self._check_value,
+            self._check_time,
+        )
+
+    def _check_key(self) -> None:
         if not self.key and self.operator is Operator.EQUAL:
             raise UserError(what="Equal needs a key", where="key", remedy="add the taint's key, or operator: Exists")
+
+    def _check_value(self) -> None:
         if self.value and self.operator is Operator.EXISTS:
             raise UserError(what="Exists compares no value", where="value", remedy="leave value out")
+
+    def _check_time(self) -> None:
         if self.toleration_seconds is not None and self.effect is not Effect.NO_EXECUTE:
             raise UserError(
                 what="only NoExecute is tolerated for a time",
@@ -88,9 +102,11 @@ class KeyRef(Manifest):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        require_name(self.name, "name", names.SUBDOMAIN)
-        require_name(self.key, "key", names.DATA_KEY)
+        require_all(
+            self,
+            lambda: require_name(self.name, "name", names.SUBDOMAIN),
+            lambda: require_name(self.key, "key", names.DATA_KEY),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +146,9 @@ class EnvVar(Manifest):
     value_from: EnvSource | None = None
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        require_name(self.name, "name", names.VARIABLE)
+        require_all(self, lambda: require_name(self.name, "name", names.VARIABLE), self._check_value)
+
+    def _check_value(self) -> None:
         if self.value and self.value_from is not None:
             raise UserError(what="has value and valueFrom", where="valueFrom", remedy="keep one of them")
 
@@ -145,8 +162,7 @@ class ClaimTemplate(Manifest):
     access_modes: tuple[AccessMode, ...] = (AccessMode.READ_WRITE_MANY,)
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        require_name(self.storage_class, "storageClass", names.SUBDOMAIN, may_be_empty=True)
+        require_all(self, lambda: require_name(self.storage_class, "storageClass", names.SUBDOMAIN, may_be_empty=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,13 +177,17 @@ class VolumeSpec(Manifest):
     reclaim: Reclaim = Reclaim.RETAIN
 
     def __post_init__(self) -> None:
-        require_limits(self)
+        require_all(self, self._check_kind, self._check_claim)
+
+    def _check_kind(self) -> None:
         if (self.claim is None) == (self.template is None):
             raise UserError(
                 what="needs exactly one of claim and template",
                 where="",
                 remedy="write {claim: NAME}, or {template: {size: 10Gi}}",
             )
+
+    def _check_claim(self) -> None:
         if self.claim is not None:
             require_name(self.claim, "claim", names.SUBDOMAIN)
             if self.reclaim is Reclaim.DELETE:
@@ -192,12 +212,24 @@ class KubernetesSpec(Manifest):
     env: tuple[EnvVar, ...] = ()
 
     def __post_init__(self) -> None:
-        require_limits(self)
-        require_name(self.queue_name, "queueName", names.SUBDOMAIN, may_be_empty=True)
-        require_labels(self.node_selector, "nodeSelector")
-        require_name(self.accelerator_resource, "acceleratorResource", names.QUALIFIED)
-        for root in self.volumes:
-            require_name(root, f"volumes.{root}", names.STORED_VOLUME_ROOT)
+        require_all(self, *(partial(check, self) for check in self.checks()))
+
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """See `Manifest.checks`."""
+        return (
+            lambda spec: require_name(spec.queue_name, "queueName", names.SUBDOMAIN, may_be_empty=True),
+            lambda spec: require_labels(spec.node_selector, "nodeSelector"),
+            lambda spec: require_name(spec.accelerator_resource, "acceleratorResource", names.QUALIFIED),
+            cls._check_volumes,
+            cls._check_variables,
+        )
+
+    def _check_volumes(self) -> None:
+        pattern = names.STORED_VOLUME_ROOT
+        check_all(*(partial(require_name, root, f"volumes.{root}", pattern) for root in self.volumes))
+
+    def _check_variables(self) -> None:
         counts = Counter(variable.name for variable in self.env)
         if doubled := [name for name, count in counts.items() if count > 1]:
-            raise UserError(what=f"names {doubled[0]} twice", where="env", remedy="keep one of them")
+            raise UserError(what=f"names {', '.join(doubled[:3])} twice", where="env", remedy="keep one of each")

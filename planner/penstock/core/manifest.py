@@ -20,11 +20,19 @@ import itertools
 import math
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
-from penstock.core.errors import MOST_MISTAKES, MOST_SHOWN, UserError, mistakes_in, raise_all, shown
+from penstock.core.errors import (
+    MOST_MISTAKES,
+    MOST_SHOWN,
+    UserError,
+    mistakes_in,
+    mistakes_raised_by,
+    raise_all,
+    shown,
+)
 from penstock.core.limits import LIMITS, Limit
 from penstock.core.ranges import require_length, require_within
 
@@ -35,6 +43,14 @@ class Manifest:
     """Gives a frozen dataclass its two manifest forms."""
 
     __slots__ = ()
+
+    @classmethod
+    def checks(cls) -> tuple[Callable[[Any], None], ...]:
+        """What several fields must agree in, where that is checked although another field is wrong.
+
+        Each check gets an object that has the fields that are right.
+        """
+        return ()
 
     @classmethod
     def from_manifest(cls, value: Any, path: str = "") -> Self:
@@ -129,6 +145,17 @@ def require_limits(owner: Any) -> None:
     raise_all(mistakes)
 
 
+def require_all(owner: Any, *checks: Callable[[], None]) -> None:
+    """Raise `UserError` for the fields of ``owner`` beyond their ranges and for what ``checks`` raise, together.
+
+    Of a field that is beyond its range nothing else is said.
+    """
+    mistakes = mistakes_raised_by(lambda: require_limits(owner))
+    beyond = {mistake.where for mistake in mistakes}
+    others = [mistake for check in checks for mistake in mistakes_raised_by(check)]
+    raise_all([*mistakes, *(mistake for mistake in others if not mistake.where or mistake.where not in beyond)])
+
+
 def read_dataclass(cls: type[T], value: Any, path: str) -> T:
     """``value`` (a mapping) as an instance of the dataclass ``cls``."""
     if not isinstance(value, Mapping):
@@ -146,12 +173,28 @@ def read_dataclass(cls: type[T], value: Any, path: str) -> T:
                 mistakes.append(error)
         elif field.required:
             mistakes.append(UserError(what="is missing", where=join(path, name), remedy=f"add {name}"))
-    raise_all(mistakes)
+    if mistakes:
+        raise_all([*mistakes, *_disagreements(cls, value, arguments, path)])
     try:
         return cls(**arguments)
     except UserError as error:
         raise_all([placed(mistake, _below(path, mistake.where)) for mistake in mistakes_in(error)])
         raise
+
+
+def _disagreements(cls: type, value: Mapping[str, Any], arguments: Mapping[str, Any], path: str) -> list[UserError]:
+    """What is wrong between those fields that are right; a check that needs another one says nothing."""
+    checks = cls.checks() if issubclass(cls, Manifest) else ()
+    if not checks:
+        return []
+    known = _fields(typing.cast(Hashable, cls))
+    absent = [field.declared for name, field in known.items() if name not in value and not field.required]
+    right = types.SimpleNamespace(**{each.name: _default(each) for each in absent}, **arguments)
+    mistakes: list[UserError] = []
+    for check in checks:
+        with contextlib.suppress(AttributeError):
+            mistakes += mistakes_raised_by(functools.partial(check, right))
+    return [placed(mistake, _below(path, mistake.where)) for mistake in mistakes]
 
 
 def _read_field(field: _Field, given: Any, path: str) -> Any:
@@ -241,19 +284,35 @@ def _read_tuple(annotation: Any, value: Any, path: str) -> tuple[Any, ...]:
         raise mistyped(value, "a list", path)
     types_ = typing.get_args(annotation)
     if len(types_) == 2 and types_[1] is ...:
-        return tuple(read_value(types_[0], item, join(path, i)) for i, item in enumerate(value))
+        read = _reader(types_[0])
+        return tuple(_read_items((read, item, join(path, i)) for i, item in enumerate(value)))
     if len(types_) != len(value):
         raise mistyped(value, f"a list of {len(types_)} values", path)
-    return tuple(
-        read_value(kind, item, join(path, i)) for i, (kind, item) in enumerate(zip(types_, value, strict=True))
-    )
+    pairs = enumerate(zip(types_, value, strict=True))
+    return tuple(_read_items((_reader(kind), item, join(path, i)) for i, (kind, item) in pairs))
+
+
+def _read_items(items: Iterable[tuple[Reader, Any, str]]) -> list[Any]:
+    """The items read; the mistakes of all of them are raised together."""
+    values, mistakes = [], list[UserError]()
+    for read, item, path in items:
+        try:
+            values.append(read(item, path))
+        except UserError as error:
+            mistakes.append(error)
+            if len(mistakes) == MOST_MISTAKES:
+                break
+    raise_all(mistakes)
+    return values
 
 
 def _read_mapping(annotation: Any, value: Any, path: str) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise mistyped(value, "a mapping", path)
     _, item_type = typing.get_args(annotation)
-    return {str(name): read_value(item_type, item, join(path, str(name))) for name, item in value.items()}
+    read = _reader(item_type)
+    items = _read_items((read, item, join(path, str(name))) for name, item in value.items())
+    return dict(zip(map(str, value), items, strict=True))
 
 
 _SCALAR_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
-from penstock.core.manifest import Manifest, require_limits
+from penstock.core.manifest import Manifest, require_all
 
 
 class Family(enum.StrEnum):
@@ -68,8 +68,7 @@ class ModelSpec(Manifest):
 
     def __post_init__(self) -> None:
         self._fill_defaults()
-        require_limits(self)
-        self._check_heads()
+        require_all(self, self._check_heads, self._check_kv_heads, self._check_head_dim)
 
     def _fill_defaults(self) -> None:
         if not self.kv_heads:
@@ -79,13 +78,15 @@ class ModelSpec(Manifest):
             object.__setattr__(self, "ffn_hidden", width)
 
     def _check_heads(self) -> None:
-        if self.hidden % self.heads:
+        if self.heads > 0 and self.hidden % self.heads:
             raise UserError(
                 what=f"hidden {self.hidden} is not divisible by heads {self.heads}",
                 where="heads",
                 remedy=f"choose heads among the divisors of {self.hidden}",
             )
-        if self.heads % self.kv_heads:
+
+    def _check_kv_heads(self) -> None:
+        if self.kv_heads > 0 and self.heads % self.kv_heads:
             raise UserError(
                 what=f"heads {self.heads} is not divisible by kvHeads {self.kv_heads}",
                 where="kvHeads",
@@ -93,7 +94,10 @@ class ModelSpec(Manifest):
             )
         if self.family is Family.GPT2 and self.kv_heads != self.heads:
             raise UserError(what="gpt2 has no grouped-query attention", where="kvHeads", remedy="leave kvHeads out")
-        if self.family is Family.LLAMA and self.head_dim % 2:
+
+    def _check_head_dim(self) -> None:
+        is_whole = self.heads > 0 and not self.hidden % self.heads
+        if self.family is Family.LLAMA and is_whole and self.head_dim % 2:
             raise UserError(
                 what=f"rotary positions need an even head dimension, not {self.head_dim}",
                 where="heads",

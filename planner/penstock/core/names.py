@@ -6,9 +6,10 @@ See https://kubernetes.io/docs/concepts/overview/working-with-objects/names and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from penstock.core.errors import MOST_SHOWN, UserError, shown
+from penstock.core.errors import MOST_SHOWN, UserError, check_all, shown
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 """A job, a namespace, a root of data."""
@@ -54,6 +55,8 @@ def require_name(text: str, where: str, pattern: str, *, may_be_empty: bool = Fa
 
 def require_labels(labels: Mapping[str, str], where: str) -> None:
     """Raise `UserError` unless keys and values of ``labels`` may stand on a Kubernetes object."""
+    checks: list[Callable[[], None]] = []
     for key, value in labels.items():
-        require_name(key, f"{where}.{key[:MOST_SHOWN]}", QUALIFIED)
-        require_name(value, f"{where}.{key}", LABEL_VALUE)
+        place = f"{where}.{key[:MOST_SHOWN]}"
+        checks += partial(require_name, key, place, QUALIFIED), partial(require_name, value, place, LABEL_VALUE)
+    check_all(*checks)
