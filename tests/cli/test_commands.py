@@ -16,6 +16,7 @@ from penstock.cli.deciding import plan_lines
 from penstock.cli.main import main
 from penstock.cli.probe import Identity
 from penstock.core import limits
+from penstock.core.bubble import Lost
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.plan import Cost, Plan, Prediction
 from penstock.core.schedule import parse_schedule
@@ -223,7 +224,7 @@ def test_a_search_that_takes_too_long_ends_with_a_remedy(
     tmp_path: Path, cluster: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = children()
-    monkeypatch.setattr("penstock.cli.deciding.MOST_SECONDS", -1.0)
+    monkeypatch.setattr("penstock.cli.searching.MOST_SECONDS", -1.0)
     assert main(["plan", write_job(tmp_path / "job.yaml"), "--cluster", cluster]) == 2
     error = capsys.readouterr().err
     assert "planning took over" in error
@@ -238,7 +239,7 @@ def test_ctrl_c_ends_a_search(tmp_path: Path, cluster: str, monkeypatch: pytest.
         assert children() - before
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.deciding.time.sleep", interrupt)
+    monkeypatch.setattr("penstock.cli.searching.time.sleep", interrupt)
     job = write_job(tmp_path / "job.yaml", model__layers=4_096, resources__ranks=64)
     assert main(["plan", job, "--cluster", cluster]) == 130
     assert children() <= before
@@ -278,6 +279,10 @@ def test_a_plan_says_how_sure_its_prediction_is() -> None:
     shown = "\n".join(map(str, plan_lines(plan_with(doubtful))))
     assert re.search(r"predicted step \S+ m?s \(125 ms to 500 ms\): ", shown)
     assert "warning: it was busy" in shown
+    lost = {"waiting": Lost(mean=0.05, worst=0.1, rank=1), "bubble": Lost(mean=0.2, worst=0.3, rank=1)}
+    shown = "\n".join(map(str, plan_lines(plan_with(dataclasses.replace(doubtful, **lost)))))  # type: ignore[arg-type]
+    waiting = "predicted waiting for other ranks 5.0 % on average, 10.0 % on rank 1"
+    assert f"{waiting}; bubble 20.0 % on average, 30.0 % on rank 1" in shown
     described = dataclasses.replace(plan.prediction, low_seconds=None, high_seconds=None)
     assert re.search(r"predicted step \S+ m?s: ", "\n".join(map(str, plan_lines(plan_with(described)))))
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.bubble import Lost
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision
@@ -169,7 +170,14 @@ def test_a_timeline_sums_up_its_events() -> None:
     timeline = Timeline(source=Source.MEASURED, num_ranks=2, step_ns=10, events=events, peak_bytes=(1, 2), step=3)
     assert Timeline.from_manifest(json.loads(json.dumps(timeline.to_manifest()))) == timeline
     assert (timeline.busy_ns(0), timeline.busy_ns(1)) == (6, 3)
-    assert timeline.bubble_share == pytest.approx(1 - 9 / 20)
+    assert timeline.bubble.mean == pytest.approx(1 - 9 / 20)
+    assert (timeline.bubble.worst, timeline.bubble.rank) == (pytest.approx(0.7), 1)
+    assert timeline.bubble.text == "55.0 % on average, 70.0 % on rank 1"
+
+
+def test_what_ranks_lose_is_said_once_where_all_lose_the_same() -> None:
+    assert Lost.of([1, 1], 4).text == "25.0 % on every rank"
+    assert (Lost.of([], 4), Lost.of([3], 0)) == (Lost(mean=0, worst=0, rank=0),) * 2
 
 
 def test_an_event_cannot_end_before_it_begins() -> None:

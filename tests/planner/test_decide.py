@@ -67,6 +67,21 @@ def test_the_parts_of_a_prediction_add_up() -> None:
     assert sum(parts) + told.optimizer_seconds == pytest.approx(told.step_seconds, rel=1e-9)
 
 
+def test_a_prediction_s_bubble_is_that_of_its_simulated_step() -> None:
+    """The mean over ranks and the worst of them; the parts of the step are of the busiest, which waits least."""
+    wanted = problem(ranks=4, global_batch=4, pp=4, schedule="1f1b", slices=1, micro_batch=1)
+    plan = decide(wanted, QUICK).plan
+    told, timeline = plan.prediction, simulated(plan, cluster()).timeline
+    assert told is not None
+    assert told.bubble is not None
+    assert told.waiting is not None
+    assert told.bubble.to_manifest() == pytest.approx(timeline.bubble.to_manifest())
+    busiest = told.bubble_seconds / told.step_seconds
+    assert busiest <= told.waiting.mean <= told.waiting.worst <= told.bubble.worst
+    assert busiest < told.waiting.worst
+    assert f"over ranks, waiting is {told.waiting.text}" in "; ".join(plan.reasons)
+
+
 def predicted(**changes: Any) -> Prediction:
     pinned = job(ranks=2, pp=2, dp=1)
     found = decide(problem_from_profile(pinned, profile_for(pinned, **changes)), QUICK).plan.prediction

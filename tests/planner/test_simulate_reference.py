@@ -108,7 +108,7 @@ def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> Non
     assert fast.trace.size == 0
     for rank in range(len(program.ranks)):
         assert found.timeline.busy_ns(rank) == fast.compute_ns[rank]
-    assert found.timeline.bubble_share == fast.bubble_share
+    assert found.timeline.bubble == fast.bubble
 
 
 @settings(max_examples=60)

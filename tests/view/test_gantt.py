@@ -220,7 +220,7 @@ def test_no_script_no_reference_no_clock() -> None:
 def test_the_picture_is_named_for_those_who_do_not_see_it() -> None:
     root = parse(gantt([one_rank(step_ns=5_000_000)]))
     assert root.get("role") == "img"
-    assert root.get("aria-label") == "Predicted step on 1 rank: 5.00 ms, 100.0% bubble."
+    assert root.get("aria-label") == "Predicted step on 1 rank: 5.00 ms, bubble 100.0 % on every rank."
 
 
 def test_nothing_to_draw_is_an_error() -> None:

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import plotly.graph_objects as go
 import pytest
 
+from penstock.core.bubble import Lost
 from penstock.core.comparison import RankMemory
 from penstock.core.curves import RunCurves, curves_of
 from penstock.core.plan import slices_text
@@ -202,6 +203,20 @@ def test_a_doubtful_prediction_says_so_where_it_is_shown() -> None:
     assert "Warning: it was busy." in shown.texts("p")
 
 
+def test_waiting_is_told_of_all_ranks() -> None:
+    data = sample_report()
+    assert data.plan is not None
+    assert data.plan.prediction is not None
+    told = dataclasses.replace(
+        data.plan.prediction,
+        waiting=Lost(mean=0.05, worst=0.1, rank=1),
+        bubble=Lost(mean=0.2, worst=0.3, rank=1),
+    )
+    shown = Page(report(dataclasses.replace(data, plan=dataclasses.replace(data.plan, prediction=told))))
+    assert "Waiting for other ranks, over all ranks: 5.0 % on average, 10.0 % on rank 1." in shown.texts("p")
+    assert "Bubble: 20.0 % on average, 30.0 % on rank 1." in shown.texts("p")
+
+
 def test_the_end_names_machine_versions_and_command(full: Page) -> None:
     assert {"build-7", "2.14.1+cpu", "0.22.1", "gloo, torch 2.14.1+cpu"} <= set(full.texts("td"))
     assert full.texts("pre")[-1] == sample_report().command
@@ -382,5 +397,5 @@ def test_where_the_difference_lies() -> None:
     assert compute_difference(data.predicted, slower) == (
         "Per rank, computing took 207 ms where 207 ms was predicted, "
         "everything else 73.8 ms where 23.8 ms was predicted. "
-        "Bubble: 26.3% on average, 28.5% on rank 0; predicted 10.3% on average, 12.9% on rank 0."
+        "Bubble: 26.3 % on average, 28.5 % on rank 0; predicted 10.3 % on average, 12.9 % on rank 0."
     )

@@ -64,7 +64,7 @@ def test_names_are_of_one_form_that_most_bars_have_room_for() -> None:
 def test_the_heading_states_source_length_and_bubble() -> None:
     timeline = Timeline(source=Source.REHEARSED, num_ranks=1, step_ns=2_000_000, events=())
     lines = gantt_text(timeline, 60).splitlines()
-    assert lines[0] == "rehearsed: 2.00 ms, 100.0% bubble"
+    assert lines[0] == "rehearsed: 2.00 ms, bubble 100.0 % on every rank"
     assert lines[1] == "rank 0│"
     assert lines[2].startswith("      └0 ms")
 

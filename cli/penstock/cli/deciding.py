@@ -167,8 +167,10 @@ def _prediction_lines(prediction: Prediction) -> list[str]:
         "optimizer": prediction.optimizer_seconds,
     }
     told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds)
+    bubble = "" if prediction.bubble is None else f"; bubble {prediction.bubble.text}"
     return [
-        f"predicted step {format_seconds(prediction.step_seconds)}{_interval(prediction)}: {told}",
+        f"predicted step {format_seconds(prediction.step_seconds)}{_interval(prediction)}: on the busiest rank {told}",
+        f"predicted waiting for other ranks {prediction.waiting_text}{bubble}",
         f"predicted memory {format_bytes(max(prediction.peak_bytes, default=0))} on the fullest rank",
         *(f"warning: {warning}" for warning in prediction.warnings),
     ]

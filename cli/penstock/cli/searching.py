@@ -12,7 +12,7 @@ from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.units import format_seconds
-from penstock.planning.process import Planner, ProcessPlanner
+from penstock.planning.process import MOST_SECONDS, Planner, ProcessPlanner
 from penstock.planning.questions import Answer, Progress, Question
 
 POLL_SECONDS = 0.1
@@ -43,7 +43,7 @@ def answer_of(question: Question, report: Report, planner: Planner | None = None
     Raises:
         UserError: the process has no answer, for the reason that it names.
     """
-    planner = planner or ProcessPlanner(level=logging.DEBUG)
+    planner = planner or ProcessPlanner(seconds=MOST_SECONDS, level=logging.DEBUG)
     try:
         planner.start(KEY, question)
         while (answer := planner.poll(KEY)) is None:

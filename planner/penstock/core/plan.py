@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Self
 
+from penstock.core.bubble import Lost
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, require_limits
@@ -30,7 +31,8 @@ class Prediction(Manifest):
     + reduction + optimizer. ``peak_bytes`` is per pipeline rank, constant included; ``slot_bytes`` the arenas.
 
     A step is expected between ``low_seconds`` and ``high_seconds``, by how far the measurements it is predicted from
-    spread; none of described hardware. ``warnings`` say why it may be further off.
+    spread; none of described hardware. ``warnings`` say why it may be further off. ``bubble`` and ``waiting`` are those
+    of all ranks (`penstock.core.bubble`); plans of version 0.1.0 have none.
     """
 
     step_seconds: float
@@ -44,6 +46,15 @@ class Prediction(Manifest):
     low_seconds: float | None = None
     high_seconds: float | None = None
     warnings: tuple[str, ...] = ()
+    bubble: Lost | None = None
+    waiting: Lost | None = None
+
+    @property
+    def waiting_text(self) -> str:
+        """The time that ranks wait for others, for people: what is known of it, and of which ranks."""
+        if self.waiting is not None:
+            return self.waiting.text
+        return f"{self.bubble_seconds / (self.step_seconds or 1.0):.1%} on the busiest rank"
 
     def __post_init__(self) -> None:
         require_limits(self)
@@ -167,12 +178,14 @@ class Plan(Manifest):
         """
         if self.prediction is None:
             return self
-        prediction = dataclasses.replace(self.prediction, low_seconds=None, high_seconds=None, warnings=())
+        prediction = dataclasses.replace(
+            self.prediction, low_seconds=None, high_seconds=None, warnings=(), bubble=None, waiting=None
+        )
         return dataclasses.replace(self, prediction=prediction)
 
     @property
     def confidence(self) -> dict[str, Any]:
-        """The prediction's interval and warnings, in manifest form."""
+        """The prediction's interval and warnings, and its bubble and waiting, in manifest form."""
         written = self.prediction.to_manifest() if self.prediction else {}
         return {name: written[name] for name in _CONFIDENCE if name in written}
 
@@ -185,4 +198,4 @@ class Plan(Manifest):
         return cls.from_manifest(for_ranks)
 
 
-_CONFIDENCE = ("lowSeconds", "highSeconds", "warnings")
+_CONFIDENCE = ("lowSeconds", "highSeconds", "warnings", "bubble", "waiting")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from penstock.core.bubble import Lost, bubble
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 
@@ -63,13 +64,6 @@ class Timeline(Manifest):
         return sum(e.duration_ns for e in self.events if e.rank == rank and e.activity is Activity.COMPUTE)
 
     @property
-    def worst_bubble(self) -> tuple[int, float]:
-        """The rank that computed least, and the share of its time that was not compute."""
-        rank = min(range(self.num_ranks), key=self.busy_ns)
-        return rank, 1.0 - self.busy_ns(rank) / self.step_ns if self.step_ns else 0.0
-
-    @property
-    def bubble_share(self) -> float:
-        """The share of all ranks' time that was not compute, from 0 to 1: the mean over ranks."""
-        busy = sum(self.busy_ns(rank) for rank in range(self.num_ranks))
-        return 1.0 - busy / (self.num_ranks * self.step_ns) if self.step_ns else 0.0
+    def bubble(self) -> Lost:
+        """See `penstock.core.bubble`."""
+        return bubble([self.busy_ns(rank) for rank in range(self.num_ranks)], self.step_ns)

@@ -45,7 +45,8 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
         raise UserError(
             what=f"no division of {problem.num_devices} ranks, {problem.global_batch} sequences obeys what is pinned",
             where=PINNED,
-            remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others that multiply to the ranks",
+            remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others: dp x tp x pp is the number of "
+            "ranks, and dp x microBatch divides globalBatch",
         )
     try:
         return _decided(problem, budget, reporter)
@@ -164,6 +165,8 @@ def _prediction(evaluation: Evaluation) -> Prediction:
         optimizer_seconds=to_seconds(evaluation.optimizer_ns),
         peak_bytes=evaluation.peak_bytes,
         slot_bytes=evaluation.slot_bytes,
+        bubble=evaluation.bubble,
+        waiting=evaluation.waiting,
     )
 
 

@@ -230,6 +230,8 @@ class Simulated:
             slot_bytes=tuple(int(each) for each in slots),
             num_actions=order.num_actions,
             is_exact=is_exact,
+            bubble=times.bubble,
+            waiting=times.waiting,
             **parts,
         )
 

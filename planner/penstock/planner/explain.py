@@ -32,7 +32,10 @@ def _parts(chosen: Evaluation) -> str:
         "optimizer": chosen.optimizer_ns,
     }
     told = (f"{100 * share / chosen.step_ns:.1f} % {name}" for name, share in shares.items() if share)
-    return "the busiest rank's step: " + ", ".join(told)
+    of_all = (
+        "" if chosen.waiting is None or not chosen.waiting.worst else f"; over ranks, waiting is {chosen.waiting.text}"
+    )
+    return f"the busiest rank's step: {', '.join(told)}{of_all}"
 
 
 def _memory(problem: Problem, chosen: Evaluation) -> str:
@@ -54,7 +57,9 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
 
 def _effort(result: Result) -> str:
     ending = (
-        "the bounds of all others leave none better" if result.exhausted else "this is the best found within the budget"
+        "the others were ruled out, candidates by their bounds and divisions by an estimate"
+        if result.exhausted
+        else "this is the best found within the budget"
     )
     return f"{result.num_judged} candidates of {result.num_meshes} divisions were simulated; {ending}"
 

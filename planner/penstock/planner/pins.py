@@ -44,7 +44,8 @@ def _check_degrees(problem: Problem) -> None:
         )
     if pinned.tp is not None and (problem.most_tp % pinned.tp or model.kv_heads % pinned.tp):
         raise UserError(
-            what=f"tp {pinned.tp} does not divide {problem.most_tp} devices and {model.kv_heads} key/value heads",
+            what=f"tp {pinned.tp} does not divide {problem.most_tp}, the most that is planned within a node, "
+            f"and {model.kv_heads} key/value heads",
             where=f"{PINNED}.tp",
             remedy="pin tp to 1" if problem.most_tp == 1 else "pin a divisor of both",
         )

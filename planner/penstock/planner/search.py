@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from penstock.core.bubble import Lost
 from penstock.core.job import Objective
 from penstock.planner.candidates import Candidate, Proposer, Shortage
 from penstock.planner.problem import Mesh, Problem, meshes
@@ -54,6 +55,9 @@ class Evaluation:
     """Compute actions that were simulated."""
     is_exact: bool = True
     """Whether a long step was simulated in full, or proved to repeat what was simulated."""
+    bubble: Lost | None = None
+    waiting: Lost | None = None
+    """Over all ranks, as shares of the step."""
 
 
 class Judge(Protocol):

@@ -89,7 +89,7 @@ def test_recorded_steps_are_consistent(worker_pool: WorkerPool, pp: int, dp: int
     check_order(first, program, Mesh(dp=dp, pp=pp))
     check_dependencies(first, Mesh(dp=dp, pp=pp), plan)
     assert len(first.peak_bytes) == plan.num_ranks
-    assert 0 < first.bubble_share < 1
+    assert 0 < first.bubble.mean < 1
 
 
 def check_order(timeline: Timeline, program: Program, mesh: Mesh) -> None:

@@ -138,7 +138,7 @@ _NAMES: Final = {Source.SIMULATED: "Predicted", Source.MEASURED: "Measured", Sou
 def _summary(timelines: Sequence[Timeline]) -> str:
     return " ".join(
         f"{_NAMES[t.source]} step on {t.num_ranks} rank{'' if t.num_ranks == 1 else 's'}: "
-        f"{time_unit(t.step_ns).text(t.step_ns)}, {t.bubble_share:.1%} bubble."
+        f"{time_unit(t.step_ns).text(t.step_ns)}, bubble {t.bubble.text}."
         for t in timelines
     )
 
@@ -146,7 +146,7 @@ def _summary(timelines: Sequence[Timeline]) -> str:
 def _panel(timeline: Timeline, rows: Sequence[Lanes], first: Timeline, frame: Frame, top: float) -> Markup:
     step = "" if timeline.step is None else f", step {timeline.step}"
     heading = f"{_NAMES[timeline.source]}{step}"
-    facts = f"{frame.unit.text(timeline.step_ns)} · {timeline.bubble_share:.1%} bubble"
+    facts = f"{frame.unit.text(timeline.step_ns)} · bubble {timeline.bubble.short}"
     below = top + _header(frame) - 12
     facts_place: dict[str, float | str] = {"x": 0, "y": below}
     if frame.is_wide:

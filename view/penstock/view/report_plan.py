@@ -105,8 +105,10 @@ def _step_parts(prediction: Prediction, class_: str) -> Markup:
         rows.append((element("span", "to"), format_seconds(prediction.high_seconds), ""))
     strip = element("div", *bar, class_="parts", role="img", aria_label="shares of the step, listed below")
     listing = table(("busiest rank", "predicted", "share"), rows, numbers=(1, 2))
-    warnings = paragraphs([f"Warning: {warning}." for warning in prediction.warnings])
-    return card(strip, listing, warnings, title="Where a step goes", class_=class_)
+    notes = [f"Waiting for other ranks, over all ranks: {prediction.waiting_text}."]
+    notes += [f"Bubble: {prediction.bubble.text}."] if prediction.bubble else []
+    notes += [f"Warning: {warning}." for warning in prediction.warnings]
+    return card(strip, listing, paragraphs(notes), title="Where a step goes", class_=class_)
 
 
 def _named_swatch(name: str, colour: str) -> Markup:
@@ -195,11 +197,5 @@ def compute_difference(first: Timeline, second: Timeline) -> str:
     return (
         f"Per rank, computing took {unit.text(busy[1])} where {unit.text(busy[0])} was predicted, "
         f"everything else {unit.text(rest[1])} where {unit.text(rest[0])} was predicted. "
-        f"Bubble: {_bubble(second)}; predicted {_bubble(first)}."
+        f"Bubble: {second.bubble.text}; predicted {first.bubble.text}."
     )
-
-
-def _bubble(timeline: Timeline) -> str:
-    """As a mean over ranks, and of the worst."""
-    rank, worst = timeline.worst_bubble
-    return f"{timeline.bubble_share:.1%} on average, {worst:.1%} on rank {rank}"

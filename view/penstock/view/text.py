@@ -27,7 +27,7 @@ def gantt_text(timeline: Timeline, width: int = 100) -> str:
     columns = width - left
     longest = max(1, end_ns(timeline))
     unit = time_unit(longest)
-    heading = f"{timeline.source.value}: {unit.text(timeline.step_ns)}, {timeline.bubble_share:.1%} bubble"
+    heading = f"{timeline.source.value}: {unit.text(timeline.step_ns)}, bubble {timeline.bubble.text}"
     lines = [heading[:width]]
     form = _choose_form(timeline, columns / longest)
     for rank in range(timeline.num_ranks):

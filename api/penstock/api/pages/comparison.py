@@ -9,7 +9,8 @@ from penstock.api.pages.job_data import JobData
 from penstock.api.pages.listing import path_of
 from penstock.api.pages.shell import Page
 from penstock.core.curves import Curve
-from penstock.core.plan import Plan, slices_text
+from penstock.core.plan import Plan, Prediction, slices_text
+from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts
 from penstock.view.markup import Markup, element, join
@@ -107,6 +108,10 @@ def _bytes(of: Callable[..., int | None]) -> Callable[[JobData], str]:
     return tell
 
 
+def _bubble(step: Timeline | Prediction | None) -> str:
+    return NOTHING if step is None or step.bubble is None else step.bubble.text
+
+
 def _plan(tell: Callable[[Plan], str]) -> Callable[[JobData], str]:
     return lambda job: tell(job.report.plan) if job.report.plan else NOTHING
 
@@ -117,6 +122,8 @@ RESULTS: dict[str, Callable[[JobData], str]] = {
     "throughput": _throughput,
     "step, measured": _seconds(measured_step_seconds),
     "step, predicted": _seconds(predicted_step_seconds),
+    "bubble, measured": lambda job: _bubble(job.report.measured),
+    "bubble, predicted": lambda job: _bubble(job.report.plan.prediction if job.report.plan else None),
     "memory, measured": _bytes(measured_peak_bytes),
     "memory, predicted": _bytes(predicted_peak_bytes),
 }

@@ -183,7 +183,8 @@ def _numbers(plan: Plan, cost: Cost | None) -> Markup:
             "step": format_seconds(prediction.step_seconds),
             "throughput": f"{tokens:,.0f} tokens/s",
             "memory": format_bytes(max(prediction.peak_bytes, default=0)),
-            "waiting, busiest rank": f"{prediction.bubble_seconds / prediction.step_seconds:.1%} of the step",
+            "waiting for other ranks": prediction.waiting_text,
+            **({} if prediction.bubble is None else {"bubble": prediction.bubble.text}),
             **_prices(cost),
         }
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.core.bubble import Lost, bubble
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
 from penstock.planner.clock import Clock, new_clock
@@ -48,10 +49,14 @@ class StepTimes:
     trace: Nanoseconds
 
     @property
-    def bubble_share(self) -> float:
-        """The share of all ranks' time that was not compute, from 0 to 1."""
-        total = len(self.compute_ns) * self.makespan_ns
-        return 1.0 - int(self.compute_ns.sum()) / total if total else 0.0
+    def bubble(self) -> Lost:
+        """See `penstock.core.bubble`."""
+        return bubble(self.compute_ns.tolist(), self.makespan_ns)
+
+    @property
+    def waiting(self) -> Lost:
+        """For other ranks; see `penstock.core.bubble`."""
+        return Lost.of(self.bubble_ns.tolist(), self.makespan_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
