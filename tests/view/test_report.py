@@ -399,3 +399,10 @@ def test_where_the_difference_lies() -> None:
         "everything else 73.8 ms where 23.8 ms was predicted. "
         "Bubble: 26.3 % on average, 28.5 % on rank 0; predicted 10.3 % on average, 12.9 % on rank 0."
     )
+
+
+def test_a_validation_loss_of_a_run_that_goes_on_is_not_called_its_end() -> None:
+    shown = Page(report(dataclasses.replace(sample_report(), phase="Running")))
+    told = next(text for text in shown.texts("p") if "Validation" in text)
+    assert re.search(r"Validation loss is \d\.\d{3} at step [\d,]+; knowing", told)
+    assert "ended" not in told

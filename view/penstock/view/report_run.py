@@ -57,8 +57,8 @@ def _loss_text(data: ReportData) -> Iterator[str]:
         yield f"Training loss went from {curve.first.value:.3f} at step {curve.first.step:,} to {last}."
     if validated and data.unigram_loss is not None:
         yield (
-            f"Validation ended at {validated.value:.3f} nats per token; knowing only how often each token occurs "
-            f"would give {data.unigram_loss:.3f}."
+            f"Validation loss is {validated.value:.3f} at step {validated.step:,}; knowing only how often each token "
+            f"occurs would give {data.unigram_loss:.3f}."
         )
 
 
