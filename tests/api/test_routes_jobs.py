@@ -73,6 +73,17 @@ class TestCreate:
         assert document["where"] == "spec.model.headz"
         assert "heads" in document["remedy"]
 
+    def test_all_mistakes_are_told_at_once(self, client: TestClient) -> None:
+        manifest = job_manifest()
+        manifest["spec"]["model"] |= {"hidden": 100, "heads": 3, "kvHeads": 2}
+        manifest["spec"]["training"]["optimizer"] = {"kind": "sgd", "learningRate": 0}
+        manifest["spec"]["kubernetes"] = {"queueName": "no name", "ranksPerPod": 3}
+        detail = problem(client.post("/v1/jobs", json=manifest), 422, "invalid")["detail"]
+        for told in ("not divisible by heads 3", "spec.model.kvHeads", "spec.training.optimizer.kind"):
+            assert told in detail
+        assert "spec.training.optimizer.learningRate" in detail
+        assert "spec.kubernetes.queueName" in detail
+
     def test_a_taken_name(self, client: TestClient) -> None:
         assert client.post("/v1/jobs", json=job_manifest()).status_code == 201
         document = problem(client.post("/v1/jobs", json=job_manifest()), 409, "name-taken")

@@ -232,6 +232,17 @@ def test_a_run_that_is_refused_before_its_first_attempt_leaves_no_folder(tmp_pat
     assert all((tmp_path / "runs" / "r" / name).exists() for name in kept)
 
 
+def test_a_run_for_which_nothing_fits_leaves_no_folder(tmp_path: Path) -> None:
+    """Its ranks were started and measured by then, and the next run begins with what they measured."""
+    workers = FakeWorkers()
+    mistake = mistake_of(
+        lambda: runs.start(job(resources__memoryPerRank="1Mi"), tmp_path / "runs/r", None, here(workers))
+    )
+    assert mistake.where == "spec.resources.memoryPerRank"
+    assert workers.started
+    assert not (tmp_path / "runs").exists()
+
+
 def test_more_memory_than_the_machine_has_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = runs.Here(
         workers=FakeWorkers(),

@@ -85,6 +85,13 @@ class TestRequests:
         assert (status.phase, status.reason) == (Phase.FAILED, "InvalidSpec")
         assert "heads" in status.message
 
+    def test_all_mistakes_of_a_spec_are_in_its_message(self, operating: Operating) -> None:
+        uid = operating.kube.submit(example(model__heads=7, model__kvHeads=5, kubernetes__queueName="no name"))
+        operating.turn()
+        message = operating.status(uid).message
+        for place in ("spec.model.heads", "spec.model.kvHeads", "spec.kubernetes.queueName"):
+            assert place in message
+
     @pytest.mark.parametrize(
         "beyond",
         [

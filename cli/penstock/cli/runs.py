@@ -76,14 +76,15 @@ def start(
 
 @contextlib.contextmanager
 def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
-    """Remove the run directory again if the run is refused before its first attempt.
+    """Remove the run directory again if the run is refused before it has a plan.
 
-    ``made`` are the folders that were made for it, itself first; of the others only those go that are empty.
+    What was measured for it is kept for others (`penstock.cli.profiles`). ``made`` are the folders that were made for
+    it, itself first; of the others only those go that are empty.
     """
     try:
         yield
     except UserError:
-        if made and read_state(root).attempt == 0:
+        if made and not RunDir(root).plan.exists():
             shutil.rmtree(root, ignore_errors=True)
             with contextlib.suppress(OSError):
                 for folder in made[1:]:
