@@ -143,8 +143,9 @@ class Program(Manifest):
     def digest(self) -> str:
         """SHA-256 over every instruction's action, slots and channel, and every slot's place.
 
-        Left out is what follows from the plan that has the digest: ``receive_ahead``, ``reductions``,
-        ``slice_capacities`` and ``transient_bytes``. Stored plans hold digests: another choice would refuse them all.
+        Left out is what follows from the plan that has the digest: ``receive_ahead``, ``late_receives``,
+        ``reductions``, ``slice_capacities`` and ``transient_bytes``. Stored plans hold digests: another choice would
+        refuse them all.
         """
         text = hashlib.sha256()
         for rank in self.ranks:

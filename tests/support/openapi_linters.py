@@ -10,8 +10,9 @@ import tempfile
 from pathlib import Path
 
 from tests.support import not_run
+from tests.support.repository import ROOT
 
-FILES = Path(__file__).parent
+FILES = ROOT / "tests" / "fixtures" / "openapi_linters"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "penstock-tests"
 INSTALL_SECONDS, LINT_SECONDS = 600, 300
 OFFLINE = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true"}
