@@ -187,11 +187,14 @@ def test_what_is_not_here_is_named_before_anything_starts(tmp_path: Path, change
     assert not (tmp_path / "r").exists()
 
 
-def test_memory_that_never_suffices_says_what_would(tmp_path: Path) -> None:
-    mistake = mistake_of(lambda: runs.start(job(resources__memoryPerRank="100Mi"), tmp_path / "r", None, here()))
+def test_memory_that_never_suffices_says_what_would_and_leaves_no_folder(tmp_path: Path) -> None:
+    """Its ranks were started and measured by then, and the next run begins with what they measured."""
+    workers, root = FakeWorkers(), tmp_path / "runs" / "r"
+    mistake = mistake_of(lambda: runs.start(job(resources__memoryPerRank="100Mi"), root, None, here(workers)))
     assert mistake.where == "spec.resources.memoryPerRank"
     assert "allow" in mistake.remedy
-    assert read_state(tmp_path / "r").phase is Phase.FAILED
+    assert workers.started
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_pinned_plan_that_cannot_be_says_so(tmp_path: Path) -> None:
@@ -230,17 +233,6 @@ def test_a_run_that_is_refused_before_its_first_attempt_leaves_no_folder(tmp_pat
     assert mistake.where == "spec.data.source"
     assert (tmp_path / "runs").exists() == bool(kept)
     assert all((tmp_path / "runs" / "r" / name).exists() for name in kept)
-
-
-def test_a_run_for_which_nothing_fits_leaves_no_folder(tmp_path: Path) -> None:
-    """Its ranks were started and measured by then, and the next run begins with what they measured."""
-    workers = FakeWorkers()
-    mistake = mistake_of(
-        lambda: runs.start(job(resources__memoryPerRank="1Mi"), tmp_path / "runs/r", None, here(workers))
-    )
-    assert mistake.where == "spec.resources.memoryPerRank"
-    assert workers.started
-    assert not (tmp_path / "runs").exists()
 
 
 def test_more_memory_than_the_machine_has_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
