@@ -38,15 +38,29 @@ class Rank:
 
 
 @pytest.fixture(scope="module")
-def rank(penstock_there: Installed, first: Story) -> Iterator[Rank]:
-    """The first pod of a job that trains as long as it is needed."""
+def training(penstock_there: Installed, first: Story) -> Iterator[list[Rank]]:
+    """The first pod of a job that trains as long as it is needed; empty before it starts and after a test ended it."""
+    ranks: list[Rank] = []
     with paced(penstock_there):
+        yield ranks
+    for rank in ranks:
+        end(penstock_there, rank)
+
+
+@pytest.fixture
+def rank(penstock_there: Installed, training: list[Rank]) -> Rank:
+    if not training:
         job = submitted(penstock_there, "narrow", training=small_training(UNENDING_STEPS))
         job.wait_for(Phase.RUNNING)
         pod = job.pods()[0]["metadata"]["name"]
-        yield Rank(job, pod, penstock_there.kubectl("exec", pod, "-c", REPORTER_CONTAINER, "--", "cat", TOKEN_FILE))
-    penstock_there.kubectl("delete", "pj", job.name, "--ignore-not-found")
-    penstock_there.wait_for_room([job.name])
+        token = penstock_there.kubectl("exec", pod, "-c", REPORTER_CONTAINER, "--", "cat", TOKEN_FILE)
+        training.append(Rank(job, pod, token))
+    return training[0]
+
+
+def end(on: Installed, rank: Rank) -> None:
+    on.kubectl("delete", "pj", rank.job.name)
+    on.wait_for_room([rank.job.name])
 
 
 def apiserver(on: Installed, token: str) -> httpx.Client:
@@ -144,12 +158,12 @@ def test_a_person_reports_nothing(penstock_there: Installed, rank: Rank) -> None
         assert client.post("/v1/ingest", json=report(rank.job.uid)).status_code == 403
 
 
-def test_it_ends_with_its_pod(penstock_there: Installed, rank: Rank) -> None:
+def test_it_ends_with_its_pod(penstock_there: Installed, training: list[Rank], rank: Rank) -> None:
     """One that the service has not seen yet is refused at once; one that it has, a minute later."""
     pod = penstock_there.cluster.get(PODS, rank.pod, penstock_there.namespace)["metadata"]
     bound = ("--bound-object-kind=Pod", f"--bound-object-name={rank.pod}", f"--bound-object-uid={pod['uid']}")
     token = penstock_there.kubectl("create", "token", "default", "--audience", INGEST_AUDIENCE, *bound).strip()
-    penstock_there.kubectl("delete", "pj", rank.job.name)
-    penstock_there.wait_for_room([rank.job.name])
+    training.remove(rank)
+    end(penstock_there, rank)
     with service(penstock_there, token) as client:
         assert client.post("/v1/ingest", json=report(rank.job.uid)).status_code == 401
