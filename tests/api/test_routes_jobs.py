@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 from collections.abc import Iterator
@@ -35,6 +36,9 @@ def client(service: Service) -> TestClient:
 YAML_BOMB = b"a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + b"".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n".encode() for i in range(1, 10)
 )
+
+
+DEEP_CURSOR = base64.urlsafe_b64encode(b"[" * 40_000).decode()
 
 
 def problem(answer: Any, status: int, kind: str) -> dict[str, Any]:
@@ -277,7 +281,17 @@ class TestList:
 
     @pytest.mark.parametrize(
         "query",
-        ["cursor=x", "sort=colour", "limit=0", "limit=501", "limit=x", "phase=Dancing", "label=x", "label=%3Dx"],
+        [
+            "cursor=x",
+            f"cursor={DEEP_CURSOR}",
+            "sort=colour",
+            "limit=0",
+            "limit=501",
+            "limit=x",
+            "phase=Dancing",
+            "label=x",
+            "label=%3Dx",
+        ],
     )
     def test_a_bad_question(self, client: TestClient, query: str) -> None:
         document = problem(client.get(f"/v1/jobs?{query}"), 400, "bad-request")

@@ -146,7 +146,7 @@ def test_a_missing_file_is_named(tmp_path: Path, read: Callable[[Path], object])
 
 
 @pytest.mark.parametrize("read", [read_profile, read_plan, read_timeline])
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"key": 1}', b"\xff\xfe\x00"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"key": 1}', b"\xff\xfe\x00", b"[" * 10**5])
 def test_a_corrupt_file_is_named_with_a_remedy(tmp_path: Path, read: Callable[[Path], object], content: bytes) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)

@@ -74,7 +74,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"], "nothing half-written stays"
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"phase": "Sleeping"}', '{"phases": 1}', "[]"])
+@pytest.mark.parametrize("content", ["", "{", '{"phase": "Sleeping"}', '{"phases": 1}', "[]", "[" * 10**5])
 def test_a_corrupt_file_is_named(tmp_path: Path, content: str) -> None:
     state_path(tmp_path).write_text(content)
     with pytest.raises(UserError) as found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from penstock.api.service import Service
 from penstock.api.storable import require_storable
 from penstock.api.store import jobs
 from penstock.api.store.jobs import StoredJob
+from penstock.core import jsontext
 from penstock.planner import yamltext
 
 JSON_TYPES = frozenset({"application/json", ""})
@@ -210,10 +210,7 @@ def decode(body: bytes) -> str:
 def load_json(text: str | bytes) -> Any:
     """JSON without NaN and infinities, which are none."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        remedy = "send it as /v1/openapi.json describes it, which is nowhere so deep"
-        raise Problem(kind="bad-request", detail="the body is nested too deeply", where="body", remedy=remedy) from None
+        return jsontext.load(text, parse_constant=_refuse_constant)
     except ValueError as error:
         what = "a number has thousands of digits" if "digits" in str(error) else str(error)
         detail, remedy = f"the body is not JSON: {what}", "send JSON, or YAML with Content-Type: application/yaml"

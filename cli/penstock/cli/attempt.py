@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from penstock.cli.workers import Ranks, Workers, end, refusal
+from penstock.core import jsontext
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.trainer.launch import Failure, Outcome
@@ -112,7 +112,7 @@ def _wordless(outcome: Outcome) -> Failure:
 def read_result(run: RunDir) -> dict[str, Any]:
     """How the newest attempt says it ended; empty if it does not."""
     try:
-        result = json.loads(run.result.read_text())
+        result = jsontext.load(run.result.read_text())
     except (OSError, ValueError):
         return {}
     return result if isinstance(result, dict) else {}

@@ -8,12 +8,12 @@ prints without end fills its own file and nothing else.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.records import NO_RANK, LogLine, RecordKind
 from penstock.trainer.launch import RANKS_FILE
@@ -68,7 +68,7 @@ def log_files(root: Path) -> list[LogFile]:
 def _rank(path: Path, process: int) -> int:
     """Which rank a launch's process is: that number, unless the launch says otherwise."""
     try:
-        names = json.loads((path.parents[3] / RANKS_FILE).read_text())
+        names = jsontext.load((path.parents[3] / RANKS_FILE).read_text())
     except FileNotFoundError:
         return process
     return int(names[process])
@@ -88,7 +88,7 @@ def is_read(run: RunDir, attempt: int) -> bool:
     place = run.outbox / f"a{attempt}-{_source(run)}"
     files = [file for file in log_files(run.logs.parent) if file.attempt == attempt]
     try:
-        known = json.loads(place.with_suffix(".read").read_text())
+        known = jsontext.load(place.with_suffix(".read").read_text())
         begin, end, first = dict(known["begin"]), dict(known["end"]), int(known["sequence"])
     except FileNotFoundError:
         return not any(file.path.stat().st_size for file in files)
@@ -224,7 +224,7 @@ class _Attempt:
     def _recovered(self, files: list[LogFile]) -> Places:
         """How far they were read; what was written down and not appended is appended now."""
         try:
-            known = json.loads(self._memory.read_text())
+            known = jsontext.load(self._memory.read_text())
         except (FileNotFoundError, ValueError):
             return {}
         done = max(self._outbox().sequence - int(known["sequence"]), 0)

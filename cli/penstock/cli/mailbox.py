@@ -6,10 +6,10 @@ An attempt on this machine has a folder, which a service shares; one in pods has
 
 from __future__ import annotations
 
-import json
 from typing import Protocol
 
 from penstock.api.executor.folder import AttemptFolder
+from penstock.core import jsontext
 from penstock.core.supervision import AttemptReport, Binding, Wish
 from penstock.trainer.rundir import write_json
 
@@ -45,7 +45,7 @@ class FolderMailbox:
         """See `Mailbox`."""
         if not self._folder.binding.exists():
             return None
-        return Binding.from_manifest(json.loads(self._folder.binding.read_text()))
+        return Binding.from_manifest(jsontext.load(self._folder.binding.read_text()))
 
     def tell(self, report: AttemptReport) -> None:
         """See `Mailbox`. A full disk ends no attempt that goes on: it is told at a later turn then."""

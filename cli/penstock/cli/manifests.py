@@ -7,11 +7,11 @@ is part of the manifest, and a vocabulary that only the tokenizer's file knows i
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from penstock.core import jsontext
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError, mistakes_in, raise_all
 from penstock.core.job import STDLIB_CORPUS, PipelineJob
@@ -100,7 +100,7 @@ def _load_yaml(path: Path) -> Any:
 
 def _load_json(path: Path, remedy: str) -> Any:
     try:
-        return json.loads(read_text(path))
+        return jsontext.load(read_text(path))
     except ValueError as error:
         raise UserError(what=f"is corrupt: {error}", where=str(path), remedy=remedy) from None
 

@@ -7,13 +7,13 @@ serves, and reports once at its end.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 
 from penstock.cli.agent import AgentFiles
 from penstock.cli.pod_files import PodFiles, read_text
 from penstock.cli.pod_memory import explained
+from penstock.core import jsontext
 from penstock.core.errors import RunError, UserError
 from penstock.core.packing import UnpackError, unpack
 from penstock.core.plan import Plan
@@ -59,7 +59,7 @@ class PodMailbox:
         if not text:
             return None
         try:
-            found = PodBinding.from_manifest(json.loads(text), "binding")
+            found = PodBinding.from_manifest(jsontext.load(text), "binding")
         except ValueError as error:
             raise UserError(what=f"is no JSON: {error}", where=str(self._files.binding)) from None
         return found if (found.pod_uid, found.attempt) == (self._pod_uid, self._attempt) else None

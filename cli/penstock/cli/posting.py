@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.supervision import Address
 
@@ -78,7 +78,7 @@ class _Connection:
 
     def _read(self) -> Address:
         try:
-            return Address.from_manifest(json.loads(self._address_file.read_text()))
+            return Address.from_manifest(jsontext.load(self._address_file.read_text()))
         except FileNotFoundError:
             if self._address is None:
                 raise

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
+from penstock.core import jsontext
 from penstock.trainer.rundir import RunDir
 
 
 def profile_progress(run: RunDir) -> tuple[int, int]:
     """How many points are measured, and of how many; zeros before the first."""
     try:
-        progress = json.loads(run.profile_progress.read_text())
+        progress = jsontext.load(run.profile_progress.read_text())
         return int(progress["done"]), int(progress["total"])
     except (OSError, ValueError, KeyError):
         return 0, 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gzip
-import json
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli.following import Follower, is_read
 from penstock.cli.posting import Post, http_post
 from penstock.cli.stopping import StopRequests
+from penstock.core import jsontext
 from penstock.trainer.outbox import last_sequence, sequence_of
 from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.status import read_status
@@ -159,7 +159,7 @@ def _memory(path: Path) -> Path:
 
 def _remembered(path: Path) -> _Box:
     try:
-        return _Box(path=path, sequence=int(json.loads(_memory(path).read_text())["sequence"]))
+        return _Box(path=path, sequence=int(jsontext.load(_memory(path).read_text())["sequence"]))
     except (OSError, ValueError, KeyError, TypeError):
         return _Box(path=path)
 

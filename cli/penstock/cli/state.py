@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.cli.locks import alone
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase, enter
 from penstock.core.manifest import Manifest
@@ -66,7 +66,7 @@ def read_state(root: Path) -> RunState:
     """The state of the run in ``root``; a fresh one if it was never started."""
     path = state_path(root)
     try:
-        return RunState.from_manifest(json.loads(path.read_text()))
+        return RunState.from_manifest(jsontext.load(path.read_text()))
     except FileNotFoundError:
         return RunState(attempt=_newest_attempt(root))
     except (OSError, ValueError, UserError) as error:

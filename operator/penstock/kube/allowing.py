@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Protocol
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.job_policy import JobPolicy, refers_to_secrets, refusals
@@ -25,12 +25,12 @@ def read_policy(path: Path) -> JobPolicy:
     """The policy in a file of JSON, which the chart writes; raises `UserError` for one that cannot be used."""
     remedy = "write JSON, as the key policy.json of the chart's ConfigMap NAME-job-policy has it"
     try:
-        return JobPolicy.from_manifest(json.loads(path.read_text()))
+        return JobPolicy.from_manifest(jsontext.load(path.read_text()))
     except UserError as error:
         raise UserError(what=f"{error.where}: {error.what}", where=str(path), remedy=error.remedy) from None
     except OSError as error:
         raise UserError(what=f"cannot be read: {error.strerror}", where=str(path), remedy=remedy) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(what=f"is not JSON: {error}", where=str(path), remedy=remedy) from None
 
 

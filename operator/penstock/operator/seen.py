@@ -5,10 +5,10 @@ Read once when an object arrives. A thousand jobs' pods would otherwise be held 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
 from penstock.core.pod import PodBinding
@@ -255,8 +255,8 @@ def _container(status: Object, kind: str, name: str) -> Object:
 def _binding(text: str) -> PodBinding | None:
     """What somebody else wrote there is no binding."""
     try:
-        return PodBinding.from_manifest(json.loads(text)) if text else None
-    except (ValueError, RecursionError, UserError):
+        return PodBinding.from_manifest(jsontext.load(text)) if text else None
+    except (ValueError, UserError):
         return None
 
 
@@ -299,8 +299,8 @@ def _end(pod: Object, container: Object, reports: bool) -> End | None:
 def _report(text: str) -> AttemptReport | None:
     """A container that was killed left no word, or somebody else's."""
     try:
-        return AttemptReport.from_manifest(json.loads(text)) if text else None
-    except (ValueError, RecursionError, UserError):
+        return AttemptReport.from_manifest(jsontext.load(text)) if text else None
+    except (ValueError, UserError):
         return None
 
 

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.core import jsontext
 from penstock.core.errors import PenstockError
 
 MOST_PACKED_BYTES = 4 * 2**20
@@ -44,8 +45,8 @@ def unpack(packed: bytes) -> Any:
     text = _decompressed(packed)
     _require_modest(text)
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        return jsontext.load(text)
+    except ValueError as error:  # a UnicodeDecodeError is a ValueError
         raise UnpackError(f"is not JSON: {error}") from None
 
 

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
+from penstock.core import jsontext
 from penstock.core.errors import RunError, UserError
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, camel
@@ -128,10 +129,10 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 def _read_content(folder: Path) -> dict[str, Any]:
     """The manifest's plain form, as it was written."""
     try:
-        content = json.loads(read_limited(folder / MANIFEST, MAX_MANIFEST_BYTES))
+        content = jsontext.load(read_limited(folder / MANIFEST, MAX_MANIFEST_BYTES))
     except OSError as error:
         raise FailedError(f"has no readable {MANIFEST} ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FailedError(f"is corrupt: {MANIFEST} is no JSON ({error})") from None
     if not isinstance(content, dict) or content.pop("sha256", None) != digest(content):
         raise FailedError(f"is corrupt: {MANIFEST} is not what was written")

@@ -42,6 +42,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.units import format_bytes
@@ -184,8 +185,8 @@ def _require_fit(tensor: StoredTensor, sizes: Mapping[str, int]) -> None:
 
 def _read_new(path: Path) -> tuple[StoredTensor, ...]:
     try:
-        content = json.loads(read_limited(path, MAX_INDEX_BYTES))
-    except (ValueError, RecursionError) as error:
+        content = jsontext.load(read_limited(path, MAX_INDEX_BYTES))
+    except ValueError as error:
         raise FailedError(f"is corrupt: {path.name} is no JSON ({error})") from None
     return StoredTensors.from_manifest(content).tensors
 

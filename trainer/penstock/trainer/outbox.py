@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.core import jsontext
 from penstock.core.records import Record, RecordKind
 from penstock.trainer.rundir import append_lines, complete_lines, sync_file, sync_folder, write_atomically
 
@@ -73,7 +74,7 @@ class Outbox:
 
 def read_records(path: Path) -> list[Record]:
     """The records of one outbox file, oldest first; a last line that was cut short is passed over."""
-    return [Record.from_manifest(json.loads(line)) for line in complete_lines(path)]
+    return [Record.from_manifest(jsontext.load(line)) for line in complete_lines(path)]
 
 
 def last_sequence(path: Path) -> int:
@@ -97,6 +98,6 @@ def last_sequence(path: Path) -> int:
 def sequence_of(line: bytes) -> int | None:
     """The number of the record in a line; none for one that is no record, as a lost power leaves it."""
     try:
-        return int(json.loads(line)["sequence"])
+        return int(jsontext.load(line)["sequence"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.trainer.cache import cache_folder
@@ -30,7 +30,7 @@ def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT, *, 
 def open_data(run: RunDir) -> Prepared:
     """The data that `prepare_data` prepared for this run."""
     try:
-        return open_prepared(Path(json.loads(run.data.read_text())["folder"]))
+        return open_prepared(Path(jsontext.load(run.data.read_text())["folder"]))
     except (OSError, ValueError, LookupError, TypeError):
         raise UserError(what="has no prepared data", where=str(run.root), remedy="run the job again") from None
 

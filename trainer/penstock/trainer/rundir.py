@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO, TypeVar
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.manifest import limits_lifted
@@ -160,9 +161,9 @@ class RunDir:
 def metrics_entry(line: str) -> StepMetrics | None:
     """The entry that a line of metrics.jsonl holds; none if it is damaged."""
     try:
-        content = json.loads(line)
+        content = jsontext.load(line)
         return StepMetrics(**content) if isinstance(content["step"], int) else None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return None
 
 
@@ -248,7 +249,7 @@ def _read_manifest(path: Path, read: Callable[[Any], T]) -> T:
     """Errors name the file before the field."""
     text = _read(path)
     try:
-        return read(json.loads(text))
+        return read(jsontext.load(text))
     except ValueError as error:
         what, place = f"is corrupt: {error}", str(path)
     except UserError as error:

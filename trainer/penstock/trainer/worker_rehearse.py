@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from penstock.core import jsontext
 from penstock.core.timeline import Timeline
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh, everyone, open_transport
@@ -18,7 +17,7 @@ NUM_STEPS = 3
 def rehearse_run(run: RunDir, worker: Worker) -> None:
     """Rehearse plan.json at the pace of timeline-predicted.json; rank 0 leaves timeline-rehearsed.json."""
     plan = run.read_plan()
-    predicted = Timeline.from_manifest(json.loads((run.root / "timeline-predicted.json").read_text()))
+    predicted = Timeline.from_manifest(jsontext.load((run.root / "timeline-predicted.json").read_text()))
     program, mesh = program_of(plan), Mesh(dp=plan.dp, pp=plan.pp)
     own = program.ranks[mesh.pipeline_rank(worker.rank)]
     transport = open_transport(program, mesh, worker.rank, worker.groups)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 
 SERVER, TOKEN, CA = "PENSTOCK_SERVER", "PENSTOCK_TOKEN", "PENSTOCK_CA"
@@ -52,7 +52,7 @@ def _url(server: str | None, environment: Mapping[str, str], written: Mapping[st
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text())
+        found = jsontext.load(path.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

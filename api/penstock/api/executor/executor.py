@@ -29,6 +29,7 @@ from penstock.api.store import attempts, jobs, profiles
 from penstock.api.store.jobs import ChangedMeanwhileError, StoredJob
 from penstock.api.store.plans import keep_plan
 from penstock.api.store.plans import plan as stored_plan
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import (
@@ -458,6 +459,6 @@ def _enter_phase(
 
 def _read_profile(root: Path) -> Profile | None:
     try:
-        return Profile.from_manifest(json.loads((root / "profile.json").read_text()))
+        return Profile.from_manifest(jsontext.load((root / "profile.json").read_text()))
     except FileNotFoundError:
         return None

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.core import jsontext
 from penstock.core.manifest import Manifest
 
 M = TypeVar("M", bound=Manifest)
@@ -16,7 +17,7 @@ M = TypeVar("M", bound=Manifest)
 def read(path: Path, kind: type[M]) -> M | None:
     """What lies there; none if nothing does, or nothing that can be read."""
     try:
-        return kind.from_manifest(json.loads(path.read_text()))
+        return kind.from_manifest(jsontext.load(path.read_text()))
     except (FileNotFoundError, ValueError):
         return None
 

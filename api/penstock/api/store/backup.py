@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, LargeBinary, Table, func, insert, sel
 
 from penstock.api.store import migrate
 from penstock.api.store.schema import metadata
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 
 ROWS_PER_LINE = 500
@@ -67,7 +68,7 @@ def restore(engine: Engine, path: Path) -> int:
         count = 0
         try:
             with gzip.open(path, "rt", encoding="utf-8") as lines:
-                count = _read(connection, map(json.loads, lines), migrate.revisions()[-1], str(path))
+                count = _read(connection, map(jsontext.load, lines), migrate.revisions()[-1], str(path))
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             remedy = "name a file that penstock database backup wrote"
             raise UserError(what=f"is no whole backup: {error}", where=str(path), remedy=remedy) from None

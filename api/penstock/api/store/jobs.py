@@ -33,6 +33,7 @@ from sqlalchemy.exc import IntegrityError
 from penstock.api.store.engine import upsert
 from penstock.api.store.rows import put
 from penstock.api.store.schema import events, job_labels, jobs, log_lines, points, progress, rollups, series, sources
+from penstock.core import jsontext
 from penstock.core.errors import MistakesError, PenstockError, UserError, mistakes_in
 from penstock.core.failure import LAST_WORDS
 from penstock.core.job import PipelineJob
@@ -367,7 +368,7 @@ def _write_cursor(sort: str, value: Any, number: int) -> str:
 
 def _read_cursor(text: str, sort: str) -> tuple[str | int, int]:
     try:
-        of, value, number = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        of, value, number = jsontext.load(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, TypeError):
         of, value, number = None, None, None
     kind = SORTS[sort.removeprefix("-")].type.python_type

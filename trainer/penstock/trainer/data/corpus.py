@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import json
 import os
 import platform
 import sysconfig
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import STDLIB_CORPUS
 from penstock.trainer.data.inside import opened_inside
@@ -247,7 +247,7 @@ def _jsonl_events(path: Path, folder: Path | None, text_field: str) -> Iterator[
 
 def _jsonl_text(line: bytes, text_field: str, *, where: str) -> str:
     try:
-        record = json.loads(line)
+        record = jsontext.load(line)
     except ValueError as error:
         raise UserError(what=f"is not JSON: {error}", where=where, remedy="put one JSON object on each line") from error
     text = record.get(text_field) if isinstance(record, dict) else None

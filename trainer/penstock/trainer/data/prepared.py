@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.trainer.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from penstock.trainer.data.tokens import TokenHeader, Tokens, open_tokens, read_header, verify_tokens
@@ -115,7 +116,7 @@ def _open_tokenizer(folder: Path, kind: str | None) -> Tokenizer | None:
 
 def _read_record(folder: Path) -> dict[str, Any]:
     try:
-        record = json.loads((folder / _RECORD).read_bytes())
+        record = jsontext.load((folder / _RECORD).read_bytes())
     except (OSError, ValueError) as error:
         raise _malformed(folder, error) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:

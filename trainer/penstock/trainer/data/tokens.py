@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import jsontext
 from penstock.core.errors import UserError
 
 Ids: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -140,7 +141,7 @@ def read_header(path: Path) -> TokenHeader:
     """
     header_file = header_path(path)
     try:
-        header = TokenHeader(**json.loads(header_file.read_bytes()))
+        header = TokenHeader(**jsontext.load(header_file.read_bytes()))
         num_bytes = path.stat().st_size
     except OSError as error:
         raise UserError(what=f"cannot be read: {error.strerror}", where=str(error.filename), remedy=_REMEDY) from error

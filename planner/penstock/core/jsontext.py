@@ -1,0 +1,18 @@
+"""JSON that somebody else wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+def load(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value; raise `ValueError` if the text is no JSON, also where it is nested deeper than Python can read.
+
+    `json.loads` raises `RecursionError` for those, at a depth that depends on the caller's.
+    """
+    try:
+        return json.loads(text, parse_constant=parse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
