@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.soak.kills import JOB, STEPS, survive, undisturbed_losses
+from benchmarks.soak.kills import JOB, STEPS, differences, survive, undisturbed_losses
 
 from tests.support.killing import VICTIMS
 from tests.support.serving import Served, processes_of, served, served_job, wait_until
@@ -57,6 +57,25 @@ def test_whatever_is_killed_every_step_is_in_the_database_once(service: Served, 
     survived = survive(service, undisturbed, NUM_KILLS, SEED)
     assert survived.violations == []
     assert (survived.num_kills, set(survived.kills)) == (NUM_KILLS, set(VICTIMS))
+
+
+@pytest.mark.parametrize(
+    ("kept", "left", "complaint"),
+    [
+        ([(1, 1), (1, 2)], [(1, 1), (1, 2)], None),
+        ([(1, 1), (1, 2), (2, 2)], [(1, 1), (2, 2)], None),
+        ([(1, 1)], [], None),
+        ([(1, 1)], [(1, 1), (1, 2)], "are not in the database: attempt and step [(1, 2)]"),
+        ([(1, 1), (1, 2)], [(1, 2)], "are in the database and not in metrics.jsonl: attempt and step [(1, 1)]"),
+        ([(1, 1), (1, 2)], [], "are in the database and not in metrics.jsonl: attempt and step [(1, 1), (1, 2)]"),
+    ],
+)
+def test_a_killed_rank_may_leave_its_last_step_in_the_database_alone(
+    kept: list[tuple[int, int]], left: list[tuple[int, int]], complaint: str | None
+) -> None:
+    found = differences(dict.fromkeys(kept, 1.0), dict.fromkeys(left, 1.0))
+    assert (len(found), all(complaint in each for each in found if complaint)) == (complaint is not None, True)
+    assert differences({(1, 1): 1.0}, {(1, 1): 2.0})
 
 
 def test_suspended_and_resumed_from_the_command_line(service: Served) -> None:
