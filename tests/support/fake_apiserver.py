@@ -224,13 +224,16 @@ class FakeApiserver:
 
     def _list(self, plural: str, namespace: str, selector: str) -> Found:
         label, _, value = selector.partition("=")
-        items = [
-            each
-            for (kind, space, _), each in sorted(self.objects.items())
-            if kind == plural and namespace in ("", space)
+        wanted = {
+            key: each
+            for key, each in self.objects.items()
+            if key[0] == plural and namespace in ("", key[1])
             if not label or each["metadata"].get("labels", {}).get(label) == value
-        ]
-        return {"items": items, "metadata": {"resourceVersion": str(next(self._numbers))}}
+        }
+        return {
+            "items": [wanted[key] for key in sorted(wanted)],
+            "metadata": {"resourceVersion": str(next(self._numbers))},
+        }
 
     def _check(self, found: Found, body: Any, subresource: str) -> None:
         """Of a status that is written, a real one does not look at the uid either."""
