@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,36 @@ def test_a_service_that_is_often_started_anew_forgets_too(tmp_path: Path, monkey
     with background.forgetting(service):  # an attempt's first point stays
         wait_until(lambda: len(service.read(lambda c: c.execute(select(points)).all())) == 1)
     service.close()
+
+
+def test_a_request_is_looked_at_before_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "LOOK_SECONDS", 3600.0)
+    turns, wake = threading.Semaphore(0), threading.Event()
+    with background.looking("tried", turns.release, wake=wake):
+        for _ in range(3):
+            wake.set()
+            assert turns.acquire(timeout=30)
+        assert not turns.acquire(timeout=0.1)
+
+
+def test_many_requests_leave_it_idle_for_half_of_the_time() -> None:
+    wake, starts, ends = threading.Event(), [], []
+
+    def turn() -> None:
+        starts.append(time.monotonic())
+        wake.set()
+        time.sleep(0.05)
+        ends.append(time.monotonic())
+
+    with background.looking("tried", turn, wake=wake):
+        wake.set()
+        wait_until(lambda: len(ends) >= 5)
+    for began, ended, following in zip(starts, ends, starts[1:], strict=False):
+        assert following - ended >= ended - began
+
+
+def test_it_ends_while_requests_come() -> None:
+    wake, closed = threading.Event(), []
+    with background.looking("tried", wake.set, lambda: closed.append(True), wake=wake):
+        wake.set()
+    assert closed == [True]

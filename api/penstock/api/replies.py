@@ -41,9 +41,11 @@ Once = Annotated[Asked | None, Depends(asked)]
 
 
 def write_once(service: Service, key: str, asked: Asked | None, change: Callable[[Connection], Answer]) -> Response:
-    """Do ``change`` unless the same request did it before."""
+    """Do ``change`` unless the same request did it before, and let the executor know."""
     now = service.clock()
-    return response_of(service.write(key, lambda connection: once(connection, asked, now, change)))
+    answer = service.write(key, lambda connection: once(connection, asked, now, change))
+    service.requested.set()
+    return response_of(answer)
 
 
 def response_of(found: Answer) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -30,7 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """What every route is given. ``clock`` gives seconds since the epoch; ``cluster`` is none on a machine."""
+    """What every route is given. ``clock`` gives seconds since the epoch; ``cluster`` is none on a machine.
+
+    ``requested`` is set once a client's change is committed, so that the executor looks at it soon.
+    """
 
     settings: Settings
     engine: Engine
@@ -42,6 +46,7 @@ class Service:
     exports: Exports = field(default_factory=Exports)
     notices: Notices | None = None
     cluster: Membership | None = None
+    requested: threading.Event = field(default_factory=threading.Event)
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """What ``question`` finds, of one state of the database."""

@@ -135,7 +135,7 @@ def _workers(
         acknowledged=is_acknowledged,
     )
     desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
-    yield background.looking("executor", executor.turn)
+    yield background.looking("executor", executor.turn, wake=service.requested)
     yield background.looking("collector", collector.turn)
     yield background.looking("desk", desk.turn, desk.close)
     yield background.forgetting(service)
