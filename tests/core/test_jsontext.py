@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: read, or refused by one error."""
+"""JSON from outside: read, or refused by one error."""
 
 from __future__ import annotations
 

@@ -59,7 +59,11 @@ def hardware_for(spec: JobSpec, *, cluster: Path | None, profile: Path | None, r
 
 
 def make_plan(spec: JobSpec, hardware: Hardware) -> Plan:
-    """See `plan_for`; progress is shown."""
+    """The best plan, with progress on the terminal.
+
+    Raises:
+        UserError: nothing fits, what is pinned cannot run, or the search is too large.
+    """
     with working("planning") as report:
         return plan_for(
             spec, hardware, lambda progress: report(search_text(progress.candidates, progress.best_step_seconds))

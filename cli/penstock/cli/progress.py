@@ -85,11 +85,11 @@ class People(Show):
             self.working(f"measure {done}/{total} points", done / total, result=f"{total} points")
 
     def searching(self, progress: Progress) -> None:
-        """See `Show`."""
+        """Show how many candidates were simulated, and the best so far."""
         self.working(search_text(progress.candidates, progress.best_step_seconds))
 
     def planned(self, plan: Plan) -> None:
-        """See `Show`."""
+        """Keep the predicted step as what the phase found."""
         if plan.prediction is not None:
             self._detail = f"predicted step {format_seconds(plan.prediction.step_seconds)}"
 

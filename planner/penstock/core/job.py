@@ -245,7 +245,7 @@ class JobSpec(Manifest):
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """What several parts must agree in; see `Manifest.checks`."""
+        """Checks of what parts must agree in, also made while another part is wrong."""
         return (
             cls._check_length,
             cls._check_slices,

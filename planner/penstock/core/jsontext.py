@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote."""
+"""JSON from users, other programs and files that may be damaged."""
 
 from __future__ import annotations
 

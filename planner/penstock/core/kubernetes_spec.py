@@ -216,7 +216,7 @@ class KubernetesSpec(Manifest):
 
     @classmethod
     def checks(cls) -> tuple[Callable[[Any], None], ...]:
-        """See `Manifest.checks`."""
+        """Checks of names and of what fields must agree in, also made while another field is wrong."""
         return (
             lambda spec: require_name(spec.queue_name, "queueName", names.SUBDOMAIN, may_be_empty=True),
             lambda spec: require_labels(spec.node_selector, "nodeSelector"),

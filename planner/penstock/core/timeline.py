@@ -65,5 +65,5 @@ class Timeline(Manifest):
 
     @property
     def bubble(self) -> Lost:
-        """See `penstock.core.bubble`."""
+        """Share of the step in which ranks did not compute, as mean and worst (`penstock.core.bubble`)."""
         return bubble([self.busy_ns(rank) for rank in range(self.num_ranks)], self.step_ns)

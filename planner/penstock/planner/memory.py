@@ -24,8 +24,8 @@ from penstock.core.layout import (
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
 
-MOST_BYTES = 2**40 * 2**6
-"""Of one unit in a slot: more is counted as this. No rank has it, and a model's units and slices can be summed."""
+MOST_BYTES = 64 * 2**40
+"""Of one unit in a slot: more is counted as this. No rank has it, and 64 bits hold the sum over a model's units."""
 
 _REPLICATED = frozenset({"y", "normed", "dy", "rstd", "mean", "x", "g_in", "g_out", "h"})
 

@@ -225,8 +225,9 @@ class HeldBytes:
         """
         num_slices = self.per_slice.shape[1]
         whole, beyond = np.divmod(in_flight_slices(mesh, num_slices, schedule), num_slices)
-        held = self.per_slice.astype(object)  # integers of any size: a flush may hold 2^30 micro-batches
-        needed = self.always + whole.astype(object) * held.sum(axis=1) + beyond.astype(object) * held.min(axis=1)
+        # In float64, exact up to 8 PiB: a flush may hold 2^30 micro-batches, and integers would wrap.
+        held = self.per_slice.astype(np.float64)
+        needed = self.always + whole * held.sum(axis=1) + beyond * held.min(axis=1)
         return int(needed.max())
 
 

@@ -42,7 +42,7 @@ def plan_facts(plan: Plan) -> Markup:
             "schedule": plan.schedule.generator,
             "micro-batches": f"{plan.num_microbatches} of {_count(plan.microbatch, 'sequence')}",
             "slices": slices_text(plan.slices),
-            "receive ahead": f"{plan.receive_ahead}" + ", posted late" * plan.late_receives,
+            "receive ahead": f"{plan.receive_ahead}{', posted late' if plan.late_receives else ''}",
             "precision": plan.precision.value,
         }
     )

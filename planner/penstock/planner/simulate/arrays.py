@@ -50,12 +50,12 @@ class StepTimes:
 
     @property
     def bubble(self) -> Lost:
-        """See `penstock.core.bubble`."""
+        """Share of the step in which ranks did not compute (`penstock.core.bubble`)."""
         return bubble(self.compute_ns.tolist(), self.makespan_ns)
 
     @property
     def waiting(self) -> Lost:
-        """For other ranks; see `penstock.core.bubble`."""
+        """Share of the step in which ranks waited for other ranks (`penstock.core.bubble`)."""
         return Lost.of(self.bubble_ns.tolist(), self.makespan_ns)
 
 
