@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -288,6 +289,29 @@ class TestOrder:
         assert found.put("a", None) == ["b"]
         assert found.put("b", None) == ["c"]
         assert found.put("b", None) == []
+
+    def test_of_many_that_have_a_turn_the_next_is_woken(self) -> None:
+        """All others would be reconciled for nothing, at each change of each of them."""
+        line = Places()
+        for number in range(3):
+            line.put(f"line-{number}", named(f"line-{number}", Standing.IN_LINE, number))
+        for number in range(3):
+            uid = f"part-{number}"
+            line.put(uid, named(uid, Standing.IN_PART, 10.0))
+            line.put(uid, replace(named(uid, None, 10.0), gave_up=True))
+        assert line.put("other", named("other", Standing.IN_PART, 20.0)) == ["line-0"]
+        assert line.put("other", None) == ["line-0"]
+        assert line.put("line-0", None) == ["line-1"]
+
+    def test_a_turn_of_another_device_holds_up_nobody(self) -> None:
+        line = Places()
+        for uid, pool in (("a", "gpu"), ("b", "cpu")):
+            line.put(uid, named(uid, Standing.IN_LINE, 1.0, pool=pool))
+            line.put(f"{uid}-part", named(f"{uid}-part", Standing.IN_PART, 2.0, pool=pool))
+            line.put(f"{uid}-part", replace(named(f"{uid}-part", None, 2.0, pool=pool), gave_up=True))
+        assert line.competition(named("b", Standing.IN_LINE, 1.0)).held_by == ""
+        assert line.competition(named("c", Standing.IN_LINE, 0.0)).held_by == "job b"
+        assert line.put("c", named("c", Standing.IN_PART, 0.0)) == ["b"]
 
     def test_jobs_of_other_namespaces_have_no_names(self) -> None:
         found = Places()

@@ -162,13 +162,13 @@ class _Members:
 
 class Places:
     """All contenders there are. Not safe among threads; each call costs as much as there are pools, and one that says
-    that a job gave up as much as there are contenders.
+    that a job gave up as much as there are contenders. Only turns of pools that do not compete make it cost more.
     """
 
     def __init__(self) -> None:
         self._contenders: dict[str, Contender] = {}
         self._pools: dict[Pool, _Members] = {}
-        self._turns: list[str] = []
+        self._turns: dict[str, None] = {}  # of jobs in line, the next one first
 
     def put(self, uid: str, found: Contender | None) -> list[str]:
         """Know where a job stands now; the uids of jobs for which that may change what they do."""
@@ -183,16 +183,14 @@ class Places:
             self._contenders[uid] = found
             members = self._pools.setdefault(found.pool, _Members())
             bisect.insort(members.ordered[_standing(found)], found.order)
-        self._turns = [each for each in self._turns if self._is_in_line(each)]
+        if found is None or found.standing is not Standing.IN_LINE:
+            self._turns.pop(uid, None)
         if known is not None and gave_up:
             self._give_turn(known)
         pools = {each.pool for each in (known, found) if each is not None}
-        firsts = [self._first(pool, group, uid) for pool in pools for group in (_SHORT, (Standing.IN_LINE,))]
-        return sorted({*self._turns, *(each.uid for each in firsts if each is not None)} - {uid})
-
-    def _is_in_line(self, uid: str) -> bool:
-        contender = self._contenders.get(uid)
-        return contender is not None and contender.standing is Standing.IN_LINE
+        affected = [self._first(pool, group, uid) for pool in pools for group in (_SHORT, (Standing.IN_LINE,))]
+        affected += [self._next_turn(other) for pool in pools for other in self._pools if pool.competes(other)]
+        return sorted({each.uid for each in affected if each is not None} - {uid})
 
     def _give_turn(self, own: Contender) -> None:
         """The next turn is that of the competitor that has been in line longest and has none."""
@@ -203,7 +201,12 @@ class Places:
         )
         longest = min(waiting, key=lambda each: each.order[1:], default=None)
         if longest is not None:
-            self._turns.append(longest.uid)
+            self._turns[longest.uid] = None
+
+    def _next_turn(self, pool: Pool) -> Contender | None:
+        """The first job with a turn that competes for places of the pool."""
+        turns = (self._contenders[uid] for uid in self._turns)
+        return next((each for each in turns if each.pool.competes(pool)), None)
 
     def competition(self, own: Contender) -> Competition:
         """What the job has to know of others."""
@@ -222,11 +225,9 @@ class Places:
         attempt = self._first(own.pool, _ATTEMPTS, own.uid)
         if attempt is not None:
             return attempt
-        for uid in self._turns:
-            if uid == own.uid:
-                return None
-            if self._contenders[uid].pool.competes(own.pool):
-                return self._contenders[uid]
+        turn = self._next_turn(own.pool)
+        if turn is not None:
+            return turn if turn.uid != own.uid else None
         ahead = self._first(own.pool, (Standing.IN_LINE,), own.uid)
         return ahead if ahead is not None and ahead.order < own.order else None
 
