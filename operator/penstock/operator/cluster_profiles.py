@@ -20,7 +20,7 @@ from penstock.core.profile import Profile
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus
 from penstock.kube.names import API_VERSION, PROFILE_FILE, PROFILE_KIND
 from penstock.kube.packing import packed
-from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS
+from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS, Resource
 from penstock.kube.transport import KubeError, Object
 from penstock.operator.actions import Actions
 from penstock.operator.cache import Cache
@@ -69,7 +69,7 @@ class ClusterProfiles:
             self._tell(found, status, "InvalidSpec", str(mistake))
             return
         job = measuring_job(profile, self._namespace)
-        there = self._get(job)
+        there = self._get(JOBS, job.metadata.name)
         is_own = there is not None and _owner(there) == found["metadata"]["uid"]
         if self._is_fresh(found, profile, status):
             if is_own:
@@ -109,7 +109,8 @@ class ClusterProfiles:
 
     def _keep(self, found: Object, name: str, measured: Profile, key: str) -> None:
         """The measurement first, then that it is there; the job goes at the next look."""
-        if self._is_taken(found, name):
+        there = self._get(CONFIG_MAPS, name)
+        if there is not None and _owner(there) != found["metadata"]["uid"]:
             message = f"ConfigMap {self._namespace}/{name} belongs to something else; remove it, or rename the profile"
             self._tell(found, _status(found), "NameTaken", message)
             return
@@ -125,16 +126,6 @@ class ClusterProfiles:
             links=in_short(measured.links),
         )
         self._tell(found, status, "Measured", "", holds=True)
-
-    def _is_taken(self, found: Object, name: str) -> bool:
-        """Whether a ConfigMap of that name is there and another object's."""
-        try:
-            there = self._kube.get(CONFIG_MAPS, self._namespace, name)
-        except KubeError as error:
-            if not error.is_missing:
-                raise
-            return False
-        return _owner(there) != str(found["metadata"]["uid"])
 
     def _is_fresh(self, found: Object, profile: ClusterProfile, status: ClusterProfileStatus) -> bool:
         """Whether it was measured as the spec is now, not too long ago, and is still there."""
@@ -155,9 +146,10 @@ class ClusterProfiles:
             return is_another_s
         return True
 
-    def _get(self, job: PipelineJob) -> Object | None:
+    def _get(self, resource: Resource, name: str) -> Object | None:
+        """The object of that name where profiles are measured; None if there is none."""
         try:
-            return self._kube.get(JOBS, self._namespace, job.metadata.name)
+            return self._kube.get(resource, self._namespace, name)
         except KubeError as error:
             if not error.is_missing:
                 raise
@@ -221,6 +213,7 @@ def _owned(found: Object) -> Mapping[str, Any]:
     return {"ownerReferences": [owner]}
 
 
-def _owner(job: Object) -> str:
-    owners = job["metadata"].get("ownerReferences") or ()
+def _owner(child: Object) -> str:
+    """The uid of the object that controls it; empty if none does."""
+    owners = child["metadata"].get("ownerReferences") or ()
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
