@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Protocol, Self
+from typing import Self
 
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
@@ -17,8 +17,8 @@ from penstock.trainer.restoring import Restored
 from penstock.trainer.rundir import RunDir, append_lines, metrics_line, sync_file, sync_folder, write_json
 
 
-class Teller(Protocol):
-    """Hears what an attempt began from, and of every step and checkpoint."""
+class Teller:
+    """Hears what an attempt began from, and of every step and checkpoint. This one does nothing with it."""
 
     def began(self, restored: Restored) -> None:
         """The attempt begins from there."""
@@ -33,23 +33,11 @@ class Teller(Protocol):
         """A checkpoint was written."""
 
 
-class Silent:
-    """The other ranks."""
-
-    def began(self, restored: Restored) -> None:
-        """See `Teller`."""
-
-    def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
-        """See `Teller`."""
-
-    def saving(self) -> None:
-        """See `Teller`."""
-
-    def saved(self, step: int) -> None:
-        """See `Teller`."""
+class Silent(Teller):
+    """The other ranks, which report nothing."""
 
 
-class Announcer:
+class Announcer(Teller):
     """The first rank; a context, since it holds files open."""
 
     def __init__(self, run: RunDir, job: PipelineJob, plan: Plan, attempt: int, metrics_port: int | None) -> None:
@@ -74,7 +62,6 @@ class Announcer:
             sync_file(self._metrics)
 
     def began(self, restored: Restored) -> None:
-        """See `Teller`."""
         for each in restored.corrupt:
             self._warn(f"checkpoint {each}; it was set aside, and the run goes on from step {restored.step}")
 
@@ -85,9 +72,7 @@ class Announcer:
             file.write(f"{text}\n")
 
     def stepped(self, metrics: StepMetrics, timeline: Timeline | None) -> None:
-        """See `Teller`. The record comes first: a rank that is killed in between leaves no step in metrics.jsonl that
-        no service hears of.
-        """
+        # The record comes first: a rank that is killed in between leaves no step in metrics.jsonl that no service has.
         self._outbox.put(RecordKind.METRICS, metrics=metrics)
         self._metrics.write(metrics_line(metrics))
         self._metrics.flush()
@@ -98,14 +83,13 @@ class Announcer:
             self._outbox.put(RecordKind.TIMELINE, timeline=timeline)
 
     def saving(self) -> None:
-        """See `Teller`. After a power cut, no checkpoint is there without the steps before it: the next attempt takes
-        those after it again, and so reports them again.
+        """Sync the steps reported so far, so that after a power cut no checkpoint is there without the steps before it.
+        The next attempt takes the steps after it again, and reports them again.
         """
         sync_file(self._metrics)
         self._outbox.sync()
 
     def saved(self, step: int) -> None:
-        """See `Teller`."""
         progress = Progress(step=step, num_steps=self._num_steps, phase="Running", last_checkpoint=step)
         self._outbox.put(RecordKind.PROGRESS, progress=progress)
         print(f"step {step} of {self._num_steps}: checkpoint written")  # noqa: T201, a rank's log is a file
