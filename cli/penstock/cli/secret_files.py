@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from penstock.trainer.rundir import sync_folder
+from penstock.trainer.rundir import sync_file, sync_folder
 
 
 def write_secret(path: Path, text: str) -> None:
@@ -25,8 +25,7 @@ def writing_secret(path: Path) -> Iterator[IO[bytes]]:
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         partial.replace(path)
         sync_folder(path.parent)
     finally:

@@ -46,6 +46,7 @@ from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.units import format_bytes
+from penstock.trainer.rundir import sync_file
 from penstock.trainer.together import FailedError
 
 INDEX, OLD_INDEX = "index.json", ".metadata"
@@ -124,8 +125,7 @@ class IndexWriter(FileSystemWriter):
         index = StoredTensors(tensors=tuple(sorted(tensors, key=lambda tensor: tensor.name)))
         with (Path(self.path) / INDEX).open("w") as file:
             file.write(json.dumps(index.to_manifest(), indent=0))
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
 
 
 def _described(metadata: Metadata, result: WriteResult) -> StoredTensor:
