@@ -2,18 +2,9 @@
 {{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The operator's name, of its account, role and Deployment. */}}
-{{- define "penstock.operator" -}}
-{{ include "penstock.name" . }}-operator
-{{- end }}
-
 {{/* The name of what is not in a namespace: two releases may share a cluster. (list . "operator") */}}
 {{- define "penstock.cluster" -}}
 {{ printf "%s-%s-%s" (index . 0).Release.Namespace (include "penstock.name" (index . 0)) (index . 1) }}
-{{- end }}
-
-{{- define "penstock.cluster.operator" -}}
-{{ include "penstock.cluster" (list . "operator") }}
 {{- end }}
 
 {{- define "penstock.labels" -}}
@@ -160,7 +151,7 @@ subjects: [{kind: ServiceAccount, name: {{ $account }}, namespace: {{ $root.Rele
 (!request.namespace.startsWith('kube-') || request.namespace in {{ include "penstock.namedNamespaces" . }})
 {{- end }}
 
-{{/* What has an admission policy deny: (list . "operator-pods") */}}
+{{/* The binding of an admission policy, which denies: (list . "operator-pods") */}}
 {{- define "penstock.denied" }}
 ---
 apiVersion: admissionregistration.k8s.io/v1
