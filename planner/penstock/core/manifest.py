@@ -116,7 +116,7 @@ _are_limits_lifted: ContextVar[bool] = ContextVar("_are_limits_lifted", default=
 def limits_lifted() -> Iterator[None]:
     """Hold nothing that is read in the block to `penstock.core.limits`.
 
-    For an attempt that runs: the version that launched it took its manifest, and a later limit is no reason to end it.
+    For what an earlier version took: a later limit ends no attempt that runs, and hides no job that is stored.
     """
     token = _are_limits_lifted.set(True)
     try:

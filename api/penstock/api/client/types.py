@@ -95,7 +95,7 @@ class Job:
 
     @property
     def uid(self) -> str:
-        """Names it for ever."""
+        """Its identity: no other job ever has the same."""
         return str(self.manifest["metadata"].get("uid", ""))
 
     @classmethod
@@ -131,7 +131,7 @@ class Job:
 
 
 def _with_suspend(manifest: Mapping[str, Any], suspend: bool) -> Mapping[str, Any]:
-    """The manifest with that in its run policy; as it is where this version finds no run policy in it."""
+    """Return the manifest with ``suspend`` in its run policy, unchanged if its spec or run policy is no mapping."""
     spec = manifest["spec"]
     policy = spec.get("runPolicy", {}) if isinstance(spec, Mapping) else None
     if not isinstance(policy, Mapping) or policy.get("suspend", False) == suspend:
