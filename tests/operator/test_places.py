@@ -146,6 +146,17 @@ def test_important_jobs_that_never_fit_hold_up_no_lesser_one_indefinitely(restar
     assert {cluster.operating.phase(uid) for uid in lesser} == {Phase.SUCCEEDED}
 
 
+@pytest.mark.parametrize("ahead", [3, 8, 16])
+def test_a_lesser_job_waits_for_one_attempt_of_each_job_ahead_and_one_more(ahead: int) -> None:
+    cluster = Cluster(2, seed=1)
+    for number in range(ahead):
+        cluster.submit(f"wide-{number}", 3, runPolicy={"priority": 9})
+    cluster.run(HOUR)
+    lesser = cluster.submit("narrow", 1)
+    cluster.run((ahead + 1) * PLACED_IN_PART_SECONDS)
+    assert cluster.operating.phase(lesser) is Phase.SUCCEEDED
+
+
 def test_what_others_hold_for_days_holds_up_no_lesser_job_that_fits() -> None:
     cluster = Cluster(3, seed=2)
     cluster.taken = {"node-0", "node-1"}
