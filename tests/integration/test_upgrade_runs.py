@@ -17,8 +17,8 @@ from penstock.cli.profiles import unfit
 from penstock.core.records import RecordKind
 from penstock.trainer.outbox import read_records
 from penstock.trainer.rundir import RunDir
-from tests.support.command import Command
-from tests.support.old_runs import EVERY, FINISHED, KILLED, STEPS, losses, restored
+from tests.support.command import Command, losses
+from tests.support.old_runs import EVERY, FINISHED, KILLED, STEPS, restored
 
 pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(600)]
 

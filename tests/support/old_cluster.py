@@ -43,10 +43,10 @@ def restored(scene: str, operating: Operating) -> str:
 
 
 def put(path: Path, operating: Operating) -> None:
-    """The same of any scene's file."""
-    told = json.loads(path.read_text())
-    operating.now, kube = told["now"], operating.kube
-    objects: list[tuple[str, dict[str, Any]]] = told["objects"]
+    """Put the objects in a scene's file on the cluster, at its time."""
+    scene = json.loads(path.read_text())
+    operating.now, kube = scene["now"], operating.kube
+    objects: list[tuple[str, dict[str, Any]]] = scene["objects"]
     for plural, found in objects:
         if plural != PODS.plural:
             kube.add(RESOURCES[plural], found)
@@ -226,21 +226,21 @@ SCENES: Mapping[str, Callable[[Operating], object]] = {
 }
 
 
-def _make(folder: Path) -> None:
+def make(scenes: Mapping[str, Callable[[Operating], object]], folder: Path) -> None:
+    """Play each scene on a cluster of its own, and write its objects to the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, play in SCENES.items():
+    for name, play in scenes.items():
         operating = Operating(FakePlanner())
         operating.now = sample_profile().measured_at
         play(operating)
-        keep(operating, folder / f"{name}.json")
+        _keep(operating, folder / f"{name}.json")
 
 
-def keep(operating: Operating, path: Path) -> None:
-    """Write what there is on the cluster."""
+def _keep(operating: Operating, path: Path) -> None:
     objects = [[key[0], found] for key, found in sorted(operating.kube.objects.items()) if key[0] != EVENTS.plural]
     lines = ",\n".join(json.dumps(each) for each in objects).replace('"uid-', '"old-')
     path.write_text(f'{{"now": {operating.now}, "objects": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":
-    _make(Path(sys.argv[1]))
+    make(SCENES, Path(sys.argv[1]))

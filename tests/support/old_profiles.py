@@ -11,12 +11,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from penstock.core.lifecycle import Phase
 from penstock.kube.resources import CLUSTER_PROFILES, JOBS
-from tests.support.fake_supervisors import FakePlanner
-from tests.support.old_cluster import keep, put
+from tests.support.old_cluster import make, put
 from tests.support.one_job import NODES as HOSTS
 from tests.support.one_job import example
 from tests.support.operating import Operating
@@ -93,7 +91,7 @@ def _failed(operating: Operating) -> None:
         operating.turn()
 
 
-SCENES: Mapping[str, Callable[[Operating], Any]] = {
+SCENES: Mapping[str, Callable[[Operating], object]] = {
     "measuring": _measuring,
     "measured": _measured,
     "used": _used,
@@ -101,14 +99,5 @@ SCENES: Mapping[str, Callable[[Operating], Any]] = {
 }
 
 
-def _make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, play in SCENES.items():
-        operating = Operating(FakePlanner())
-        operating.now = sample_profile().measured_at
-        play(operating)
-        keep(operating, folder / f"{name}.json")
-
-
 if __name__ == "__main__":
-    _make(Path(sys.argv[1]))
+    make(SCENES, Path(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Services of commit 16853cd, the code of version 0.1.0: databases and run folders as their processes left them.
 
-``tests/fixtures/service_16853cd`` was made from a work tree of that commit, with this file copied into it, on a machine
-with two cores, as root:
+``tests/fixtures/service_16853cd`` was made from a work tree of that commit, with this file and ``old_files.py`` copied
+into it, on a machine with two cores, as root:
 
     unshare --uts sh -c 'hostname node-1; exec python -m tests.support.old_service tests/fixtures/service_16853cd'
 
@@ -24,7 +24,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,15 @@ from sqlalchemy import inspect, text
 
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.trainer.rundir import RunDir
+from tests.support import old_files, postgres
+from tests.support.command import rank_status
+from tests.support.old_files import PLACE, neutral
+from tests.support.serving import processes_of, served, wait_until
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "service_16853cd"
 KINDS = ("sqlite", "postgresql")
 LIVE = ("ending", "live")
 MADE_AT = "madeAt"
-PLACE = "@FOLDER@"
 _MADE_IN = Path("/tmp/release-0.1.0/service")
 
 
@@ -62,9 +64,7 @@ def restored(kind: str, folder: Path, database: str = "") -> dict[str, Any]:
     Times in the database are moved, as if the service had been killed now: retention drops nothing.
     """
     source = FOLDER / kind
-    shutil.copytree(source / "folder", folder, dirs_exist_ok=True)
-    for path in _texts(folder):
-        path.write_text(path.read_text().replace(PLACE, str(folder)))
+    old_files.put(source / "folder", folder)
     statements = (source / "database.sql").read_text().replace(PLACE, str(folder))
     expected: dict[str, Any] = json.loads((source / "expected.json").read_text())
     if kind == "sqlite":
@@ -93,9 +93,6 @@ def _move_times(database: str, seconds: float) -> None:
 
 
 def _make(target: Path, kind: str) -> None:
-    from tests.support import postgres
-    from tests.support.serving import processes_of, served
-
     with contextlib.ExitStack() as stack:
         folder = _MADE_IN
         folder.mkdir(parents=True)
@@ -107,11 +104,11 @@ def _make(target: Path, kind: str) -> None:
         service = stack.enter_context(served(folder, *options))
         expected = _live_through(service)
         service.end(signal.SIGKILL)
-        _wait(lambda: _report(folder, expected["ending"]["uid"])["state"] == "succeeded")
+        wait_until(lambda: _report(folder, expected["ending"]["uid"])["state"] == "succeeded")
         for pid in processes_of(folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _wait(lambda: not processes_of(folder))
+        wait_until(lambda: not processes_of(folder))
         for name, job in expected.items():
             job["steps"] = _steps(folder, job["uid"])
             _drop(folder / "data" / "runs" / job["uid"], name, kind)
@@ -126,7 +123,7 @@ def _live_through(service: Any) -> dict[str, Any]:
     uid = service.submit("failed", **spec(100_000, runPolicy={"backoffLimit": 0}))
     service.wait_for_step("failed", 6)
     _kill_rank(service.run_dir(uid))
-    _wait(lambda: service.status("failed")["phase"] == "Failed")
+    wait_until(lambda: service.status("failed")["phase"] == "Failed")
     service.submit("paused", **spec(100_000))
     service.wait_for_step("paused", 6)
     assert service.client.post("/v1/jobs/default/paused/suspend").status_code == 200
@@ -169,8 +166,6 @@ def _report(folder: Path, uid: str) -> dict[str, Any]:
 
 
 def _kill_rank(root: Path) -> None:
-    from tests.support.command import rank_status
-
     os.kill(rank_status(RunDir(root), 0).pid, signal.SIGKILL)
 
 
@@ -199,33 +194,9 @@ def postgresql_dump(url: str) -> str:
 def _keep(folder: Path, target: Path, expected: dict[str, Any], dump: str) -> None:
     """Copy what is kept, with nothing of this machine in it."""
     shutil.rmtree(target, ignore_errors=True)
-    ignored = shutil.ignore_patterns("cache", "state", "text", "penstock.db*", ".lock", "*-progress.json")
-    shutil.copytree(folder, target / "folder", ignore=ignored)
-    (target / "database.sql").write_text(_neutral(dump, folder))
-    (target / "expected.json").write_text(_neutral(json.dumps(expected, indent=1) + "\n", folder))
-    for path in _texts(target / "folder"):
-        path.write_text(_neutral(path.read_text(), folder))
-
-
-def _neutral(content: str, folder: Path) -> str:
-    content = content.replace(str(folder), PLACE)
-    for path, name in ((str(Path(__file__).parents[2]), "/source"), (sys.base_prefix, "/python")):
-        content = content.replace(path, name.ljust(len(path), "/"))
-    return content
-
-
-def _texts(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        with contextlib.suppress(UnicodeDecodeError):
-            if path.is_file() and path.read_text():
-                yield path
-
-
-def _wait(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
+    old_files.keep(folder, target / "folder", "cache", "state", "text", "penstock.db*", ".lock", "*-progress.json")
+    (target / "database.sql").write_text(neutral(dump, folder))
+    (target / "expected.json").write_text(neutral(json.dumps(expected, indent=1) + "\n", folder))
 
 
 if __name__ == "__main__":
