@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from penstock.trainer.ports import free_port
 from penstock.trainer.rundir import RunDir
 from tests.support.command import rank_status
 from tests.support.old_code import OldServed, unpacked
 from tests.support.old_service import spec
-from tests.support.serving import Served, processes_of, wait_until
+from tests.support.serving import Served, kill_all, wait_until
 
 pytestmark = [pytest.mark.xdist_group("service"), pytest.mark.timeout(900)]
 
@@ -26,16 +25,13 @@ MANY = 100_000
 @contextmanager
 def services(folder: Path, cache: Path) -> Iterator[tuple[OldServed, Served]]:
     """One of 0.1.0 that runs, and one of this version that is to take its place."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     old = OldServed(folder, port, (), cache, code=unpacked(folder / "code"))
     try:
         old.start()
         yield old, Served(folder, port, (), cache)
     finally:
-        for pid in processes_of(folder):
-            os.kill(pid, signal.SIGKILL)
+        kill_all(folder)
 
 
 def loss_of(service: Served, name: str) -> dict[str, Any]:

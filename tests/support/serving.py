@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from penstock.trainer.ports import free_port
 from tests.support.command import TEXT, Command
 
 PATIENCE_SECONDS = 400.0
@@ -149,17 +149,20 @@ def served(folder: Path, *options: str | Path, cache: Path | None = None, log: P
 
     One that is given the ``cache`` of another need not measure the machine again.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    service = Served(folder, port, options, cache or folder / "cache", log)
+    service = Served(folder, free_port(), options, cache or folder / "cache", log)
     service.start()
     try:
         yield service
     finally:
         if service.process is not None and service.process.poll() is None:
             service.end(signal.SIGTERM)
-        for pid in processes_of(folder):
+        kill_all(folder)
+
+
+def kill_all(folder: Path) -> None:
+    """Send SIGKILL to the `processes_of` the folder; some may end before, because others did."""
+    for pid in processes_of(folder):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
