@@ -84,32 +84,33 @@ def outcome(changes: Sequence[Change], most_seconds: float) -> dict[str, Any]:
         os.close(reading)
         _answered(changes, writing)
     os.close(writing)
-    told, ends_at = b"", time.monotonic() + most_seconds
+    reply, late, ends_at = b"", False, time.monotonic() + most_seconds
     while (left := ends_at - time.monotonic()) > 0 and select.select([reading], [], [], left)[0]:
         part = os.read(reading, 65_536)
         if not part:
             break
-        told += part
+        reply += part
     else:
+        late = True
         os.kill(process, signal.SIGKILL)
     os.close(reading)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    return json.loads(told) if told else {"late": status == -signal.SIGKILL, "status": status}
+    return json.loads(reply) if reply and not late else {"late": late, "status": status}
 
 
 def _answered(changes: Sequence[Change], writing: int) -> None:
-    """Say it, and end: nothing of the parent is to run on here."""
+    """Write the outcome, and end: nothing of the parent is to run on here."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
-        said = _said(changes)
+        reply = _planned(changes)
     except BaseException as error:  # also MemoryError: none may leave as a traceback
-        said = {"traceback": repr(error)[:300]}
-    os.write(writing, json.dumps(said).encode())
+        reply = {"traceback": repr(error)[:300]}
+    os.write(writing, json.dumps(reply).encode())
     os._exit(0)
 
 
-def _said(changes: Sequence[Change]) -> dict[str, Any]:
+def _planned(changes: Sequence[Change]) -> dict[str, Any]:
     written = {"job": copy.deepcopy(JOB), "cluster": copy.deepcopy(CLUSTER)}
     for path, value in changes:
         *parents, name = path.split(".")
@@ -122,20 +123,21 @@ def _said(changes: Sequence[Change]) -> dict[str, Any]:
         cluster = ClusterSpec.from_manifest(written["cluster"], "cluster")
     except UserError as mistake:
         return {"what": str(mistake)}
-    return _told(answer(Question(spec=job.spec, cluster=cluster)))
+    return _figures(answer(Question(spec=job.spec, cluster=cluster)))
 
 
-def _told(found: Answer) -> dict[str, Any]:
-    if found.plan is None or found.plan.prediction is None:
-        return {"what": found.error}
-    told = found.plan.prediction
-    parts = (told.compute_seconds, told.bubble_seconds, told.communication_seconds, told.reduction_seconds)
-    return {"least": min(*parts, told.optimizer_seconds, *told.peak_bytes, *told.slot_bytes), "step": told.step_seconds}
+def _figures(answered: Answer) -> dict[str, Any]:
+    if answered.plan is None or answered.plan.prediction is None:
+        return {"what": answered.error}
+    step = answered.plan.prediction
+    seconds = (step.compute_seconds, step.bubble_seconds, step.communication_seconds, step.reduction_seconds)
+    parts = (*seconds, step.optimizer_seconds, *step.peak_bytes, *step.slot_bytes)
+    return {"least": min(parts), "step": step.step_seconds}
 
 
 def main() -> None:
     """An outcome per case on stdin, in order."""
-    warm = _said(())
+    warm = _planned(())
     assert "step" in warm, warm  # and what is compiled is compiled once, for all
     for changes in json.load(sys.stdin):
         sys.stdout.write(json.dumps(outcome(changes, float(sys.argv[1]))) + "\n")
