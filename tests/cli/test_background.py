@@ -43,6 +43,7 @@ def test_a_request_is_looked_at_before_the_next_turn(monkeypatch: pytest.MonkeyP
 
 
 def test_many_requests_leave_it_idle_for_half_of_the_time() -> None:
+    """A busy machine makes pauses longer, and never shorter than the turn before."""
     wake, starts, ends = threading.Event(), [], []
 
     def turn() -> None:
@@ -59,7 +60,14 @@ def test_many_requests_leave_it_idle_for_half_of_the_time() -> None:
 
 
 def test_it_ends_while_requests_come() -> None:
-    wake, closed = threading.Event(), []
-    with background.looking("tried", wake.set, lambda: closed.append(True), wake=wake):
+    wake, turns, closed = threading.Event(), threading.Semaphore(0), []
+
+    def turn() -> None:
         wake.set()
+        turns.release()
+
+    with background.looking("tried", turn, lambda: closed.append(True), wake=wake):
+        wake.set()
+        for _ in range(3):
+            assert turns.acquire(timeout=30)
     assert closed == [True]
