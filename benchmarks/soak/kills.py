@@ -218,13 +218,14 @@ def _wrong(service: Served, name: str, uid: str, undisturbed: dict[int, float], 
 def differences(kept: Losses, left: Losses) -> list[str]:
     """Where the steps that the database ``kept`` are not those that ``metrics.jsonl`` has, a sentence each.
 
-    A rank writes the record of a step first. One that is killed before the line leaves the attempt's last step in the
-    database alone.
+    A rank writes the record of a step first. One that is killed before the line leaves its last step, the one after
+    that of the attempt's last line, in the database alone.
     """
     extra: set[tuple[int, int]] = set()
     for attempt in {attempt for attempt, _ in kept.keys() - left.keys()}:
         alone = {step for number, step in kept.keys() - left.keys() if number == attempt}
-        if len(alone) > 1 or any(step > min(alone) for number, step in left if number == attempt):
+        last = max((step for number, step in left if number == attempt), default=min(alone) - 1)
+        if alone != {last + 1}:
             extra |= {(attempt, step) for step in alone}
     changed = {key for key in kept.keys() & left.keys() if kept[key] != left[key]}
     return [
