@@ -60,12 +60,15 @@ def prefer(node: str) -> dict[str, Any]:
 
 def programs(space: JobSpace) -> dict[str, str]:
     """The uid of each program's pod that is not about to end."""
-    pods = space.cluster.all(PODS, space.system)
-    live = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    return {metadata["labels"]["app.kubernetes.io/component"]: metadata["uid"] for metadata in live}
+    return {name: pod["metadata"]["uid"] for name, pod in _live_pods(space)}
 
 
 def nodes_of_programs(space: JobSpace) -> dict[str, str]:
     """The node of each program's pod that is not about to end."""
-    pods = [pod for pod in space.cluster.all(PODS, space.system) if "deletionTimestamp" not in pod["metadata"]]
-    return {pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["spec"].get("nodeName", "") for pod in pods}
+    return {name: pod["spec"].get("nodeName", "") for name, pod in _live_pods(space)}
+
+
+def _live_pods(space: JobSpace) -> Iterator[tuple[str, dict[str, Any]]]:
+    for pod in space.cluster.all(PODS, space.system):
+        if "deletionTimestamp" not in pod["metadata"]:
+            yield pod["metadata"]["labels"]["app.kubernetes.io/component"], pod

@@ -28,7 +28,8 @@ from tests.support.operating import Operating, measured
 from tests.support.sample_run import sample_profile
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "cluster_16853cd"
-RESOURCES = {each.plural: each for each in (JOBS, JOBSETS, PODS, CONFIG_MAPS, NODES, CLUSTER_PROFILES)}
+KINDS = (JOBS, JOBSETS, PODS, CONFIG_MAPS, NODES, CLUSTER_PROFILES)
+RESOURCES = {resource.plural: resource for resource in KINDS}
 ALLOWED = {"runPolicy": {"replanOnDrift": True}, "training": {"globalBatch": 64, "steps": 100_000}}
 
 

@@ -28,7 +28,7 @@ class Note:
 def notes(journal: Path) -> list[Note]:
     """What was noted, in order."""
     lines = map(json.loads, journal.read_text().splitlines())
-    return [Note(each["rank"], each["what"], Path(each["path"]), each["bytes"]) for each in lines]
+    return [Note(line["rank"], line["what"], Path(line["path"]), line["bytes"]) for line in lines]
 
 
 def _note(what: str, path: str, num_bytes: int) -> None:
@@ -43,8 +43,8 @@ def watch() -> None:
 
     def noted_sync(descriptor: int) -> None:
         sync(descriptor)
-        found = os.fstat(descriptor)
-        _note("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink()), found.st_size)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        _note("sync", str(path), os.fstat(descriptor).st_size)
 
     def noted_rename(source: Any, target: Any, **options: Any) -> None:
         rename(source, target, **options)
