@@ -70,5 +70,11 @@ def test_all_is_kept_at_the_end_and_no_step_waits_for_the_disk(run: RunDir) -> N
 
 
 def test_new_files_keep_their_names(run: RunDir) -> None:
-    folders = {note.path for note in noted(run) if note.what == "sync" and note.path.is_dir()}
-    assert {run.root, run.outbox, run.checkpoints, run.checkpoints / "a1"} <= folders
+    """Those of metrics and records before a checkpoint is there, and then its own and its folders'."""
+    found = noted(run)
+    commits = [place for place, note in enumerate(found) if note.what == "rename" and "step-" in note.path.name]
+    before = {note.path / name for note in found[: commits[0]] for name in note.names}
+    assert {run.metrics, run.outbox, run.outbox / "a1-rank-0.jsonl"} <= before
+    for place, following in zip(commits, [*commits[1:], len(found)], strict=True):
+        kept = {note.path / name for note in found[place + 1 : following] for name in note.names}
+        assert {found[place].path, run.checkpoints / "a1", run.checkpoints} <= before | kept
