@@ -372,9 +372,11 @@ def test_a_lease_that_nobody_renews_is_counted(service: str) -> None:
         kube = Watchable()
         metadata = {"name": SERVICE_LEASE, "namespace": Settings().own_namespace}
         async with operating(kube, service=service) as found:
-            await until(lambda: figures(found).get(held) == expected[0])
+            await until(lambda: found._is_lease_held is False)
+            assert figures(found).get(held) == expected[0]
             kube.add(LEASES, {"metadata": metadata, "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
-            await until(lambda: figures(found).get(held) == expected[1])
+            await until(lambda: found._is_lease_held is True)
+            assert figures(found).get(held) == expected[1]
 
     run(test)
 
