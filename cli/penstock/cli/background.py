@@ -34,7 +34,7 @@ def looking(
 def forgetting(service: Service) -> Iterator[None]:
     """Now and then what is older than its limit is dropped, for as long as the block lasts.
 
-    For the first time soon, or a service that is often started anew would keep everything.
+    For the first time soon, or a service that is often restarted would keep everything.
     """
 
     def forget(ending: threading.Event) -> None:
