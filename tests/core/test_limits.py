@@ -14,7 +14,7 @@ from penstock.core.cluster import ClusterSpec
 from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.errors import UserError
 from penstock.core.job import Metadata, PipelineJob, TokenizerSpec
-from penstock.core.limits import EXACT, LIMITS
+from penstock.core.limits import LIMITS
 from penstock.core.manifest import Manifest, camel
 from penstock.core.manifest_schema import cluster_profile_schema, dataclass_schema, job_schema
 from penstock.core.plan import Plan
@@ -54,7 +54,7 @@ def parts(schema: Mapping[str, Any], value: Any, path: tuple[Any, ...] = ()) -> 
 BEYOND: dict[str, Callable[[Any], list[Any]]] = {
     "minimum": lambda least: [least - 1],
     "exclusiveMinimum": lambda below: [below],
-    "maximum": lambda most: [most + 1 if isinstance(most, int) and most <= EXACT else 2 * most],
+    "maximum": lambda most: [most + 1 if isinstance(most, int) else 2 * most],
     "exclusiveMaximum": lambda above: [above],
     "multipleOf": lambda part: [part / 2],
     "enum": lambda _: ["neither"],

@@ -44,7 +44,11 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"training__steps": True}, "spec.training.steps", "a whole number"),
     ({"training__optimizer": {"learningRate": -1.0}}, "spec.training.optimizer.learningRate", "such as 0.001"),
     ({"training__optimizer": {"learningRate": math.nan}}, "spec.training.optimizer.learningRate", "a finite number"),
-    ({"training__optimizer": {"learningRate": 10**400}}, "spec.training.optimizer.learningRate", "a number"),
+    (
+        {"training__optimizer": {"learningRate": 10**400}},
+        "spec.training.optimizer.learningRate",
+        "write at most 1000000000000000000",
+    ),
     ({"training__optimizer": {"betas": [0.9, 1]}}, "spec.training.optimizer.betas[1]", "[0.9, 0.95]"),
     ({"training__optimizer": {"betas": [-0.1, 0.9]}}, "spec.training.optimizer.betas[0]", "[0.9, 0.95]"),
     ({"training__optimizer": {"epsilon": 0}}, "spec.training.optimizer.epsilon", "such as 1e-08"),

@@ -33,7 +33,7 @@ from penstock.core.errors import (
     raise_all,
     shown,
 )
-from penstock.core.limits import LIMITS, Limit
+from penstock.core.limits import EXACT, LIMITS, Limit
 from penstock.core.ranges import require_length, require_within
 
 T = TypeVar("T")
@@ -199,7 +199,8 @@ def _disagreements(cls: type, value: Mapping[str, Any], arguments: Mapping[str, 
 
 def _read_field(field: _Field, given: Any, path: str) -> Any:
     if field.limit is not None and not _are_limits_lifted.get():
-        require_length(given, field.limit, path)
+        is_rounded = type(given) is int and abs(given) > EXACT  # if it is read as a float
+        (require_within if is_rounded else require_length)(given, field.limit, path)
     is_read = type(given) is field.plain and not (isinstance(given, int) and given.bit_length() > _MOST_BITS)
     return given if is_read else field.read(given, path)
 
