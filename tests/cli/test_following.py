@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,13 @@ def laid_out(root: Path) -> RunDir:
     return made
 
 
-def write(run: RunDir, name: str, text: str | bytes) -> None:
+def write(run: RunDir, name: str, text: str | bytes, *, at: int = 0) -> None:
+    """``at`` is the time of the file, in seconds: those written within one tick of the clock have the same."""
     path = run.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(text if isinstance(text, bytes) else text.encode())
+    os.utime(path, (at, at))
 
 
 Follow = Callable[..., Follower]
@@ -113,6 +116,20 @@ def test_lines_of_every_rank_and_of_who_started_them(run: RunDir, follow: Follow
     assert messages(run, 2) == ["again"]
     record = read_records(run.outbox / "a2-logs.jsonl")[0]
     assert (record.uid, record.attempt, record.source, record.recorded_at) == ("u-1", 2, "logs", 5.0)
+
+
+def test_what_was_printed_last_comes_last(run: RunDir, follow: Follow) -> None:
+    """Also if all of a short job is seen at one look."""
+    write(run, STDERR, "rank 1 is ready\n", at=2)
+    write(run, STDOUT, "rank 0 is ready\nstep 60 of 60\n", at=3)
+    write(run, "logs/a1-profile/none_y/attempt_0/0/stdout.log", "measuring\n", at=1)
+    watching = follow()
+    watching.look()
+    assert messages(run) == ["measuring", "rank 1 is ready", "rank 0 is ready", "step 60 of 60"]
+    write(run, STDERR, "cannot end\n", at=5)
+    write(run, STDOUT, "ending\n", at=4)
+    watching.look()
+    assert messages(run)[4:] == ["ending", "cannot end"]
 
 
 def test_only_what_is_new_is_taken(run: RunDir, follow: Follow) -> None:
@@ -273,13 +290,15 @@ class Killed(BaseException):
 def test_every_line_comes_once_whenever_the_follower_is_killed(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[int, int, int]]
 ) -> None:
-    """In each round both ranks print, and the follower dies before it appends a certain record, if it comes to that."""
+    """In each round both ranks print, one or the other last, and the follower dies before it appends a certain record,
+    if it comes to that.
+    """
     run = laid_out(tmp_path_factory.mktemp("run"))
     number = 0
     for first, second, kill_after in rounds:
         for name, count in ((STDOUT, first), (STDERR, second)):
             for _ in range(count):
-                write(run, name, f"line {number}\n")
+                write(run, name, f"line {number}\n", at=(number * 7) % 5)
                 number += 1
         watching = follower(run)
         with pytest.MonkeyPatch.context() as patch:

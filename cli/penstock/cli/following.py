@@ -1,8 +1,9 @@
 """What ranks print, as records: their log files are followed, and new lines go into an outbox of their own.
 
 What will be appended is written down first, as places in the files, and appended then; so a follower that is killed in
-between leaves no gap and no line twice. Lines are cut, and of many that come at once the newest are taken: a rank that
-prints without end fills its own file and nothing else.
+between leaves no gap and no line twice. Lines carry no time of their own: of what came since the last look, the file
+that was written last comes last, so that the last line of a log is the last that was printed. Lines are cut, and of
+many that come at once the newest are taken: a rank that prints without end fills its own file and nothing else.
 """
 
 from __future__ import annotations
@@ -209,9 +210,10 @@ class _Attempt:
             self._box.close()
 
     def look(self, files: list[LogFile], *, last: bool) -> None:
-        """Append what is new in the files."""
+        """Append what is new in the files, that of the file last that was written last."""
         if self._places is None:
             self._places = self._recovered(files)
+        files = sorted(files, key=lambda file: file.path.stat().st_mtime_ns)
         begin = {file.name: _begin(file.path, self._places.get(file.name, 0)) for file in files}
         end = {file.name: end_of_lines(file.path, begin[file.name], last=last) for file in files}
         if begin == end:
@@ -232,10 +234,11 @@ class _Attempt:
         return dict(known["end"])
 
     def _append(self, files: list[LogFile], begin: Places, end: Places, *, skipping: int) -> None:
-        box = self._outbox()
-        for file in files:
-            start, stop = begin.get(file.name, 0), end.get(file.name, 0)
-            for line in new_lines(file, start, stop) if stop > start else ():
+        """In the order of ``end``: as it was written down, whatever was written since."""
+        box, named = self._outbox(), {file.name: file for file in files}
+        for name, stop in end.items():
+            start, file = begin.get(name, 0), named.get(name)
+            for line in new_lines(file, start, stop) if file and stop > start else ():
                 if skipping:
                     skipping -= 1
                 else:
