@@ -192,12 +192,14 @@ class ClusterJob:
         return [(each.attempt, each.step) for each in find_checkpoints(self.root / "checkpoints")]
 
     def verify_checkpoints(self) -> None:
-        """Fails unless each holds what was written; one that a running job removes meanwhile is passed over."""
+        """Fails unless each holds what was written; one that a running job removes meanwhile, manifest first, is passed
+        over.
+        """
         for each in find_checkpoints(self.root / "checkpoints"):
             try:
                 verify(each.folder)
             except CorruptError:
-                if each.folder.exists():
+                if each in find_checkpoints(self.root / "checkpoints"):
                     raise
 
     def ranks(self, attempt: int) -> list[int]:
