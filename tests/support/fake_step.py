@@ -12,15 +12,19 @@ The host waits for the device where a value is read (``item``, ``tolist``) and w
 from or to the device. A fake tensor has no values: zeros are read. Nor can it be pinned without a driver: here what
 `penstock.trainer.memory.staging` gives counts as pinned, and nothing else does.
 
+torch 2.11 takes the formula of ``addmm`` also for its overload with the type of a result, which has one argument more.
+On a device it does what is right; here the overload gets a formula of its own.
+
 The counts depend on torch, which decides what a composite operation consists of: there is one table per minor version.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +35,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed import fake_pg
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -250,11 +255,27 @@ def _fake_world(case: Case, watch: _Watch) -> Iterator[FakeTensorMode]:
             mock.patch.object(memory, "reset_peak", return_value=None),
             mock.patch.object(memory, "peak_bytes", return_value=1),
             torch.no_grad(),
+            _right_formulas(),
             FakeTensorMode(allow_non_fake_inputs=True) as mode,
         ):
             yield mode
     finally:
         dist.destroy_process_group()
+
+
+def _right_formulas() -> AbstractContextManager[object]:
+    """For the time of the context, the formula that an old torch has wrong."""
+    plain, wide = torch.ops.aten.addmm.default, torch.ops.aten.addmm.dtype_out
+    if decomposition_table[wide] is not decomposition_table[plain]:
+        return nullcontext()
+
+    @functools.wraps(decomposition_table[plain])  # FakeTensorMode asks for names of torch's own
+    def addmm(bias: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype, *, out: Tensor, **scales: float) -> Tensor:
+        assert torch.mm(a, b).shape == bias.shape == out.shape
+        assert bias.dtype == out.dtype == dtype
+        return out
+
+    return mock.patch.dict(decomposition_table, {wide: addmm})
 
 
 def take_step(case: Case) -> Step:
