@@ -23,6 +23,7 @@ from deploy.installation import Installation
 from deploy.lab import lab
 from deploy.lab.console import LabError
 from penstock.core.lifecycle import Phase
+from penstock.kube.resources import NODES
 from tests.support.charted import chart_space, charted, nodes_of_programs, prefer, values
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training, submitted
 from tests.support.installed import Installed, JobSpace
@@ -47,7 +48,7 @@ def main() -> int:
             know_the_pairs(on)
             with paced(on):
                 results = {what: [delay(on, number, what) for number in range(TIMES)] for what in LOSSES}
-        with chart_space(cluster) as space, charted(space, {**values(space), **prefer(LOST)}) as installation:
+        with chart_space(cluster) as space, charted(space, values(space)) as installation:
             results[WITH_OPERATOR] = [delay_with_operator(space, installation, number) for number in range(TIMES)]
     write_results("recovery_delay", json.dumps({"delays": results}), table)
     return 0
@@ -81,7 +82,9 @@ def delay(on: Installed, number: int, what: str) -> float:
 
 def delay_with_operator(space: JobSpace, installation: Installation, number: int) -> float:
     """Seconds until a second attempt was requested after the node of service, operator and a rank lost its power."""
-    installation.install({**values(space), **prefer(LOST), "operator.resources.requests.cpu": f"{100 + number}m"})
+    space.cluster.wait(lambda: not space.cluster.get(NODES, LOST)["spec"].get("taints"), f"{LOST} takes no pods")
+    moved = {f"{program}.resources.requests.cpu": f"{101 + number}m" for program in ("operator", "service")}
+    installation.install({**values(space), **prefer(LOST), **moved})  # their pods are made anew, and go there
     if set(nodes_of_programs(space).values()) != {LOST}:
         raise LabError(f"operator and service are not both on {LOST}")
     job = submitted(space, f"all-{number}", parallelism=PINNED, training=small_training(ENDLESS))

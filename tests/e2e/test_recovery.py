@@ -11,9 +11,12 @@ import pytest
 from deploy.lab import lab
 from penstock.api.client import Place
 from penstock.core.lifecycle import Phase
-from penstock.core.status import ConditionType
+from penstock.core.profile import Profile
+from penstock.core.status import ConditionType, JobStatus
+from penstock.kube.names import PROFILE_FILE
+from penstock.kube.packing import unpacked
 from penstock.kube.quantities import amount
-from penstock.kube.resources import NODES
+from penstock.kube.resources import CONFIG_MAPS, NODES
 from penstock.operator.grace import LEAST_SECONDS
 from penstock.trainer.checkpoint import find_checkpoints
 from tests.support.cluster import COLD_SECONDS, Cluster
@@ -64,8 +67,11 @@ LINKED: dict[str, Any] = {
     "data": {"source": f"data://{TEXT}", "tokenizer": {"train": "bytes"}, "sequenceLength": 256},
     "parallelism": {"pp": 2, "microBatch": 8},
 }
-FAST, SLOW, LEAST_RATIO = "400mbit", "50mbit", 2.0
+FAST, SLOW, SLOW_BYTES = "400mbit", "50mbit", 50e6 / 8
 """A job that waits for its messages, over cards of these speeds."""
+
+MEASURED_RATIO = 2.0
+"""A measured speed may be this far from a card's. Steps say less: a busy machine computes for longer than it waits."""
 
 
 def asked_for_soon(job: ClusterJob, visible_at: float) -> None:
@@ -290,11 +296,8 @@ def test_a_job_whose_cards_became_slow_is_measured_and_planned_anew(on: Installe
         before = job.wait_for(Phase.RUNNING)
         after = job.wait_for(Phase.RUNNING, attempt=2)
         assert before.profile == other.status().profile != after.profile
-        assert before.plan is not None
-        assert after.plan is not None
-        assert after.plan.step_seconds is not None
-        assert before.plan.step_seconds is not None
-        assert after.plan.step_seconds > LEAST_RATIO * before.plan.step_seconds
+        assert slowest_link(on, before) > MEASURED_RATIO * SLOW_BYTES > slowest_link(on, after)
+        assert before.plan != after.plan
         job.wait(lambda: drift(job) == "AsPredicted", "its steps are not as predicted")
         begun = min(job.losses_of(2))
         assert begun == max(job.losses_of(1)) + 1
@@ -302,6 +305,14 @@ def test_a_job_whose_cards_became_slow_is_measured_and_planned_anew(on: Installe
         assert len(job.losses()) > begun + BEGUN_STEPS
         assert (job.status().attempt, job.status().failures) == (2, 0)
         assert "Drift" in [reason for reason, _ in job.events()]
+
+
+def slowest_link(on: Installed, status: JobStatus) -> float:
+    """Bytes per second, as the measurement that the plan was made from has it."""
+    assert status.profile is not None
+    namespace, _, name = status.profile.ref.partition("/")
+    files = on.cluster.get(CONFIG_MAPS, name, namespace)["binaryData"]
+    return min(link.bytes_per_second for link in Profile.from_manifest(unpacked(files[PROFILE_FILE])).links)
 
 
 def drift(job: ClusterJob) -> str:
