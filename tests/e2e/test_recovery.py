@@ -310,8 +310,8 @@ def test_a_job_whose_cards_became_slow_is_measured_and_planned_anew(on: Installe
 def slowest_link(on: Installed, status: JobStatus) -> float:
     """Bytes per second, as the measurement that the plan was made from has it."""
     assert status.profile is not None
-    namespace, _, name = status.profile.ref.partition("/")
-    files = on.cluster.get(CONFIG_MAPS, name, namespace)["binaryData"]
+    name = status.profile.ref.rpartition("/")[2]
+    files = on.cluster.get(CONFIG_MAPS, name, on.namespace)["binaryData"]
     return min(link.bytes_per_second for link in Profile.from_manifest(unpacked(files[PROFILE_FILE])).links)
 
 
