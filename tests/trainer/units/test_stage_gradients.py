@@ -100,6 +100,14 @@ def _pipelines(draw: st.DrawFn) -> tuple[HandPipeline, int, int]:
     return pipeline, draw(st.integers(1, 2)), draw(st.integers(0, 2**30))
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_where_no_label_counts_there_is_no_gradient(spec: ModelSpec) -> None:
+    pipeline = HandPipeline(spec, [0, 3, 6], [0, 5, 12])
+    ids, labels = sample(spec, 2)
+    check_against_reference(pipeline, ids, torch.full_like(labels, -1))
+    assert gradient_error(pipeline.gradients, pipeline.gradients) == 0.0
+
+
 @settings(max_examples=40)
 @given(_pipelines())
 def test_any_partition_and_slicing(case: tuple[HandPipeline, int, int]) -> None:
