@@ -15,6 +15,7 @@ COPY constraints.txt /src/
 # The tools that build the package are pinned like all else.
 RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt hatchling
 COPY pyproject.toml README.md LICENSE /src/
+COPY core /src/core
 COPY planner /src/planner
 COPY view /src/view
 COPY trainer /src/trainer
