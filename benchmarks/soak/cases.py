@@ -148,8 +148,8 @@ def _plan_file(path: Path) -> None:
     """As a rank does, and as `penstock simulate FILE` asks its process to."""
     from penstock.cli.manifests import read_plan
     from penstock.planner.realise import program_of
-    from penstock.planning.questions import Question
-    from penstock.planning.worker import answer
+    from penstock.planner.worker.questions import Question
+    from penstock.planner.worker.__main__ import answer
 
     plan = read_plan(path)
     program_of(plan)

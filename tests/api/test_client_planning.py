@@ -16,7 +16,7 @@ from penstock.api.client.planning import Search
 from penstock.api.service import Service
 from penstock.cli.whatif import progress_text
 from penstock.planner.pricing import cost_of
-from penstock.planning.questions import Answer
+from penstock.planner.worker.questions import Answer
 from tests.support.application import Application, here
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.planning import DEVICE, cluster, profile_for

@@ -20,7 +20,7 @@ from penstock.core.lifecycle import AttemptState, Phase, decide
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.supervision import AttemptReport
-from penstock.planning.questions import Answer
+from penstock.planner.worker.questions import Answer
 from tests.support.executing import MACHINE, MOST_TURNS, WHOLE_LIFE, World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, Crash, CrashingService, Script
 from tests.support.old_fields import OF_A_PLAN, unknown_fields

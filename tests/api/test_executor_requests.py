@@ -33,8 +33,8 @@ from penstock.api.store import plan_requests
 from penstock.api.store.plan_requests import State, StoredRequest, Wanted
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
-from penstock.planning.process import ProcessPlanner
-from penstock.planning.questions import Answer
+from penstock.planner.worker.process import ProcessPlanner
+from penstock.planner.worker.questions import Answer
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.planning import cluster
 from tests.support.service import NOW, Clock, new_service

@@ -23,8 +23,8 @@ from penstock.core.job import JobSpec, ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision
 from penstock.core.profile import Profile
 from penstock.planner.pins import pinned_stages
-from penstock.planning.process import ProcessPlanner
-from penstock.planning.questions import Progress
+from penstock.planner.worker.process import ProcessPlanner
+from penstock.planner.worker.questions import Progress
 from penstock.trainer.rundir import RunDir, write_json
 from tests.support.local_run import local_identity, local_job, local_plan, local_profile
 

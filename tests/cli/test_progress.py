@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.progress import People
 from penstock.cli.state import PhaseChange
 from penstock.core.lifecycle import Phase
-from penstock.planning.questions import Progress
+from penstock.planner.worker.questions import Progress
 from tests.support.fake_workers import fake_metrics
 from tests.support.sample_run import sample_plan
 from tests.support.shown_line import Remembering

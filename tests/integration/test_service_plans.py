@@ -64,7 +64,7 @@ def planning(service: Served) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             mine = f"PPid:\t{service.process.pid}\n" in (path / "status").read_text()
-            if mine and b"penstock.planning.worker" in (path / "cmdline").read_bytes():
+            if mine and b"penstock.planner.worker" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
         except (FileNotFoundError, ProcessLookupError):
             continue

@@ -14,7 +14,7 @@ from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.packing import unpacked
 from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
-from penstock.planning.questions import Answer
+from penstock.planner.worker.questions import Answer
 from tests.support.fake_supervisors import CrashError, FakePlanner
 from tests.support.one_job import NODES, bindings, condition, end_all, example, running, word
 from tests.support.operating import Operating, measured

@@ -9,7 +9,7 @@ from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import QUEUE_LABEL, STOP_ANNOTATION
 from penstock.kube.resources import JOBSETS, PODS
 from penstock.kube.transport import KubeError
-from penstock.planning.questions import Answer
+from penstock.planner.worker.questions import Answer
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.one_job import NODES, condition, end_all, example, running
 from tests.support.operating import Operating

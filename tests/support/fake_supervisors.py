@@ -15,7 +15,7 @@ from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.supervision import AttemptReport, Binding, Order, Wish
-from penstock.planning.questions import Answer, Progress, Question
+from penstock.planner.worker.questions import Answer, Progress, Question
 from tests.support.sample_run import sample_plan, sample_profile
 
 T = TypeVar("T")

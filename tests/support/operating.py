@@ -27,7 +27,7 @@ from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
 from penstock.operator.seen import see_jobset, see_node, see_pod, see_ranks_job
 from penstock.operator.settings import Settings
-from penstock.planning.process import Planner
+from penstock.planner.worker.process import Planner
 from tests.support.fake_kube import FakeKube
 
 SETTINGS = Settings(image="penstock/trainer:1", service="https://service:8470")

@@ -13,7 +13,7 @@ from penstock.api.store.plan_requests import StoredRequest, Wanted
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
-from penstock.planning.process import Planner
+from penstock.planner.worker.process import Planner
 from tests.support.planning import cluster
 from tests.support.service import job_manifest
 

@@ -17,7 +17,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import LinkRecord, Profile
 from penstock.core.schedule import Kind
 from penstock.planner.pricing import cost_of
-from penstock.planning.questions import Progress
+from penstock.planner.worker.questions import Progress
 
 
 class SearchView(Wire):

@@ -28,7 +28,7 @@ from penstock.core.job_policy import JobPolicy
 from penstock.kube.allowing import read_policy
 from penstock.kube.connecting import connect
 from penstock.kube.transport import KubeError
-from penstock.planning.process import ProcessPlanner
+from penstock.planner.worker.process import ProcessPlanner
 
 NUM_CONNECTIONS = 32
 RETRY_SECONDS, SAY_SECONDS = 1.0, 60.0

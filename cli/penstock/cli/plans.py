@@ -11,7 +11,7 @@ from penstock.cli.searching import Report, plan_for
 from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.schedule import ScheduleSpec
-from penstock.planning.process import Planner
+from penstock.planner.worker.process import Planner
 from penstock.trainer.rundir import RunDir, write_json
 
 

@@ -13,7 +13,7 @@ from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
-from penstock.planning.questions import Progress
+from penstock.planner.worker.questions import Progress
 from penstock.trainer.data.reporter import Reporter as DataReporter
 
 SHORTEST_SECONDS = 0.2

@@ -12,8 +12,8 @@ from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.units import format_seconds
-from penstock.planning.process import MOST_SECONDS, Planner, ProcessPlanner
-from penstock.planning.questions import Answer, Progress, Question
+from penstock.planner.worker.process import MOST_SECONDS, Planner, ProcessPlanner
+from penstock.planner.worker.questions import Answer, Progress, Question
 
 POLL_SECONDS = 0.1
 KEY = "the search of this command"

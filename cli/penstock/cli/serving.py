@@ -31,7 +31,7 @@ from penstock.cli.service_files import address_file, ca_file, desk_name, executo
 from penstock.cli.shipping import is_acknowledged
 from penstock.cli.stopping import listening
 from penstock.core.errors import UserError
-from penstock.planning.process import ProcessPlanner
+from penstock.planner.worker.process import ProcessPlanner
 
 
 def serve(settings: Settings, webhook: Webhook | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.cli.state import PhaseChange
 from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
-from penstock.planning.questions import Progress
+from penstock.planner.worker.questions import Progress
 from penstock.trainer.data.reporter import Reporter as DataReporter
 
 

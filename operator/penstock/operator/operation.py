@@ -30,7 +30,7 @@ from penstock.operator.room import Offer, num_pods, offers
 from penstock.operator.settings import Settings
 from penstock.operator.watches import watched
 from penstock.operator.workqueue import WorkQueue
-from penstock.planning.process import Planner, ProcessPlanner
+from penstock.planner.worker.process import Planner, ProcessPlanner
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from penstock.core.lifecycle import Step
 from penstock.core.plan import Plan
 from penstock.core.profile import digest
-from penstock.planning.process import Planner
-from penstock.planning.questions import Answer, Question
+from penstock.planner.worker.process import Planner
+from penstock.planner.worker.questions import Answer, Question
 
 MOST_REMEMBERED = 256
 

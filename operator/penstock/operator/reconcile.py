@@ -41,7 +41,7 @@ from penstock.operator.observe import measuring, observe
 from penstock.operator.planning import Planning
 from penstock.operator.statuses import begun, denied, entered, in_short, is_told_by_service, refused, told
 from penstock.operator.waiting import first_pod, placement_since
-from penstock.planning.questions import Question
+from penstock.planner.worker.questions import Question
 
 PLANNING_SECONDS = 5.0
 """How often to look whether a plan is there, if nobody tells."""

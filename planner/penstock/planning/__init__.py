@@ -1,1 +1,1 @@
-"""Planning beside: questions to the planner, answered in processes that can be limited and ended."""
+"""An old name of `penstock.planner.worker`, to be started by; it goes with the next release."""

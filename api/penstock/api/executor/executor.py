@@ -55,8 +55,8 @@ from penstock.core.profile import Profile
 from penstock.core.supervision import Binding, Order, Wish
 from penstock.core.timeline import Timeline
 from penstock.planner import yamltext
-from penstock.planning.process import Planner
-from penstock.planning.questions import Question
+from penstock.planner.worker.process import Planner
+from penstock.planner.worker.questions import Question
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.plan_requests import State, StoredRequest
-from penstock.planning.process import Planner
-from penstock.planning.questions import Answer, Progress, Question
+from penstock.planner.worker.process import Planner
+from penstock.planner.worker.questions import Answer, Progress, Question
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
 from penstock.planner.replay import simulated
-from penstock.planning.process import ProcessPlanner
-from penstock.planning.questions import Answer, Progress, Question
-from penstock.planning.worker import Counter, answer
+from penstock.planner.worker.process import ProcessPlanner
+from penstock.planner.worker.questions import Answer, Progress, Question
+from penstock.planner.worker.__main__ import Counter, answer
 from tests.support.planning import cluster, job, profile
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -48,7 +48,7 @@ def test_the_process_plans_as_the_planner_does() -> None:
 
 def test_a_tighter_limit_of_the_machine_is_kept() -> None:
     """A site may limit all processes; a limit cannot be raised, and need not be."""
-    command = f"ulimit -v {3 * 2**20}; exec {sys.executable} -m penstock.planning.worker"
+    command = f"ulimit -v {3 * 2**20}; exec {sys.executable} -m penstock.planner.worker"
     question = json.dumps(Question(spec=job(), profile=profile()).to_manifest())
     told = subprocess.run(["bash", "-c", command], input=question, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
@@ -87,7 +87,7 @@ def test_planning_that_breaks_off_is_answered(monkeypatch: pytest.MonkeyPatch, e
     def broken(problem: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("penstock.planning.worker.decide", broken)
+    monkeypatch.setattr("penstock.planner.worker.__main__.decide", broken)
     assert said in answer(Question(spec=job(), profile=profile())).error
 
 
@@ -242,7 +242,7 @@ os.kill(os.getpid(), 9)
 
 
 ORPHAN = """
-from penstock.planning import worker
+from penstock.planner.worker import __main__ as worker
 def searching(*arguments, **options):
     open("searching", "w").close()
     while True:

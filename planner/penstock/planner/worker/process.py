@@ -1,6 +1,6 @@
 """Planning in a process of its own: it can be limited, and ended, and a mistake in it takes nothing else along.
 
-The process (`penstock.planning.worker`) writes a line now and then about how far it is, and its answer as
+The process (`penstock.planner.worker`) writes a line now and then about how far it is, and its answer as
 the last one. The planner is loaded there alone: it takes more memory than those who ask.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
 from penstock.core.errors import UserError
-from penstock.planning.questions import SMALLER, Answer, Line, Progress, Question
+from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Question
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ MOST_STARTS = 3
 
 MORE_MEMORY = "give the operator, service or command in which it runs more memory, or pin dp, pp or slices"
 LOGGED_BYTES = 4_096
-COMMAND = (sys.executable, "-m", "penstock.planning.worker")
+COMMAND = (sys.executable, "-m", "penstock.planner.worker")
 
 
 class Planner(Protocol):

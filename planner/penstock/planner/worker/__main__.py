@@ -1,0 +1,156 @@
+"""The process that plans: it answers one question, and is limited in memory and candidates; its parent limits its time.
+
+python -m penstock.planner.worker < question.json > lines.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from penstock.core.cluster import ClusterSpec
+from penstock.core.errors import PenstockError, UserError
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+from penstock.core.timeline import Timeline
+from penstock.core.units import format_bytes, to_seconds
+from penstock.planner.decide import decide
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.replay import num_actions, simulated
+from penstock.planner.search import Evaluation, Reporter
+from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Question
+
+MOST_BYTES = 4 * 2**30
+MOST_CANDIDATES = 5_000
+"""Several times what a search simulates by its own budget, which holds only once a plan fits. A count: equal questions
+end alike on any machine."""
+
+MOST_DRAWN_ACTIONS = 4_000
+TELL_SECONDS = 0.25
+LOOK_SECONDS = 1.0
+"""How often the process looks whether its parent is there."""
+
+REAL_NUMBERS = "write sizes, speeds and times as real models and devices have them"
+
+
+class Counter(Reporter):
+    """Counts what a search does and hands it to ``tell``; ends one that goes on for too long."""
+
+    def __init__(self, tell: Callable[[Progress], None], most_candidates: int = MOST_CANDIDATES) -> None:
+        self._tell, self._most_candidates = tell, most_candidates
+        self._now = Progress()
+        self._best_ns: int | None = None
+
+    def opened(self, mesh: Mesh, num_candidates: int) -> None:
+        """See `Reporter`."""
+        self._told(divisions=self._now.divisions + 1)
+
+    def judged(self, evaluation: Evaluation, fits: bool) -> None:
+        """See `Reporter`."""
+        if self._now.candidates >= self._most_candidates:
+            raise UserError(what=f"{self._most_candidates} candidates did not end the search", remedy=SMALLER)
+        better: dict[str, Any] = {}
+        if fits and (self._best_ns is None or evaluation.step_ns < self._best_ns):
+            self._best_ns = evaluation.step_ns
+            better = {"best": evaluation.candidate.label, "best_step_seconds": to_seconds(evaluation.step_ns)}
+        self._told(candidates=self._now.candidates + 1, **better)
+
+    def _told(self, **changes: Any) -> None:
+        self._now = replace(self._now, **changes)
+        self._tell(self._now)
+
+
+def answer(question: Question, reporter: Reporter | None = None) -> Answer:
+    """Plan now, here."""
+    try:
+        if question.plan is not None:
+            return Answer(plan=question.plan, timeline=simulated(question.plan, _hardware(question)).timeline)
+        plan = decide(_problem(question), reporter=reporter).plan
+        return Answer(plan=plan, timeline=_timeline(plan, question))
+    except RecursionError:
+        return Answer(what="is nested too deeply to be planned", where="spec.parallelism", remedy=SMALLER)
+    except UserError as mistake:
+        return Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)
+    except MemoryError:
+        traceback.print_exc()
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        allowed = "it may have" if limit == resource.RLIM_INFINITY else f"the {format_bytes(limit)} that it may have"
+        return Answer(what=f"planning needs more memory than {allowed}", remedy=SMALLER)
+    except PenstockError as error:
+        return Answer(what=str(error), remedy=SMALLER)
+    except (ValueError, ArithmeticError) as error:
+        traceback.print_exc()
+        return Answer(what=f"planning cannot count with these numbers: {error}", remedy=REAL_NUMBERS)
+
+
+def _timeline(plan: Plan, question: Question) -> Timeline | None:
+    return None if num_actions(plan) > MOST_DRAWN_ACTIONS else simulated(plan, _hardware(question)).timeline
+
+
+def _problem(question: Question) -> Problem:
+    hardware = _hardware(question)
+    if isinstance(hardware, ClusterSpec):
+        return problem_from_cluster(question.spec, hardware)
+    return problem_from_profile(question.spec, hardware)
+
+
+def _hardware(question: Question) -> Profile | ClusterSpec:
+    hardware = question.cluster or question.profile
+    if hardware is None:
+        raise UserError(what="neither a profile nor a cluster is given", remedy="give one of them")
+    return hardware
+
+
+def _teller(clock: Callable[[], float]) -> Callable[[Progress], None]:
+    """Writes progress now and then."""
+    due_at = clock()
+
+    def tell(progress: Progress) -> None:
+        nonlocal due_at
+        if clock() >= due_at:
+            due_at = clock() + TELL_SECONDS
+            _write(Line(progress=progress))
+
+    return tell
+
+
+def _write(line: Line) -> None:
+    sys.stdout.write(json.dumps(line.to_manifest()) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after ``parent`` has: a search may go on for long without telling of progress.
+
+    The kernel's own signal (prctl(2), PR_SET_PDEATHSIG) would come already when the thread ends that started us.
+    """
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    most = MOST_BYTES if allowed == resource.RLIM_INFINITY else min(MOST_BYTES, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    try:
+        question = Question.from_manifest(json.load(sys.stdin))
+    except UserError as mistake:
+        _write(Line(answer=Answer(what=mistake.what, where=mistake.where, remedy=mistake.remedy)))
+        return
+    _write(Line(answer=answer(question, Counter(_teller(time.monotonic)))))
+
+
+if __name__ == "__main__":
+    main()
