@@ -21,6 +21,7 @@ COPY view /src/view
 COPY trainer /src/trainer
 COPY kube /src/kube
 COPY operator /src/operator
+COPY client /src/client
 COPY api /src/api
 COPY cli /src/cli
 RUN cd /src && /opt/penstock/bin/python -m hatchling build -t wheel -d /wheels

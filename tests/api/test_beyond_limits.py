@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.api.auth.identity import Role
-from penstock.api.client import Client, Place, ServiceError
+from penstock.client import Client, Place, ServiceError
 from penstock.api.service import Service
 from penstock.api.store import jobs, plan_requests
 from penstock.api.store.documents import pack

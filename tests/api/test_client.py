@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from penstock.api.app import create_app
-from penstock.api.client import AsyncClient, Client, Past, Place, ServiceError, Status, target
-from penstock.api.client.calls import MOST_TRIES
+from penstock.client import AsyncClient, Client, Past, Place, ServiceError, Status, target
+from penstock.client.calls import MOST_TRIES
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core.errors import UserError

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from penstock.api.app import create_app
-from penstock.api.client import AsyncClient, Client, PlanRequest, ServiceError
-from penstock.api.client.planning import Search
+from penstock.client import AsyncClient, Client, PlanRequest, ServiceError
+from penstock.client.planning import Search
 from penstock.api.service import Service
 from penstock.cli.whatif import progress_text
 from penstock.planner.pricing import cost_of

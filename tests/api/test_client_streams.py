@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import update
 
 from penstock.api.auth.identity import Role
-from penstock.api.client import AsyncClient, Client, Message, Past, Place, ServiceError, Target
-from penstock.api.client.calls import MOST_TRIES
-from penstock.api.client.listening import Listening
+from penstock.client import AsyncClient, Client, Message, Past, Place, ServiceError, Target
+from penstock.client.calls import MOST_TRIES
+from penstock.client.listening import Listening
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import jobs

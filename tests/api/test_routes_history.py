@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Role
-from penstock.api.client import Client, Past
+from penstock.client import Client, Past
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from tests.support.application import Application, here

@@ -17,8 +17,8 @@ import pytest
 
 from penstock.api.accepting import most_connections
 from penstock.api.auth.identity import Role
-from penstock.api.client import Client, ServiceError, Target
-from penstock.api.client.trust import trusted
+from penstock.client import Client, ServiceError, Target
+from penstock.client.trust import trusted
 from penstock.api.credentials import COOKIE
 from penstock.api.server import MOST_HEAD_BYTES, Server, check_tls, tls_of
 from penstock.api.service import Service

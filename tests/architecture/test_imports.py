@@ -20,6 +20,7 @@ THIRD_PARTIES = {
     "view": {"plotly"},
     "trainer": {"numpy", "prometheus_client", "safetensors", "tokenizers", "torch"},
     "operator": {"kopf", "prometheus_client"},
+    "client": {"httpx"},
     "api": {
         "alembic",
         "fastapi",

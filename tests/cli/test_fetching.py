@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.auth.identity import Role
-from penstock.api.client import Client, Message, Place, Target
+from penstock.client import Client, Message, Place, Target
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import attempts, jobs

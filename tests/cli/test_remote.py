@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.api.client import Client, Job, Place, Progress, Status
+from penstock.client import Client, Job, Place, Progress, Status
 from penstock.cli import remote
 from penstock.cli.remote import failure_lines, last_words_of, watch_job
 from penstock.core.lifecycle import AttemptState, Phase

@@ -74,6 +74,6 @@ def test_one_that_is_known_and_away_is_told(tmp_path: Path, monkeypatch: pytest.
     with closing(new_service(tmp_path)) as ended, answering(ended) as url:
         pass
     monkeypatch.setenv("PENSTOCK_TOKEN", "x")
-    monkeypatch.setattr("penstock.api.client.calls.MOST_TRIES", 1)
+    monkeypatch.setattr("penstock.client.calls.MOST_TRIES", 1)
     assert main(["submit", write(tmp_path), "--dry-run", "--server", url]) == 2
     assert "cannot be reached" in capsys.readouterr().err

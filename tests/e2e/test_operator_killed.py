@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.lab import lab
-from penstock.api.client import Place
+from penstock.client import Place
 from penstock.core.lifecycle import Phase
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training, submitted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.lab import lab
-from penstock.api.client import Place
+from penstock.client import Place
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from penstock.core.status import ConditionType, JobStatus

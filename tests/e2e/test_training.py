@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.client import Place
+from penstock.client import Place
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.operator.statuses import in_short

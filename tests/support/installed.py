@@ -20,8 +20,8 @@ import httpx
 
 import penstock
 from deploy.lab.state import State
-from penstock.api.client import Client
-from penstock.api.client.config import Target
+from penstock.client import Client
+from penstock.client.config import Target
 from penstock.kube.names import JOB_LABEL, PEOPLE_AUDIENCE
 from penstock.kube.resources import CLAIMS, JOBS, PODS
 from penstock.trainer.ports import free_port

@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.client import Client, Message
-from penstock.api.client.types import Job
+from penstock.client import Client, Message
+from penstock.client.types import Job
 from penstock.cli import output
 from penstock.cli.remote import job_table
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from penstock.api.client import Client, Job, Place, Status, Target, target
-from penstock.api.client.config import CA, SERVER, TOKEN
+from penstock.client import Client, Job, Place, Status, Target, target
+from penstock.client.config import CA, SERVER, TOKEN
 from penstock.api.executor.claims import is_locked
 from penstock.api.executor.folder import shipping_lock
 from penstock.cli import output

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from penstock.api.client import Artifact, Checkpoint, Client, Line, Place
+from penstock.client import Artifact, Checkpoint, Client, Line, Place
 from penstock.cli import output
 from penstock.cli.output import Format, printable
 from penstock.core.errors import RunError, UserError

@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
-from penstock.api.client.config import configuration_file, known_server
+from penstock.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
+from penstock.client.config import configuration_file, known_server
 from penstock.cli import output
 from penstock.cli.lines import line
 from penstock.cli.output import Format

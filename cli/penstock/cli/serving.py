@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
-from penstock.api.client.config import configuration_file
+from penstock.client.config import configuration_file
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.requests import MOST_SECONDS, Desk

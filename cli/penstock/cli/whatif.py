@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from penstock.api.client import Client, PlanRequest
+from penstock.client import Client, PlanRequest
 from penstock.cli.lines import Line, line
 from penstock.cli.manifests import read_cluster, read_for_service
 from penstock.cli.output import warn

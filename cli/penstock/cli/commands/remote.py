@@ -12,7 +12,7 @@ from penstock.cli.commands.options import Output
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
-    from penstock.api.client import Place
+    from penstock.client import Place
 
 Server = Annotated[str | None, typer.Option("--server", help="The service's URL; else the one last set up here.")]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="The job's namespace.")]
@@ -115,6 +115,6 @@ def ui(
 
 def place(name: str, namespace: str) -> Place:
     """A job's place."""
-    from penstock.api.client import Place
+    from penstock.client import Place
 
     return Place(name=name, namespace=namespace)

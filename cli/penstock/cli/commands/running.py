@@ -56,7 +56,7 @@ def resume(
     """
     is_name = "/" not in target and not Path(target).exists()
     if server is not None or is_name:
-        from penstock.api.client import Place
+        from penstock.client import Place
         from penstock.cli.remote import connected, show_jobs
 
         with connected(server) as client:

@@ -5,12 +5,12 @@ with Client(target(None, os.environ, Path.home())) as client:
     print(client.wait(Place(job.name)).status.phase)
 """
 
-from penstock.api.client.asynchronous import AsyncClient
-from penstock.api.client.calls import Past, Place
-from penstock.api.client.config import Target, target
-from penstock.api.client.listening import Message
-from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.run_types import (
+from penstock.client.asynchronous import AsyncClient
+from penstock.client.calls import Past, Place
+from penstock.client.config import Target, target
+from penstock.client.listening import Message
+from penstock.client.planning import PlanRequest, ProfileEntry
+from penstock.client.run_types import (
     Artifact,
     Checkpoint,
     Export,
@@ -22,8 +22,8 @@ from penstock.api.client.run_types import (
     SampledStep,
     Series,
 )
-from penstock.api.client.sync import Client
-from penstock.api.client.types import Event, Job, LoginLink, Progress, ServiceError, Status, Version
+from penstock.client.sync import Client
+from penstock.client.types import Event, Job, LoginLink, Progress, ServiceError, Status, Version
 
 __all__ = [
     "Artifact",

@@ -10,12 +10,12 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from penstock.api.client import calls, planning
-from penstock.api.client.calls import Call, Place, Readable
-from penstock.api.client.config import Target
-from penstock.api.client.listening import Downloading, Listening, Message, stream_path
-from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.run_types import (
+from penstock.client import calls, planning
+from penstock.client.calls import Call, Place, Readable
+from penstock.client.config import Target
+from penstock.client.listening import Downloading, Listening, Message, stream_path
+from penstock.client.planning import PlanRequest, ProfileEntry
+from penstock.client.run_types import (
     Artifact,
     Checkpoint,
     JobPlan,
@@ -24,8 +24,8 @@ from penstock.api.client.run_types import (
     SampledStep,
     Series,
 )
-from penstock.api.client.trust import trusted
-from penstock.api.client.types import Event, Job, LoginLink, ServiceError, Version
+from penstock.client.trust import trusted
+from penstock.client.types import Event, Job, LoginLink, ServiceError, Version
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.api.client.types import KnownFields
+from penstock.client.types import KnownFields
 from penstock.core.plan import Plan
 from penstock.core.timeline import Timeline
 

@@ -1,4 +1,4 @@
-"""The client that awaits; the same calls as `penstock.api.client.sync`."""
+"""The client that awaits; the same calls as `penstock.client.sync`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from penstock.api.client import calls, planning
-from penstock.api.client.calls import Call, Place, Readable
-from penstock.api.client.config import Target
-from penstock.api.client.listening import Downloading, Listening, Message, stream_path
-from penstock.api.client.planning import PlanRequest, ProfileEntry
-from penstock.api.client.run_types import (
+from penstock.client import calls, planning
+from penstock.client.calls import Call, Place, Readable
+from penstock.client.config import Target
+from penstock.client.listening import Downloading, Listening, Message, stream_path
+from penstock.client.planning import PlanRequest, ProfileEntry
+from penstock.client.run_types import (
     Artifact,
     Checkpoint,
     JobPlan,
@@ -23,9 +23,9 @@ from penstock.api.client.run_types import (
     SampledStep,
     Series,
 )
-from penstock.api.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, new_key, refused
-from penstock.api.client.trust import trusted
-from penstock.api.client.types import Event, Job, LoginLink, Version
+from penstock.client.sync import LOOK_SECONDS, TIMEOUT_SECONDS, new_key, refused
+from penstock.client.trust import trusted
+from penstock.client.types import Event, Job, LoginLink, Version
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """See `penstock.api.client.sync.Client`."""
+    """See `penstock.client.sync.Client`."""
 
     def __init__(
         self,

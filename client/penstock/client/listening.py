@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.api.client.calls import Readable, pause_before
-from penstock.api.client.types import ServiceError
+from penstock.client.calls import Readable, pause_before
+from penstock.client.types import ServiceError
 
 MEDIA_TYPE = "text/event-stream"
 RETRY_SECONDS = 2.0

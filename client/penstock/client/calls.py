@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from penstock.api.client.run_types import (
+from penstock.client.run_types import (
     Artifact,
     Checkpoint,
     JobPlan,
@@ -17,7 +17,7 @@ from penstock.api.client.run_types import (
     SampledStep,
     Series,
 )
-from penstock.api.client.types import Event, Job, KnownFields, LoginLink, Page, ServiceError, Version
+from penstock.client.types import Event, Job, KnownFields, LoginLink, Page, ServiceError, Version
 from penstock.core.job import PipelineJob
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from penstock.api.client.calls import Call
-from penstock.api.client.types import KnownFields
+from penstock.client.calls import Call
+from penstock.client.types import KnownFields
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Cost, Plan
