@@ -20,7 +20,7 @@ from benchmarks.support import write_results
 
 from penstock.core.lifecycle import Phase
 from penstock.core.records import WARM_UP_STEPS
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.cluster_jobs import made, run_here, small_spec
 from tests.support.installed import Installed
 

@@ -23,12 +23,12 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Channel, Instruction, Program
+from penstock.core.run.rank_status import StatusFile
 from penstock.core.schedule import Group, ScheduleSpec
 from penstock.planner.realise import program_of
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Operation, Recorder, nothing
 from penstock.trainer.recorder import HostRecorder
-from penstock.trainer.status import StatusFile
 
 LIMIT_US = 50.0
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")

@@ -29,7 +29,9 @@ from penstock.api.again import pinned
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan, Prediction
 from penstock.core.profile import Profile
-from penstock.planner import yamltext
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_json
 from penstock.planner.decide import decide, realised
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
@@ -37,7 +39,6 @@ from penstock.planner.search import Evaluation
 from penstock.trainer.comm import Mesh
 from penstock.trainer.launch import LaunchSpec, launch
 from penstock.trainer.prepare import prepare_data
-from penstock.trainer.rundir import RunDir, write_json
 
 EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"
 RANKS, SEQUENCES = 2, 2

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from benchmarks.quiet import is_drift, reference_seconds
 
+from penstock.core.run.folder import RunDir
 from penstock.trainer.loop import Stopwatch
-from penstock.trainer.rundir import RunDir
 from penstock.trainer.session import Session
 from penstock.trainer.worker import Worker, run_worker
 

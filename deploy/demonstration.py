@@ -25,9 +25,9 @@ from penstock.cli import output
 from penstock.cli.attempt import read_result
 from penstock.cli.summary import rendered, summarise
 from penstock.core.lifecycle import Phase
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
 from penstock.core.status import JobStatus
-from penstock.planner import yamltext
-from penstock.trainer.rundir import RunDir
 
 EXAMPLE = ROOT / "deploy" / "examples" / "stdlib-llama.yaml"
 USAGE = "./dev demo --cluster takes nothing else: it trains the example on the cluster that ./dev cluster makes"

@@ -34,8 +34,10 @@ from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision, parameters
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
+from penstock.core.run.folder import RunDir
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_json
 from penstock.planner.decide import decide
 from penstock.planner.fit import measured_cost
 from penstock.planner.measured import problem_from_profile
@@ -47,7 +49,6 @@ from penstock.trainer.launch import LaunchSpec, launch
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.prepare import prepare_data
-from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.runtime import Runtime
 
 ROOT = Path(__file__).parents[2]

@@ -57,7 +57,7 @@ def _packed(good: Callable[[], Any]) -> Callable[[random.Random], bytes]:
 
 
 def _yaml(good: Callable[[], Any]) -> Callable[[random.Random], bytes]:
-    from penstock.planner import yamltext
+    from penstock.core.serialization import yamltext
 
     def make(chance: random.Random) -> bytes:
         if chance.random() < 0.5:
@@ -148,8 +148,8 @@ def _plan_file(path: Path) -> None:
     """As a rank does, and as `penstock simulate FILE` asks its process to."""
     from penstock.cli.manifests import read_plan
     from penstock.planner.realise import program_of
-    from penstock.planner.worker.questions import Question
     from penstock.planner.worker.__main__ import answer
+    from penstock.planner.worker.questions import Question
 
     plan = read_plan(path)
     program_of(plan)
@@ -246,7 +246,7 @@ def _timeline() -> Any:
 
 
 def _full() -> dict[str, Any]:
-    from penstock.planner import yamltext
+    from penstock.core.serialization import yamltext
 
     found: dict[str, Any] = yamltext.load(FULL)
     return found

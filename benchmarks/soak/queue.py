@@ -28,11 +28,11 @@ from sqlalchemy import update
 from penstock.api.store import jobs as stored_jobs
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.schema import jobs
+from penstock.core.host.ports import free_port
 from penstock.core.instants import format_instant
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.kube.names import API_VERSION, ATTEMPT_LABEL, JOB_KIND, UID_LABEL
-from penstock.trainer.ports import free_port
 from tests.support.away import Shared, away
 from tests.support.fake_apiserver import FakeApiserver, Found, kubeconfig_of
 from tests.support.fake_apiserver import served as serving

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.api.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support import mutating
 from tests.support.manifests import FULL
 from tests.support.repository import ROOT

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from penstock.api.auth.identity import Role
 from penstock.api.service import Service
 from penstock.api.store import jobs
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.service import add_job, browser_of, client_of, job_manifest, new_service, step_records
 
 

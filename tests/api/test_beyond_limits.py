@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from penstock.api.auth.identity import Role
-from penstock.client import Client, Place, ServiceError
 from penstock.api.service import Service
 from penstock.api.store import jobs, plan_requests
 from penstock.api.store.documents import pack
@@ -18,6 +17,7 @@ from penstock.api.store.jobs import StoredJob
 from penstock.api.store.plan_requests import State
 from penstock.api.store.schema import plan_requests as requests_table
 from penstock.cli.main import main
+from penstock.client import Client, Place, ServiceError
 from penstock.core import limits
 from penstock.core.lifecycle import Phase
 from tests.support.application import Application, here

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from penstock.api.app import create_app
-from penstock.client import AsyncClient, Client, Past, Place, ServiceError, Status, target
-from penstock.client.calls import MOST_TRIES
 from penstock.api.service import Service
 from penstock.api.store import jobs
+from penstock.client import AsyncClient, Client, Past, Place, ServiceError, Status, target
+from penstock.client.calls import MOST_TRIES
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from penstock.api.app import create_app
-from penstock.client import AsyncClient, Client, PlanRequest, ServiceError
-from penstock.client.planning import Search
 from penstock.api.service import Service
 from penstock.cli.whatif import progress_text
+from penstock.client import AsyncClient, Client, PlanRequest, ServiceError
+from penstock.client.planning import Search
 from penstock.planner.pricing import cost_of
 from penstock.planner.worker.questions import Answer
 from tests.support.application import Application, here

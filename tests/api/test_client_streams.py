@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import update
 
 from penstock.api.auth.identity import Role
-from penstock.client import AsyncClient, Client, Message, Past, Place, ServiceError, Target
-from penstock.client.calls import MOST_TRIES
-from penstock.client.listening import Listening
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import jobs
 from penstock.api.store.schema import jobs as jobs_table
+from penstock.client import AsyncClient, Client, Message, Past, Place, ServiceError, Target
+from penstock.client.calls import MOST_TRIES
+from penstock.client.listening import Listening
 from penstock.core.lifecycle import Phase
 from tests.support.listening import answering, bearer
 from tests.support.run_files import FILES, add_checkpoint, lay_out

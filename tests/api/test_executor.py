@@ -12,13 +12,13 @@ import pytest
 
 from penstock.api.executor import executor
 from penstock.api.executor.executor import EXPIRY_LOOK_SECONDS
-from penstock.api.executor.folder import AttemptFolder
 from penstock.api.service import Service
 from penstock.api.store import jobs, profiles
 from penstock.api.store.plans import revisions
 from penstock.core.lifecycle import AttemptState, Phase, decide
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport
 from penstock.planner.worker.questions import Answer
 from tests.support.executing import MACHINE, MOST_TURNS, WHOLE_LIFE, World

@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Connection, select
 
 from penstock.api.executor import collecting
-from penstock.api.executor.claims import this_process
 from penstock.api.executor.collecting import (
     AT_ONCE,
     FIRST_PAUSE_SECONDS,
@@ -26,13 +25,14 @@ from penstock.api.executor.collecting import (
     Step,
     due,
 )
-from penstock.api.executor.files import write
-from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.api.service import Service
 from penstock.api.store import attempts
 from penstock.api.store.schema import attempts as table
 from penstock.api.store.schema import jobs as jobs_table
 from penstock.core.lifecycle import Launch, Phase
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
+from penstock.core.run.claims import this_process
+from penstock.core.serialization.manifest_files import write
 from tests.support.executing import World
 from tests.support.fake_supervisors import FAILS, RUNS_ON
 from tests.support.service import Clock

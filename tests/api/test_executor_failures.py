@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import LOST, MOST_LAST_WORDS, MOST_LINE_CHARACTERS
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core import limits
 from penstock.core.lifecycle import STALL_LEAST_SECONDS, AttemptState, Phase
+from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport
 from tests.support.executing import WHOLE_LIFE, World
 from tests.support.fake_supervisors import FAILS, RUNS_ON, VANISHES, Script

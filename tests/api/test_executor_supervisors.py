@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 
 from penstock.api.executor import supervisors as module
-from penstock.api.executor.claims import boot_id, is_alive, this_process
-from penstock.api.executor.files import read, write
-from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
+from penstock.core.run.claims import boot_id, is_alive, this_process
+from penstock.core.serialization.manifest_files import read, write
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
 
 STUB = """
 import os, signal, sys, time
 from pathlib import Path
-from penstock.api.executor.folder import AttemptFolder, shipping_lock
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
 from penstock.cli.supervisor import claim
 
 does, folder = sys.argv[1], AttemptFolder(Path(sys.argv[2]), int(sys.argv[3]))

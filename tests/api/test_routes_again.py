@@ -16,7 +16,7 @@ from penstock.api.service import Service
 from penstock.api.store import jobs, plans, profiles
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from tests.support.command import tiny_plan

@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Role
-from penstock.client import Client, Past
 from penstock.api.service import Service
 from penstock.api.store import jobs
+from penstock.client import Client, Past
 from tests.support.application import Application, here
 from tests.support.filled_job import running_job
 from tests.support.service import add_job, client_of

@@ -17,7 +17,7 @@ from penstock.api.service import Service
 from penstock.api.store import attempts, jobs
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Launch
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.service import Clock, add_job, client_of, job_manifest, new_service, step_records
 
 

@@ -20,7 +20,7 @@ from penstock.api.store.plan_requests import Wanted
 from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.layout import Precision
 from penstock.core.plan import Plan
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster

@@ -17,14 +17,14 @@ import pytest
 
 from penstock.api.accepting import most_connections
 from penstock.api.auth.identity import Role
-from penstock.client import Client, ServiceError, Target
-from penstock.client.trust import trusted
 from penstock.api.credentials import COOKIE
 from penstock.api.server import MOST_HEAD_BYTES, Server, check_tls, tls_of
 from penstock.api.service import Service
 from penstock.api.settings import Limits, Settings, Tls
 from penstock.api.store import audit, jobs
 from penstock.cli.posting import http_post
+from penstock.client import Client, ServiceError, Target
+from penstock.client.trust import trusted
 from penstock.core.errors import UserError
 from tests.support.certificates import certificate
 from tests.support.listening import PATIENCE_SECONDS, answering, bearer

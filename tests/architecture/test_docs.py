@@ -25,7 +25,7 @@ from penstock.core.lifecycle import TRANSITIONS, Phase
 from penstock.core.manifest import camel, write_dataclass
 from penstock.core.meanings import MEANINGS
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from penstock.planner.lowering import lower
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN

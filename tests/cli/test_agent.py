@@ -18,9 +18,9 @@ from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.packing import unpack
 from penstock.core.pod import AGENT_MEASUREMENT, AGENT_REPORT, MOST_AGENT_BYTES, AgentReport, CheckpointName
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
 from penstock.core.supervision import AttemptReport
 from penstock.operator.fetching import AgentError, fetch
-from penstock.trainer.rundir import RunDir
 from tests.support.sample_run import sample_profile
 
 LOOPBACK = "127.0.0.1"

@@ -20,9 +20,9 @@ from penstock.cli.cluster_serving import place_of
 from penstock.cli.main import main
 from penstock.cli.posting import http_post
 from penstock.cli.shipping import Shipper
+from penstock.core.host.ports import free_port
 from penstock.core.records import RecordKind
-from penstock.trainer.outbox import Outbox
-from penstock.trainer.ports import free_port
+from penstock.core.run.outbox import Outbox
 from tests.support.command import Command
 from tests.support.fake_apiserver import FakeApiserver, Found, kubeconfig_of, served
 from tests.support.on_cluster import instant

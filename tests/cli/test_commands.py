@@ -19,10 +19,11 @@ from penstock.core import limits
 from penstock.core.bubble import Lost
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.plan import Cost, Plan, Prediction
+from penstock.core.run.folder import RunDir
 from penstock.core.schedule import parse_schedule
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Source, Timeline
-from penstock.planner import yamltext
-from penstock.trainer.rundir import RunDir, write_json
 from tests.support.local_run import finished_run, local_identity, local_job, local_plan, local_profile
 from tests.support.manifests import example
 from tests.support.repository import ROOT

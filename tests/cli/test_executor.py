@@ -22,8 +22,8 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import BACKOFF_BASE_SECONDS, STALL_LEAST_SECONDS, Phase
 from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
+from penstock.core.run.folder import RunDir
 from penstock.trainer.launch import Failure, Outcome
-from penstock.trainer.rundir import RunDir
 from tests.support.fake_workers import FINE, FakeWorkers, Script, killed, refused
 from tests.support.manifests import example
 from tests.support.sample_run import sample_plan

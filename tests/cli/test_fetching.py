@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from penstock.api.auth.identity import Role
-from penstock.client import Client, Message, Place, Target
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import attempts, jobs
 from penstock.cli.board import Board, hears
 from penstock.cli.fetching import PATIENCE_LOOKS, QUIET_LOOKS, export_newest, local_name, show_logs
 from penstock.cli.main import main
+from penstock.client import Client, Message, Place, Target
 from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import Launch, Phase
 from tests.support.listening import answering, bearer

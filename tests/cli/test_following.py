@@ -16,9 +16,9 @@ from penstock.cli import following
 from penstock.cli.following import MOST_BYTES, MOST_CHARACTERS, MOST_LINES, Follower, is_read, level_of, log_files
 from penstock.core.job import PipelineJob
 from penstock.core.records import NO_RANK, LogLine
-from penstock.planner import yamltext
-from penstock.trainer.outbox import Outbox, read_records
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import Outbox, read_records
+from penstock.core.serialization import yamltext
 from tests.support.service import job_manifest
 
 STDOUT, STDERR = "logs/a1/none_x/attempt_0/0/stdout.log", "logs/a1/none_x/attempt_0/1/stderr.log"

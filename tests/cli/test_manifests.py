@@ -12,7 +12,7 @@ import pytest
 from penstock.cli.manifests import read_cluster, read_job, read_plan, read_profile, read_timeline
 from penstock.core.errors import MistakesError, UserError
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from penstock.trainer.data.tokenizer import train_bpe
 from tests.support.local_run import local_plan, local_profile
 from tests.support.manifests import example

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.cli.metrics import MetricsFollower
 from penstock.core.records import StepMetrics
-from penstock.trainer.rundir import metrics_line
+from penstock.core.run.folder import metrics_line
 from tests.support.fake_workers import fake_metrics
 
 

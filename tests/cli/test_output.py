@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.cli import output
 from penstock.cli.output import Format
 from penstock.core.errors import UserError
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 
 Captured = pytest.CaptureFixture[str]
 DATA = {"name": "a [b]", "numbers": [1, 2.5], "nothing": None, "text": "two\nlines"}

@@ -22,10 +22,11 @@ from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.job import JobSpec, ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
 from penstock.planner.pins import pinned_stages
 from penstock.planner.worker.process import ProcessPlanner
 from penstock.planner.worker.questions import Progress
-from penstock.trainer.rundir import RunDir, write_json
 from tests.support.local_run import local_identity, local_job, local_plan, local_profile
 
 NOW = local_profile().measured_at + 60.0

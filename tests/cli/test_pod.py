@@ -27,9 +27,9 @@ from penstock.core.packing import unpack
 from penstock.core.pod import AGENT_MEASUREMENT, AGENT_REPORT, JOB_FILE, AgentReport
 from penstock.core.profile import Profile
 from penstock.core.records import RecordKind
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import read_records
 from penstock.core.supervision import AttemptReport
-from penstock.trainer.outbox import read_records
-from penstock.trainer.rundir import RunDir
 from tests.support.fake_workers import FakeWorkers, Script, killed, refused
 from tests.support.pods import UID, Attempt, identified
 from tests.support.sample_run import sample_plan, sample_profile

@@ -14,8 +14,8 @@ from penstock.cli.pod_mailbox import PLAN_SECONDS, PodMailbox
 from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PLAN_FILE
+from penstock.core.run.folder import RunDir
 from penstock.core.supervision import AttemptReport, Wish
-from penstock.trainer.rundir import RunDir
 from tests.support.pods import Attempt, PodFolder, identified
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import sample_job

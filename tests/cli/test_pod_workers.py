@@ -12,9 +12,10 @@ from penstock.cli.pod_workers import RESULT_SECONDS, Patient, PodWorkers
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import Device
 from penstock.core.pod import MEASURES_LABEL, PodBinding
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
 from penstock.trainer.data.reporter import SILENT
 from penstock.trainer.launch import LaunchSpec, Nodes
-from penstock.trainer.rundir import RunDir, write_json
 from tests.support.fake_workers import FINE, FakeRanks, Script, killed
 from tests.support.small_plans import small_plan
 from tests.support.supervised import sample_job

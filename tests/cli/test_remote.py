@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.client import Client, Job, Place, Progress, Status
 from penstock.cli import remote
 from penstock.cli.remote import failure_lines, last_words_of, watch_job
+from penstock.client import Client, Job, Place, Progress, Status
 from penstock.core.lifecycle import AttemptState, Phase
 from tests.support.application import Application, here
 from tests.support.executing import World

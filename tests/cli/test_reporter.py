@@ -22,7 +22,7 @@ from penstock.cli.shipping import num_unsent
 from penstock.cli.stopping import StopRequests
 from penstock.core.errors import RunError
 from penstock.core.pod import ADDRESS_FILE, JOB_FILE, POD_UID_VARIABLE
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 from tests.support.ingest_server import IngestServer, Request
 from tests.support.outboxes import fill
 from tests.support.pods import Attempt, identified

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from penstock.api.auth.identity import Identity, Role
-from penstock.api.executor.files import read
 from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import tokens
@@ -24,8 +23,9 @@ from penstock.cli.main import main
 from penstock.cli.service_files import address_file, executor_name, ingest_token
 from penstock.cli.serving import service_folder
 from penstock.cli.stopping import StopRequestedError, listening
+from penstock.core.host.ports import free_port
+from penstock.core.serialization.manifest_files import read
 from penstock.core.supervision import Address
-from penstock.trainer.ports import free_port
 from tests.support.certificates import certificate
 from tests.support.service import Clock, new_service
 

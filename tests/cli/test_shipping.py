@@ -13,7 +13,7 @@ import pytest
 
 from penstock.cli.posting import Reply
 from penstock.cli.shipping import MOST_BYTES, MOST_RECORDS, Shipper
-from penstock.trainer.outbox import read_records
+from penstock.core.run.outbox import read_records
 from tests.support.outboxes import fill, log, opened, reply
 from tests.support.ship_bench import LOST, Bench, Service
 

@@ -18,7 +18,7 @@ from penstock.cli import shipping
 from penstock.cli.posting import Post, Reply, http_post
 from penstock.cli.shipping import Orphaned, ship
 from penstock.cli.stopping import StopRequests, listening
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 from tests.support.ingest_server import IngestServer, Request
 from tests.support.outboxes import address_file, fill
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.cli import shipping
 from penstock.cli.posting import Reply
-from penstock.trainer.outbox import read_records
+from penstock.core.run.outbox import read_records
 from tests.support.outboxes import log, opened, reply
 from tests.support.ship_bench import LOST, Bench
 

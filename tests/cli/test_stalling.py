@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cli.stalling import RankSteps, StallWatch, stop_seconds
 from penstock.core.lifecycle import stall_seconds
-from penstock.trainer.status import BETWEEN_STEPS, StatusFile, status_path
+from penstock.core.run.rank_status import BETWEEN_STEPS, StatusFile, status_path
 
 
 @pytest.mark.parametrize("predicted", [None, 0.2, 60.0])

@@ -15,9 +15,10 @@ from penstock.cli.reporting import report_data, trace_path, versions, write_repo
 from penstock.cli.summary import Summary, rendered, summarise
 from penstock.core.errors import UserError
 from penstock.core.records import WARM_UP_STEPS
+from penstock.core.run.folder import RunDir, metrics_line
+from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Source
 from penstock.planner.replay import simulated
-from penstock.trainer.rundir import RunDir, metrics_line, write_json
 from penstock.view.report import figures_of_merit, measured_step_seconds
 from tests.support.fake_workers import fake_metrics
 from tests.support.local_run import NUM_STEPS, finished_run, local_plan, local_profile

@@ -13,9 +13,10 @@ from penstock.cli import mailbox as module
 from penstock.cli.supervisor import STEP_GRAIN_SECONDS
 from penstock.core.errors import RunError, UserError
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.folder import metrics_line
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Wish
 from penstock.trainer.launch import Failure, Outcome
-from penstock.trainer.rundir import metrics_line, write_json
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, fake_metrics, killed, refused
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import EVERY, STEPS, FakeDecider

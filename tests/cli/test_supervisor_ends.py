@@ -12,9 +12,10 @@ from penstock.cli.supervisor import DEADLINE
 from penstock.cli.workers import Ranks
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.folder import RunDir
+from penstock.core.run.rank_status import StatusFile, read_status, status_path
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Wish
-from penstock.trainer.rundir import RunDir, write_json
-from penstock.trainer.status import StatusFile, read_status, status_path
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import FakeDecider

@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-from penstock.api.executor.claims import is_alive, is_locked, this_process
-from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli import supervisor
 from penstock.cli.main import main
 from penstock.cli.shipper import ShipperProcess, shipping
@@ -31,12 +29,15 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
 from penstock.core.records import LogLine, RecordKind
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
+from penstock.core.run.claims import is_alive, is_locked, this_process
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import Outbox
+from penstock.core.run.rank_status import read_status, status_path
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order
-from penstock.planner import yamltext
 from penstock.trainer.launch import LaunchSpec
-from penstock.trainer.outbox import Outbox
-from penstock.trainer.rundir import RunDir, write_json
-from penstock.trainer.status import read_status, status_path
 from tests.support.fake_workers import FakeRanks, FakeWorkers, Script, killed
 from tests.support.ingest_server import IngestServer, Request
 from tests.support.leaving import ended_after, leave_behind, runs
@@ -401,9 +402,9 @@ import os, sys, time
 from pathlib import Path
 from penstock.core.records import LogLine, RecordKind
 from penstock.trainer.launch import LaunchSpec
-from penstock.trainer.outbox import Outbox
-from penstock.trainer.rundir import RunDir
-from penstock.trainer.status import StatusFile, status_path
+from penstock.core.run.outbox import Outbox
+from penstock.core.run.folder import RunDir
+from penstock.core.run.rank_status import StatusFile, status_path
 
 run = RunDir(Path(sys.argv[1]))
 StatusFile(status_path(run.status, 0), os.getpid())

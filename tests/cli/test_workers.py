@@ -15,10 +15,10 @@ from penstock.cli.workers import LocalWorkers, end, finish, refusal
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import Device
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.folder import RunDir
+from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.launch import Failure, LaunchSpec, Outcome
-from penstock.trainer.rundir import RunDir
-from penstock.trainer.status import StatusFile, status_path
 from tests.support.fake_workers import FINE, FakeRanks, FakeWorkers, Script, killed, refused
 from tests.support.local_run import local_job
 

@@ -12,11 +12,11 @@ from penstock.cli.writing import continued, exported
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
-from penstock.planner import yamltext
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
 from penstock.trainer import checkpoint
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.prepare import prepare_data
-from penstock.trainer.rundir import RunDir
 from tests.support.command import tiny_job
 
 

@@ -15,8 +15,8 @@ from penstock.core.errors import MOST_MISTAKES, MistakesError, UserError
 from penstock.core.job import OptimizerSpec, PipelineJob, TrainingSpec
 from penstock.core.model import Family, ModelSpec
 from penstock.core.records import StepMetrics
+from penstock.core.serialization import yamltext
 from penstock.core.units import parse_bytes, quantity
-from penstock.planner import yamltext
 from tests.support.manifests import example
 
 

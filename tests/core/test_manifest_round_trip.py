@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.job import PipelineJob
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.manifest_strategies import manifest_types, valid
 
 TYPES = manifest_types()

@@ -15,7 +15,7 @@ from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.manifest_schema import dataclass_schema, job_schema
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.manifests import example
 from tests.support.repository import ROOT
 

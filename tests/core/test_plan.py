@@ -19,9 +19,9 @@ from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.profile import digest
 from penstock.core.records import LogLine, Progress, Record, RecordKind, StepMetrics
 from penstock.core.schedule import ScheduleSpec
+from penstock.core.serialization import yamltext
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds, to_nanoseconds, to_seconds
-from penstock.planner import yamltext
 from tests.support.old_fields import OF_A_PLAN, unknown_fields
 from tests.support.sample_run import confident_plan, sample_plan
 

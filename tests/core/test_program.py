@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import ProgramError, UserError
 from penstock.core.invariants import prove
 from penstock.core.program import Program
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.small_programs import SPLIT_BACKWARD, TWO_MICROBATCHES, lowered
 
 PROGRAM = lowered(SPLIT_BACKWARD, slices=(3, 5), dp=True, tie=(0, 1))

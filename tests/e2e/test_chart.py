@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.helm import CHART, NAMESPACE, Helm, helm_of
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds

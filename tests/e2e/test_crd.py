@@ -12,8 +12,8 @@ import pytest
 from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
+from penstock.core.serialization import yamltext
 from penstock.operator.crd import cluster_profile_crd, pipeline_job_crd
-from penstock.planner import yamltext
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.defaulting import defaulted
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.job import Metadata, PipelineJob
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.changed_manifests import changed, for_a_cluster
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds

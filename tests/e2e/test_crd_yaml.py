@@ -21,7 +21,7 @@ from penstock.api.auth.identity import Role
 from penstock.cli.manifests import read_job
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.kubectl import Kubectl, kubectl_of, with_crds
 from tests.support.manifests import EXAMPLE

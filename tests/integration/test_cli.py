@@ -13,8 +13,8 @@ import pytest
 from penstock.api.bodies import EXAMPLE_CLUSTER
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
 from penstock.core.timeline import Source, Timeline
-from penstock.trainer.rundir import RunDir
 from tests.support.command import LENGTH, STEPS, Command, laid_out, losses, tiny_job
 from tests.support.not_run import missing
 

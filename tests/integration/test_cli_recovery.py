@@ -12,8 +12,8 @@ import pytest
 
 from penstock.cli.state import read_state
 from penstock.core.lifecycle import Phase
+from penstock.core.run.folder import RunDir
 from penstock.trainer.checkpoint import Checkpoint, find_checkpoints, verify
-from penstock.trainer.rundir import RunDir
 from tests.support.command import (
     EVERY,
     STEPS,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.planner import yamltext
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
 from tests.support.command import Command
 from tests.support.old_checkpoint import FOLDER, PARTS, digests, loaded, old_job, old_plan
 from tests.support.planted import old_copy, plant

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from penstock.api.routes.plans import MOST_WAITING
+from penstock.core.host.ports import free_port
+from penstock.core.run.folder import RunDir
 from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import LEASES
 from penstock.operator.metrics import serve
 from penstock.operator.operation import Operation
 from penstock.operator.settings import Settings
-from penstock.trainer.ports import free_port
-from penstock.trainer.rundir import RunDir
 from tests.support import prometheus
 from tests.support.command import ended, give_way, laid_out, tiny_job, wait_for_step
 from tests.support.dashboards import ALERTS, CONFIGURATION, GUIDE, alert_queries, alerts, panel_queries

@@ -16,7 +16,7 @@ from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import jobs
 from penstock.core.lifecycle import Phase
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from penstock.view.report import report
 from tests.support import chromium
 from tests.support.filled_job import enter, report_step, run_job, running_job

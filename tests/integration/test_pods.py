@@ -22,12 +22,12 @@ from penstock.cli.stalling import StallWatch
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.plan import Plan
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import read_records
+from penstock.core.run.rank_status import RankStatus, State, read_status, status_path
 from penstock.core.supervision import AttemptReport
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
-from penstock.trainer.outbox import read_records
-from penstock.trainer.rundir import RunDir
-from penstock.trainer.status import RankStatus, State, read_status, status_path
 from tests.support.not_run import missing
 from tests.support.pods import Attempt, PodFolder, identified
 from tests.support.training_run import losses, make_run, tiny_job, tiny_plan, train, write_corpus

@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.cli.writing import exported
-from penstock.trainer.rundir import RunDir
-from penstock.trainer.status import read_status, status_path
+from penstock.core.run.folder import RunDir
+from penstock.core.run.rank_status import read_status, status_path
 from tests.support.command import ended
 from tests.support.serving import PATIENCE_SECONDS, Served, served, wait_until
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
 from tests.support.command import ended

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from penstock.api.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
-from penstock.trainer.ports import free_port
+from penstock.core.host.ports import free_port
 from tests.support.extras import modules_beyond
 from tests.support.repository import ROOT
 from tests.support.service import job_manifest

@@ -19,13 +19,13 @@ from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
 from penstock.core.plan import Prediction
 from penstock.core.records import RecordKind
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import read_records
+from penstock.core.run.rank_status import State
 from penstock.core.timeline import Source, Timeline
 from penstock.trainer import checkpoint
 from penstock.trainer.launch import Ranks
-from penstock.trainer.outbox import read_records
-from penstock.trainer.rundir import RunDir
 from penstock.trainer.session import require_runnable
-from penstock.trainer.status import State
 from tests.support.checkpoint_ranks import spoil
 from tests.support.small_plans import looped_schedule
 from tests.support.training_run import (

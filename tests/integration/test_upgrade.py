@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.api.executor.claims import boot_id
-from penstock.api.executor.files import write
-from penstock.api.executor.folder import AttemptFolder
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.run.claims import boot_id
+from penstock.core.serialization.manifest_files import write
 from penstock.core.supervision import AttemptReport, Claim
 from tests.support import postgres
 from tests.support.old_service import KINDS, restored

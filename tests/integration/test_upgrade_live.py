@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.trainer.ports import free_port
-from penstock.trainer.rundir import RunDir
+from penstock.core.host.ports import free_port
+from penstock.core.run.folder import RunDir
 from tests.support.command import rank_status
 from tests.support.old_code import OldServed, unpacked
 from tests.support.old_service import spec

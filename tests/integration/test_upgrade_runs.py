@@ -15,8 +15,8 @@ from penstock.cli.main import main
 from penstock.cli.probe import Identity
 from penstock.cli.profiles import unfit
 from penstock.core.records import RecordKind
-from penstock.trainer.outbox import read_records
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import read_records
 from tests.support.command import Command, losses
 from tests.support.old_runs import EVERY, FINISHED, KILLED, STEPS, restored
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.job_policy import Allowance, JobPolicy
 from penstock.core.pod import AGENT_PORT
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.charting import CHART, NAMESPACE, refusal, render, run
 from tests.support.repository import ROOT
 

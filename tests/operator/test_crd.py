@@ -16,10 +16,10 @@ from penstock.core.cluster_profile import ClusterProfile
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.manifest import Manifest
+from penstock.core.serialization import yamltext
 from penstock.core.status import JobStatus
 from penstock.operator.crd import cluster_profile_crd, pipeline_job_crd
 from penstock.operator.policy import binding, policy
-from penstock.planner import yamltext
 from tests.support.defaulting import defaulted
 from tests.support.manifest_strategies import valid
 from tests.support.manifests import CLUSTER_PROFILE, EXAMPLE, FULL, loaded

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from urllib3 import Timeout
 
+from penstock.core.serialization import yamltext
 from penstock.kube import transport
 from penstock.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
 from penstock.kube.transport import Change, KubeError
 from penstock.operator.kube import HttpKube
-from penstock.planner import yamltext
 from tests.support.loopback_kube import Answer, Asked, Loopback, loopback
 
 OBJECT = {"metadata": {"name": "a", "namespace": "team", "resourceVersion": "5"}}

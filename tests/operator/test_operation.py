@@ -18,6 +18,7 @@ from kopf._core.engines import probing
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.core.host.ports import free_port
 from penstock.core.lifecycle import Phase
 from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import CLUSTER_PROFILES, EVENTS, JOBS, JOBSETS, LEASES, PODS
@@ -26,7 +27,6 @@ from penstock.operator import handlers, operation
 from penstock.operator.metrics import serve
 from penstock.operator.operation import Operation, StuckError
 from penstock.operator.settings import Settings
-from penstock.trainer.ports import free_port
 from tests.support.fake_kube import FakeKube
 from tests.support.fake_supervisors import FakePlanner
 from tests.support.manifests import example

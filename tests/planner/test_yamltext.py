@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from penstock.core.errors import UserError
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 
 READ: list[tuple[str, Any]] = [
     ("1e-3", 0.001),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 
 from penstock.api.auth.identity import Identity, Role
-from penstock.client import Target
 from penstock.api.service import Service
 from penstock.api.store import tokens
+from penstock.client import Target
 from tests.support.service import HOST, NOW, client_of
 
 

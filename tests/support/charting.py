@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support import not_run
 from tests.support.repository import ROOT
 

@@ -16,12 +16,12 @@ from typing import Any
 from deploy.lab import lab, processes
 from penstock.core.lifecycle import Phase
 from penstock.core.records import StepMetrics
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
 from penstock.core.status import ConditionType, JobStatus
 from penstock.kube.names import ATTEMPT_LABEL, UID_LABEL, attempt_name
 from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Resource
-from penstock.planner import yamltext
 from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
-from penstock.trainer.rundir import RunDir
 from tests.support.command import Command, ended
 from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, JobSpace, components
 

@@ -16,11 +16,12 @@ from typing import Any
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
+from penstock.core.run.folder import RunDir
+from penstock.core.run.rank_status import RankStatus, read_status, status_path
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_json
 from penstock.planner.realise import program_of
-from penstock.trainer.rundir import RunDir, write_json
-from penstock.trainer.status import RankStatus, read_status, status_path
 
 PATIENCE_SECONDS = 300.0
 LOOK_SECONDS = 0.003

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.repository import ROOT
 
 FOLDER = ROOT / "deploy" / "dashboards"

@@ -8,13 +8,13 @@ from typing import Any
 
 from penstock.api.executor.admission import Machine
 from penstock.api.executor.executor import Executor, Reports
-from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store.jobs import StoredJob
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
+from penstock.core.run.attempt_folder import AttemptFolder
 from tests.support.fake_supervisors import FakePlanner, FakeSupervisors
 from tests.support.service import Clock, job_manifest
 

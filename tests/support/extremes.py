@@ -23,8 +23,8 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.limits import LIMITS
 from penstock.core.manifest import camel
-from penstock.planner.worker.questions import Answer, Question
 from penstock.planner.worker.__main__ import answer
+from penstock.planner.worker.questions import Answer, Question
 
 MOST_BYTES = 2 * 2**30
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport, Binding, Order, Wish
 from penstock.planner.worker.questions import Answer, Progress, Question
 from tests.support.sample_run import sample_plan, sample_profile

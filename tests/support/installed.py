@@ -22,9 +22,9 @@ import penstock
 from deploy.lab.state import State
 from penstock.client import Client
 from penstock.client.config import Target
+from penstock.core.host.ports import free_port
 from penstock.kube.names import JOB_LABEL, PEOPLE_AUDIENCE
 from penstock.kube.resources import CLAIMS, JOBS, PODS
-from penstock.trainer.ports import free_port
 from tests.support.cluster import Cluster
 from tests.support.kubectl import kubectl_of, with_crds
 from tests.support.repository import ROOT

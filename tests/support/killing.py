@@ -16,7 +16,7 @@ from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.schema import points, rollups
 from penstock.api.store.schema import series as series_table
 from penstock.api.store.series import ALL_RANKS
-from penstock.trainer.rundir import complete_lines
+from penstock.core.serialization.files import complete_lines
 from tests.support.serving import Served, processes_of
 
 VICTIMS = ("rank", "agent", "supervisor", "shipper", "service")

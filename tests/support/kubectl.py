@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.lab.console import plain_environ
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from tests.support.cluster import Cluster
 from tests.support.manifests import example
 from tests.support.repository import ROOT

@@ -17,7 +17,7 @@ import httpx
 from penstock.api.server import Server, collect_garbage_seldom
 from penstock.api.service import open_service
 from penstock.api.settings import Settings
-from penstock.trainer.ports import free_port
+from penstock.core.host.ports import free_port
 from tests.support.load import Target
 from tests.support.repository import ROOT
 

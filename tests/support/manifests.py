@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 
 EXAMPLE = """
 apiVersion: penstock.dev/v1alpha1

@@ -22,8 +22,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.planner import yamltext
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
 from tests.support import old_files
 from tests.support.command import Command, losses, wait_for_step
 

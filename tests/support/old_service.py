@@ -31,7 +31,7 @@ import psycopg
 from sqlalchemy import inspect, text
 
 from penstock.api.store.engine import make_engine, parse_url
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 from tests.support import old_files, postgres
 from tests.support.command import rank_status
 from tests.support.old_files import PLACE, neutral

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from penstock.api.executor.files import write
 from penstock.cli.posting import Reply
 from penstock.core.records import LogLine, RecordKind
+from penstock.core.run.outbox import Outbox
+from penstock.core.serialization.manifest_files import write
 from penstock.core.supervision import Address
-from penstock.trainer.outbox import Outbox
 
 
 def reply(status: int, detail: str = "no") -> Reply:

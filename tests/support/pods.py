@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.cli.pod_files import PodFolders
+from penstock.core.host.ports import LOOPBACK, free_port
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.pod import (
@@ -29,9 +30,8 @@ from penstock.core.pod import (
     TRAIN_EPOCH,
     PodBinding,
 )
+from penstock.core.run.folder import RunDir
 from penstock.core.supervision import Address, AttemptReport
-from penstock.trainer.ports import LOOPBACK, free_port
-from penstock.trainer.rundir import RunDir
 from tests.support.repository import ROOT
 
 UID = "11111111-2222-3333-4444-555555555555"

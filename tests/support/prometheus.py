@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from penstock.trainer.ports import free_port
+from penstock.core.host.ports import free_port
 from tests.support.not_run import missing
 
 NAME = "prometheus"

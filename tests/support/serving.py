@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from penstock.trainer.ports import free_port
+from penstock.core.host.ports import free_port
 from tests.support.command import TEXT, Command
 
 PATIENCE_SECONDS = 400.0

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.api.executor.folder import AttemptFolder
 from penstock.cli.mailbox import FolderMailbox
 from penstock.cli.stopping import StopRequests
 from penstock.cli.supervisor import Supervisor
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Binding, Wish
-from penstock.trainer.rundir import RunDir, write_json
 from tests.support.fake_workers import FakeWorkers, Script
 from tests.support.sample_run import sample_plan
 from tests.support.supervised import FakeDecider, sample_job

@@ -9,16 +9,17 @@ from typing import Any
 
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
+from penstock.core.run.folder import RunDir
+from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_json
 from penstock.planner.realise import program_of
 from penstock.trainer import loop
 from penstock.trainer.launch import LaunchSpec, Ranks, launch
 from penstock.trainer.loop import Outcome
 from penstock.trainer.prepare import prepare_data
-from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.session import Session
-from penstock.trainer.status import StatusFile, status_path
 from penstock.trainer.teller import Announcer, Silent
 from penstock.trainer.worker import Worker
 from tests.support.worker_pool import CPU, PoolRank, WorkerPool

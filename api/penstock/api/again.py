@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 from penstock.planner.realise import schedule_of
 from penstock.planner.schedules.imported import CSV
 

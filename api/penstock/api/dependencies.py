@@ -19,7 +19,7 @@ from penstock.api.storable import require_storable
 from penstock.api.store import jobs
 from penstock.api.store.jobs import StoredJob
 from penstock.core import jsontext
-from penstock.planner import yamltext
+from penstock.core.serialization import yamltext
 
 JSON_TYPES = frozenset({"application/json", ""})
 YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})

@@ -32,8 +32,8 @@ from penstock.core.pod import (
     CheckpointName,
 )
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
 from penstock.core.supervision import AttemptReport
-from penstock.trainer.rundir import RunDir
 
 SECONDS = 5.0
 MOST_CONNECTIONS = 4

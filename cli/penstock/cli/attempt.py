@@ -8,8 +8,8 @@ from penstock.cli.workers import Ranks, Workers, end, refusal
 from penstock.core import jsontext
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.folder import RunDir
 from penstock.trainer.launch import Failure, Outcome
-from penstock.trainer.rundir import RunDir
 
 MOST_LAST_WORDS = 12
 _ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}

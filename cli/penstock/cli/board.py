@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.client import Client, Message
-from penstock.client.types import Job
 from penstock.cli import output
 from penstock.cli.remote import job_table
+from penstock.client import Client, Message
+from penstock.client.types import Job
 
 if TYPE_CHECKING:
     from rich.table import Table

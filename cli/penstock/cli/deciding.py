@@ -21,11 +21,12 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.plan import Cost, Plan, Prediction
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_atomically, write_json
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
-from penstock.planner import yamltext
 from penstock.planner.replay import spec_of
-from penstock.trainer.rundir import RunDir, write_atomically, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

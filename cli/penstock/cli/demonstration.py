@@ -17,10 +17,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from penstock.client import Client, Job, Place, Status, Target, target
-from penstock.client.config import CA, SERVER, TOKEN
-from penstock.api.executor.claims import is_locked
-from penstock.api.executor.folder import shipping_lock
 from penstock.cli import output
 from penstock.cli.attempt import read_result
 from penstock.cli.locks import STATE, machine_lock_path
@@ -29,11 +25,15 @@ from penstock.cli.remote import follow_job
 from penstock.cli.reporting import write_report
 from penstock.cli.stopping import StopRequestedError, listening
 from penstock.cli.summary import Summary, summarise
+from penstock.client import Client, Job, Place, Status, Target, target
+from penstock.client.config import CA, SERVER, TOKEN
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.host.ports import free_port
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import MISTAKES, Phase
-from penstock.trainer.ports import free_port
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.attempt_folder import shipping_lock
+from penstock.core.run.claims import is_locked
+from penstock.core.run.folder import RunDir
 
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.1

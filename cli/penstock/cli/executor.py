@@ -41,7 +41,7 @@ from penstock.core.lifecycle import (
     decide,
 )
 from penstock.core.plan import Plan
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 
 POLL_SECONDS = 0.05
 

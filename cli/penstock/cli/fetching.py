@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from penstock.client import Artifact, Checkpoint, Client, Line, Place
 from penstock.cli import output
 from penstock.cli.output import Format, printable
+from penstock.client import Artifact, Checkpoint, Client, Line, Place
 from penstock.core.errors import RunError, UserError
 from penstock.core.records import NO_RANK
 from penstock.core.units import format_age, format_bytes

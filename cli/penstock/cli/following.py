@@ -17,9 +17,10 @@ from pathlib import Path
 from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.records import NO_RANK, LogLine, RecordKind
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import Outbox, last_sequence
+from penstock.core.serialization.files import write_json
 from penstock.trainer.launch import RANKS_FILE
-from penstock.trainer.outbox import Outbox, last_sequence
-from penstock.trainer.rundir import RunDir, write_json
 
 SOURCE = "logs"
 MOST_CHARACTERS = 2_000

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from penstock.api.executor.folder import AttemptFolder
 from penstock.core import jsontext
+from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Binding, Wish
-from penstock.trainer.rundir import write_json
 
 
 class Mailbox(Protocol):

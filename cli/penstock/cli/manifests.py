@@ -93,7 +93,7 @@ def read_text(path: Path) -> str:
 
 
 def _load_yaml(path: Path) -> Any:
-    from penstock.planner import yamltext
+    from penstock.core.serialization import yamltext
 
     return yamltext.load(read_text(path), str(path))
 

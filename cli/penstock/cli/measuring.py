@@ -18,10 +18,11 @@ from penstock.cli.stopping import listening
 from penstock.cli.workers import LocalWorkers, finish
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_atomically
 from penstock.core.units import format_bytes, format_seconds
-from penstock.planner import yamltext
 from penstock.planner.fit import measured_cost
-from penstock.trainer.rundir import RunDir, write_atomically
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from penstock.core.records import StepMetrics
-from penstock.trainer.rundir import metrics_entry
+from penstock.core.run.folder import metrics_entry
 
 LONGEST_LINE_BYTES = 2**16
 

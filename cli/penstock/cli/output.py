@@ -90,7 +90,7 @@ def write_data(manifest: Any, form: Format) -> None:
     if form is Format.JSON:
         write(json.dumps(manifest, indent=1))
         return
-    from penstock.planner import yamltext
+    from penstock.core.serialization import yamltext
 
     write(yamltext.dump(manifest))
 

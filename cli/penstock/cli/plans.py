@@ -10,9 +10,10 @@ from penstock.cli.profiles import Profiles
 from penstock.cli.searching import Report, plan_for
 from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.plan import Plan
+from penstock.core.run.folder import RunDir
 from penstock.core.schedule import ScheduleSpec
+from penstock.core.serialization.files import write_json
 from penstock.planner.worker.process import Planner
-from penstock.trainer.rundir import RunDir, write_json
 
 
 def serves(plan: Plan, spec: JobSpec) -> bool:

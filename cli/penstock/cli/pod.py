@@ -26,11 +26,12 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
 from penstock.core.pod import PodBinding, termination_message
 from penstock.core.records import RecordKind
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import Outbox
 from penstock.core.schedule import ScheduleSpec
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_atomically
 from penstock.core.supervision import AttemptReport
-from penstock.planner import yamltext
-from penstock.trainer.outbox import Outbox
-from penstock.trainer.rundir import RunDir, write_atomically
 
 PROFILE_SOURCE = "profile"
 

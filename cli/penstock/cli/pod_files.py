@@ -17,7 +17,7 @@ from penstock.cli.pod_memory import CGROUPS
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.pod import ADDRESS_FILE, BINDING_FILE, JOB_FILE, PLAN_FILE, STOP_FILE
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,9 @@ from penstock.core.pod import (
     PodBinding,
     termination_message,
 )
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Binding, Wish
-from penstock.trainer.rundir import RunDir, write_json
 
 PLAN_SECONDS = 300.0
 """How much later than its binding a plan may come: the kubelet refreshes a ConfigMap once a minute or so."""

@@ -11,10 +11,10 @@ from penstock.cli.workers import Ranks, launch_spec
 from penstock.core.errors import RunError
 from penstock.core.job import PipelineJob
 from penstock.core.pod import MEASURES_LABEL, PodBinding
+from penstock.core.run.folder import RunDir
+from penstock.core.seating import ranks_of_devices
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.launch import Nodes, Outcome, launch
-from penstock.trainer.rundir import RunDir
-from penstock.trainer.seating import ranks_of_devices
 
 RESULT_SECONDS = 45.0
 """How much later than its own ranks' end a pod may see the result that the first rank left on shared storage."""

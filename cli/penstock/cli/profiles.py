@@ -10,8 +10,8 @@ from penstock.core import fitness
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.profile import MachineKey, Profile
+from penstock.core.serialization.files import write_json
 from penstock.trainer.cache import cache_folder
-from penstock.trainer.rundir import write_json
 
 
 def profiles_folder() -> Path:

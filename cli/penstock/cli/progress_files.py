@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core import jsontext
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 
 
 def profile_progress(run: RunDir) -> tuple[int, int]:

@@ -14,10 +14,11 @@ from penstock.core.errors import UserError
 from penstock.core.job import Metadata, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_atomically, write_json
 from penstock.core.timeline import Timeline
-from penstock.planner import yamltext
 from penstock.planner.replay import simulated, spec_of
-from penstock.trainer.rundir import RunDir, write_atomically, write_json
 
 MOST_RANKS = 64
 """Each is a process with PyTorch, of some 300 MB: more than these, and most machines run out of memory."""

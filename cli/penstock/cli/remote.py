@@ -11,12 +11,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
-from penstock.client.config import configuration_file, known_server
 from penstock.cli import output
 from penstock.cli.lines import line
 from penstock.cli.output import Format
 from penstock.cli.secret_files import write_secret
+from penstock.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
+from penstock.client.config import configuration_file, known_server
 from penstock.core.errors import REMEDY, UserError
 from penstock.core.failure import LAST_WORDS, read_failure
 from penstock.core.job import PipelineJob

@@ -16,7 +16,7 @@ from penstock.cli.pod_files import PodFolders, address_file, read_job
 from penstock.cli.shipping import Requested, num_unsent, ship
 from penstock.cli.stopping import listening
 from penstock.core.pod import JOB_FILE
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 
 LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 30.0

@@ -14,12 +14,13 @@ from penstock.core.curves import Usual, curves_of
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_atomically
 from penstock.core.timeline import Timeline
 from penstock.core.units import to_seconds
 from penstock.planner.comparison import rank_memory
 from penstock.planner.fit import fit_points
 from penstock.planner.replay import MOST_ACTIONS, num_actions, simulated
-from penstock.trainer.rundir import RunDir, write_atomically
 from penstock.view.data import ReportData, Sample
 from penstock.view.report import report
 from penstock.view.trace import trace

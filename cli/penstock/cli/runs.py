@@ -26,9 +26,10 @@ from penstock.cli.workers import LocalWorkers, Workers
 from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.lifecycle import Phase
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_atomically
 from penstock.core.units import format_bytes
-from penstock.planner import yamltext
-from penstock.trainer.rundir import RunDir, write_atomically
 
 RUNS = Path("runs")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from penstock.trainer.rundir import sync_file, sync_folder
+from penstock.core.serialization.files import sync_file, sync_folder
 
 
 def write_secret(path: Path, text: str) -> None:

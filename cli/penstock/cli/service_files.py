@@ -6,11 +6,12 @@ import uuid
 from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
-from penstock.api.executor.files import replace_text, write
 from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import tokens
 from penstock.cli.secret_files import write_secret
+from penstock.core.serialization.files import write_atomically
+from penstock.core.serialization.manifest_files import write
 from penstock.core.supervision import Address
 
 
@@ -50,7 +51,7 @@ def executor_name(settings: Settings) -> str:
     """Of whoever runs jobs in this folder: kept there, because its jobs bear it when machine or folder are renamed."""
     path = settings.folder / "executor"
     if not path.exists():
-        replace_text(path, f"{settings.machine}:{settings.folder}\n")
+        write_atomically(path, f"{settings.machine}:{settings.folder}\n")
     return path.read_text().strip()
 
 

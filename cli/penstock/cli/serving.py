@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.api.auth.identity import Identity, Role
-from penstock.client.config import configuration_file
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
 from penstock.api.executor.requests import MOST_SECONDS, Desk
@@ -30,6 +29,7 @@ from penstock.cli.secret_files import write_secret
 from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
 from penstock.cli.shipping import is_acknowledged
 from penstock.cli.stopping import listening
+from penstock.client.config import configuration_file
 from penstock.core.errors import UserError
 from penstock.planner.worker.process import ProcessPlanner
 

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
-from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.cli.following import Follower, is_read
 from penstock.cli.posting import Post, http_post
 from penstock.cli.stopping import StopRequests
 from penstock.core import jsontext
-from penstock.trainer.outbox import last_sequence, sequence_of
-from penstock.trainer.rundir import RunDir, write_json
-from penstock.trainer.status import read_status
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import last_sequence, sequence_of
+from penstock.core.run.rank_status import read_status
+from penstock.core.serialization.files import write_json
 
 MOST_RECORDS = 500
 MOST_BYTES = 2**20

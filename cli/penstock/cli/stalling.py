@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core.lifecycle import stall_seconds
-from penstock.trainer.status import RankStatus, State, read_status
+from penstock.core.run.rank_status import RankStatus, State, read_status
 
 STOP_LEAST_SECONDS = 5.0
 STOP_STEPS = 3.0

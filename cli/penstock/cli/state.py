@@ -12,7 +12,7 @@ from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase, enter
 from penstock.core.manifest import Manifest
-from penstock.trainer.rundir import write_json
+from penstock.core.serialization.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,8 @@ from penstock.core.comparison import prediction_error
 from penstock.core.curves import curves_of
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan, slices_text
+from penstock.core.run.folder import RunDir
 from penstock.core.units import format_bytes, format_seconds
-from penstock.trainer.rundir import RunDir
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

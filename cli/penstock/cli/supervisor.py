@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from penstock.api.executor.claims import take, this_process
-from penstock.api.executor.folder import AttemptFolder
 from penstock.cli.attempt import Attempt
 from penstock.cli.mailbox import FolderMailbox, Mailbox
 from penstock.cli.metrics import Growth
@@ -31,9 +29,12 @@ from penstock.cli.workers import Workers
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.run.claims import take, this_process
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Order, Wish
 from penstock.trainer.data.reporter import Reporter
-from penstock.trainer.rundir import RunDir, write_json
 
 POLL_SECONDS = 0.1
 STEP_GRAIN_SECONDS = 5.0

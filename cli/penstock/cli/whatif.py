@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from penstock.client import Client, PlanRequest
 from penstock.cli.lines import Line, line
 from penstock.cli.manifests import read_cluster, read_for_service
 from penstock.cli.output import warn
 from penstock.cli.remote import connected
 from penstock.cli.searching import search_text
+from penstock.client import Client, PlanRequest
 from penstock.core.errors import UserError
 from penstock.core.plan import Cost, Plan
 

@@ -11,9 +11,9 @@ from penstock.cli.extras import require_trainer
 from penstock.cli.stopping import StopRequests
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
+from penstock.core.run.folder import RunDir
 from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.launch import Failure, LaunchSpec, Outcome, launch
-from penstock.trainer.rundir import RunDir
 
 MODULE = "penstock.trainer"
 TRAINING = "penstock.trainer.worker_train"

@@ -8,11 +8,11 @@ from pathlib import Path
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.model import Family
+from penstock.core.run.folder import RunDir
 from penstock.trainer.checkpoint import Checkpoint, find_checkpoints, read_weights
 from penstock.trainer.export import export
 from penstock.trainer.generate import Generator
 from penstock.trainer.prepare import open_data
-from penstock.trainer.rundir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,9 @@ from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
 from penstock.planner.replay import simulated
+from penstock.planner.worker.__main__ import Counter, answer
 from penstock.planner.worker.process import ProcessPlanner
 from penstock.planner.worker.questions import Answer, Progress, Question
-from penstock.planner.worker.__main__ import Counter, answer
 from tests.support.planning import cluster, job, profile
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")

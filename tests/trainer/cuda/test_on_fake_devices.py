@@ -94,9 +94,9 @@ import ctypes, json, os, sys, torch, torch.distributed as dist
 from pathlib import Path
 from penstock.trainer.comm import ProcessGroups
 from penstock.trainer.loop import Stopwatch
-from penstock.trainer.rundir import RunDir
+from penstock.core.run.folder import RunDir
 from penstock.trainer.session import Session
-from penstock.trainer.status import StatusFile
+from penstock.core.run.rank_status import StatusFile
 from penstock.trainer.worker import Worker, state_precision
 
 run = RunDir(Path(sys.argv[1]))

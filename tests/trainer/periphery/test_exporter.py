@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.errors import UserError
+from penstock.core.host.ports import free_port
 from penstock.core.records import StepMetrics
 from penstock.trainer.exporter import GAUGES, Exporter
-from penstock.trainer.ports import free_port
 
 HOST = "127.0.0.1"
 

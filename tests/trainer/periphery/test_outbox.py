@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.records import LogLine, Progress, RecordKind
-from penstock.trainer.outbox import LARGEST_BYTES, Outbox, read_records
+from penstock.core.run.outbox import LARGEST_BYTES, Outbox, read_records
 
 
 def opened(folder: Path, largest: int = LARGEST_BYTES, *, attempt: int = 1) -> Outbox:

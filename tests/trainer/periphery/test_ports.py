@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.trainer import ports
-from penstock.trainer.ports import EVERYWHERE, LOOPBACK, PORTS, complaint, free_port
+from penstock.core.host import ports
+from penstock.core.host.ports import EVERYWHERE, LOOPBACK, PORTS, complaint, free_port
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

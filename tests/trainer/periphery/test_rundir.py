@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.records import StepMetrics
-from penstock.planner import yamltext
-from penstock.trainer.rundir import RunDir, append_lines, complete_lines, metrics_line, write_atomically, write_json
+from penstock.core.run.folder import RunDir, metrics_line
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import append_lines, complete_lines, write_atomically, write_json
 from tests.support.manifests import example
 from tests.support.sample_run import sample_plan, sample_profile
 from tests.support.small_plans import small_plan

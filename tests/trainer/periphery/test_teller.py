@@ -9,9 +9,9 @@ import pytest
 
 from penstock.core.plan import Plan
 from penstock.core.records import RecordKind
-from penstock.trainer.outbox import read_records
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import read_records
 from penstock.trainer.restoring import Restored
-from penstock.trainer.rundir import RunDir
 from penstock.trainer.teller import Announcer
 from tests.support.local_run import local_job
 from tests.support.small_plans import small_plan

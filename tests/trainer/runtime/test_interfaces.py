@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from penstock.core.errors import RunError
-from penstock.trainer import interfaces
-from penstock.trainer.interfaces import address_of, address_towards, interface_towards
+from penstock.core.host import interfaces
+from penstock.core.host.interfaces import address_of, address_towards, interface_towards
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.53", "localhost"])

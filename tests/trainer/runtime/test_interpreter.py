@@ -11,10 +11,10 @@ from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction, RankProgram
+from penstock.core.run.rank_status import BETWEEN_STEPS
 from penstock.core.schedule import Kind
 from penstock.planner.realise import program_of
 from penstock.trainer.interpreter import Interpreter, Operation
-from penstock.trainer.status import BETWEEN_STEPS
 from tests.support.small_plans import small_plan
 
 

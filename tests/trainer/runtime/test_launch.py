@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import UserError
+from penstock.core.run.rank_status import State, StatusFile, status_path
 from penstock.core.schedule import parse_action
 from penstock.planner.realise import program_of
 from penstock.trainer.launch import MALLOC, RANKS_FILE, Failure, LaunchSpec, Nodes, Outcome, Ranks, launch
-from penstock.trainer.status import State, StatusFile, status_path
 from tests.support.launched_rank import FATAL_STEP, plan_for
 from tests.support.repository import ROOT
 

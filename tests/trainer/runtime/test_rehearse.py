@@ -14,15 +14,16 @@ import torch
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.planner import yamltext
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.interpreter import Interpreter
 from penstock.trainer.launch import LaunchSpec, Outcome, launch
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.rehearse import SPIN_NS, WaitingExecutor, predicted_ns, rehearse, wait
-from penstock.trainer.rundir import RunDir, write_json
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.worker_pool import PoolRank, WorkerPool
 

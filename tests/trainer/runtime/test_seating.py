@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.trainer.seating import ranks_of_devices, seated
+from penstock.core.seating import ranks_of_devices, seated
 
 
 @given(st.integers(1, 6).flatmap(lambda count: st.permutations(range(count))))

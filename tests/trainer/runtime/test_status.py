@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.trainer.status import BETWEEN_STEPS, State, StatusFile, read_status, status_path
+from penstock.core.run.rank_status import BETWEEN_STEPS, State, StatusFile, read_status, status_path
 
 ACTIONS = ("0F0.0", "0SEND_F0.0", "0STEP")
 

@@ -20,8 +20,9 @@ from penstock.core.errors import UserError
 from penstock.core.fitness import require_device_memory
 from penstock.core.job import Device
 from penstock.core.plan import Plan
-from penstock.trainer.rundir import RunDir, write_json
-from penstock.trainer.seating import VISIBLE, ranks_of_devices, seated
+from penstock.core.run.folder import RunDir
+from penstock.core.seating import VISIBLE, ranks_of_devices, seated
+from penstock.core.serialization.files import write_json
 from penstock.trainer.worker import Worker, run_worker
 
 Command = Callable[[RunDir, argparse.Namespace, Worker], None]

@@ -40,6 +40,7 @@ from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, camel
 from penstock.core.model import Family, ModelSpec
 from penstock.core.profile import digest
+from penstock.core.serialization.files import sync_file, sync_folder
 from penstock.core.units import format_bytes
 from penstock.trainer.checkpoint_index import (
     INDEX,
@@ -51,7 +52,6 @@ from penstock.trainer.checkpoint_index import (
     read_limited,
     writable,
 )
-from penstock.trainer.rundir import sync_file, sync_folder
 from penstock.trainer.together import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"

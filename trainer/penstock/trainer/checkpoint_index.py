@@ -45,8 +45,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
+from penstock.core.serialization.files import sync_file
 from penstock.core.units import format_bytes
-from penstock.trainer.rundir import sync_file
 from penstock.trainer.together import FailedError
 
 INDEX, OLD_INDEX = "index.json", ".metadata"

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction
+from penstock.core.run.rank_status import BETWEEN_STEPS, Cursor
 from penstock.core.schedule import Kind
 from penstock.trainer.comm import Transport, Work
-from penstock.trainer.status import BETWEEN_STEPS, Cursor
 
 Operation = Callable[[], object]
 """An action with everything it needs, ready to be called once per step."""

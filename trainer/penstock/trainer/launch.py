@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.errors import UserError
+from penstock.core.host.interfaces import LOOPBACK_INTERFACE, interface_towards
+from penstock.core.host.ports import ANY_PORT, EVERYWHERE, LOOPBACK, complaint
 from penstock.core.job import Device
-from penstock.trainer.interfaces import LOOPBACK_INTERFACE, interface_towards
-from penstock.trainer.ports import ANY_PORT, EVERYWHERE, LOOPBACK, complaint
-from penstock.trainer.status import RankStatus, State, read_status, status_path
+from penstock.core.run.rank_status import RankStatus, State, read_status, status_path
 
 GRACE_SECONDS = 5.0
 """What the other ranks get to notice a failure; they end by themselves, at the next message, in all but odd cases."""

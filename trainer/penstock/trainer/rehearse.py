@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.program import Instruction, Program, RankProgram
+from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, parse_action
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
 from penstock.trainer.recorder import HostRecorder, gather_times, merge
-from penstock.trainer.status import Cursor
 
 SPIN_NS = 150_000
 """The end of every wait is spun, since a sleeping process wakes late; short, because many ranks share few cores."""

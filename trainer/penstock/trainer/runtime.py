@@ -21,13 +21,13 @@ from torch.nn import functional
 
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, Program, RankProgram
+from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, Kind
 from penstock.trainer.closing import Closing, Optimizer, Totals
 from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
 from penstock.trainer.stage import Stage
-from penstock.trainer.status import Cursor
 
 _IGNORED = -1
 _FORWARD = frozenset({Kind.F, Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, Kind.WAIT_SEND_F})

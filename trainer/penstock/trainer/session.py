@@ -12,6 +12,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.residency import NUM_PLACES
+from penstock.core.run.folder import RunDir
 from penstock.planner.realise import fitting_program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
@@ -22,7 +23,6 @@ from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.prepare import open_data, training_batches, validation_batches
 from penstock.trainer.restoring import Restored, load_newest
-from penstock.trainer.rundir import RunDir
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
 from penstock.trainer.together import gather

@@ -6,15 +6,16 @@ import contextlib
 import time
 from typing import Self
 
+from penstock.core.host.ports import LOOPBACK
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.records import Progress, RecordKind, StepMetrics
+from penstock.core.run.folder import RunDir, metrics_line
+from penstock.core.run.outbox import Outbox
+from penstock.core.serialization.files import append_lines, sync_file, sync_folder, write_json
 from penstock.core.timeline import Timeline
 from penstock.trainer.exporter import Exporter
-from penstock.trainer.outbox import Outbox
-from penstock.trainer.ports import LOOPBACK
 from penstock.trainer.restoring import Restored
-from penstock.trainer.rundir import RunDir, append_lines, metrics_line, sync_file, sync_folder, write_json
 
 
 class Teller:

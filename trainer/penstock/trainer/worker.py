@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.core.units import format_bytes
 from penstock.trainer.comm import ProcessGroups
-from penstock.trainer.status import StatusFile, status_path
 from penstock.trainer.worker_leash import die_with_parent, launcher
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
-from penstock.trainer.ports import ANY_PORT, EVERYWHERE, free_port
+from penstock.core.host.ports import ANY_PORT, EVERYWHERE, free_port
 
 
 @record

@@ -10,8 +10,8 @@ import os
 import signal
 import time
 
-from penstock.trainer.rundir import RunDir
-from penstock.trainer.status import StatusFile, status_path
+from penstock.core.run.folder import RunDir
+from penstock.core.run.rank_status import StatusFile, status_path
 from penstock.trainer.worker_leash import die_with_parent, launcher
 
 LOOK_SECONDS = 1.0

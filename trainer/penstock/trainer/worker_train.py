@@ -12,13 +12,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization.files import write_json
 from penstock.trainer.data.prepared import Prepared
 from penstock.trainer.data.tokenizer import Tokenizer
 from penstock.trainer.data.unigram import unigram_cross_entropy
 from penstock.trainer.generate import choose
 from penstock.trainer.loop import Outcome, train
 from penstock.trainer.prepare import open_data
-from penstock.trainer.rundir import RunDir, write_json
 from penstock.trainer.session import Session
 from penstock.trainer.teller import Announcer, Silent
 from penstock.trainer.worker import Worker

@@ -27,12 +27,12 @@ from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.api.executor.claims import is_alive, is_locked
-from penstock.api.executor.files import read
-from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.api.service import Service
 from penstock.api.store import attempts
 from penstock.api.store.attempts import OpenAttempt
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
+from penstock.core.run.claims import is_alive, is_locked
+from penstock.core.serialization.manifest_files import read
 from penstock.core.supervision import Claim
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,6 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.executor.admission import Demand, Machine, Waiting, admitted, assigned, demand_of, lacking
-from penstock.api.executor.files import make_folder, replace_text
-from penstock.api.executor.folder import AttemptFolder
 from penstock.api.executor.observe import Seen, last_words, observed
 from penstock.api.executor.supervisors import Supervisors
 from penstock.api.service import Service
@@ -52,9 +50,11 @@ from penstock.core.lifecycle import (
 )
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import make_folder, write_atomically
 from penstock.core.supervision import Binding, Order, Wish
 from penstock.core.timeline import Timeline
-from penstock.planner import yamltext
 from penstock.planner.worker.process import Planner
 from penstock.planner.worker.questions import Question
 
@@ -395,7 +395,7 @@ class Executor:
             return
         root = self._root(stored)
         make_folder(root)
-        replace_text(root / "job.yaml", yamltext.dump(job.to_manifest()))
+        write_atomically(root / "job.yaml", yamltext.dump(job.to_manifest()))
         limit = stored.job.spec.run_policy.active_deadline_seconds
         deadline = (stored.started_at or 0.0) + limit if limit else None
         order = Order(
@@ -424,7 +424,7 @@ class Executor:
 
     def _bind(self, stored: StoredJob) -> None:
         plan = self._plans[stored.plan_digest or ""].for_ranks
-        replace_text(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
+        write_atomically(self._root(stored) / "plan.json", json.dumps(plan.to_manifest(), indent=1) + "\n")
         self._supervisors.bind(self._folder(stored), Binding(plan_digest=plan.digest))
 
     def _delete(self, stored: StoredJob) -> None:

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from penstock.api.executor.claims import NOBODY, is_alive, is_locked, take
-from penstock.api.executor.files import make_folder, read, write
-from penstock.api.executor.folder import AttemptFolder, shipping_lock
 from penstock.core.lifecycle import AttemptState
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
+from penstock.core.run.claims import NOBODY, is_alive, is_locked, take
+from penstock.core.serialization.files import make_folder
+from penstock.core.serialization.manifest_files import read, write
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "supervise")

@@ -10,8 +10,8 @@ from penstock.api.pages.submit import EXAMPLE
 from penstock.api.store.plan_requests import State, StoredRequest
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Cost, Plan
+from penstock.core.serialization import yamltext
 from penstock.core.units import format_amount, format_bytes, format_seconds
-from penstock.planner import yamltext
 from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
 from penstock.view.page import json_in_html

@@ -25,7 +25,7 @@ def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
     from penstock.cli.reporting import write_report
     from penstock.cli.state import read_state
     from penstock.cli.summary import rendered, summarise
-    from penstock.trainer.rundir import RunDir
+    from penstock.core.run.folder import RunDir
 
     run = RunDir(run_dir)
     write_report(run)
@@ -47,7 +47,7 @@ def generate(
 ) -> None:
     """Let the model of the newest checkpoint go on from a prompt."""
     from penstock.cli.writing import continued
-    from penstock.trainer.rundir import RunDir
+    from penstock.core.run.folder import RunDir
 
     written = continued(RunDir(run_dir), prompt, tokens=tokens, temperature=temperature, seed=seed)
     if form is Format.TEXT:
@@ -65,7 +65,7 @@ def export(
 ) -> None:
     """Write the newest checkpoint's weights as safetensors, in the names that transformers reads."""
     from penstock.cli.writing import exported
-    from penstock.trainer.rundir import RunDir
+    from penstock.core.run.folder import RunDir
 
     written = exported(RunDir(run_dir), to, attempt=attempt, step=step)
     if form is Format.TEXT:

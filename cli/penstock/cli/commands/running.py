@@ -56,8 +56,8 @@ def resume(
     """
     is_name = "/" not in target and not Path(target).exists()
     if server is not None or is_name:
-        from penstock.client import Place
         from penstock.cli.remote import connected, show_jobs
+        from penstock.client import Place
 
         with connected(server) as client:
             show_jobs([client.resume(Place(name=target, namespace=namespace))], form)

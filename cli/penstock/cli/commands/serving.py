@@ -144,7 +144,7 @@ def supervise(root: Path, attempt: int) -> None:
     from penstock.cli.supervisor import supervise as run
     from penstock.cli.workers import LocalWorkers
     from penstock.core.job import PipelineJob
-    from penstock.trainer.rundir import RunDir
+    from penstock.core.run.folder import RunDir
 
     order = read_order(root, attempt)
     here = functools.partial(identify, devices=order.devices)
@@ -164,7 +164,7 @@ def ship(
     from penstock.cli.shipping import Orphaned
     from penstock.cli.shipping import ship as bring
     from penstock.cli.stopping import listening
-    from penstock.trainer.rundir import RunDir
+    from penstock.core.run.folder import RunDir
 
     run = RunDir(root.absolute())
     with listening() as requests:

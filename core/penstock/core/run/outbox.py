@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.core import jsontext
 from penstock.core.records import Record, RecordKind
-from penstock.trainer.rundir import append_lines, complete_lines, sync_file, sync_folder, write_atomically
+from penstock.core.serialization.files import append_lines, complete_lines, sync_file, sync_folder, write_atomically
 
 LARGEST_BYTES = 64 * 2**20
 _TAIL_BYTES = 2**20

@@ -10,8 +10,8 @@ import json
 import os
 from pathlib import Path
 
-from penstock.api.executor.files import make_folder, sync_folder
-from penstock.api.executor.folder import AttemptFolder
+from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.serialization.files import make_folder, sync_folder
 from penstock.core.supervision import Claim
 
 NOBODY = Claim(pid=0, started_ticks=0, boot_id="")

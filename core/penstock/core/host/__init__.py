@@ -1,0 +1,1 @@
+"""What this machine is: its ports and network interfaces."""

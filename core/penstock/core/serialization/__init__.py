@@ -1,0 +1,1 @@
+"""Reading and writing: YAML, and files that are always whole."""

@@ -1,0 +1,71 @@
+"""Files that readers see whole or not at all, also after a power cut, and files that only grow."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+
+def complete_lines(path: Path) -> list[str]:
+    """The lines of a file that is appended to, if it exists; a last one without its end is left out."""
+    return path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
+
+
+def append_lines(path: Path) -> TextIO:
+    """Open for appending; a last line that was cut short is removed, or it would spoil the one that follows it."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    return path.open("a")
+
+
+def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write next to it and rename, so that a reader sees all of it or the old one; if ``durable``, also after a power
+    cut.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # hosts that share the folder share process numbers
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            if durable:
+                sync_file(file)
+        partial.replace(path)
+        if durable:
+            sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those above it that are missing, and have the disk keep their names."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Have the disk keep all that was written to ``file``."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep which files are in ``folder``, and under which names, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, manifest: Any, *, durable: bool = True) -> None:
+    """Plain data as JSON, atomically."""
+    write_atomically(path, json.dumps(manifest, indent=1) + "\n", durable=durable)
