@@ -19,6 +19,7 @@ COPY core /src/core
 COPY planner /src/planner
 COPY view /src/view
 COPY trainer /src/trainer
+COPY agent /src/agent
 COPY kube /src/kube
 COPY operator /src/operator
 COPY client /src/client

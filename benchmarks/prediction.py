@@ -25,6 +25,7 @@ from benchmarks.prediction_rank import STEPS_PER_VISIT
 from benchmarks.quiet import MOST_DRIFT, typical_profile
 from benchmarks.support import write_results
 
+from penstock.agent.launch import LaunchSpec, launch
 from penstock.api.again import pinned
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan, Prediction
@@ -37,7 +38,6 @@ from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.search import Evaluation
 from penstock.trainer.comm import Mesh
-from penstock.trainer.launch import LaunchSpec, launch
 from penstock.trainer.prepare import prepare_data
 
 EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"

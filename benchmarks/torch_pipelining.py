@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.support import write_results
 
-from penstock.trainer.launch import LaunchSpec, launch
+from penstock.agent.launch import LaunchSpec, launch
 
 RANKS = 2
 OWN, UNSLICED = "penstock", "penstock, 1F1B without slices"

@@ -21,8 +21,8 @@ from deploy.lab.console import LabError
 from deploy.lab.state import DEFAULT_NAME
 from deploy.own_images import ROOT
 from deploy.site import Site, site_of
+from penstock.agent.attempt import read_result
 from penstock.cli import output
-from penstock.cli.attempt import read_result
 from penstock.cli.summary import rendered, summarise
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir

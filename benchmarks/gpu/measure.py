@@ -30,6 +30,7 @@ from benchmarks.torch_model import token_loss
 from benchmarks.torch_pipelining_rank import batch_of, runtime_of
 from torch import Tensor
 
+from penstock.agent.launch import LaunchSpec, launch
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision, parameters
 from penstock.core.model import Family, ModelSpec
@@ -45,7 +46,6 @@ from penstock.planner.realise import program_of
 from penstock.trainer.clock import device_clock
 from penstock.trainer.comm import Mesh
 from penstock.trainer.dtypes import compute_dtype
-from penstock.trainer.launch import LaunchSpec, launch
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.prepare import prepare_data

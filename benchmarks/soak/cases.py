@@ -146,7 +146,7 @@ def _schedule_file(path: Path) -> None:
 
 def _plan_file(path: Path) -> None:
     """As a rank does, and as `penstock simulate FILE` asks its process to."""
-    from penstock.cli.manifests import read_plan
+    from penstock.core.run.documents import read_plan
     from penstock.planner.realise import program_of
     from penstock.planner.worker.__main__ import answer
     from penstock.planner.worker.questions import Question
@@ -177,21 +177,21 @@ def _cluster_file(path: Path) -> None:
 
 
 def _profile_file(path: Path) -> None:
-    from penstock.cli.manifests import read_profile
+    from penstock.core.run.documents import read_profile
     from penstock.planner.measured import problem_from_profile
 
     problem_from_profile(_spec(), read_profile(path))
 
 
 def _timeline_file(path: Path) -> None:
-    from penstock.cli.manifests import read_timeline
+    from penstock.core.run.documents import read_timeline
 
     read_timeline(path)
 
 
 def _pod_files(path: Path) -> None:
     """As `penstock pod` reads what its attempt's ConfigMap and its annotations hold."""
-    from penstock.cli.pod_files import read_job
+    from penstock.agent.pod_files import read_job
 
     read_job(path)
 

@@ -22,7 +22,7 @@ from sqlalchemy import update
 
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.store.schema import jobs
-from penstock.cli.locks import Lock, machine_lock_path
+from penstock.core.host.locks import Lock, machine_lock_path
 from penstock.core.lifecycle import Phase
 from tests.support.polling import milliseconds
 from tests.support.service import step_records

@@ -27,7 +27,7 @@ STUB = """
 import os, signal, sys, time
 from pathlib import Path
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
-from penstock.cli.supervisor import claim
+from penstock.agent.supervisor import claim
 
 does, folder = sys.argv[1], AttemptFolder(Path(sys.argv[2]), int(sys.argv[3]))
 if does == "deaf":

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.api.locations import Locations
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
+from penstock.core.run.locations import Locations
+from penstock.planner.schedules.imported import CSV
+from penstock.planner.schedules.registry import BUILT_IN
 from tests.support.service import job_manifest
 
 UID, OTHER = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
@@ -31,7 +33,7 @@ def locations(tmp_path: Path) -> Locations:
     shutil.copytree(runs / UID, runs / OTHER)
     for uid in (UID, OTHER):
         (runs / uid / "checkpoints" / "a1" / "step-10" / "manifest.json").write_text("{}")
-    return Locations(data_roots={"corpus": corpus}, runs=runs, schedules=frozenset({"mine"}))
+    return Locations(data_roots={"corpus": corpus}, runs=runs, schedules=frozenset({*BUILT_IN, CSV, "mine"}))
 
 
 def resolved(locations: Locations, wanted: PipelineJob, *, readable: bool = True) -> PipelineJob:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock.agent.posting import http_post
 from penstock.api.accepting import most_connections
 from penstock.api.auth.identity import Role
 from penstock.api.credentials import COOKIE
@@ -22,7 +23,6 @@ from penstock.api.server import MOST_HEAD_BYTES, Server, check_tls, tls_of
 from penstock.api.service import Service
 from penstock.api.settings import Limits, Settings, Tls
 from penstock.api.store import audit, jobs
-from penstock.cli.posting import http_post
 from penstock.client import Client, ServiceError, Target
 from penstock.client.trust import trusted
 from penstock.core.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from penstock.cli.extras import EXTRAS as TOLD_BY
+from penstock.core.host.extras import EXTRAS as TOLD_BY
 from tests.support.extras import brought_by, modules_beyond
 from tests.support.repository import ROOT, load_dev, packages, pyproject
 

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.agent.posting import http_post
+from penstock.agent.shipping import Shipper
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.settings import Settings
 from penstock.api.store import tokens
 from penstock.cli.cluster_serving import place_of
 from penstock.cli.main import main
-from penstock.cli.posting import http_post
-from penstock.cli.shipping import Shipper
 from penstock.core.host.ports import free_port
 from penstock.core.records import RecordKind
 from penstock.core.run.outbox import Outbox

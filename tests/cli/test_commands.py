@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from penstock.agent.probe import Identity
 from penstock.cli.deciding import plan_lines
 from penstock.cli.main import main
-from penstock.cli.probe import Identity
 from penstock.core import limits
 from penstock.core.bubble import Lost
 from penstock.core.job import JobSpec, PipelineJob
@@ -225,7 +225,7 @@ def test_a_search_that_takes_too_long_ends_with_a_remedy(
     tmp_path: Path, cluster: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = children()
-    monkeypatch.setattr("penstock.cli.searching.MOST_SECONDS", -1.0)
+    monkeypatch.setattr("penstock.planner.worker.searching.MOST_SECONDS", -1.0)
     assert main(["plan", write_job(tmp_path / "job.yaml"), "--cluster", cluster]) == 2
     error = capsys.readouterr().err
     assert "planning took over" in error
@@ -240,7 +240,7 @@ def test_ctrl_c_ends_a_search(tmp_path: Path, cluster: str, monkeypatch: pytest.
         assert children() - before
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.searching.time.sleep", interrupt)
+    monkeypatch.setattr("penstock.planner.worker.searching.time.sleep", interrupt)
     job = write_job(tmp_path / "job.yaml", model__layers=4_096, resources__ranks=64)
     assert main(["plan", job, "--cluster", cluster]) == 130
     assert children() <= before

@@ -15,13 +15,14 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from penstock.cli import doctor, probe
+from penstock.agent import probe
+from penstock.cli import doctor
 from penstock.cli.doctor import Finding, examine
 from penstock.cli.main import main
-from penstock.cli.probe import Answer, Question
 from penstock.cli.trial import Trial, try_ranks
 from penstock.core.errors import RunError
 from penstock.core.job import Device
+from penstock.core.probe import Answer, Question
 from tests.support.sample_run import sample_machine, sample_model
 
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
+from penstock.agent.launch import Failure, Outcome
+from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.cli.executor import Executor
-from penstock.cli.progress_files import newest_checkpoint_step
-from penstock.cli.searching import Report
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange, RunState, read_state
-from penstock.cli.stopping import StopRequests
 from penstock.core.errors import UserError
+from penstock.core.host.stopping import StopRequests
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import BACKOFF_BASE_SECONDS, STALL_LEAST_SECONDS, Phase
 from penstock.core.plan import Plan
 from penstock.core.records import StepMetrics
 from penstock.core.run.folder import RunDir
-from penstock.trainer.launch import Failure, Outcome
+from penstock.planner.worker.searching import Report
 from tests.support.fake_workers import FINE, FakeWorkers, Script, killed, refused
 from tests.support.manifests import example
 from tests.support.sample_run import sample_plan

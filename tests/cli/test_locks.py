@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.locks import Lock, alone, machine_lock_path
 from penstock.core.errors import UserError
+from penstock.core.host.locks import Lock, alone, machine_lock_path
 
 HOLD = """
 import sys
 from pathlib import Path
-from penstock.cli.locks import Lock
+from penstock.core.host.locks import Lock
 
 lock = Lock(Path(sys.argv[1]), "somebody else")
 assert lock.take()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.manifests import read_cluster, read_job, read_plan, read_profile, read_timeline
+from penstock.cli.manifests import read_cluster, read_job
 from penstock.core.errors import MistakesError, UserError
+from penstock.core.run.documents import read_plan, read_profile, read_timeline
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.trainer.data.tokenizer import train_bpe

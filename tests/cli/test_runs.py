@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from penstock.agent.profiles import Profiles
 from penstock.cli import runs
-from penstock.cli.profiles import Profiles
-from penstock.cli.state import locked, read_state
+from penstock.cli.state import read_state
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir
+from penstock.core.run.lock import locked
 from tests.support.fake_workers import FakeWorkers, Script, killed, refused
 from tests.support.local_run import finished_run, local_identity, local_job, local_plan, local_profile
 

@@ -18,12 +18,12 @@ from penstock.api.service import Service
 from penstock.api.settings import Settings
 from penstock.api.store import tokens
 from penstock.cli.cluster_serving import FolderWait
-from penstock.cli.locks import alone
 from penstock.cli.main import main
 from penstock.cli.service_files import address_file, executor_name, ingest_token
 from penstock.cli.serving import service_folder
-from penstock.cli.stopping import StopRequestedError, listening
+from penstock.core.host.locks import alone
 from penstock.core.host.ports import free_port
+from penstock.core.host.stopping import StopRequestedError, listening
 from penstock.core.serialization.manifest_files import read
 from penstock.core.supervision import Address
 from tests.support.certificates import certificate

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.state import PhaseChange, RunState, locked, read_state, state_path, write_state
+from penstock.cli.state import PhaseChange, RunState, read_state, state_path, write_state
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import TRANSITIONS, IllegalTransitionError, Phase
+from penstock.core.run.lock import locked
 
 phases = st.sampled_from(Phase)
 times = st.none() | st.floats(0, 2e9)
@@ -93,7 +94,7 @@ def test_the_lock_keeps_a_second_executor_out(tmp_path: Path) -> None:
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     program = (
-        "import os, sys, pathlib; from penstock.cli.state import locked\n"
+        "import os, sys, pathlib; from penstock.core.run.lock import locked\n"
         "with locked(pathlib.Path(sys.argv[1])): os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)

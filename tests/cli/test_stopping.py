@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from penstock.cli import main as command
-from penstock.cli.stopping import StopRequestedError, StopRequests, listening
+from penstock.core.host.stopping import StopRequestedError, StopRequests, listening
 
 
 def test_signals_are_counted_in_order() -> None:

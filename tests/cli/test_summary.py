@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.cli.attempt import read_result
+from penstock.agent.attempt import read_result
 from penstock.cli.reporting import report_data, trace_path, versions, write_report
 from penstock.cli.summary import Summary, rendered, summarise
 from penstock.core.errors import UserError

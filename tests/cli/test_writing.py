@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.cli.writing import continued, exported
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
@@ -17,6 +16,7 @@ from penstock.core.serialization import yamltext
 from penstock.trainer import checkpoint
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.prepare import prepare_data
+from penstock.trainer.writing import continued, exported
 from tests.support.command import tiny_job
 
 

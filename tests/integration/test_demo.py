@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.locks import Lock, machine_lock_path
+from penstock.core.host.locks import Lock, machine_lock_path
 from tests.support.command import Command, ended, tiny_job
 from tests.support.serving import processes_of, wait_until
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import pod as pod_module
-from penstock.cli.pod import Pod, run_pod
-from penstock.cli.pod_files import PodFiles
-from penstock.cli.stalling import StallWatch
+from penstock.agent import pod as pod_module
+from penstock.agent.pod import Pod, run_pod
+from penstock.agent.pod_files import PodFiles
+from penstock.agent.stalling import StallWatch
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.plan import Plan

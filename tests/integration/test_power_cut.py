@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.agent.launch import LaunchSpec, launch
 from penstock.core.run.folder import RunDir
-from penstock.trainer.launch import LaunchSpec, launch
 from tests.support.synced_rank import JOURNAL, Note, notes
 from tests.support.training_run import finish, make_run, tiny_job, tiny_plan, write_corpus
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from penstock.agent.launch import LaunchSpec, Outcome, launch
 from penstock.core.job import PipelineJob
 from penstock.core.layout import num_parameters
 from penstock.core.profile import Profile
 from penstock.planner.fit import measured_cost
-from penstock.trainer.launch import LaunchSpec, Outcome, launch
 from tests.support.repository import ROOT
 
 MEMORY_BYTES = 512 * 2**20

@@ -19,9 +19,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.cli.writing import exported
 from penstock.core.run.folder import RunDir
 from penstock.core.run.rank_status import read_status, status_path
+from penstock.trainer.writing import exported
 from tests.support.command import ended
 from tests.support.serving import PATIENCE_SECONDS, Served, served, wait_until
 

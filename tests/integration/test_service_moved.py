@@ -12,7 +12,7 @@ import pytest
 from penstock.api.auth.identity import Role
 from penstock.api.store import tokens
 from penstock.cli.administration import opened
-from penstock.cli.locks import Lock, machine_lock_path
+from penstock.core.host.locks import Lock, machine_lock_path
 from penstock.core.host.ports import free_port
 from tests.support.command import ended
 from tests.support.serving import served, wait_until

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.agent.launch import Ranks
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
@@ -24,7 +25,6 @@ from penstock.core.run.outbox import read_records
 from penstock.core.run.rank_status import State
 from penstock.core.timeline import Source, Timeline
 from penstock.trainer import checkpoint
-from penstock.trainer.launch import Ranks
 from penstock.trainer.session import require_runnable
 from tests.support.checkpoint_ranks import spoil
 from tests.support.small_plans import looped_schedule

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from penstock.agent.probe import Identity
+from penstock.agent.profiles import unfit
 from penstock.cli.main import main
-from penstock.cli.probe import Identity
-from penstock.cli.profiles import unfit
 from penstock.core.records import RecordKind
 from penstock.core.run.folder import RunDir
 from penstock.core.run.outbox import read_records

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.cli.workers import Ranks
+from penstock.agent.launch import Failure, Outcome
+from penstock.agent.workers import Ranks
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
+from penstock.core.preparing import Reporter
 from penstock.core.records import StepMetrics
 from penstock.core.run.folder import RunDir, metrics_line
 from penstock.core.run.rank_status import State, StatusFile, read_status, status_path
 from penstock.core.serialization.files import write_json
-from penstock.trainer.data.reporter import Reporter
-from penstock.trainer.launch import Failure, Outcome
 from tests.support.sample_run import sample_profile
 
 FINE = Outcome(exit_code=0, failure=None)

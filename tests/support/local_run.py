@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.probe import Identity
+from penstock.agent.probe import Identity
 from penstock.cli.state import PhaseChange, RunState, write_state
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.cli.pod_files import PodFolders
+from penstock.agent.pod_files import PodFolders
 from penstock.core.host.ports import LOOPBACK, free_port
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
@@ -145,7 +145,7 @@ class Attempt:
         self, prefixes: Sequence[Sequence[str]] = (), *, first: int = 0
     ) -> Iterator[list[subprocess.Popen[bytes]]]:
         """The pods' processes from the ``first`` on, of which none is left; each behind the words of its prefix."""
-        command = [sys.executable, "-m", "penstock.cli", "pod"]
+        command = [sys.executable, "-m", "penstock.agent", "pod"]
         processes = []
         try:
             for k, pod in enumerate(self.pods[first:], start=first):

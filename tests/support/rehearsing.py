@@ -8,15 +8,15 @@ import os
 import sys
 from pathlib import Path
 
-from penstock.cli.manifests import read_timeline
+from penstock.agent.launch import MALLOC
 from penstock.cli.rehearsing import lay_out
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.documents import read_timeline
 from penstock.core.run.folder import RunDir
 from penstock.core.timeline import Timeline
 from penstock.kube.resources import PODS
 from penstock.planner.replay import simulated
-from penstock.trainer.launch import MALLOC
 from tests.support.cluster_jobs import small_training
 from tests.support.installed import OUT, TEXT, Installed, components
 

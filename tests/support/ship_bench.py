@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.posting import Reply
-from penstock.cli.shipping import Shipper
+from penstock.agent.posting import Reply
+from penstock.agent.shipping import Shipper
 
 LOST = Reply(status=0, detail="the answer was lost")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.cli.searching import Report
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
+from penstock.planner.worker.searching import Report
 from tests.support.manifests import example
 
 STEPS = 20

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.cli.mailbox import FolderMailbox
-from penstock.cli.stopping import StopRequests
-from penstock.cli.supervisor import Supervisor
+from penstock.agent.mailbox import FolderMailbox
+from penstock.agent.supervisor import Supervisor
+from penstock.core.host.stopping import StopRequests
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.run.folder import RunDir

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from penstock.agent.launch import LaunchSpec, Ranks, launch
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.run.folder import RunDir
@@ -16,7 +17,6 @@ from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.planner.realise import program_of
 from penstock.trainer import loop
-from penstock.trainer.launch import LaunchSpec, Ranks, launch
 from penstock.trainer.loop import Outcome
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.session import Session

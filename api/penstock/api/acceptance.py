@@ -6,10 +6,10 @@ from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.dependencies import forbidden
-from penstock.api.locations import Locations
 from penstock.api.store import jobs
 from penstock.core.job import PipelineJob
 from penstock.core.names import require_labels
+from penstock.core.run.locations import Locations
 
 
 def require_editor(identity: Identity, job: PipelineJob) -> None:

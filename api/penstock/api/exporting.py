@@ -22,7 +22,7 @@ from pathlib import Path
 
 from penstock.api.runfiles import export_folder
 
-COMMAND = (sys.executable, "-m", "penstock.cli", "export")
+COMMAND = (sys.executable, "-m", "penstock.agent", "export")
 MOST_SECONDS = 1800.0
 MOST_WAITING = 32
 MOST_REMEMBERED = 256

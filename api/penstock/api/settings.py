@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.api.auth.throttle import Rate
-from penstock.api.locations import Locations
 from penstock.core.job import PipelineJob
+from penstock.core.run.locations import Locations
+from penstock.planner.schedules.imported import CSV
+from penstock.planner.schedules.registry import BUILT_IN
 
 MEBIBYTE = 2**20
 REQUESTS = Rate(per_second=100.0, burst=1000)
@@ -44,9 +46,9 @@ class Tls:
 class Settings:
     """One service. ``hosts`` are the names it answers to; a request for another is turned away (DNS rebinding).
 
-    ``data_roots`` and ``schedules`` are what jobs may name; see `penstock.api.locations`. ``machine`` is the host whose
-    measurements are meant where none are named; any if empty. ``executor`` is the name of whoever runs jobs in
-    ``folder``: the files of all that bear another one lie elsewhere.
+    ``data_roots`` and ``schedules`` are what jobs may name besides what is built in; see `penstock.core.run.locations`.
+    ``machine`` is the host whose measurements are meant where none are named; any if empty. ``executor`` is the name of
+    whoever runs jobs in ``folder``: the files of all that bear another one lie elsewhere.
     """
 
     folder: Path
@@ -78,7 +80,8 @@ class Settings:
     @property
     def locations(self) -> Locations:
         """What jobs may name, and where it lies."""
-        return Locations(data_roots=self.data_roots, runs=self.runs, schedules=self.schedules)
+        schedules = frozenset({*BUILT_IN, CSV, *self.schedules})
+        return Locations(data_roots=self.data_roots, runs=self.runs, schedules=schedules)
 
     def executor_for(self, job: PipelineJob) -> str | None:
         """Who has to run the job: whoever has the checkpoint that it begins from; none for anybody."""

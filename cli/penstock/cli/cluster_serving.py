@@ -22,8 +22,8 @@ from penstock.cli import background
 from penstock.cli.output import say
 from penstock.cli.service_files import desk_name
 from penstock.cli.serving import answering, delivering, service_folder
-from penstock.cli.stopping import StopRequests, listening
 from penstock.core.errors import UserError
+from penstock.core.host.stopping import StopRequests, listening
 from penstock.core.job_policy import JobPolicy
 from penstock.kube.allowing import read_policy
 from penstock.kube.connecting import connect

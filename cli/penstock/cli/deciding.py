@@ -9,24 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.manifests import COST, read_cluster, read_job, read_plan, read_profile
+from penstock.agent.probe import identify
+from penstock.agent.profiles import Profiles, profiles_folder, require_fit
+from penstock.cli.manifests import read_cluster, read_job
 from penstock.cli.output import warn, working
-from penstock.cli.probe import identify
-from penstock.cli.profiles import Profiles, profiles_folder, require_fit
 from penstock.cli.runs import require_unused
-from penstock.cli.searching import answer_of, plan_for, question_of, search_text
 from penstock.cli.summary import plan_line
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.plan import Cost, Plan, Prediction
 from penstock.core.profile import Profile
+from penstock.core.run.documents import COST, read_plan, read_profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically, write_json
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
+from penstock.planner.worker.searching import answer_of, plan_for, question_of, search_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -17,18 +17,18 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from penstock.agent.attempt import read_result
 from penstock.cli import output
-from penstock.cli.attempt import read_result
-from penstock.cli.locks import STATE, machine_lock_path
 from penstock.cli.ports import LOOPBACK
 from penstock.cli.remote import follow_job
 from penstock.cli.reporting import write_report
-from penstock.cli.stopping import StopRequestedError, listening
 from penstock.cli.summary import Summary, summarise
 from penstock.client import Client, Job, Place, Status, Target, target
 from penstock.client.config import CA, SERVER, TOKEN
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.host.locks import STATE, machine_lock_path
 from penstock.core.host.ports import free_port
+from penstock.core.host.stopping import StopRequestedError, listening
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import MISTAKES, Phase
 from penstock.core.run.attempt_folder import shipping_lock

@@ -16,12 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.probe import Question, ask
+from penstock.agent.probe import ask
 from penstock.cli.trial import MOST_RANKS, try_ranks
 from penstock.core.errors import RunError
 from penstock.core.job import Device
 from penstock.core.manifest import Manifest
 from penstock.core.model import Family, ModelSpec
+from penstock.core.probe import Question
 from penstock.core.units import format_bytes
 
 if TYPE_CHECKING:

@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.cli.attempt import Attempt
-from penstock.cli.metrics import LineFollower, MetricsFollower
-from penstock.cli.progress_files import newest_checkpoint_step, profile_progress
-from penstock.cli.searching import Report
+from penstock.agent.attempt import Attempt
+from penstock.agent.metrics import LineFollower, MetricsFollower
+from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
+from penstock.agent.workers import Workers
 from penstock.cli.show import Show
 from penstock.cli.state import PhaseChange, RunState, write_state
-from penstock.cli.stopping import StopRequestedError, StopRequests
-from penstock.cli.workers import Workers
 from penstock.core.errors import UserError
+from penstock.core.host.stopping import StopRequestedError, StopRequests
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.lifecycle import (
     LOSSES,
@@ -42,12 +41,13 @@ from penstock.core.lifecycle import (
 )
 from penstock.core.plan import Plan
 from penstock.core.run.folder import RunDir
+from penstock.planner.worker.searching import Report
 
 POLL_SECONDS = 0.05
 
 
 class Decider(Protocol):
-    """What the executor asks about profile and plan; see `penstock.cli.plans`."""
+    """What the executor asks about profile and plan; see `penstock.agent.plans`."""
 
     def find_profile(self) -> bool:
         """Whether a fresh profile is at hand, or a plan that needs none; it lies in the run directory then."""

@@ -13,10 +13,20 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands import administration, cluster, fetching, planning, remote, results, running, serving, setup
-from penstock.cli.extras import extra_of
-from penstock.cli.stopping import StopRequestedError
+from penstock.cli.commands import (
+    administration,
+    fetching,
+    old_names,
+    planning,
+    remote,
+    results,
+    running,
+    serving,
+    setup,
+)
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.host.extras import extra_of
+from penstock.core.host.stopping import StopRequestedError
 
 RUN_FAILED = 1
 USER_MISTAKE = 2
@@ -32,7 +42,7 @@ setup.register(app)
 planning.register(app)
 running.register(app)
 serving.register(app)
-cluster.register(app)
+old_names.register(app)
 remote.register(app)
 fetching.register(app)
 administration.register(app)

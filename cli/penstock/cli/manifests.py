@@ -1,4 +1,4 @@
-"""Reads what users write: jobs, clusters, profiles and plans, with every reference in a job resolved.
+"""Reads what users write: jobs and clusters, with every reference in a job resolved.
 
 After reading, a job stands for itself: paths are absolute (they are relative to the manifest's folder), a schedule file
 is part of the manifest, and a vocabulary that only the tokenizer's file knows is filled in.
@@ -9,23 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from penstock.core import jsontext
 from penstock.core.cluster import ClusterSpec
-from penstock.core.errors import UserError, mistakes_in, raise_all
 from penstock.core.job import STDLIB_CORPUS, PipelineJob
-from penstock.core.plan import Plan
-from penstock.core.profile import Profile
+from penstock.core.run.documents import named, read_text
 from penstock.core.schedule import ScheduleSpec
-from penstock.core.timeline import Timeline
 
-T = TypeVar("T")
 Warn = Callable[[str], None]
 
 SCHEDULE_SUFFIX = ".csv"
-COST = "cost"
-"""The field that `penstock plan` prints beside a plan's own, where a price is given."""
 _PATHS = (("data", "source"), ("data", "tokenizer", "file"), ("checkpoint", "resumeFrom"))
 
 
@@ -58,65 +51,13 @@ def read_for_service(path: Path, warn: Warn) -> PipelineJob:
 
 def read_cluster(path: Path) -> ClusterSpec:
     """The described hardware in ``path``."""
-    return _named(path, ClusterSpec.from_manifest, _load_yaml(path))
-
-
-def read_profile(path: Path) -> Profile:
-    """The measurements in ``path``; raises `UserError` if they are corrupt."""
-    remedy = "measure again: penstock profile JOB"
-    return _named(path, Profile.from_manifest, _load_json(path, remedy), remedy)
-
-
-def read_plan(path: Path) -> Plan:
-    """The plan in ``path``; raises `UserError` if it is corrupt."""
-    remedy = "plan again: penstock plan JOB"
-    document = _load_json(path, remedy)
-    if isinstance(document, dict):
-        document.pop(COST, None)
-    return _named(path, Plan.from_manifest, document, remedy)
-
-
-def read_timeline(path: Path) -> Timeline:
-    """The timeline in ``path``; raises `UserError` if it is corrupt."""
-    remedy = "delete it"
-    return _named(path, Timeline.from_manifest, _load_json(path, remedy), remedy)
-
-
-def read_text(path: Path) -> str:
-    """The text of a file that the user named."""
-    try:
-        return path.read_text()
-    except UnicodeDecodeError:
-        raise UserError(what="is not a text file", where=str(path), remedy="name another file") from None
-    except OSError as error:
-        raise UserError(what=f"cannot be read: {error.strerror}", where=str(path), remedy="name another file") from None
+    return named(path, ClusterSpec.from_manifest, _load_yaml(path))
 
 
 def _load_yaml(path: Path) -> Any:
     from penstock.core.serialization import yamltext
 
     return yamltext.load(read_text(path), str(path))
-
-
-def _load_json(path: Path, remedy: str) -> Any:
-    try:
-        return jsontext.load(read_text(path))
-    except ValueError as error:
-        raise UserError(what=f"is corrupt: {error}", where=str(path), remedy=remedy) from None
-
-
-def _named(path: Path, read: Callable[[Any], T], manifest: Any, remedy: str = "") -> T:
-    """``read(manifest)``; its errors name the file before the field."""
-    try:
-        return read(manifest)
-    except UserError as error:
-        raise_all([_in_file(path, mistake, remedy) for mistake in mistakes_in(error)])
-        raise
-
-
-def _in_file(path: Path, mistake: UserError, remedy: str) -> UserError:
-    place = f"{path}: {mistake.where}" if mistake.where else str(path)
-    return UserError(what=mistake.what, where=place, remedy=mistake.remedy or remedy)
 
 
 def _resolved(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:

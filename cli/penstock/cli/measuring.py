@@ -8,14 +8,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.agent.probe import identify
+from penstock.agent.profiles import Profiles, profiles_folder
+from penstock.agent.progress_files import profile_progress
+from penstock.agent.workers import LocalWorkers, finish
 from penstock.cli.lines import Line, line
 from penstock.cli.output import say
-from penstock.cli.probe import identify
-from penstock.cli.profiles import Profiles, profiles_folder
-from penstock.cli.progress_files import profile_progress
 from penstock.cli.runs import require_unused
-from penstock.cli.stopping import listening
-from penstock.cli.workers import LocalWorkers, finish
+from penstock.core.host.stopping import listening
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir

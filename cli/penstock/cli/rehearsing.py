@@ -5,15 +5,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from penstock.cli.manifests import read_timeline
+from penstock.agent.workers import LocalWorkers, finish
 from penstock.cli.output import say, working
-from penstock.cli.stopping import listening
-from penstock.cli.workers import LocalWorkers, finish
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
+from penstock.core.host.stopping import listening
 from penstock.core.job import Metadata, PipelineJob
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.documents import read_timeline
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically, write_json

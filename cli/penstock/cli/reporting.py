@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from penstock.cli.attempt import read_result
-from penstock.cli.manifests import read_timeline
+from penstock.agent.attempt import read_result
 from penstock.cli.state import read_state
 from penstock.core.curves import Usual, curves_of
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.run.documents import read_timeline
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_atomically
 from penstock.core.timeline import Timeline

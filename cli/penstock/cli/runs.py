@@ -10,23 +10,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.agent.plans import LocalDecider
+from penstock.agent.probe import Identity, identify
+from penstock.agent.profiles import Profiles, profiles_folder
+from penstock.agent.progress_files import newest_checkpoint_step
+from penstock.agent.workers import LocalWorkers, Workers
 from penstock.cli.executor import Executor
 from penstock.cli.lines import line
 from penstock.cli.machine import this_machine
 from penstock.cli.output import say, warn
-from penstock.cli.plans import LocalDecider
 from penstock.cli.ports import check_port
-from penstock.cli.probe import Identity, identify
-from penstock.cli.profiles import Profiles, profiles_folder
 from penstock.cli.progress import People
-from penstock.cli.progress_files import newest_checkpoint_step
-from penstock.cli.state import RunState, locked, read_state
-from penstock.cli.stopping import listening
-from penstock.cli.workers import LocalWorkers, Workers
+from penstock.cli.state import RunState, read_state
 from penstock.core.errors import UserError
+from penstock.core.host.stopping import listening
 from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir
+from penstock.core.run.lock import locked
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically
 from penstock.core.units import format_bytes
@@ -79,7 +80,7 @@ def start(
 def _left_only_if_begun(root: Path, made: Sequence[Path]) -> Iterator[None]:
     """Remove the run directory again if the run is refused before it has a plan.
 
-    What was measured for it is kept for others (`penstock.cli.profiles`). ``made`` are the folders that were made for
+    What was measured for it is kept for others (`penstock.agent.profiles`). ``made`` are the folders that were made for
     it, itself first; of the others only those go that are empty.
     """
     try:

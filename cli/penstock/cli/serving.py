@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.agent.shipping import is_acknowledged
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
@@ -22,15 +23,14 @@ from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
 from penstock.api.webhook.message import Webhook
 from penstock.cli import background
-from penstock.cli.locks import STATE, Lock, alone, machine_lock_path
 from penstock.cli.machine import this_machine
 from penstock.cli.output import say
 from penstock.cli.secret_files import write_secret
 from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
-from penstock.cli.shipping import is_acknowledged
-from penstock.cli.stopping import listening
 from penstock.client.config import configuration_file
 from penstock.core.errors import UserError
+from penstock.core.host.locks import STATE, Lock, alone, machine_lock_path
+from penstock.core.host.stopping import listening
 from penstock.planner.worker.process import ProcessPlanner
 
 

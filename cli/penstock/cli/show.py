@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from penstock.cli.state import PhaseChange
 from penstock.core.plan import Plan
+from penstock.core.preparing import Reporter as DataReporter
 from penstock.core.records import StepMetrics
 from penstock.planner.worker.questions import Progress
-from penstock.trainer.data.reporter import Reporter as DataReporter
 
 
 class Show:

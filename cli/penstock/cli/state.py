@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.cli.locks import alone
 from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase, enter
@@ -83,9 +81,3 @@ def _newest_attempt(root: Path) -> int:
 def write_state(root: Path, state: RunState) -> None:
     """Keep ``state``, all of it or the one before, also after a power cut."""
     write_json(state_path(root), state.to_manifest())
-
-
-def locked(root: Path) -> AbstractContextManager[None]:
-    """Hold the run directory; raises `UserError` while another process does."""
-    remedy = "wait for it, stop it, or choose another directory with --run-dir"
-    return alone(root / ".lock", f"run directory {root}", remedy)

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.agent.launch import LaunchSpec, launch
 from penstock.core.errors import RunError
 from penstock.core.job import Device
-from penstock.trainer.launch import LaunchSpec, launch
 
 MODULE = "penstock.trainer.worker_trial"
 MOST_RANKS = 2

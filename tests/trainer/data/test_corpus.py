@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.job import STDLIB_CORPUS
+from penstock.core.preparing import Reporter
 from penstock.trainer.data.corpus import Corpus, Event, find_corpus, scan, split_events
-from penstock.trainer.data.reporter import Reporter
 
 # files are rewritten by every example
 REWRITES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

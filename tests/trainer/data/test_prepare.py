@@ -19,10 +19,10 @@ import pytest
 
 from penstock.core.errors import UserError
 from penstock.core.job import DataSpec, TokenizerSpec
+from penstock.core.preparing import Reporter
 from penstock.trainer.data import cache as cache_module
 from penstock.trainer.data.prepare import prepare
 from penstock.trainer.data.prepared import Prepared, check_prepared, open_prepared
-from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.data.tokenizer import SEPARATOR
 from penstock.trainer.data.tokens import header_path, write_tokens
 from penstock.trainer.data.unigram import unigram_cross_entropy
@@ -225,7 +225,7 @@ from pathlib import Path
 from penstock.core.job import DataSpec, TokenizerSpec
 from penstock.trainer.data import cache as cache_module
 from penstock.trainer.data.prepare import prepare
-from penstock.trainer.data.reporter import Reporter
+from penstock.core.preparing import Reporter
 
 class Printer(Reporter):
     stages = set()

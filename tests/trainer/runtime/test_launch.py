@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.agent.launch import MALLOC, RANKS_FILE, Failure, LaunchSpec, Nodes, Outcome, Ranks, launch
 from penstock.core.errors import UserError
 from penstock.core.run.rank_status import State, StatusFile, status_path
 from penstock.core.schedule import parse_action
 from penstock.planner.realise import program_of
-from penstock.trainer.launch import MALLOC, RANKS_FILE, Failure, LaunchSpec, Nodes, Outcome, Ranks, launch
 from tests.support.launched_rank import FATAL_STEP, plan_for
 from tests.support.repository import ROOT
 
@@ -177,7 +177,7 @@ def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
 _LAUNCHER = """
 import sys
 from pathlib import Path
-from penstock.trainer.launch import LaunchSpec, launch
+from penstock.agent.launch import LaunchSpec, launch
 folder = Path(sys.argv[1])
 launch(LaunchSpec(
     module="tests.support.launched_rank", arguments=(str(folder), "train"), num_ranks=2, threads_per_rank=1,
@@ -314,7 +314,7 @@ def test_running_ranks_have_no_outcome_and_can_be_waited_for_in_vain(tmp_path: P
 
 
 def test_ranks_that_outlast_a_failure_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.trainer.launch.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.agent.launch.GRACE_SECONDS", 0.1)
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     ranks = Ranks(spec_for(tmp_path, "train"), process)
     file_of(tmp_path, 0, process.pid)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.agent.launch import LaunchSpec, Outcome, launch
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
@@ -21,7 +22,6 @@ from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.interpreter import Interpreter
-from penstock.trainer.launch import LaunchSpec, Outcome, launch
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.rehearse import SPIN_NS, WaitingExecutor, predicted_ns, rehearse, wait
 from tests.support.small_plans import looped_schedule, small_plan

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.agent.launch import LaunchSpec, Outcome, Ranks, launch
 from penstock.core.job import Device
-from penstock.trainer.launch import LaunchSpec, Outcome, Ranks, launch
 from tests.support.repository import ROOT
 
 PATIENCE_SECONDS = 120.0

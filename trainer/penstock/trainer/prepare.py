@@ -6,14 +6,14 @@ from pathlib import Path
 
 from penstock.core import jsontext
 from penstock.core.errors import UserError
+from penstock.core.host.cache import cache_folder
 from penstock.core.job import PipelineJob
+from penstock.core.preparing import SILENT, Reporter
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
-from penstock.trainer.cache import cache_folder
 from penstock.trainer.data.batches import TrainingBatches, ValidationBatches, Windows
 from penstock.trainer.data.prepare import prepare
 from penstock.trainer.data.prepared import Prepared, open_prepared
-from penstock.trainer.data.reporter import SILENT, Reporter
 
 
 def prepare_data(job: PipelineJob, run: RunDir, reporter: Reporter = SILENT, *, cache: Path | None = None) -> Prepared:

@@ -14,7 +14,6 @@ from sqlalchemy import Connection
 
 from penstock.api.cluster.kube import Cluster, Place
 from penstock.api.cluster.sighting import sighting
-from penstock.api.locations import OUT
 from penstock.api.store import attempts, sightings
 from penstock.api.store.idempotency import Asked
 from penstock.api.store.jobs import ChangedMeanwhileError, NoSuchJobError, StoredJob
@@ -22,6 +21,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.job_policy import JobPolicy, combined
 from penstock.core.kubernetes_spec import Reclaim, VolumeSpec
+from penstock.core.run.locations import OUT
 from penstock.kube.allowing import refusals_on
 from penstock.kube.names import REQUEST_ANNOTATION, SUBMITTER_ANNOTATION, claim_name
 from penstock.kube.resources import JOBS

@@ -37,7 +37,7 @@ from penstock.core.supervision import Claim
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "penstock.cli", "ship")
+COMMAND = (sys.executable, "-m", "penstock.agent", "ship")
 AT_ONCE = 2
 MOST_PER_TURN = 100
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 300.0

@@ -18,7 +18,7 @@ from penstock.core.serialization.files import make_folder
 from penstock.core.serialization.manifest_files import read, write
 from penstock.core.supervision import AttemptReport, Binding, Claim, Order, Wish
 
-COMMAND = (sys.executable, "-m", "penstock.cli", "supervise")
+COMMAND = (sys.executable, "-m", "penstock.agent", "supervise")
 END_SECONDS = 20.0
 KILL_SECONDS = 5.0
 TELLING_SECONDS = 30.0

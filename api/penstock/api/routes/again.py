@@ -14,7 +14,6 @@ from penstock.api.auth.identity import Identity
 from penstock.api.cluster import submitting
 from penstock.api.cluster.membership import Membership
 from penstock.api.dependencies import Editor, JobIn, ServiceIn
-from penstock.api.locations import OUT
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
 from penstock.api.routes import on_cluster
@@ -29,6 +28,7 @@ from penstock.api.store import jobs, lineage
 from penstock.api.store.idempotency import Answer, Asked
 from penstock.api.store.jobs import StoredJob
 from penstock.core.manifest import limits_lifted
+from penstock.core.run.locations import OUT
 
 router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
 

@@ -10,7 +10,6 @@ from sqlalchemy import Connection
 
 from penstock.api.dependencies import Editor, JobIn, ServiceIn, by_name
 from penstock.api.download import MEDIA_TYPE, FilePart
-from penstock.api.locations import OUT
 from penstock.api.problems import Problem, answers
 from penstock.api.replies import Once, reply, write_once
 from penstock.api.run_folder import run_folder
@@ -21,6 +20,7 @@ from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store.idempotency import Answer
 from penstock.api.store.jobs import StoredJob
+from penstock.core.run.locations import OUT
 
 router, of_job = APIRouter(tags=["files"]), APIRouter(tags=["files"])
 

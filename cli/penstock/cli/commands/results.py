@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
     """Write the run's report.html, and trace.json for Perfetto; sum the run up."""
-    from penstock.cli.attempt import read_result
+    from penstock.agent.attempt import read_result
     from penstock.cli.reporting import write_report
     from penstock.cli.state import read_state
     from penstock.cli.summary import rendered, summarise
@@ -46,8 +46,8 @@ def generate(
     form: Output = Format.TEXT,
 ) -> None:
     """Let the model of the newest checkpoint go on from a prompt."""
-    from penstock.cli.writing import continued
     from penstock.core.run.folder import RunDir
+    from penstock.trainer.writing import continued
 
     written = continued(RunDir(run_dir), prompt, tokens=tokens, temperature=temperature, seed=seed)
     if form is Format.TEXT:
@@ -64,8 +64,8 @@ def export(
     form: Output = Format.TEXT,
 ) -> None:
     """Write the newest checkpoint's weights as safetensors, in the names that transformers reads."""
-    from penstock.cli.writing import exported
     from penstock.core.run.folder import RunDir
+    from penstock.trainer.writing import exported
 
     written = exported(RunDir(run_dir), to, attempt=attempt, step=step)
     if form is Format.TEXT:

@@ -69,7 +69,7 @@ def resume(
 
 def _conclude(ended: Ended, form: Format) -> None:
     """Sum the run up, or say why there is nothing to sum up; the exit code."""
-    from penstock.cli.attempt import read_result
+    from penstock.agent.attempt import read_result
     from penstock.cli.reporting import write_report
     from penstock.cli.summary import rendered, summarise
     from penstock.core.lifecycle import Phase

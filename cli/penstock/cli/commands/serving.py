@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
 import typer
-
-from penstock.cli import output
 
 Folder = Annotated[Path | None, typer.Option("--folder", help="What the service keeps: database and runs.")]
 DATABASE, DATABASE_FILE = "PENSTOCK_DATABASE", "PENSTOCK_DATABASE_FILE"
@@ -60,8 +57,6 @@ Database = Annotated[
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command()(serve)
-    app.command(hidden=True)(supervise)
-    app.command(hidden=True)(ship)
 
 
 def default_folder() -> Path:
@@ -130,43 +125,3 @@ def _root(text: str) -> tuple[str, Path]:
     if not name or not folder or not Path(folder).is_dir():
         raise UserError(what=f"{text!r} names no folder", where="--data", remedy="write NAME=FOLDER")
     return name, Path(folder).absolute()
-
-
-def supervise(root: Path, attempt: int) -> None:
-    """Supervise an attempt; the service starts this."""
-    import functools
-    import time
-
-    from penstock.cli.plans import LocalDecider
-    from penstock.cli.probe import identify
-    from penstock.cli.profiles import Profiles, profiles_folder
-    from penstock.cli.supervisor import read_order
-    from penstock.cli.supervisor import supervise as run
-    from penstock.cli.workers import LocalWorkers
-    from penstock.core.job import PipelineJob
-    from penstock.core.run.folder import RunDir
-
-    order = read_order(root, attempt)
-    here = functools.partial(identify, devices=order.devices)
-
-    def decider(job: PipelineJob, run_dir: RunDir) -> LocalDecider:
-        return LocalDecider(job, run_dir, Profiles(profiles_folder()), identify=here, clock=time.time)
-
-    raise typer.Exit(run(root, order, workers=LocalWorkers(order.devices), decider=decider))
-
-
-def ship(
-    root: Path,
-    address_file: Annotated[Path, typer.Option(help="The file in which the service says where it answers.")],
-    token_file: Annotated[Path, typer.Option(help="The file that holds the token.")],
-) -> None:
-    """Bring a run's records to a service; whoever runs ranks for one starts this."""
-    from penstock.cli.shipping import Orphaned
-    from penstock.cli.shipping import ship as bring
-    from penstock.cli.stopping import listening
-    from penstock.core.run.folder import RunDir
-
-    run = RunDir(root.absolute())
-    with listening() as requests:
-        is_done = bring(run, address_file, token_file, output.say, Orphaned(requests, sys.stdin))
-    raise typer.Exit(0 if is_done else 1)

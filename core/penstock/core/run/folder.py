@@ -16,7 +16,6 @@ from penstock.core.manifest import limits_lifted
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
-from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import complete_lines, make_folder
 
 T = TypeVar("T")
@@ -129,6 +128,8 @@ class RunDir:
 
     def read_job(self) -> PipelineJob:
         """The job, to run it; raises `UserError` if there is none, or none that this version takes."""
+        from penstock.core.serialization import yamltext  # most of those who name files of a run read no YAML
+
         return PipelineJob.from_manifest(yamltext.load(_read(self.job), str(self.job)))
 
     def read_recorded_job(self) -> PipelineJob:

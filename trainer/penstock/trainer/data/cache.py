@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.core.errors import UserError
-from penstock.trainer.data.reporter import Reporter
+from penstock.core.preparing import Reporter
 
 
 def cached(

@@ -20,8 +20,8 @@ from typing import TypeAlias
 from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import STDLIB_CORPUS
+from penstock.core.preparing import SILENT, Reporter
 from penstock.trainer.data.inside import opened_inside
-from penstock.trainer.data.reporter import SILENT, Reporter
 
 Event: TypeAlias = str | None
 

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.core.job import TokenizerSpec
+from penstock.core.preparing import Reporter
 from penstock.trainer.data.corpus import Corpus, Event, Scan, split_events
 from penstock.trainer.data.prepared import Part, write_prepared
-from penstock.trainer.data.reporter import Reporter
 from penstock.trainer.data.tokenizer import Tokenizer, make_tokenizer
 from penstock.trainer.data.tokens import TokenWriter
 

@@ -1,0 +1,158 @@
+"""The `penstock-agent` command, which programs start and nobody types.
+
+``pod`` and ``report-pod`` are the two containers of a pod on a cluster. ``supervise`` and ``ship`` belong to an attempt
+under a service on one machine. ``export`` makes a checkpoint a model for other programs.
+
+Exit codes: 0 done, 1 it failed, 2 the user's mistake, 130 and 143 stopped by SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from penstock.agent.console import say, say_error
+from penstock.core.errors import PenstockError, UserError
+from penstock.core.host.stopping import StopRequestedError
+from penstock.core.pod import (
+    AGENT_ADDRESS_VARIABLE,
+    ATTEMPT_FILES,
+    POD_FILES,
+    POD_UID_VARIABLE,
+    TERMINATION_FILE,
+    TOKEN_FILE,
+)
+from penstock.core.run.folder import RunDir
+
+FAILED, USER_MISTAKE = 1, 2
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    options = _parser().parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command(options)
+    except StopRequestedError as stop:
+        return 128 + stop.signal
+    except UserError as mistake:
+        say_error(mistake)
+        return USER_MISTAKE
+    except PenstockError as error:
+        say(f"failed {error}")
+    except Exception as error:
+        say(f"failed {type(error).__name__}: {error}")
+    return FAILED
+
+
+def _pod(options: argparse.Namespace) -> int:
+    from penstock.agent.pod import Pod, run_pod
+    from penstock.agent.pod_files import PodFiles, PodFolders
+
+    folders = PodFolders(uid=_own_uid(), attempt=options.attempt, out=options.out, local=options.local)
+    files = PodFiles(attempt=options.attempt_files, pod=options.pod_files, termination=options.termination_log)
+    return run_pod(Pod(folders=folders, files=files, data=options.data), say)
+
+
+def _report_pod(options: argparse.Namespace) -> int:
+    from penstock.agent.pod_files import PodFolders
+    from penstock.agent.reporter import report
+
+    folders = PodFolders(uid=_own_uid(), attempt=options.attempt, out=options.out, local=options.local)
+    address = os.environ.get(AGENT_ADDRESS_VARIABLE, "")
+    return 0 if report(folders, options.attempt_files, options.token_file, say, address) else FAILED
+
+
+def _own_uid() -> str:
+    uid = os.environ.get(POD_UID_VARIABLE, "")
+    if not uid:
+        raise UserError(what="is not set", where=POD_UID_VARIABLE, remedy="let the pod's own uid be there")
+    return uid
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    from penstock.agent.plans import LocalDecider
+    from penstock.agent.probe import identify
+    from penstock.agent.profiles import Profiles, profiles_folder
+    from penstock.agent.supervisor import read_order, supervise
+    from penstock.agent.workers import LocalWorkers
+    from penstock.core.job import PipelineJob
+
+    order = read_order(options.root, options.attempt)
+    here = functools.partial(identify, devices=order.devices)
+
+    def decider(job: PipelineJob, run_dir: RunDir) -> LocalDecider:
+        return LocalDecider(job, run_dir, Profiles(profiles_folder()), identify=here, clock=time.time)
+
+    return supervise(options.root, order, workers=LocalWorkers(order.devices), decider=decider)
+
+
+def _ship(options: argparse.Namespace) -> int:
+    from penstock.agent.shipping import Orphaned, ship
+    from penstock.core.host.stopping import listening
+
+    run = RunDir(options.root)
+    with listening() as requests:
+        is_done = ship(run, options.address_file, options.token_file, say, Orphaned(requests, sys.stdin))
+    return 0 if is_done else FAILED
+
+
+def _export(options: argparse.Namespace) -> int:
+    from penstock.trainer.writing import exported
+
+    written = exported(RunDir(options.root), options.to, attempt=options.attempt, step=options.step)
+    say(f"wrote the model of step {written.step} to {options.to}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock-agent", description="Programs start this, and nobody types it.")
+    commands = parser.add_subparsers(required=True)
+    pod = commands.add_parser("pod", help="be a pod of an attempt; the operator starts this")
+    _add_pod_options(pod)
+    pod.add_argument("--data", type=_path, required=True, help="the folder of the roots of data://")
+    pod.add_argument("--pod-files", type=Path, default=Path(POD_FILES), help="what is told to this pod")
+    pod.add_argument("--termination-log", type=Path, default=Path(TERMINATION_FILE), help="where to say how it ended")
+    pod.set_defaults(command=_pod)
+    report = commands.add_parser("report-pod", help="bring a pod's records to the service; the operator starts this")
+    _add_pod_options(report)
+    report.add_argument("--token-file", type=Path, default=Path(TOKEN_FILE), help="the file that holds the token")
+    report.set_defaults(command=_report_pod)
+    supervise = commands.add_parser("supervise", help="supervise an attempt; the service starts this")
+    supervise.add_argument("root", type=Path, help="the run directory")
+    supervise.add_argument("attempt", type=int, help="the attempt's number")
+    supervise.set_defaults(command=_supervise)
+    ship = commands.add_parser("ship", help="bring a run's records to a service")
+    ship.add_argument("root", type=_path, help="the run directory")
+    ship.add_argument("--address-file", type=Path, required=True, help="in which the service says where it answers")
+    ship.add_argument("--token-file", type=Path, required=True, help="the file that holds the token")
+    ship.set_defaults(command=_ship)
+    export = commands.add_parser("export", help="write a checkpoint's weights as transformers reads them")
+    export.add_argument("root", type=Path, help="the run directory")
+    export.add_argument("--to", type=Path, required=True, help="the folder to write")
+    export.add_argument("--attempt", type=int, default=None, help="of this attempt's checkpoints; else of the newest")
+    export.add_argument("--step", type=int, default=None, help="the checkpoint after so many steps; else the newest")
+    export.set_defaults(command=_export)
+    return parser
+
+
+def _add_pod_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--attempt", type=int, required=True, help="the attempt's number")
+    parser.add_argument("--out", type=_path, required=True, help="the folder that all pods share")
+    parser.add_argument("--local", type=_path, required=True, help="a folder of this pod alone, on its node")
+    parser.add_argument("--attempt-files", type=Path, default=Path(ATTEMPT_FILES), help="job, address and plan")
+
+
+def _path(text: str) -> Path:
+    return Path(text).absolute()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

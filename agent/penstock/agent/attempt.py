@@ -1,0 +1,118 @@
+"""One launch of a job as the executor sees it: its processes, how far they are, how they ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.agent.launch import Failure, Outcome
+from penstock.agent.workers import Ranks, Workers, end, refusal
+from penstock.core import jsontext
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.run.folder import RunDir
+
+MOST_LAST_WORDS = 12
+_ENDS = {"succeeded": AttemptState.SUCCEEDED, "stopped": AttemptState.STOPPED}
+
+
+class Attempt:
+    """Attempt ``number`` on ``num_ranks`` ranks: ready, perhaps measuring first, then training.
+
+    ``last_step_at`` is when a step was last seen, on the executor's clock; ``message`` says why it failed and
+    ``last_words`` what the rank at fault printed at the end.
+    """
+
+    def __init__(self, job: PipelineJob, run: RunDir, number: int, num_ranks: int, workers: Workers) -> None:
+        self._job, self._run, self._workers = job, run, workers
+        self.number, self.num_ranks = number, num_ranks
+        self._measuring: Ranks | None = None
+        self._training: Ranks | None = None
+        self.stop_requested = False
+        self.last_step_at: float | None = None
+        self.message = ""
+        self.last_words: tuple[str, ...] = ()
+
+    def measure(self) -> None:
+        """Start measuring the machine."""
+        self._measuring = self._workers.profile(self._job, self._run, self.number)
+
+    def train(self, num_ranks: int, metrics_port: int | None) -> None:
+        """Start training by the plan, which may want fewer ranks."""
+        self.num_ranks = num_ranks
+        self._run.result.unlink(missing_ok=True)
+        self._training = self._workers.train(self._job, self._run, self.number, num_ranks, metrics_port)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of its processes is."""
+        return any(ranks is not None and ranks.poll() is None for ranks in (self._measuring, self._training))
+
+    def profile(self) -> Step:
+        """Where measuring is; raises `UserError` if it showed a mistake of the user's."""
+        if self._measuring is None:
+            return Step.MISSING
+        outcome = self._measuring.poll()
+        if outcome is None:
+            return Step.WORKING
+        if outcome.failure is None:
+            return Step.DONE
+        self._note(self._measuring, outcome.failure)
+        return Step.FAILED
+
+    def state(self) -> AttemptState:
+        """Where it is; raises `UserError` if training showed a mistake of the user's."""
+        if self._training is None:
+            return AttemptState.READY
+        outcome = self._training.poll()
+        if outcome is None:
+            started = self.last_step_at is not None or self._training.all_started()
+            return AttemptState.RUNNING if started else AttemptState.STARTING
+        found = None if outcome.failure else _ENDS.get(str(read_result(self._run).get("outcome")))
+        if found is not None:
+            return found
+        self._note(self._training, outcome.failure or _wordless(outcome))
+        return AttemptState.FAILED
+
+    def _note(self, ranks: Ranks, failure: Failure) -> None:
+        if failure.refused:
+            raise refusal(failure)
+        if self.message:
+            return
+        self.message = _named(failure)
+        log = ranks.log_path(failure.rank or 0)
+        if log is not None:
+            self.last_words = tuple(log.read_text(errors="replace").rstrip().splitlines()[-MOST_LAST_WORDS:])
+
+    def stop(self) -> None:
+        """Ask it to checkpoint and end."""
+        self.stop_requested = True
+        if self._training is not None:
+            self._training.stop()
+
+    def kill(self) -> None:
+        """End what is left of it; nothing is when this returns."""
+        for ranks in (self._measuring, self._training):
+            if ranks is not None:
+                end(ranks)
+
+
+def _named(failure: Failure) -> str:
+    """The failure with its rank, step and action, which errors that nobody expected do not name."""
+    if failure.rank is None or failure.message.startswith(f"rank {failure.rank}"):
+        return failure.message
+    place = f" in step {failure.step} at {failure.action}" if failure.action else ""
+    return f"rank {failure.rank} failed{place}: {failure.message}"
+
+
+def _wordless(outcome: Outcome) -> Failure:
+    message = f"the ranks ended with code {outcome.exit_code} and left no result"
+    return Failure(rank=None, step=-1, action="", message=message)
+
+
+def read_result(run: RunDir) -> dict[str, Any]:
+    """How the newest attempt says it ended; empty if it does not."""
+    try:
+        result = jsontext.load(run.result.read_text())
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}

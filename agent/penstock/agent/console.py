@@ -1,0 +1,22 @@
+"""What the agent's programs print: lines on stderr, for the log of whoever started them."""
+
+from __future__ import annotations
+
+import sys
+
+from penstock.core.errors import UserError, mistakes_in
+
+
+def say(line: str) -> None:
+    """One line."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def say_error(error: UserError) -> None:
+    """The user's mistakes: of each where, what, and what to do about it."""
+    for mistake in mistakes_in(error):
+        place = f"{mistake.where}: " if mistake.where else ""
+        say(f"error {place}{mistake.what}")
+        if mistake.remedy:
+            say(f"remedy {mistake.remedy}")

@@ -1,0 +1,203 @@
+"""The agent of a pod: two small files, which the launcher writes and the agent serves by HTTP.
+
+Measurements and checkpoints are rare, and a job cannot go on without the first. Records bring them to the service,
+which may be away, with its node. So the operator fetches them from the pod itself (docs/adr/0030). The launcher
+writes to the pod's own disk; the agent, in the container that reports, serves these two names at the pod's address and
+nothing else. It takes no input but the path, a few connections at a time, each for `SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+from penstock.agent.pod_files import PodFolders
+from penstock.agent.progress_files import newest_checkpoint
+from penstock.core.packing import pack
+from penstock.core.pod import (
+    AGENT_MEASUREMENT,
+    AGENT_PORT,
+    AGENT_REPORT,
+    MOST_AGENT_BYTES,
+    AgentReport,
+    CheckpointName,
+)
+from penstock.core.profile import Profile
+from penstock.core.run.folder import RunDir
+from penstock.core.supervision import AttemptReport
+
+SECONDS = 5.0
+MOST_CONNECTIONS = 4
+
+
+class AgentFiles:
+    """The files that the agent of a pod serves, written for the job with that uid; ``run`` has its checkpoints.
+
+    One that cannot be written is left as it is: the attempt goes on, and its records say the same.
+    """
+
+    def __init__(self, folders: PodFolders, job_uid: str, run: RunDir) -> None:
+        self._folder, self._run = folders.served, run
+        self._pod_uid, self._job_uid, self._attempt = folders.uid, job_uid, folders.attempt
+        self._measurement = ""
+        self._report: AgentReport | None = None
+        self._checkpoint: tuple[int | None, CheckpointName | None] = (None, None)
+
+    def measured(self, profile: Profile) -> None:
+        """Serve the measurement."""
+        content = pack(profile.to_manifest())
+        if self._put(AGENT_MEASUREMENT, content):
+            self._measurement = hashlib.sha256(content).hexdigest()
+
+    def tell(self, told: AttemptReport) -> None:
+        """Serve where the attempt is, if that is news."""
+        report = AgentReport(
+            pod_uid=self._pod_uid,
+            job_uid=self._job_uid,
+            attempt=self._attempt,
+            state=told.state,
+            profile=told.profile,
+            done=told.done,
+            total=told.total,
+            measurement=self._measurement,
+            checkpoint=self._newest(told.last_checkpoint),
+        )
+        if report != self._report and self._put(AGENT_REPORT, pack(report.to_manifest())):
+            self._report = report
+
+    def _newest(self, step: int | None) -> CheckpointName | None:
+        """The attempt's number is looked up once for each step."""
+        if step != self._checkpoint[0]:
+            newest = newest_checkpoint(self._run)
+            name = CheckpointName(step=newest[0], attempt=newest[1]) if newest is not None else None
+            self._checkpoint = (step, name)
+        return self._checkpoint[1]
+
+    def _put(self, name: str, content: bytes) -> bool:
+        partial = self._folder / f".{name}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            partial.replace(self._folder / name)
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def serving(
+    folder: Path, address: str, say: Callable[[str], None], port: int = AGENT_PORT
+) -> Iterator[tuple[str, int] | None]:
+    """Serve the files in ``folder`` at the pod's address during the block, which is given where that is.
+
+    Where the pod was not told its address, or cannot listen there, nothing is served.
+    """
+    server = _server(folder, address, port, say)
+    if server is None:
+        yield None
+        return
+    thread = threading.Thread(target=server.serve_forever, daemon=True, name="agent")
+    thread.start()
+    try:
+        yield server.server_address[:2]  # type: ignore[misc]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _server(folder: Path, address: str, port: int, say: Callable[[str], None]) -> _Server | None:
+    if not address:
+        return None
+    try:
+        return _Server(folder, address, port)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        say(f"measurements are not served at {address} port {port}: {reason}; records bring them to the service")
+        return None
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Answers GETs of the two names, few at once: the others wait to be accepted."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, folder: Path, address: str, port: int) -> None:
+        self.folder = folder
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((address, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Wait for a free place: none is held for longer than `SECONDS`."""
+        self._free.acquire()
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and free the place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that ended early is nothing that anyone should read about."""
+
+    def content(self, name: str) -> bytes | None:
+        """Return the file of that name, cut a byte after the largest size; none if there is no such file."""
+        if name not in (AGENT_REPORT, AGENT_MEASUREMENT):
+            return None
+        try:
+            with (self.folder / name).open("rb") as file:
+                return file.read(MOST_AGENT_BYTES + 1)
+        except OSError:
+            return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "penstock", ""
+    timeout = SECONDS
+
+    def setup(self) -> None:
+        """The time of a connection counts as a whole: one that trickles would restart a limit for each read."""
+        super().setup()
+        self._cut = threading.Timer(SECONDS, self._end)
+        self._cut.daemon = True
+        self._cut.start()
+
+    def finish(self) -> None:
+        """It was in time."""
+        self._cut.cancel()
+        super().finish()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def do_GET(self) -> None:
+        """Answer with the file."""
+        content = self.server.content(self.path.removeprefix("/"))
+        if content is None:
+            self.send_error(404)
+        elif len(content) > MOST_AGENT_BYTES:
+            self.send_error(413)
+        else:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/gzip")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, the name of http.server
+        """The operator asks every few seconds."""

@@ -1,0 +1,259 @@
+"""What ranks print, as records: their log files are followed, and new lines go into an outbox of their own.
+
+What will be appended is written down first, as places in the files, and appended then; so a follower that is killed in
+between leaves no gap and no line twice. Lines carry no time of their own: of what came since the last look, the file
+that was written last comes last, so that the last line of a log is the last that was printed. Lines are cut, and of
+many that come at once the newest are taken: a rank that prints without end fills its own file and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.agent.launch import RANKS_FILE
+from penstock.core import jsontext
+from penstock.core.errors import UserError
+from penstock.core.records import NO_RANK, LogLine, RecordKind
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import Outbox, last_sequence
+from penstock.core.serialization.files import write_json
+
+SOURCE = "logs"
+MOST_CHARACTERS = 2_000
+MOST_LINES = 500
+MOST_BYTES = 2**18
+"""Of a file, at each look."""
+OUTBOX_BYTES = 8 * 2**20
+
+_FILES = re.compile(
+    r"logs/a(?P<attempt>\d+)(-profile)?/([^/]+/attempt_0/(?P<rank>\d+)/std(out|err)|torchrun)\.log"
+    r"|attempts/(?P<supervised>\d+)/supervisor\.log"
+)
+_MARKED = re.compile(r"[^A-Za-z]{0,40}\b(DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
+_GLOG = re.compile(r"([IWEF])\d{4} \d\d:")  # torch's own lines begin so
+_RAISED = re.compile(r"Traceback \(most recent call last\):|[\w.]+(Error|Exception)(:|$)")
+_WARNED = re.compile(r"\S+:\d+: \w*Warning: ")
+_LEVELS = {"D": "debug", "I": "info", "W": "warning", "E": "error", "C": "error", "F": "error"}
+
+Places = Mapping[str, int]
+"""How far files are read, by their names below the run directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file that a rank of an attempt, or who started it (`NO_RANK`), prints to."""
+
+    path: Path
+    name: str
+    attempt: int
+    rank: int
+
+
+def log_files(root: Path) -> list[LogFile]:
+    """Those below ``root``, a run or a host's part of one: by rank, what was printed before what went wrong."""
+    found = []
+    for pattern in ("logs/*/*.log", "logs/*/*/attempt_0/*/*.log", "attempts/*/*.log"):
+        for path in root.glob(pattern):
+            name = path.relative_to(root).as_posix()
+            if match := _FILES.fullmatch(name):
+                attempt = int(match["attempt"] or match["supervised"])
+                rank = NO_RANK if match["rank"] is None else _rank(path, int(match["rank"]))
+                found.append(LogFile(path, name, attempt, rank))
+    found.sort(key=lambda file: file.name, reverse=True)  # stdout, then stderr
+    return sorted(found, key=lambda file: (file.attempt, file.rank == NO_RANK, file.rank))
+
+
+def _rank(path: Path, process: int) -> int:
+    """Which rank a launch's process is: that number, unless the launch says otherwise."""
+    try:
+        names = jsontext.load((path.parents[3] / RANKS_FILE).read_text())
+    except FileNotFoundError:
+        return process
+    return int(names[process])
+
+
+def level_of(line: str) -> str:
+    """As it is plainly marked; ``info`` if it is not."""
+    if match := _MARKED.match(line) or _GLOG.match(line):
+        return _LEVELS[match[1][0]]
+    if _RAISED.match(line):
+        return "error"
+    return "warning" if _WARNED.match(line) else "info"
+
+
+def is_read(run: RunDir, attempt: int) -> bool:
+    """Whether all that the attempt's files hold was appended to its outbox."""
+    place = run.outbox / f"a{attempt}-{_source(run)}"
+    files = [file for file in log_files(run.logs.parent) if file.attempt == attempt]
+    try:
+        known = jsontext.load(place.with_suffix(".read").read_text())
+        begin, end, first = dict(known["begin"]), dict(known["end"]), int(known["sequence"])
+    except FileNotFoundError:
+        return not any(file.path.stat().st_size for file in files)
+    except (ValueError, KeyError, TypeError):
+        return False
+    if any(file.path.stat().st_size != end.get(file.name, 0) for file in files):
+        return False
+    spans = [(file, begin.get(file.name, 0), end.get(file.name, 0)) for file in files]
+    lines = sum(len(list(new_lines(file, start, stop))) for file, start, stop in spans if stop > start)
+    return last_sequence(place.with_suffix(".jsonl")) + 1 >= first + lines
+
+
+def _source(run: RunDir) -> str:
+    return f"{SOURCE}-{run.host.name}" if run.host else SOURCE
+
+
+def _begin(path: Path, known: int) -> int:
+    """Where reading goes on; a file that is shorter than it was is another."""
+    return known if path.stat().st_size >= known else 0
+
+
+def end_of_lines(path: Path, start: int, *, last: bool) -> int:
+    """Where the complete lines end that follow ``start``; with ``last`` also one without its end."""
+    size = path.stat().st_size
+    if last or size == start:
+        return size
+    begin = max(start, size - MOST_BYTES)
+    with path.open("rb") as file:
+        file.seek(begin)
+        newline = file.read(size - begin).rfind(b"\n")
+    if newline >= 0:
+        return begin + newline + 1
+    return size if begin > start else start  # a line that long is not waited for
+
+
+def new_lines(file: LogFile, start: int, stop: int) -> Iterator[LogLine]:
+    """The lines there; the newest, where there are many, after one that says so."""
+    begin = max(start, stop - MOST_BYTES)
+    with file.path.open("rb") as content:
+        content.seek(begin)
+        lines = content.read(stop - begin).removesuffix(b"\n").split(b"\n")
+    whole = lines if begin == start else lines[1:] or lines
+    if begin > start or len(whole) > MOST_LINES:
+        message = f"here lines are left out: they came too fast, and are in {file.name}"
+        yield LogLine(rank=file.rank, level="warning", message=message)
+    for line in whole[-MOST_LINES:]:
+        text = _readable(line)
+        yield LogLine(rank=file.rank, level=level_of(text), message=text)
+
+
+def _readable(line: bytes) -> str:
+    """Of a line that was written over, as progress bars do, what is seen in the end."""
+    seen = line.rstrip(b"\r").rpartition(b"\r")[2]
+    text = seen.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip()
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+
+
+@dataclass
+class Follower:
+    """Follows the log files of every attempt in ``run``; ``say`` is told once what goes wrong."""
+
+    run: RunDir
+    say: Callable[[str], None]
+    clock: Callable[[], float]
+    _attempts: dict[int, _Attempt] = field(default_factory=dict)
+    _said: str = ""
+
+    def look(self, *, last: bool = False) -> bool:
+        """Take in what was printed since the last look; with ``last`` also a line that has no end yet. False if some
+        lines have to wait.
+        """
+        well = True
+        files: dict[int, list[LogFile]] = {}
+        for file in log_files(self.run.logs.parent):
+            files.setdefault(file.attempt, []).append(file)
+        for attempt, of_attempt in files.items():
+            try:
+                self._followed(attempt).look(of_attempt, last=last)
+            except (OSError, UserError) as error:  # the next look begins where the files say
+                well = False
+                self._drop(attempt)
+                self._say(f"lines of attempt {attempt} wait: {error}")
+        return well
+
+    def close(self) -> None:
+        """Close the outboxes."""
+        for attempt in list(self._attempts):
+            self._drop(attempt)
+
+    def _drop(self, attempt: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._attempts.pop(attempt).close()
+
+    def _followed(self, attempt: int) -> _Attempt:
+        if attempt not in self._attempts:
+            self._attempts[attempt] = _Attempt(self.run, attempt, self.clock)
+        return self._attempts[attempt]
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self.say(text)
+        self._said = text
+
+
+class _Attempt:
+    """The files of one attempt, and how far they are read. Each host that takes part is a source of its own."""
+
+    def __init__(self, run: RunDir, attempt: int, clock: Callable[[], float]) -> None:
+        self._run, self._number, self._clock = run, attempt, clock
+        self._source = _source(run)
+        self._memory = run.outbox / f"a{attempt}-{self._source}.read"
+        self._places: Places | None = None
+        self._box: Outbox | None = None
+
+    def close(self) -> None:
+        """Close the outbox."""
+        if self._box is not None:
+            self._box.close()
+
+    def look(self, files: list[LogFile], *, last: bool) -> None:
+        """Append what is new in the files, that of the file last that was written last."""
+        if self._places is None:
+            self._places = self._recovered(files)
+        files = sorted(files, key=lambda file: file.path.stat().st_mtime_ns)
+        begin = {file.name: _begin(file.path, self._places.get(file.name, 0)) for file in files}
+        end = {file.name: end_of_lines(file.path, begin[file.name], last=last) for file in files}
+        if begin == end:
+            return
+        box = self._outbox()
+        write_json(self._memory, {"sequence": box.sequence, "begin": begin, "end": end})
+        self._append(files, begin, end, skipping=0)
+        self._places = end
+
+    def _recovered(self, files: list[LogFile]) -> Places:
+        """How far they were read; what was written down and not appended is appended now."""
+        try:
+            known = jsontext.load(self._memory.read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        done = max(self._outbox().sequence - int(known["sequence"]), 0)
+        self._append(files, known["begin"], known["end"], skipping=done)
+        return dict(known["end"])
+
+    def _append(self, files: list[LogFile], begin: Places, end: Places, *, skipping: int) -> None:
+        """In the order of ``end``: as it was written down, whatever was written since."""
+        box, named = self._outbox(), {file.name: file for file in files}
+        for name, stop in end.items():
+            start, file = begin.get(name, 0), named.get(name)
+            for line in new_lines(file, start, stop) if file and stop > start else ():
+                if skipping:
+                    skipping -= 1
+                else:
+                    box.put(RecordKind.LOG, log=line)
+
+    def _outbox(self) -> Outbox:
+        if self._box is None:
+            metadata = self._run.read_recorded_job().metadata
+            self._box = Outbox(
+                self._run.outbox,
+                uid=metadata.uid or metadata.name,
+                attempt=self._number,
+                source=self._source,
+                clock=self._clock,
+                largest_bytes=OUTBOX_BYTES,
+            )
+        return self._box

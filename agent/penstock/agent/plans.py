@@ -1,0 +1,104 @@
+"""What the executor and the commands know about plans: which one serves a job, and how a new one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from penstock.agent.probe import Identity
+from penstock.agent.profiles import Profiles
+from penstock.core.job import Device, JobSpec, PipelineJob
+from penstock.core.plan import Plan
+from penstock.core.run.folder import RunDir
+from penstock.core.schedule import ScheduleSpec
+from penstock.core.serialization.files import write_json
+from penstock.planner.worker.process import Planner
+from penstock.planner.worker.searching import Report, plan_for
+
+
+def serves(plan: Plan, spec: JobSpec) -> bool:
+    """Whether ``plan`` is of the job's model and data, within its resources, and obeys what it pins."""
+    resources, pinned = spec.resources, spec.parallelism
+    peak = max(plan.prediction.peak_bytes, default=0) if plan.prediction else 0
+    of_the_job = (plan.model, plan.precision, plan.sequence_length, plan.global_batch) == (
+        spec.model,
+        spec.training.precision,
+        spec.data.sequence_length,
+        spec.training.global_batch,
+    )
+    degrees = ((pinned.dp, plan.dp), (pinned.tp, plan.tp), (pinned.pp, plan.pp), (pinned.micro_batch, plan.microbatch))
+    return (
+        of_the_job
+        and plan.num_ranks <= resources.ranks
+        and peak <= resources.memory_per_rank
+        and all(wanted in (None, found) for wanted, found in degrees)
+        and _obeys_slices(plan, pinned.slices)
+        and _obeys_schedule(plan, pinned.schedule)
+        and pinned.stages in (None, blocks_of(plan))
+    )
+
+
+def _obeys_slices(plan: Plan, pinned: int | tuple[int, ...] | None) -> bool:
+    return pinned in (None, plan.slices, len(plan.slices))
+
+
+def _obeys_schedule(plan: Plan, pinned: str | ScheduleSpec | None) -> bool:
+    return pinned in (None, plan.schedule, plan.schedule.generator)
+
+
+def blocks_of(plan: Plan) -> tuple[float, ...]:
+    """Blocks per stage, as a manifest pins them: attention and MLP are a half each, embedding and head nothing."""
+    last = plan.model.num_units - 1
+    return tuple((min(stop, last) - max(first, 1)) / 2 for first, stop in plan.stages)
+
+
+class LocalDecider:
+    """Finds or makes profile and plan of one run on this machine."""
+
+    def __init__(
+        self,
+        job: PipelineJob,
+        run: RunDir,
+        profiles: Profiles,
+        *,
+        identify: Callable[[JobSpec], Identity],
+        clock: Callable[[], float],
+        planner: Planner | None = None,
+    ) -> None:
+        self._job, self._run, self._profiles = job, run, profiles
+        self._identify, self._clock, self._planner = identify, clock, planner
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What a profile must be of; raises `UserError` if the job's device is not here."""
+        return self._identify(self._job.spec)
+
+    def find_profile(self) -> bool:
+        """See `penstock.cli.executor.Decider`."""
+        planned = self.find_plan() is not None
+        if planned and self._job.spec.resources.device is Device.CPU:
+            return True  # PyTorch need not be asked, which takes seconds
+        identity = self.identity
+        if planned:
+            return True
+        found = self._profiles.find(self._job.spec, identity, [self._run.profile], self._clock())
+        if found is not None:
+            write_json(self._run.profile, found.to_manifest())
+        return found is not None
+
+    def keep_profile(self) -> None:
+        """See `penstock.cli.executor.Decider`."""
+        self._profiles.keep(self._run.read_profile(), self.identity)
+
+    def find_plan(self) -> Plan | None:
+        """See `penstock.cli.executor.Decider`."""
+        if not self._run.plan.exists():
+            return None
+        plan = self._run.read_plan()
+        return plan if serves(plan, self._job.spec) else None
+
+    def plan(self, report: Report) -> Plan:
+        """See `penstock.cli.executor.Decider`."""
+        plan = plan_for(self._job.spec, self._run.read_profile(), report, self._planner)
+        write_json(self._run.plan, plan.to_manifest())
+        return plan

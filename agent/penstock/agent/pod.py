@@ -1,0 +1,164 @@
+"""What runs in a pod of an attempt: the supervisor with the pod's mailbox, over storage that all pods share.
+
+Exit codes: 0 succeeded or stopped, 1 failed, 2 the user's mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.agent.endpoint import AgentFiles
+from penstock.agent.offspring import offspring_ended
+from penstock.agent.pod_files import PodFiles, PodFolders, read_job
+from penstock.agent.pod_mailbox import PodMailbox
+from penstock.agent.pod_workers import PodWorkers
+from penstock.agent.stalling import RankSteps, StallWatch
+from penstock.agent.supervisor import Supervisor
+from penstock.agent.workers import Workers
+from penstock.core.errors import UserError
+from penstock.core.host.stopping import StopRequests, listening
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import AttemptState
+from penstock.core.pod import PodBinding, termination_message
+from penstock.core.records import RecordKind
+from penstock.core.run.folder import RunDir
+from penstock.core.run.locations import Locations
+from penstock.core.run.outbox import Outbox
+from penstock.core.schedule import ScheduleSpec
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_atomically
+from penstock.core.supervision import AttemptReport
+
+PROFILE_SOURCE = "profile"
+
+FAILED, REFUSED = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pod:
+    """Its folders and files; ``data`` holds a folder for each root of ``data://``."""
+
+    folders: PodFolders
+    files: PodFiles
+    data: Path
+
+
+class PodDecider:
+    """Measures whenever it is asked to; the pod of the first rank has its agent serve the profile to the operator, and
+    brings it to the service as a record.
+    """
+
+    def __init__(
+        self, job: PipelineJob, run: RunDir, attempt: int, place: Callable[[], PodBinding | None], agent: AgentFiles
+    ) -> None:
+        self._job, self._run, self._attempt, self._place = job, run, attempt, place
+        self._agent = agent
+
+    def find_profile(self) -> bool:
+        """See `penstock.agent.supervisor.ProfileDecider`."""
+        return False
+
+    def keep_profile(self) -> None:
+        """See `penstock.agent.supervisor.ProfileDecider`."""
+        place = self._place()
+        if place is None or place.node_rank != 0:
+            return
+        uid, profile = self._job.metadata.uid, self._run.read_profile()
+        self._agent.measured(profile)
+        box = Outbox(self._run.outbox, uid=uid, attempt=self._attempt, source=PROFILE_SOURCE, clock=time.time)
+        with contextlib.closing(box):
+            box.put(RecordKind.PROFILE, profile=profile)
+
+
+def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
+    """The job with paths of this pod, and the attempt's run directory; raises `UserError` if either cannot be."""
+    job = located(read_job(pod.files.job), pod)
+    run = pod.folders.run(job)
+    root, checkpoints = run.root, run.root.parent / "checkpoints"
+    with _writable(root):
+        for folder in (root, checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            run.checkpoints.symlink_to(Path("..", checkpoints.name), target_is_directory=True)
+    run.create()
+    with _writable(root):
+        write_atomically(run.job, yamltext.dump(job.to_manifest()))
+    return job, run
+
+
+def located(job: PipelineJob, pod: Pod) -> PipelineJob:
+    """The job with paths of this pod. Whatever schedule it names was planned for, or will not be found here."""
+    pinned = job.spec.parallelism.schedule
+    name = pinned.generator if isinstance(pinned, ScheduleSpec) else pinned
+    roots = {folder.name: folder for folder in pod.data.glob("*") if folder.is_dir()}
+    places = Locations(
+        data_roots=roots,
+        runs=pod.folders.out,
+        schedules=frozenset({name} if name else ()),
+        place="the job's volumes",
+        remedy="name its claim in spec.kubernetes.volumes",
+    )
+    return places.resolved(job, readable=lambda uid: True)
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            what=f"cannot be written: {error.strerror}",
+            where=f"output storage {folder}",
+            remedy="give the job a claim that its pods may write",
+        ) from None
+
+
+def run_pod(
+    pod: Pod,
+    say: Callable[[str], None],
+    make_workers: Callable[[Callable[[], PodBinding | None], Path], Workers] = PodWorkers,
+) -> int:
+    """Be a pod of an attempt, to its end; the exit code."""
+    with listening() as requests:
+        try:
+            job, run = lay_out(pod)
+            agent = AgentFiles(pod.folders, job.metadata.uid, run)
+            mailbox = PodMailbox(pod.files, run, pod.folders.uid, pod.folders.attempt, say=say, agent=agent)
+            workers = make_workers(lambda: mailbox.place, run.root.parent / "data")
+            decider = PodDecider(job, run, pod.folders.attempt, lambda: mailbox.place, agent)
+            report = _supervised(job, run, pod.folders.attempt, mailbox, workers, decider, requests)
+        except Exception as error:
+            report = AttemptReport(state=AttemptState.FAILED, message=str(error), refused=isinstance(error, UserError))
+            pod.files.termination.write_text(termination_message(report))
+            say(str(error))
+    if report.state is not AttemptState.FAILED:
+        return 0
+    return REFUSED if report.refused else FAILED
+
+
+def _supervised(
+    job: PipelineJob,
+    run: RunDir,
+    attempt: int,
+    mailbox: PodMailbox,
+    workers: Workers,
+    decider: PodDecider,
+    requests: StopRequests,
+) -> AttemptReport:
+    with offspring_ended():
+        return Supervisor(
+            job,
+            run,
+            attempt,
+            mailbox,
+            workers=workers,
+            decider=decider,
+            requests=requests,
+            steps=lambda run: RankSteps(run.status),
+            watch=StallWatch(),
+            graceful=True,
+        ).run()

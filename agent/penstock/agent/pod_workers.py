@@ -1,0 +1,111 @@
+"""Ranks of one pod, which start together with those of the attempt's other pods."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.agent.launch import Nodes, Outcome, launch
+from penstock.agent.workers import Ranks, launch_spec
+from penstock.core.errors import RunError
+from penstock.core.job import PipelineJob
+from penstock.core.pod import MEASURES_LABEL, PodBinding
+from penstock.core.preparing import Reporter
+from penstock.core.run.folder import RunDir
+from penstock.core.seating import ranks_of_devices
+
+RESULT_SECONDS = 45.0
+"""How much later than its own ranks' end a pod may see the result that the first rank left on shared storage."""
+
+
+class PodWorkers:
+    """`penstock.agent.workers.Workers` of a pod that is bound as ``place`` says; data is prepared in ``cache``."""
+
+    def __init__(self, place: Callable[[], PodBinding | None], cache: Path) -> None:
+        self._place, self._cache = place, cache
+
+    def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
+        """See `Workers`. Done by one pod; the others wait for it."""
+        if MEASURES_LABEL in job.metadata.labels:
+            return
+        from penstock.trainer.prepare import prepare_data
+
+        prepare_data(job, run, reporter, cache=self._cache)
+
+    def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
+        """See `Workers`."""
+        place = self._bound()
+        return self._launch(job, run, place, tuple(place.devices), f"a{attempt}-profile", "profile")
+
+    def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
+        """See `Workers`. Devices that the plan leaves out have ranks beyond its own, which only wait."""
+        place = self._bound()
+        ranks = ranks_of_devices(run.read_plan().placement, place.num_nodes * place.ranks_per_pod)
+        names = tuple(ranks[device] for device in place.devices)
+        arguments = ("--attempt", str(attempt), "--over-hosts")
+        return Patient(self._launch(job, run, place, names, f"a{attempt}", "train", *arguments), run.result)
+
+    def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
+        """See `Workers`."""
+        raise NotImplementedError("nobody asks a pod for a rehearsal")
+
+    def _bound(self) -> PodBinding:
+        place = self._place()
+        if place is None:
+            raise RunError("the pod is not bound any more")
+        return place
+
+    def _launch(
+        self,
+        job: PipelineJob,
+        run: RunDir,
+        place: PodBinding,
+        names: tuple[int, ...],
+        log: str,
+        command: str,
+        *arguments: str,
+    ) -> Ranks:
+        spec = launch_spec(job, run, log, place.ranks_per_pod, command, *arguments)
+        nodes = Nodes(
+            node_rank=place.node_rank, num_nodes=place.num_nodes, master=place.master, port=place.meeting_port
+        )
+        return launch(dataclasses.replace(spec, nodes=nodes, names=names))
+
+
+class Patient:
+    """Ranks that ended well are said to run until what they leave can be seen here, for `RESULT_SECONDS` at most."""
+
+    def __init__(self, ranks: Ranks, result: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ranks, self._result, self._clock = ranks, result, clock
+        self._ended_at: float | None = None
+
+    def poll(self) -> Outcome | None:
+        """See `Ranks`."""
+        outcome = self._ranks.poll()
+        if outcome is None or outcome.failure is not None or self._result.exists():
+            return outcome
+        if self._ended_at is None:
+            self._ended_at = self._clock()
+        return outcome if self._clock() >= self._ended_at + RESULT_SECONDS else None
+
+    def wait(self, timeout_seconds: float | None = None) -> Outcome | None:
+        """See `Ranks`."""
+        return self._ranks.wait(timeout_seconds)
+
+    def stop(self) -> None:
+        """See `Ranks`."""
+        self._ranks.stop()
+
+    def kill(self) -> None:
+        """See `Ranks`."""
+        self._ranks.kill()
+
+    def all_started(self) -> bool:
+        """See `Ranks`."""
+        return self._ranks.all_started()
+
+    def log_path(self, rank: int) -> Path | None:
+        """See `Ranks`."""
+        return self._ranks.log_path(rank)

@@ -1,0 +1,79 @@
+"""What this machine is to PyTorch, asked of a process of its own: loading PyTorch takes seconds and, on a GPU, memory
+that the ranks need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from penstock.agent.launch import seeing
+from penstock.core.errors import RunError, UserError
+from penstock.core.fitness import require_device_memory
+from penstock.core.job import Device, JobSpec
+from penstock.core.layout import Precision
+from penstock.core.probe import Answer, Question
+from penstock.core.profile import MachineKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What a profile must be of to serve a job here."""
+
+    key: MachineKey
+    model_digest: str
+    precision: Precision
+    num_ranks: int
+
+
+def identify(spec: JobSpec, devices: tuple[str, ...] = ()) -> Identity:
+    """What a profile for ``spec`` must be of on these CUDA devices, or on all; raises `UserError` if its devices are
+    not here.
+    """
+    question = Question(
+        device=spec.resources.device,
+        threads_per_rank=spec.resources.threads_per_rank,
+        model=spec.model,
+        sequence_length=spec.data.sequence_length,
+    )
+    answer = ask(question, devices)
+    if answer.key is None:
+        raise UserError(
+            what="cuda is asked for, but no NVIDIA device is here",
+            where="spec.resources.device",
+            remedy="write device: cpu, or run where a device and its driver are",
+        )
+    if spec.resources.device is Device.CUDA and answer.num_cuda_devices < spec.resources.ranks:
+        raise UserError(
+            what=f"{spec.resources.ranks} ranks need a device each, here are {answer.num_cuda_devices}",
+            where="spec.resources.ranks",
+            remedy=f"write ranks: {answer.num_cuda_devices}, or run where there are more devices",
+        )
+    if spec.resources.device is Device.CUDA and answer.device_bytes is not None:
+        require_device_memory(spec.resources.memory_per_rank, answer.device_bytes)
+    return Identity(
+        key=answer.key,
+        model_digest=answer.model_digest,
+        precision=spec.training.precision,
+        num_ranks=spec.resources.ranks,
+    )
+
+
+def ask(question: Question, devices: tuple[str, ...] = ()) -> Answer:
+    """PyTorch's answer where it sees these CUDA devices, or all; raises `RunError` if it cannot be loaded."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.trainer.probe"],
+        input=json.dumps(question.to_manifest()),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **seeing(devices)},
+        start_new_session=True,
+    )
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise RunError(f"PyTorch cannot be asked about this machine: {words[-1]}")
+    return Answer.from_manifest(json.loads(done.stdout))

@@ -1,0 +1,64 @@
+"""What runs beside a pod's ranks, in a container of its own: it brings what they record to the service.
+
+Its container starts before theirs and is ended after it (https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers),
+so that the last lines of ranks that the kernel ended for their memory arrive too. If it is killed, the kubelet restarts
+it while the ranks run. Records that it cannot deliver before the pod's end stay on the job's volume, and the
+reporters of the job's next attempt deliver them. The same process is the pod's agent (`penstock.agent.endpoint`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.agent.endpoint import serving
+from penstock.agent.pod_files import PodFolders, address_file, read_job
+from penstock.agent.shipping import Requested, num_unsent, ship
+from penstock.core.host.stopping import listening
+from penstock.core.pod import JOB_FILE
+from penstock.core.run.folder import RunDir
+
+LOOK_SECONDS = 0.5
+DRAIN_SECONDS = 30.0
+"""What a service that does not answer may hold a pod up at its end."""
+
+
+def report(
+    folders: PodFolders, attempt_files: Path, token_file: Path, say: Callable[[str], None], listen_at: str = ""
+) -> bool:
+    """Until it is asked to stop, and what is left then; whether all arrived. Without a service nothing is to be done.
+
+    Meanwhile the pod's agent answers at ``listen_at``, if there is one. Raises `RunError` or `UserError` if the
+    pod's job cannot be read.
+    """
+    run = folders.run(read_job(attempt_files / JOB_FILE))
+    with listening() as requests, serving(folders.served, listen_at, say):
+        until = Requested(requests)
+        while not (until.over or run.outbox.is_dir()):  # the ranks' container makes it, and says what is in its way
+            until.wait(LOOK_SECONDS)
+        if not run.outbox.is_dir() or not address_file(attempt_files).exists():
+            return _waited(until)
+        address = address_file(attempt_files)
+        if ship(run, address, token_file, say, until, DRAIN_SECONDS, lambda: outboxes_before(folders, run)):
+            return True
+        say(
+            f"{num_unsent(run.outbox)} records were not delivered: the service did not take them within"
+            f" {DRAIN_SECONDS:.0f} s of the end; they stay in {run.outbox}, and the job's next attempt delivers them"
+        )
+        return False
+
+
+def outboxes_before(folders: PodFolders, run: RunDir) -> list[Path]:
+    """Those of the pods of the job's attempts before this one."""
+    found = []
+    for path in run.root.parent.glob("a*/hosts/*/outbox"):
+        number = path.parents[2].name.removeprefix("a")
+        if number.isdecimal() and int(number) < folders.attempt:
+            found.append(path)
+    return sorted(found)
+
+
+def _waited(until: Requested) -> bool:
+    while not until.over:
+        until.wait(LOOK_SECONDS)
+    return True

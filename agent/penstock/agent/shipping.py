@@ -1,0 +1,349 @@
+"""Bringing records from a run's outbox to a service: in order, again until acknowledged, and never in the way.
+
+What was acknowledged is remembered beside the outbox, so a new shipper goes on where the last one stopped. The service
+passes over what it has, so sending twice does no harm, and nothing here has to be exact about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import select
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol, TextIO
+
+from penstock.agent.following import Follower, is_read
+from penstock.agent.posting import Post, http_post
+from penstock.core import jsontext
+from penstock.core.host.stopping import StopRequests
+from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
+from penstock.core.run.folder import RunDir
+from penstock.core.run.outbox import last_sequence, sequence_of
+from penstock.core.run.rank_status import read_status
+from penstock.core.serialization.files import write_json
+
+MOST_RECORDS = 500
+MOST_BYTES = 2**20
+POLL_SECONDS = 1.0
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
+DRAIN_SECONDS = 3600.0
+RANKS_SECONDS = 20.0
+LEFT_BEHIND_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
+
+STALE = 409
+UNKNOWN_JOB = 404
+EARLY = 425
+REFUSED = frozenset({400, 413, 422})
+
+
+@dataclass
+class _Box:
+    """One outbox file: its first line, where reading goes on, and the last sequence that was acknowledged."""
+
+    path: Path
+    first: bytes = b""
+    offset: int = 0
+    sequence: int = -1
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    text: bytes
+    sequence: int
+    stop: int
+
+
+@dataclass
+class Shipper:
+    """Ships the files of ``outbox`` by ``post``; ``say`` is told what people should know. What is left at the end is
+    tried for ``drain_seconds``.
+    """
+
+    outbox: Path
+    post: Post
+    say: Callable[[str], None]
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    drain_seconds: float = DRAIN_SECONDS
+    _boxes: dict[str, _Box] = field(default_factory=dict)
+    _most_records: int = MOST_RECORDS
+
+    def run(self, ended: Callable[[], bool]) -> bool:
+        """Ship until ``ended``, then what is left, for a while; whether everything was acknowledged."""
+        wait, deadline = FIRST_WAIT_SECONDS, None
+        while True:
+            last = ended()
+            if last and deadline is None:
+                deadline = self.clock() + self.drain_seconds
+            if self.ship():
+                wait = FIRST_WAIT_SECONDS
+                if last:
+                    return True
+                self.pause(POLL_SECONDS)
+                continue
+            if deadline is not None and self.clock() >= deadline:
+                return False
+            self.pause(wait)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS if deadline is None else FIRST_WAIT_SECONDS)
+
+    def ship(self) -> bool:
+        """Send all there is; false if the service cannot take some of it now. An attempt that it does not know yet
+        holds up no other.
+        """
+        taken = True
+        for path in sorted(self.outbox.glob("*.jsonl")):
+            box = self._boxes.setdefault(path.name, _remembered(path))
+            while not box.closed and (lines := self._next(box)):
+                sent = self._send(box, lines)
+                if sent is None:
+                    taken = False
+                    break
+                if not sent:
+                    return False
+        return taken
+
+    def _next(self, box: _Box) -> list[_Line]:
+        """The next batch. A file that was rewritten is read from its start, and what was acknowledged is left out."""
+        found: list[_Line] = []
+        size = 0
+        with box.path.open("rb") as file:
+            first = file.readline()
+            if first != box.first:  # an inode would not tell: its number may be given again
+                box.first, box.offset = first, 0
+            for line in _lines(file, box.offset):
+                if line.sequence <= box.sequence:
+                    box.offset = line.stop
+                    continue
+                if found and (len(found) == self._most_records or size + len(line.text) > MOST_BYTES):
+                    break
+                found.append(line)
+                size += len(line.text)
+        return found
+
+    def _send(self, box: _Box, lines: list[_Line]) -> bool | None:
+        """Whether there is an answer that lets the box go on; none if the service does not know the attempt yet."""
+        body = b'{"records":[' + b",".join(line.text for line in lines) + b"]}"
+        reply = self.post(gzip.compress(body, compresslevel=5))
+        if reply.status == 200:
+            self._most_records = min(2 * self._most_records, MOST_RECORDS)
+            self._acknowledge(box, lines)
+            return True
+        if reply.status == EARLY:
+            return None
+        if reply.status == STALE:
+            self.say(f"{box.path.name}: the attempt is closed; the rest of it is not sent")
+            box.closed = True
+            return True
+        if reply.status in REFUSED and len(lines) > 1:
+            self._most_records = len(lines) // 2  # the one that is at fault will be alone in the end
+            return True
+        if reply.status in REFUSED or reply.status == UNKNOWN_JOB:
+            self.say(f"{box.path.name}: {len(lines)} records were refused and are left out: {reply.detail}")
+            self._acknowledge(box, lines)
+            return True
+        return False
+
+    def _acknowledge(self, box: _Box, lines: list[_Line]) -> None:
+        box.sequence, box.offset = lines[-1].sequence, lines[-1].stop
+        write_json(_memory(box.path), {"sequence": box.sequence})
+
+
+def _memory(path: Path) -> Path:
+    return path.with_suffix(".shipped")
+
+
+def _remembered(path: Path) -> _Box:
+    try:
+        return _Box(path=path, sequence=int(jsontext.load(_memory(path).read_text())["sequence"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return _Box(path=path)
+
+
+def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
+    """The complete lines from ``offset`` on; one that is no record, as a lost power leaves it, is passed over."""
+    file.seek(offset)
+    for text in file:
+        if not text.endswith(b"\n"):
+            return  # its rest may have come by now, and would be taken for a line
+        offset += len(text)
+        sequence = sequence_of(text)
+        if sequence is not None:
+            yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
+
+
+class Until(Protocol):
+    """When shipping ends but for what is left."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it is to end."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """So long, or until it is to end; all of it once it is."""
+        ...
+
+
+def ship(
+    run: RunDir,
+    address_file: Path,
+    token_file: Path,
+    say: Callable[[str], None],
+    until: Until,
+    drain_seconds: float = DRAIN_SECONDS,
+    left_behind: Callable[[], list[Path]] = list,
+) -> bool:
+    """Ship the outbox of ``run`` until it is over and its ranks have ended, then what is left for ``drain_seconds``;
+    whether everything was acknowledged. A second shipper of an outbox waits for the first; every host that takes part
+    in a run has its own. Meanwhile the outboxes that ``left_behind`` gives are shipped too, unless another does so.
+
+    It goes to the service whose `penstock.core.supervision.Address` lies in ``address_file``.
+    """
+    run.outbox.mkdir(parents=True, exist_ok=True)
+    with shipping_lock(run.outbox.parent).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with (
+            contextlib.closing(Follower(run, say, time.time)) as follower,
+            http_post(address_file, token_file) as post,
+        ):
+            ranks, all_read = _Ranks(run), True
+            others = _LeftBehind(left_behind, post, say)
+
+            def ended() -> bool:
+                """What was printed until now is shipped too: the last lines matter most."""
+                nonlocal all_read
+                over = until.over and not ranks.live()
+                all_read = follower.look(last=over)
+                if not over:
+                    others.look()
+                return over
+
+            def pause(seconds: float) -> None:
+                """Lines are taken in while the service is away too, or too many would come at once."""
+                end, known = time.monotonic() + seconds, until.over
+                while (left := end - time.monotonic()) > 0 and until.over == known:
+                    until.wait(min(left, POLL_SECONDS))
+                    follower.look()
+
+            shipper = Shipper(outbox=run.outbox, post=post, say=say, pause=pause, drain_seconds=drain_seconds)
+            return shipper.run(ended) and all_read
+
+
+class _LeftBehind:
+    """Outboxes that others wrote and nobody ships any more. They are looked at now and then until all are empty."""
+
+    def __init__(self, outboxes: Callable[[], list[Path]], post: Post, say: Callable[[str], None]) -> None:
+        self._outboxes, self._post, self._say = outboxes, post, say
+        self._next_at: float | None = 0.0
+
+    def look(self) -> None:
+        """Ship them if it is time."""
+        if self._next_at is None or time.monotonic() < self._next_at:
+            return
+        waiting = [outbox for outbox in self._outboxes() if num_unsent(outbox)]
+        done = [outbox for outbox in waiting if self._ship(outbox)]
+        self._next_at = None if done == waiting else time.monotonic() + LEFT_BEHIND_SECONDS
+
+    def _ship(self, outbox: Path) -> bool:
+        with shipping_lock(outbox.parent).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return Shipper(outbox=outbox, post=self._post, say=self._say).ship()
+
+
+def num_unsent(outbox: Path) -> int:
+    """How many records of an outbox were not acknowledged, by their numbers."""
+    paths = sorted(outbox.glob("*.jsonl"))
+    return sum(max(0, last_sequence(path) - _remembered(path).sequence) for path in paths)
+
+
+def is_acknowledged(folder: AttemptFolder, is_newest: bool) -> bool:
+    """Whether every record was that an ended attempt left in its run directory, and no more can come. If another has
+    followed, the ranks that run are that one's.
+    """
+    run = RunDir(folder.root)
+    if is_newest and _Ranks(run).live():
+        return False
+    boxes = run.outbox.glob(f"a{folder.attempt}-*.jsonl")
+    return is_read(run, folder.attempt) and all(last_sequence(path) <= _remembered(path).sequence for path in boxes)
+
+
+class Requested:
+    """Until somebody asked to stop."""
+
+    def __init__(self, requests: StopRequests) -> None:
+        self._requests = requests
+
+    @property
+    def over(self) -> bool:
+        """See `Until`."""
+        return bool(self._requests.received)
+
+    def wait(self, seconds: float) -> None:
+        """See `Until`."""
+        end, known = time.monotonic() + seconds, self.over
+        while (left := end - time.monotonic()) > 0 and self.over == known:
+            time.sleep(min(left, _LOOK_SECONDS))
+
+
+class Orphaned:
+    """Until nobody holds the other end of a stream any more, or somebody asked to stop.
+
+    Whoever starts this holds the other end: however that process ends, it is noticed here. If it was killed, its ranks
+    may live a little longer, and save what they have; they are waited for.
+    """
+
+    def __init__(self, requests: StopRequests, stream: TextIO) -> None:
+        self._requests, self._stream = requests, stream
+        self._gone = False
+
+    @property
+    def over(self) -> bool:
+        """See `Until`."""
+        return bool(self._requests.received) or self._gone_within(0)
+
+    def wait(self, seconds: float) -> None:
+        """See `Until`."""
+        if self._gone:
+            time.sleep(seconds)
+        else:
+            self._gone_within(seconds)
+
+    def _gone_within(self, seconds: float) -> bool:
+        if not self._gone:
+            readable, _, _ = select.select([self._stream], [], [], seconds)
+            self._gone = bool(readable) and not self._stream.read(1)
+        return self._gone
+
+
+class _Ranks:
+    """Those that ran when they were first asked about, for as long as they are waited for."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._pids: set[int] | None = None
+        self._deadline = 0.0
+
+    def live(self) -> bool:
+        """Whether one of them still runs."""
+        if self._pids is None:
+            statuses = (read_status(path) for path in self._run.status.glob("rank-*") if not path.suffix)
+            self._pids = {status.pid for status in statuses if status is not None}
+            self._deadline = time.monotonic() + RANKS_SECONDS
+        self._pids = {pid for pid in self._pids if self._runs(pid)}
+        return bool(self._pids) and time.monotonic() < self._deadline
+
+    def _runs(self, pid: int) -> bool:
+        """Its number may have been given again; a process that ended and was not waited for has no command."""
+        try:
+            return str(self._run.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False

@@ -1,0 +1,24 @@
+"""Commands that are the agent's now, by their old names for one more release: jobs may pin an image of version 0.1.0,
+and the operator starts what is in either.
+"""
+
+from __future__ import annotations
+
+import typer
+
+OF_AGENT = ("pod", "report-pod", "supervise", "ship")
+ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def register(app: typer.Typer) -> None:
+    """Add them, hidden."""
+    for name in OF_AGENT:
+        app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(_start_agent)
+
+
+def _start_agent(context: typer.Context) -> None:
+    """Be `penstock-agent` with the same arguments."""
+    from penstock.agent.__main__ import main
+
+    assert context.info_name is not None
+    raise typer.Exit(main([context.info_name, *context.args]))

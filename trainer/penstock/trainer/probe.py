@@ -1,0 +1,39 @@
+"""The process that says what this machine is to PyTorch.
+
+python -m penstock.trainer.probe < question.json > answer.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from penstock.core.fitness import model_digest
+from penstock.core.job import Device
+from penstock.core.probe import Answer, Question
+from penstock.trainer.profiling.machine import machine_key
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    question = Question.from_manifest(json.load(sys.stdin))
+    num_cuda_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    is_here = question.device is Device.CPU or num_cuda_devices
+    device = torch.device(question.device.value)
+    answer = Answer(
+        num_cuda_devices=num_cuda_devices,
+        device_bytes=min(map(_total_memory, range(num_cuda_devices)), default=None),
+        key=machine_key(device, question.threads_per_rank) if is_here else None,
+        model_digest=model_digest(question.model, question.sequence_length),
+    )
+    sys.stdout.write(json.dumps(answer.to_manifest()))
+
+
+def _total_memory(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+if __name__ == "__main__":
+    main()
