@@ -49,7 +49,7 @@ def test_every_source_folder_is_a_package() -> None:
     assert [name(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("package", sorted(set(packages()) - {"client"}))  # people import from the client itself
+@pytest.mark.parametrize("package", sorted(set(packages()) - {"client", "core"}))  # they say what people ask for
 def test_package_init_is_a_docstring_only(package: str) -> None:
     body = ast.parse((packages()[package] / "__init__.py").read_text()).body
     assert len(body) == 1

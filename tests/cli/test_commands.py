@@ -7,11 +7,13 @@ import dataclasses
 import io
 import json
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock import core
 from penstock.agent.probe import Identity
 from penstock.cli.deciding import plan_lines
 from penstock.cli.main import main
@@ -67,6 +69,14 @@ def cluster(tmp_path: Path) -> str:
 
 
 # Help and mistakes in the command line itself
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {version('penstock')}\n"
+    assert core.__version__ == version("penstock")
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        getattr(core, "nonsense")  # noqa: B009
 
 
 def test_help_lists_every_command(capsys: Captured) -> None:

@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PenstockError as error:
         say(f"failed {error}")
     except Exception as error:
+        traceback.print_exc()  # its log is the only place to look
         say(f"failed {type(error).__name__}: {error}")
     return FAILED
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
+from penstock import core
 from penstock.api import errors
 from penstock.api.compression import Compressed
 from penstock.api.dependencies import by_name, by_uid
@@ -79,7 +79,7 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
     """
     app = _Documented(
         title="penstock",
-        version=version("penstock"),
+        version=core.__version__,
         openapi_url="/v1/openapi.json",
         docs_url=None,
         redoc_url=None,

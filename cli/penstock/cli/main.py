@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from penstock import core
 from penstock.cli import output
 from penstock.cli.commands import (
     administration,
@@ -49,8 +50,19 @@ administration.register(app)
 results.register(app)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        output.write(f"penstock {core.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Train language models with token-level pipeline parallelism: measured, planned and run."""
 
 

@@ -1,1 +1,18 @@
-"""The words: models, jobs, plans, schedules and timelines as plain data. Standard library only, no I/O."""
+"""The words: models, jobs, plans, schedules and timelines as plain data, and the files in which components meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__: str
+"""Of the installed distribution."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> str:
+        """What is asked for seldom is looked up then: most programs never do."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version
+
+        return version("penstock")

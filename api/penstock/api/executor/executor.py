@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from penstock import core
 from penstock.api.executor.admission import Demand, Machine, Waiting, admitted, assigned, demand_of, lacking
 from penstock.api.executor.observe import Seen, last_words, observed
 from penstock.api.executor.supervisors import Supervisors
@@ -61,7 +61,7 @@ from penstock.planner.worker.questions import Question
 log = logging.getLogger(__name__)
 
 EXPIRY_LOOK_SECONDS = 30.0
-VERSION = version("penstock")
+VERSION = core.__version__
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock import core
 from penstock.api.live.feed import Feed
 
 REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.1, 0.25, 1.0, 2.5, 10.0)
@@ -59,7 +59,7 @@ class _Standing(Collector):
         self._feed = feed
 
     def collect(self) -> list[Metric]:
-        slow, build = "Streams whose reader was too slow", {"version": version("penstock")}
+        slow, build = "Streams whose reader was too slow", {"version": core.__version__}
         return [
             GaugeMetricFamily("penstock_streams", "Live streams that are open", value=self._feed.num_listeners),
             CounterMetricFamily("penstock_streams_dropped", slow, value=self._feed.num_dropped),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from fastapi import APIRouter
 from sqlalchemy import select
 
+from penstock import core
 from penstock.api.dependencies import ServiceIn
 from penstock.api.documented import OPEN_TO_ALL
 from penstock.api.problems import answers
@@ -37,4 +36,4 @@ def readyz(service: ServiceIn) -> Health:
 @router.get("/version", responses=ANSWERS, operation_id="version", openapi_extra=OPEN_TO_ALL)
 def show_version(service: ServiceIn) -> VersionView:
     """Versions of penstock, of this API, and of the database's schema."""
-    return VersionView(version=version("penstock"), api="v1", schema_revision=current(service.engine) or "")
+    return VersionView(version=core.__version__, api="v1", schema_revision=current(service.engine) or "")

@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -267,7 +266,7 @@ def _raw(connection: Connection, numbers: Collection[int], attempts: _Attempts) 
     row = points.c
     chosen = select(row.series, row.attempt, row.step, row.value).where(row.series.in_(sorted(numbers)))
     found: dict[int, list[_Part]] = {}
-    for number, rows in groupby(connection.execute(chosen.order_by(row.series, row.step)), key=itemgetter(0)):
+    for number, rows in groupby(connection.execute(chosen.order_by(row.series, row.step)), key=lambda row: row[0]):
         kept, own = list(rows), attempts[number]
         if len(kept) == sum(each.num_points for each in own.values()):
             found[number] = [
