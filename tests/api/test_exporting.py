@@ -68,6 +68,13 @@ def test_why_it_failed_is_told_and_it_may_be_tried_again(make: Make, tmp_path: P
     assert list((tmp_path / "exports").iterdir()) == []
 
 
+def test_a_traceback_is_not_told(make: Make, tmp_path: Path) -> None:
+    unforeseen = "import sys, traceback\ntry: 1 / 0\nexcept ZeroDivisionError as error: traceback.print_exc()\n"
+    exports = make(f"{unforeseen}sys.exit('failed ZeroDivisionError: division by zero')")
+    exports.start(tmp_path, 1, 4)
+    assert ended(exports, tmp_path).message == "failed ZeroDivisionError: division by zero"
+
+
 @pytest.mark.parametrize(("program", "why"), [("import os; os._exit(3)", "ended with code 3"), ("", "No such file")])
 def test_a_process_that_says_nothing(make: Make, tmp_path: Path, program: str, why: str) -> None:
     """Nor does one that ends well and leaves no folder pass for a success."""

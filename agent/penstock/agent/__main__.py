@@ -1,4 +1,4 @@
-"""The `penstock-agent` command, which programs start and nobody types.
+"""The `penstock-agent` command, which other programs start.
 
 ``pod`` and ``report-pod`` are the two containers of a pod on a cluster. ``supervise`` and ``ship`` belong to an attempt
 under a service on one machine. ``export`` makes a checkpoint a model for other programs.
@@ -11,14 +11,17 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from penstock.agent.console import say, say_error
 from penstock.core.errors import PenstockError, UserError
+from penstock.core.host.extras import extra_of
 from penstock.core.host.stopping import StopRequestedError
 from penstock.core.pod import (
     AGENT_ADDRESS_VARIABLE,
@@ -43,13 +46,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except StopRequestedError as stop:
         return 128 + stop.signal
-    except UserError as mistake:
-        say_error(mistake)
-        return USER_MISTAKE
-    except PenstockError as error:
-        say(f"failed {error}")
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
-        traceback.print_exc()  # its log is the only place to look
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Say why it failed, on the last lines; the exit code."""
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name)):
+        remedy = f"install penstock with its {extra}: pip install 'penstock[{extra}]'"
+        error = UserError(what=f"this command needs the package {error.name}", remedy=remedy)
+    if isinstance(error, UserError):
+        say_error(error)
+        return USER_MISTAKE
+    if isinstance(error, PenstockError):
+        say(f"failed {error}")
+    else:
+        traceback.print_exception(error)  # nobody foresaw it, and the log is the only place to look
         say(f"failed {type(error).__name__}: {error}")
     return FAILED
 
@@ -114,13 +128,20 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of one command; options are written out."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock-agent", description="Programs start this, and nobody types it.")
-    commands = parser.add_subparsers(required=True)
+    parser = _Parser(prog="penstock-agent", description="Other programs start this.")
+    commands = parser.add_subparsers(required=True, parser_class=_Parser)
     pod = commands.add_parser("pod", help="be a pod of an attempt; the operator starts this")
     _add_pod_options(pod)
     pod.add_argument("--data", type=_path, required=True, help="the folder of the roots of data://")
-    pod.add_argument("--pod-files", type=Path, default=Path(POD_FILES), help="what is told to this pod")
+    pod.add_argument("--pod-files", type=Path, default=Path(POD_FILES), help="the annotations of this pod")
     pod.add_argument("--termination-log", type=Path, default=Path(TERMINATION_FILE), help="where to say how it ended")
     pod.set_defaults(command=_pod)
     report = commands.add_parser("report-pod", help="bring a pod's records to the service; the operator starts this")
@@ -136,17 +157,17 @@ def _parser() -> argparse.ArgumentParser:
     ship.add_argument("--address-file", type=Path, required=True, help="in which the service says where it answers")
     ship.add_argument("--token-file", type=Path, required=True, help="the file that holds the token")
     ship.set_defaults(command=_ship)
-    export = commands.add_parser("export", help="write a checkpoint's weights as transformers reads them")
+    export = commands.add_parser("export", help="write the newest checkpoint's weights as transformers reads them")
     export.add_argument("root", type=Path, help="the run directory")
     export.add_argument("--to", type=Path, required=True, help="the folder to write")
-    export.add_argument("--attempt", type=int, default=None, help="of this attempt's checkpoints; else of the newest")
-    export.add_argument("--step", type=int, default=None, help="the checkpoint after so many steps; else the newest")
+    export.add_argument("--attempt", type=_positive, default=None, help="of this attempt's checkpoints")
+    export.add_argument("--step", type=_natural, default=None, help="the checkpoint after so many steps")
     export.set_defaults(command=_export)
     return parser
 
 
 def _add_pod_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--attempt", type=int, required=True, help="the attempt's number")
+    parser.add_argument("--attempt", type=_positive, required=True, help="the attempt's number")
     parser.add_argument("--out", type=_path, required=True, help="the folder that all pods share")
     parser.add_argument("--local", type=_path, required=True, help="a folder of this pod alone, on its node")
     parser.add_argument("--attempt-files", type=Path, default=Path(ATTEMPT_FILES), help="job, address and plan")
@@ -154,6 +175,20 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
 
 def _path(text: str) -> Path:
     return Path(text).absolute()
+
+
+def _positive(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _natural(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One launch of a job as the executor sees it: its processes, how far they are, how they ended."""
+"""One launch of a job, for a supervisor or the command's executor: its processes, how far they are, how they ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent's programs print: lines on stderr, for the log of whoever started them."""
+"""What the agent's programs print: lines on stderr, for the log of the program that started them."""
 
 from __future__ import annotations
 

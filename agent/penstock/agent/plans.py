@@ -1,4 +1,4 @@
-"""What the executor and the commands know about plans: which one serves a job, and how a new one is made."""
+"""What supervisors and the command's executor know about plans: which one serves a job, and how a new one is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between the executor and the trainer's processes: what it asks of them, and how they are started here."""
+"""The seam to the trainer's processes, for a supervisor or the command's executor: what they ask, how it is started."""
 
 from __future__ import annotations
 

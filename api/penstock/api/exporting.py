@@ -1,6 +1,6 @@
 """Checkpoints as models for other programs, made one after the other by processes that can be ended.
 
-The command line's `penstock export` does the work; nothing of it is loaded into the service. What is done is a folder
+`penstock-agent export` does the work; nothing of it is loaded into the service. What is done is a folder
 of the run; what is under way or has failed is known to this service alone, and forgotten with it.
 """
 
@@ -143,7 +143,14 @@ class Exports:
                     self._running = None
             said.seek(0)
             text = said.read().decode(errors="replace").strip()
-        return "" if code == 0 else text[-MOST_CHARACTERS:] or f"ended with code {code}"
+        return "" if code == 0 else _why(text)[-MOST_CHARACTERS:] or f"ended with code {code}"
+
+
+def _why(text: str) -> str:
+    """What the program says of its failure, without a traceback, which names files of this machine."""
+    lines = text.splitlines()
+    says = [number for number, line in enumerate(lines) if line.startswith(("error ", "failed "))]
+    return "\n".join(lines[says[0] :] if says else lines)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,7 @@ __version__: str
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> str:
-        """What is asked for seldom is looked up then: most programs never do."""
+        """Look the version up on first use."""
         if name != "__version__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib.metadata import version

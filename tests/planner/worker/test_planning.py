@@ -46,9 +46,10 @@ def test_the_process_plans_as_the_planner_does() -> None:
     assert found.error == ""
 
 
-def test_a_tighter_limit_of_the_machine_is_kept() -> None:
-    """A site may limit all processes; a limit cannot be raised, and need not be."""
-    command = f"ulimit -v {3 * 2**20}; exec {sys.executable} -m penstock.planner.worker"
+@pytest.mark.parametrize("name", ["penstock.planner.worker", "penstock.planning.worker"])
+def test_a_tighter_limit_of_the_machine_is_kept(name: str) -> None:
+    """A site may limit all processes; a limit cannot be raised, and need not be. By the old name too."""
+    command = f"ulimit -v {3 * 2**20}; exec {sys.executable} -m {name}"
     question = json.dumps(Question(spec=job(), profile=profile()).to_manifest())
     told = subprocess.run(["bash", "-c", command], input=question, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr

@@ -120,6 +120,7 @@ def test_other_code_of_the_trainer_has_another_digest(tmp_path: Path) -> None:
     (tmp_path / "units" / "linear.py").write_text("slow")
     (tmp_path / "units" / "linear.py").rename(tmp_path / "linear.py")
     assert trainer_digest(tmp_path) != before
+    assert trainer_digest(tmp_path, ["penstock.agent.launch"]) != trainer_digest(tmp_path)
     assert trainer_digest() == machine_key(CPU, 1).trainer
 
 

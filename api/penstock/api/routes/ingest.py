@@ -1,4 +1,4 @@
-"""/v1/ingest: where `penstock ship` brings what ranks recorded.
+"""/v1/ingest: where `penstock-agent ship` brings what ranks recorded.
 
 It is asked more often than all other routes together, so it takes the request as it is: see `penstock.api.direct`.
 """

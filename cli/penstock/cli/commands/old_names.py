@@ -1,5 +1,5 @@
 """Commands that are the agent's now, by their old names for one more release: jobs may pin an image of version 0.1.0,
-and the operator starts what is in either.
+and the operator starts pods by what is in either. Operators, services and supervisors of 0.1.0 start this version so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The service: `serve` answers, `token` and `database` work on its store; attempts are run by what is hidden here."""
+"""The service: `serve` answers; options that its other commands share."""
 
 from __future__ import annotations
 

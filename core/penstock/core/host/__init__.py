@@ -1,1 +1,1 @@
-"""What this machine is: its ports and network interfaces."""
+"""What this machine has: ports, network interfaces, locks, signals, the folder of caches, and which extras."""

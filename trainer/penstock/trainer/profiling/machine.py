@@ -8,6 +8,7 @@ import platform
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -17,6 +18,9 @@ from penstock.core.profile import MachineKey
 
 MOST_NAME_CHARACTERS = 200
 _PACKAGE = Path(__file__).parents[1]
+_OUTSIDE = ("penstock.agent.launch", "penstock.core.run.rank_status")
+"""The environment that ranks start in, and what they write at every action."""
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -72,12 +76,21 @@ def machine_key(device: torch.device, threads: int) -> MachineKey:
     )
 
 
-def trainer_digest(package: Path = _PACKAGE) -> str:
-    """Of the trainer's sources, by their names and contents: another version, or one at work on it, may be faster."""
+def trainer_digest(package: Path = _PACKAGE, others: Sequence[str] = _OUTSIDE) -> str:
+    """Of the trainer's sources, by their names and contents: another version, or one at work on it, may be faster.
+
+    ``others`` are modules outside of ``package`` that ranks are as fast as.
+    """
     found = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    files = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*.py"))}
+    for name in others:
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        files[name] = Path(spec.origin)
+    for name, path in files.items():
         text = path.read_bytes()
-        found.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode())
+        found.update(f"{name} {len(text)}\n".encode())
         found.update(text)
     return found.hexdigest()[:12]
 
