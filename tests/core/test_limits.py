@@ -142,3 +142,10 @@ def test_beyond_a_limit(kind: str, path: tuple[Any, ...], name: str, value: Any)
     with pytest.raises(UserError) as caught:
         cls.from_manifest(json.loads(json.dumps(document)))
     assert name in caught.value.where
+
+
+def test_a_whole_number_that_no_float_holds_is_a_mistake() -> None:
+    """Also where nothing bounds it from above: `math.isinf` raised an OverflowError. Found by the soak."""
+    prediction = {**loaded(PLAN)["prediction"], "stepSeconds": 10**400}
+    with pytest.raises(UserError, match=r"prediction\.stepSeconds"):
+        Plan.from_manifest({**loaded(PLAN), "prediction": prediction})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ STRINGS: tuple[str, ...] = (
 )  # fmt: skip
 MOST_CHANGES = 4
 MOST_BYTES = 2**17
+MOST_VALUES = 2_000_000
+"""Twice what penstock takes. Lists that are repeated share what is in them, and may stand for any number of values."""
 DEPTHS = (40, 600, 3000)
 
 
@@ -127,7 +130,8 @@ def content(chance: random.Random, good: bytes) -> bytes:
 def encoded(chance: random.Random, found: Any) -> bytes:
     """JSON of ``found``, with the NaN and half surrogates that Python writes, and now and then damaged."""
     try:
-        plain = json.dumps(found).encode()
+        is_large = sum(1 for _ in itertools.islice(_places(found), MOST_VALUES)) == MOST_VALUES
+        plain = b"[" + b"0," * MOST_VALUES + b"0]" if is_large else json.dumps(found).encode()
     except (ValueError, RecursionError):
         plain = b"[" * 5000
     return content(chance, plain) if chance.random() < 0.3 else plain

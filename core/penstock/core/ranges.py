@@ -61,5 +61,5 @@ def _require_number(value: float, limit: Limit, where: str) -> None:
     if "exclusiveMaximum" in limit and not value < limit["exclusiveMaximum"]:
         above = limit["exclusiveMaximum"]
         raise UserError(what=f"{shown(value)} is not below {above}", where=where, remedy=f"write less than {above}")
-    if not value <= most or math.isinf(value):
+    if not value <= most or value == math.inf:
         raise UserError(what=f"{shown(value)} is more than {most}", where=where, remedy=f"write at most {most}")
