@@ -25,6 +25,7 @@ MOST_CHANGES = 4
 MOST_BYTES = 2**17
 MOST_VALUES = 2_000_000
 """Twice what penstock takes. Lists that are repeated share what is in them, and may stand for any number of values."""
+MOST_PLACES = 100_000
 DEPTHS = (40, 600, 3000)
 
 
@@ -56,7 +57,7 @@ def document(chance: random.Random, good: Any) -> Any:
     """``good`` with one to four changes at places anywhere in it."""
     made = copy.deepcopy(good)
     for _ in range(chance.randint(1, MOST_CHANGES)):
-        places = list(_places(made))
+        places = list(itertools.islice(_places(made), MOST_PLACES))
         if not places:
             return value(chance)
         parent, name = chance.choice(places)
