@@ -84,7 +84,7 @@ def delay_with_operator(space: JobSpace, installation: Installation, number: int
     """Seconds until a second attempt was requested after the node of service, operator and a rank lost its power."""
     space.cluster.wait(lambda: not space.cluster.get(NODES, LOST)["spec"].get("taints"), f"{LOST} takes no pods")
     moved = {f"{program}.resources.requests.cpu": f"{101 + number}m" for program in ("operator", "service")}
-    installation.install({**values(space), **prefer(LOST), **moved})  # their pods are made anew, and go there
+    installation.install({**values(space), **prefer(LOST), **moved})  # replaces both pods; the new ones prefer the node
     if set(nodes_of_programs(space).values()) != {LOST}:
         raise LabError(f"operator and service are not both on {LOST}")
     job = submitted(space, f"all-{number}", parallelism=PINNED, training=small_training(ENDLESS))

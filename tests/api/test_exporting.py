@@ -68,7 +68,7 @@ def test_why_it_failed_is_told_and_it_may_be_tried_again(make: Make, tmp_path: P
     assert list((tmp_path / "exports").iterdir()) == []
 
 
-def test_a_traceback_is_not_told(make: Make, tmp_path: Path) -> None:
+def test_a_message_has_no_traceback(make: Make, tmp_path: Path) -> None:
     unforeseen = "import sys, traceback\ntry: 1 / 0\nexcept ZeroDivisionError as error: traceback.print_exc()\n"
     exports = make(f"{unforeseen}sys.exit('failed ZeroDivisionError: division by zero')")
     exports.start(tmp_path, 1, 4)

@@ -25,7 +25,6 @@ THIRD_PARTIES = {
     "api": {
         "alembic",
         "fastapi",
-        "httpx",
         "prometheus_client",
         "pydantic",
         "sqlalchemy",

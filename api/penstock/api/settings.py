@@ -48,7 +48,7 @@ class Settings:
 
     ``data_roots`` and ``schedules`` are what jobs may name besides what is built in; see `penstock.core.run.locations`.
     ``machine`` is the host whose measurements are meant where none are named; any if empty. ``executor`` is the name of
-    whoever runs jobs in ``folder``: the files of all that bear another one lie elsewhere.
+    the executor that runs jobs in ``folder``; jobs of another executor have their files elsewhere.
     """
 
     folder: Path

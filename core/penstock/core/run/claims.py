@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from penstock.core.run.attempt_folder import AttemptFolder
-from penstock.core.serialization.files import make_folder, sync_folder
+from penstock.core.serialization.files import make_folder, sync_file, sync_folder
 from penstock.core.supervision import Claim
 
 NOBODY = Claim(pid=0, started_ticks=0, boot_id="")
@@ -29,8 +29,7 @@ def take(folder: AttemptFolder, claim: Claim) -> bool:
     partial = folder.path / f".claim.{os.getpid()}"
     with partial.open("w") as file:
         file.write(json.dumps(claim.to_manifest()))
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
     try:
         folder.claim.hardlink_to(partial)  # whole from the first moment, and never over another
     except FileExistsError:

@@ -15,7 +15,7 @@ from penstock.core.timeline import Timeline
 T = TypeVar("T")
 
 COST = "cost"
-"""The field that `penstock plan` prints beside a plan's own, where a price is given."""
+"""The field that `penstock plan` adds to a plan if a price is given."""
 
 
 def read_profile(path: Path) -> Profile:

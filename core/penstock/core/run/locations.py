@@ -3,7 +3,7 @@
 A job names data as ``data://ROOT/PATH`` and checkpoints as ``out://UID/ATTEMPT/STEP``. A path of the machine is
 refused, and so is one that leads out of its root by dots or links: a token for jobs must not read the service's files.
 A checkpoint that somebody may not see is as good as not there. What lies in a folder is looked at by whoever reads it.
-Schedules are those that whoever serves listed, because an entry point's code runs.
+Only listed schedules are taken, because an entry point's code runs.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Locations:
     def _check_schedule(self, spec: JobSpec) -> None:
         pinned = spec.parallelism.schedule
         name = pinned.generator if isinstance(pinned, ScheduleSpec) else pinned
-        allowed = self.schedules
-        if name is not None and name not in allowed:
-            remedy = nearest(name, tuple(sorted(allowed))) or f"write one of {', '.join(sorted(allowed))}"
+        if name is not None and name not in self.schedules:
+            allowed = sorted(self.schedules)
+            remedy = nearest(name, tuple(allowed)) or f"write one of {', '.join(allowed)}"
             raise UserError(what=f"{name!r} is not allowed here", where="spec.parallelism.schedule", remedy=remedy)
 
     def _data(self, text: str, where: str) -> str:

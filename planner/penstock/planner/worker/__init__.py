@@ -1,1 +1,1 @@
-"""Planning beside: questions to the planner, answered in processes that can be limited and ended."""
+"""Planning in a separate process, with limits on time and memory."""
