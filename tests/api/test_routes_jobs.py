@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ def service(tmp_path: Path, clock: Clock) -> Iterator[Service]:
 def client(service: Service) -> TestClient:
     return client_of(service)
 
+
+SMALL_VALUES = b"[" + b"[]," * 2_800_000 + b"[]]"
+"""8 MB, which would take 200 MB of memory as lists."""
 
 YAML_BOMB = b"a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + b"".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n".encode() for i in range(1, 10)
@@ -111,10 +116,11 @@ class TestCreate:
             (b"{" * 10_000, "application/yaml", 422, "invalid"),
             (b"<job/>", "application/xml", 415, "unsupported-media-type"),
             (b"x" * (5 * 2**20), "application/json", 413, "too-large"),
+            (SMALL_VALUES[: 4 * 2**20], "application/json", 413, "too-large"),
         ],
         ids=[
             "empty", "half", "list", "nan", "infinity", "deep", "binary", "yaml", "tag", "bomb", "ring", "long yaml",
-            "deep yaml", "xml", "large",
+            "deep yaml", "xml", "large", "values",
         ],
     )  # fmt: skip
     def test_a_bad_body(self, client: TestClient, body: bytes, media: str, status: int, kind: str) -> None:
@@ -347,13 +353,29 @@ class TestIngest:
             (b"no gzip", "gzip", 400, "bad-request"),
             (gzip.compress(b"{}" * 1000)[:-9], "gzip", 400, "bad-request"),
             (gzip.compress(b" " * (40 * 2**20)), "gzip", 413, "too-large"),
+            (gzip.compress(SMALL_VALUES), "gzip", 413, "too-large"),
             (b"{}", "br", 400, "bad-request"),
         ],
-        ids=["empty", "list", "none", "fields", "number", "mapping", "no gzip", "cut", "bomb", "brotli"],
+        ids=["empty", "list", "none", "fields", "number", "mapping", "no gzip", "cut", "bomb", "values", "brotli"],
     )
     def test_a_bad_batch(self, shipper: TestClient, body: bytes, encoding: str, status: int, kind: str) -> None:
         answer = shipper.post("/v1/ingest", content=body, headers={"Content-Encoding": encoding})
         problem(answer, status, kind)
+
+    def test_a_refused_batch_is_not_kept(self, shipper: TestClient) -> None:
+        """Nor until garbage is collected: a few hundred of them come sooner."""
+        body, headers = gzip.compress(SMALL_VALUES), {"Content-Encoding": "gzip"}
+        shipper.post("/v1/ingest", content=body, headers=headers)
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(5):
+                problem(shipper.post("/v1/ingest", content=body, headers=headers), 413, "too-large")
+            assert tracemalloc.get_traced_memory()[0] < len(SMALL_VALUES)
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
 
 class TestTokens:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+from anyio import to_thread
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
@@ -19,11 +20,16 @@ from penstock.api.storable import require_storable
 from penstock.api.store import jobs
 from penstock.api.store.jobs import StoredJob
 from penstock.core import jsontext
+from penstock.core.errors import PenstockError
 from penstock.core.serialization import yamltext
+
+T = TypeVar("T")
 
 JSON_TYPES = frozenset({"application/json", ""})
 YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 MOST_YAML_CHARACTERS = 128 * 2**10
+MOST_VALUES = 2_000_000
+"""Of a body of JSON. One takes up to 100 bytes of memory, and as few as two of text."""
 LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
 
 
@@ -173,17 +179,28 @@ def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
 JobIn = Annotated[StoredJob, Depends(job_of)]
 
 
+async def read_aside(service: Service, read: Callable[..., T], *arguments: Any) -> T:
+    """What ``read`` makes of a body, in a thread, few at once: the event loop answers all others meanwhile.
+
+    A refusal comes without its frames, which hold the body and would keep it until a collection of garbage.
+    """
+    try:
+        return await to_thread.run_sync(read, *arguments, limiter=service.bodies)
+    except (PenstockError, Problem) as refusal:
+        refusal.__context__ = None
+        raise refusal.with_traceback(None) from None
+
+
 async def read_document(request: Request) -> Any:
     """The body as plain data, JSON or YAML by its content type."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media not in JSON_TYPES | YAML_TYPES:
         remedy = "send application/json or application/yaml"
         raise Problem(kind="unsupported-media-type", detail=f"{media} is not read", where="Content-Type", remedy=remedy)
-    return await run_in_threadpool(_document, await request.body(), media)
+    return await read_aside(await service_of(request), _document, await request.body(), media)
 
 
 def _document(body: bytes, media: str) -> Any:
-    """In a thread: the event loop answers all others, and looks at no body."""
     text = decode(body)
     if media in YAML_TYPES:
         if len(text) > MOST_YAML_CHARACTERS:
@@ -193,7 +210,7 @@ def _document(body: bytes, media: str) -> Any:
             )
         document = yamltext.load(text, "body")
     else:
-        document = load_json(text)
+        document = load_json(body)
     require_storable(document)
     return document
 
@@ -207,14 +224,22 @@ def decode(body: bytes) -> str:
         raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
 
 
-def load_json(text: str | bytes) -> Any:
-    """JSON without NaN and infinities, which are none."""
+def load_json(body: bytes) -> Any:
+    """JSON of at most `MOST_VALUES`, without NaN and infinities, which are none."""
+    _require_few_values(body)
     try:
-        return jsontext.load(text, parse_constant=_refuse_constant)
+        return jsontext.load(body, parse_constant=_refuse_constant)
     except ValueError as error:
         what = "a number has thousands of digits" if "digits" in str(error) else str(error)
         detail, remedy = f"the body is not JSON: {what}", "send JSON, or YAML with Content-Type: application/yaml"
         raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
+
+
+def _require_few_values(body: bytes) -> None:
+    """Before any is built. There are no more than commas and opening brackets; those in strings are counted as well."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        detail, remedy = f"the body may hold more than {MOST_VALUES:,} values", "send less at once"
+        raise Problem(kind="too-large", detail=detail, where="body", remedy=remedy)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from anyio import CapacityLimiter
 from sqlalchemy import Connection, Engine
 
 from penstock.api.cluster.membership import Membership
@@ -28,12 +29,15 @@ from penstock.api.store.writer import Joint, Writer
 I = TypeVar("I")  # noqa: E741
 T = TypeVar("T")
 
+MOST_BODIES = 2
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
     """What every route is given. ``clock`` gives seconds since the epoch; ``cluster`` is none on a machine.
 
-    ``requested`` is set once a client's change is committed, so that the executor looks at it soon.
+    ``bodies`` bounds how many large bodies are read at once, each of which may take a few hundred megabytes until it is
+    refused. ``requested`` is set once a client's change is committed, so that the executor looks at it soon.
     """
 
     settings: Settings
@@ -46,6 +50,7 @@ class Service:
     exports: Exports = field(default_factory=Exports)
     notices: Notices | None = None
     cluster: Membership | None = None
+    bodies: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_BODIES))
     requested: threading.Event = field(default_factory=threading.Event)
 
     def read(self, question: Callable[[Connection], T]) -> T:

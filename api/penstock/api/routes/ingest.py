@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from penstock.api.auth.identity import Reporting, Role
-from penstock.api.dependencies import authenticated, decompress, let_pass, load_json, service_of
+from penstock.api.dependencies import authenticated, decompress, let_pass, load_json, read_aside, service_of
 from penstock.api.documented import ONLY_BY_TOKEN
 from penstock.api.examples import EXAMPLE_RECORD
 from penstock.api.problems import Problem, answers
@@ -75,7 +75,7 @@ async def read_batch(request: Request, service: Service, namespace: str | None) 
     if len(body) <= SMALL_BYTES:
         records = read_records(body, encoding, most_bytes)
     else:
-        records = await run_in_threadpool(read_records, body, encoding, most_bytes)
+        records = await read_aside(service, read_records, body, encoding, most_bytes)
     return Batch.of(records, service.clock(), namespace)
 
 
