@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -228,6 +229,26 @@ def test_an_earlier_attempt_that_lives_on_and_is_ahead_takes_nothing_from_a_late
         save(tmp_path, attempt=1, step=200 + turn)
         assert checkpoint.verify(latest).step == 10 + turn
     assert [found for found in steps(tmp_path) if found[0] == 2] == [(2, 13)]
+
+
+def test_an_earlier_attempt_whose_unfinished_checkpoint_was_removed_says_who_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one commits, and prunes, while the earlier one writes."""
+    commit = checkpoint._commit
+    latest: list[Path] = []
+
+    def overtaken(*arguments: Any) -> None:
+        if not latest:
+            latest.append(tmp_path / "a2" / "step-10")
+            assert save(tmp_path, attempt=2, step=10) == latest[0]
+        commit(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_commit", overtaken)
+    with pytest.raises(RunError, match=r"step 20 was not written to .*: attempt 2 has taken over this job; earlier"):
+        save(tmp_path, attempt=1, step=20)
+    assert steps(tmp_path) == [(2, 10)]
+    assert checkpoint.verify(latest[0]).step == 10
 
 
 def test_what_is_half_removed_does_not_look_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,8 @@ def save(
 ) -> Checkpoint:
     """Write a checkpoint from all ranks of ``group`` and prune old ones down to ``keep``.
 
-    Raises `RunError` on every rank if any rank could not write; what was there before is untouched.
+    Raises `RunError` on every rank if any rank could not write; what was there before is untouched. A later attempt of
+    the job may be the reason: it removes what this one has not finished (`prune`).
     """
     folder = root / f"a{attempt}" / f"step-{step}"
     partial = folder.with_name(f"{_PARTIAL}{folder.name}")
@@ -288,13 +289,20 @@ def save(
     except FailedError as error:
         if first:
             shutil.rmtree(partial, ignore_errors=True)
+        reason = _taken_over(root, attempt) or str(error)
         raise RunError(
-            f"the checkpoint of step {step} was not written to {root}: {error}; earlier checkpoints are untouched"
+            f"the checkpoint of step {step} was not written to {root}: {reason}; earlier checkpoints are untouched"
         ) from None
     saved = Checkpoint(step=step, attempt=attempt, folder=folder)
     if first:
         prune(root, saved, keep)
     return saved
+
+
+def _taken_over(root: Path, attempt: int) -> str:
+    """That a later attempt has gone on from here, if one has; this one was cut off and taken for lost."""
+    latest = max((each.attempt for each in find_checkpoints(root)), default=attempt)
+    return f"attempt {latest} has taken over this job" if latest > attempt else ""
 
 
 def _make_empty(folder: Path) -> None:
