@@ -87,7 +87,7 @@ def test_what_is_printed_is_true(first: Story) -> None:
 
 
 def test_the_job_spans_two_nodes(first: Story) -> None:
-    assert {each["spec"]["nodeName"] for each in first.job.pods()} == set(PAIR_NODES)
+    assert {each["spec"]["nodeName"] for each in first.pods} == set(PAIR_NODES)
 
 
 def test_events_tell_the_story(first: Story) -> None:

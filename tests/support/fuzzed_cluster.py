@@ -22,6 +22,7 @@ from tests.support.sample_run import sample_profile
 
 STEADY, FUZZED = "steady", "fuzzed"
 NODES = ("east", "west")
+DEEP, NESTED = 100, 100_000
 
 
 def good_object() -> dict[str, Any]:
@@ -107,13 +108,25 @@ class Fuzzed:
 
 
 def _text(found: Any) -> str:
-    return found if isinstance(found, str) else json.dumps(found)
+    if isinstance(found, str):
+        return found
+    return json.dumps(found) if _is_shallow(found) else "[" * NESTED
 
 
 def _sendable(found: Any) -> Any:
-    """Without what an apiserver's JSON has no word for."""
-    if isinstance(found, float) and (found != found or abs(found) == float("inf")):
-        return None
+    """As an apiserver's JSON has it, which knows no infinite number, and is not nested without bounds."""
+    return json.loads(json.dumps(found), parse_constant=lambda _: None) if _is_shallow(found) else None
+
+
+def _is_shallow(found: Any) -> bool:
+    """Whether it is nested less deeply than `DEEP`; copying and sending take several calls for each level."""
+    level = [found]
+    for _ in range(DEEP):
+        level = [inner for each in level for inner in _inside(each)]
+    return not level
+
+
+def _inside(found: Any) -> list[Any]:
     if isinstance(found, dict):
-        return {str(name): _sendable(value) for name, value in found.items()}
-    return [_sendable(value) for value in found] if isinstance(found, list) else found
+        return list(found.values())
+    return found if isinstance(found, list) else []

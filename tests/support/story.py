@@ -25,7 +25,8 @@ AGE = re.compile(r"\d+[smhd](\d+[smhd])?")
 class Story:
     """What was seen: ``objects`` one after the other, and the ``rows`` that were printed for them, in words.
 
-    ``events`` are reasons and messages; the cluster itself forgets them after an hour.
+    ``events`` are reasons and messages, and ``pods`` those that were there at its end; the cluster itself forgets
+    events after an hour, and pods when their node is lost.
     """
 
     job: ClusterJob = field(init=False)
@@ -33,6 +34,7 @@ class Story:
     header: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
+    pods: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def told(on: Installed, name: str) -> Iterator[Story]:
     finally:
         wide.end()
         objects.end()
-    story.events = story.job.events()
+    story.events, story.pods = story.job.events(), story.job.pods()
     lines = wide.text().splitlines()
     story.header, story.rows = lines[0].split(), [line.split() for line in lines[1:]]
     story.objects = _documents(objects.text())
