@@ -145,14 +145,19 @@ def _schedule_file(path: Path) -> None:
 
 
 def _plan_file(path: Path) -> None:
-    """As a rank does, and as `penstock simulate FILE` asks its process to."""
+    """As a rank does, and as `penstock simulate FILE` asks its process to.
+
+    A rank's Program is as large as the plan says, which has a maximum and is the job's own memory.
+    """
     from penstock.core.run.documents import read_plan
     from penstock.planner.realise import program_of
+    from penstock.planner.replay import MOST_ACTIONS, num_actions
     from penstock.planner.worker.__main__ import answer
     from penstock.planner.worker.questions import Question
 
     plan = read_plan(path)
-    program_of(plan)
+    if num_actions(plan) <= MOST_ACTIONS:
+        program_of(plan)
     question = Question(spec=_spec(), plan=plan, profile=sample_profile())
     answer(Question.from_manifest(json.loads(json.dumps(question.to_manifest()))))
 
