@@ -24,6 +24,7 @@ THIRD_PARTIES = {
     "client": {"httpx"},
     "api": {
         "alembic",
+        "anyio",
         "fastapi",
         "prometheus_client",
         "pydantic",
