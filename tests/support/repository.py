@@ -30,7 +30,7 @@ def source_files() -> list[Path]:
 
 def python_files() -> list[Path]:
     """Every Python file of the repository, `dev`, benchmarks, what deploys and tests among them."""
-    others = [path for folder in ("tests", "benchmarks", "deploy") for path in (ROOT / folder).rglob("*.py")]
+    others = [path for folder in ("tests", "benchmarks", "deploy", "tools") for path in (ROOT / folder).rglob("*.py")]
     return sorted([*source_files(), *others, ROOT / "dev"])
 
 
