@@ -24,12 +24,12 @@ from benchmarks.operator_cluster import Cluster, job
 from benchmarks.operator_process import Operator
 from benchmarks.support import write_results
 
-from deploy.lab import base_image, lab
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.kube.names import BINDING_ANNOTATION, UID_LABEL
 from penstock.kube.resources import CLAIMS, JOBS, PODS
 from penstock.kube.transport import Object
 from penstock.kube.watching import Watched, Watcher
+from tools.lab import base_image, lab
 
 NODES = ("node1", "node2")
 AT_ONCE, WAITING = 50, 50

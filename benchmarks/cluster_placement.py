@@ -18,13 +18,13 @@ from typing import Any
 from benchmarks.on_lab import on_lab
 from benchmarks.support import write_results
 
-from deploy.lab.network import bits_per_second
 from penstock.core.curves import usual
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from tests.support.cluster_jobs import ClusterJob, shaped, submitted
 from tests.support.installed import Installed
 from tests.support.rehearsing import WAITS_FOR_LINKS, nodes_of, placed_everywhere, rehearsed
+from tools.lab.network import bits_per_second
 
 RATES = {"node1": "1gbit", "node2": "1gbit", "node3": "100mbit"}
 VISITS = 5

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy.lab import lab
 from tests.support.cluster import Cluster, of
 from tests.support.installed import Installed, installed
+from tools.lab import lab
 
 LOOK_SECONDS, MOST_CORES = 10.0, 0.5
 _STAT = Path("/proc/stat")

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
-from deploy.lab import lab, state
 from penstock.core.instants import format_instant
 from penstock.kube.names import API_VERSION, JOB_KIND, PROFILE_FILE, UID_LABEL
 from penstock.kube.packing import packed
@@ -25,6 +24,7 @@ from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, LEASES, NODES, P
 from penstock.kube.transport import APPLY, MERGE, KubeError, Object, Transport
 from penstock.kube.watching import Watched, Watcher
 from tests.support.planning import profile
+from tools.lab import lab, state
 
 T = TypeVar("T")
 

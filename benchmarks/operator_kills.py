@@ -19,13 +19,13 @@ from typing import Any
 
 from benchmarks.support import write_results
 
-from deploy.lab import lab
 from penstock.core.lifecycle import Phase
 from tests.support.cluster import of
 from tests.support.cluster_jobs import submitted
 from tests.support.installed import installed
 from tests.support.troubled_operator import CONFLICT, FAILURE, KILL, Trouble
 from tests.support.troubles import Sieve, sieve
+from tools.lab import lab
 
 LAB = "kills"
 PATIENCE_SECONDS = 600.0

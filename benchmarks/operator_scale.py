@@ -19,7 +19,7 @@ from benchmarks.operator_cluster import Cluster
 from benchmarks.operator_process import Operator
 from benchmarks.support import write_results
 
-from deploy.lab import lab
+from tools.lab import lab
 
 NODES = 10
 FEW, MANY, LATE = 100, 1_000, 50

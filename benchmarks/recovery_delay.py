@@ -20,14 +20,14 @@ from benchmarks.on_lab import in_processes, quiet_lab
 from benchmarks.support import write_results
 
 from deploy.installation import Installation
-from deploy.lab import lab
-from deploy.lab.console import LabError
 from penstock.core.lifecycle import Phase
 from penstock.kube.resources import NODES
 from tests.support.charted import chart_space, charted, nodes_of_programs, prefer, values
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training, submitted
 from tests.support.installed import Installed, JobSpace
 from tests.support.losing import BEGUN_STEPS, BESIDE, LOST, delete_a_pod, not_ready_since, only, spare, trained
+from tools.lab import lab
+from tools.lab.console import LabError
 
 TIMES = 3
 ENDLESS = 100_000

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from deploy import kind
-from deploy.lab.__main__ import carried_out, do
+from tools.lab.__main__ import carried_out, do
 
 
 def carry_out(said: argparse.Namespace) -> None:

@@ -15,10 +15,6 @@ from typing import Any
 
 from deploy import cluster, own_images
 from deploy.installation import Installation
-from deploy.lab import volumes
-from deploy.lab.__main__ import parser
-from deploy.lab.console import LabError
-from deploy.lab.state import DEFAULT_NAME
 from deploy.own_images import ROOT
 from deploy.site import Site, site_of
 from penstock.agent.attempt import read_result
@@ -28,6 +24,10 @@ from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.status import JobStatus
+from tools.lab import volumes
+from tools.lab.__main__ import parser
+from tools.lab.console import LabError
+from tools.lab.state import DEFAULT_NAME
 
 EXAMPLE = ROOT / "deploy" / "examples" / "stdlib-llama.yaml"
 USAGE = "./dev demo --cluster takes nothing else: it trains the example on the cluster that ./dev cluster makes"

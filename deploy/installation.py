@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.lab import volumes
-from deploy.lab.state import State
 from deploy.own_images import ROOT, Images
 from deploy.site import Site
+from tools.lab import volumes
+from tools.lab.state import State
 
 CHART = ROOT / "helm" / "penstock"
 SERVICE_PORT = 8470

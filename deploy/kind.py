@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deploy.lab import build, state, volumes
-from deploy.lab.console import LabError, run, say
+from tools.lab import build, state, volumes
+from tools.lab.console import LabError, run, say
 
 DOCKER_SECONDS = 20
 VOLUMES = "/volumes"

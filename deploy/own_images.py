@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import penstock
-from deploy.lab import base_image, lab
-from deploy.lab.console import run
-from deploy.lab.images import DOMAIN, write_image
-from deploy.lab.node import ASIDE
-from deploy.lab.state import State
 from deploy.site import Site
+from tools.lab import base_image, lab
+from tools.lab.console import run
+from tools.lab.images import DOMAIN, write_image
+from tools.lab.node import ASIDE
+from tools.lab.state import State
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = {"operator": "penstock.operator", "api": "penstock.cli"}

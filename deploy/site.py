@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy import kind
-from deploy.lab import build, state
-from deploy.lab.console import plain_environ, run
-from deploy.lab.volumes import SHARED
+from tools.lab import build, state
+from tools.lab.console import plain_environ, run
+from tools.lab.volumes import SHARED
 
 
 @dataclass(frozen=True, kw_only=True)

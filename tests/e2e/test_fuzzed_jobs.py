@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from deploy.lab.console import LabError
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from tests.support.changed_manifests import changed
@@ -17,6 +16,7 @@ from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import ClusterJob, made
 from tests.support.installed import Installed
 from tests.support.manifests import EXAMPLE
+from tools.lab.console import LabError
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

@@ -10,14 +10,14 @@ import pytest
 
 from deploy.demonstration import Demonstration, shown, with_storage
 from deploy.installation import SERVICE_PORT, Installation
-from deploy.lab import lab, node
-from deploy.lab.console import LabError
 from penstock.core.lifecycle import Phase
 from tests.support.charted import CRDS, chart_space, charted, nodes_of_programs, prefer, programs, values
 from tests.support.cluster import COLD_SECONDS, Cluster
 from tests.support.cluster_jobs import PINNED, SEQUENCE, ClusterJob, paced, small_spec, small_training, submitted
 from tests.support.installed import JobSpace
 from tests.support.losing import BEGUN_STEPS, LOST, not_ready_since, spare
+from tools.lab import lab, node
+from tools.lab.console import LabError
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

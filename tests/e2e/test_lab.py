@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.lab import build, control_plane, images, lab, network, processes, rooms, state
-from deploy.lab.addresses import free_slot
-from deploy.lab.console import LabError, run
 from penstock.kube.resources import JOBSETS, NODES, PODS
 from tests.support.cluster import COLD_SECONDS, SERVICES, Cluster, end_orphans, of
 from tests.support.repository import ROOT
+from tools.lab import build, control_plane, images, lab, network, processes, rooms, state
+from tools.lab.addresses import free_slot
+from tools.lab.console import LabError, run
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

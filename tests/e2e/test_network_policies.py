@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from deploy.lab.console import LabError
 from penstock.core.pod import AGENT_PORT
 from tests.support.cluster import COLD_SECONDS, SERVICES, Cluster
 from tests.support.helm import CHART, helm_of
 from tests.support.not_run import BEGINNING
+from tools.lab.console import LabError
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

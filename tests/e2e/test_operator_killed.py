@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.lab import lab
 from penstock.client import Place
 from penstock.core.lifecycle import Phase
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import PINNED, ClusterJob, paced, small_training, submitted
 from tests.support.installed import Installed
+from tools.lab import lab
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.lab.network import bits_per_second
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import ClusterJob, shaped, submitted
 from tests.support.installed import Installed
 from tests.support.rehearsing import WAITS_FOR_LINKS, nodes_of, placed_everywhere, rehearsed
+from tools.lab.network import bits_per_second
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from deploy.lab import lab
 from penstock.client import Place
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
@@ -44,6 +43,7 @@ from tests.support.losing import (
     trained,
 )
 from tests.support.story import Story
+from tools.lab import lab
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECONDS)]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.lab.addresses import MOST_NODES, RANGE, SLOTS, Addresses, free_slot, slots_by_preference
+from tools.lab.addresses import MOST_NODES, RANGE, SLOTS, Addresses, free_slot, slots_by_preference
 
 slots = st.integers(0, len(SLOTS) - 1)
 NODES = range(1, MOST_NODES + 1)

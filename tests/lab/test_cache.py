@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.lab import addons, build, cache, packages, toolchain
-from deploy.lab.console import LabError
-from deploy.lab.images import architecture
+from tools.lab import addons, build, cache, packages, toolchain
+from tools.lab.console import LabError
+from tools.lab.images import architecture
 
 each_part = pytest.mark.parametrize("part", build.PARTS, ids=lambda part: part.name)
 

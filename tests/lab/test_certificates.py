@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lab import control_plane
-from deploy.lab.addresses import Addresses
-from deploy.lab.certificates import CLIENTS, kubeconfig, make_all, write_kubeconfig
-from deploy.lab.console import LabError, run
+from tools.lab import control_plane
+from tools.lab.addresses import Addresses
+from tools.lab.certificates import CLIENTS, kubeconfig, make_all, write_kubeconfig
+from tools.lab.console import LabError, run
 
 ADDRESSES = Addresses(3)
 

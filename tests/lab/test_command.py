@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from deploy import kind
-from deploy.lab import build, lab, state, volumes
-from deploy.lab.__main__ import parser
-from deploy.lab.addresses import MOST_NODES
-from deploy.lab.console import LabError
-from deploy.lab.processes import Process
-from deploy.lab.state import State
 from tests.support.repository import ROOT
+from tools.lab import build, lab, state, volumes
+from tools.lab.__main__ import parser
+from tools.lab.addresses import MOST_NODES
+from tools.lab.console import LabError
+from tools.lab.processes import Process
+from tools.lab.state import State
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cluster(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deploy.lab", *arguments]
+    command = [sys.executable, "-m", "tools.lab", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from deploy.lab import base_image, build
-from deploy.lab.console import LabError
-from deploy.lab.images import layer_of_files, layer_of_folder, write_image
+from tools.lab import base_image, build
+from tools.lab.console import LabError
+from tools.lab.images import layer_of_files, layer_of_folder, write_image
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 from deploy import own_images
 from deploy.demonstration import with_storage
 from deploy.installation import Installation
-from deploy.lab.processes import Process
-from deploy.lab.state import State
 from deploy.own_images import Images
 from deploy.site import Site
 from tests.support.manifests import example
+from tools.lab.processes import Process
+from tools.lab.state import State
 
 IMAGES = Images(operator="o:1", service="s:1", trainer="t:1")
 

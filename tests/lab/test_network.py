@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.lab import cgroups, network
-from deploy.lab.addresses import Addresses
-from deploy.lab.console import LabError
+from tools.lab import cgroups, network
+from tools.lab.addresses import Addresses
+from tools.lab.console import LabError
 
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "M": 10**6, "Gbit/s": 10**9}
 

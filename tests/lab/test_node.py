@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from deploy.lab import node
-from deploy.lab.images import PAUSE
+from tools.lab import node
+from tools.lab.images import PAUSE
 
 FOLDER = Path("/state/node1")
 CRI = "io.containerd.grpc.v1.cri"

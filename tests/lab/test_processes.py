@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lab import processes, rooms
-from deploy.lab.console import LabError, run, wait_until
-from deploy.lab.processes import Process
+from tools.lab import processes, rooms
+from tools.lab.console import LabError, run, wait_until
+from tools.lab.processes import Process
 
 
 @pytest.fixture

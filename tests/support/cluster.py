@@ -22,11 +22,11 @@ import pytest
 from kubernetes import config
 
 from deploy import kind
-from deploy.lab import base_image, build, lab, processes, state
-from deploy.lab.console import LabError, plain_environ, run
 from penstock.kube.resources import NODES, PODS, Resource
 from penstock.kube.transport import Transport
 from tests.support.not_run import BEGINNING, missing
+from tools.lab import base_image, build, lab, processes, state
+from tools.lab.console import LabError, plain_environ, run
 
 NAME = "cluster"
 NUM_NODES = 3

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from deploy.lab import lab, processes
 from penstock.core.lifecycle import Phase
 from penstock.core.records import StepMetrics
 from penstock.core.run.folder import RunDir
@@ -24,6 +23,7 @@ from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Re
 from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
 from tests.support.command import Command, ended
 from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, JobSpace, components
+from tools.lab import lab, processes
 
 PATIENCE_SECONDS = 600.0
 HERE_SECONDS = 900.0

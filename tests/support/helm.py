@@ -10,10 +10,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from deploy.lab import build
-from deploy.lab.console import plain_environ
 from tests.support.cluster import Cluster
 from tests.support.repository import ROOT
+from tools.lab import build
+from tools.lab.console import plain_environ
 
 CHART = ROOT / "helm" / "penstock"
 RELEASE = "penstock"

@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 
 import penstock
-from deploy.lab.state import State
 from penstock.client import Client
 from penstock.client.config import Target
 from penstock.core.host.ports import free_port
@@ -28,6 +27,7 @@ from penstock.kube.resources import CLAIMS, JOBS, PODS
 from tests.support.cluster import Cluster
 from tests.support.kubectl import kubectl_of, with_crds
 from tests.support.repository import ROOT
+from tools.lab.state import State
 
 START_SECONDS = 240.0
 END_SECONDS = 60.0

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.lab.console import plain_environ
 from penstock.core.serialization import yamltext
 from tests.support.cluster import Cluster
 from tests.support.manifests import example
 from tests.support.repository import ROOT
+from tools.lab.console import plain_environ
 
 MOST_POLICY_SECONDS = 20.0
 

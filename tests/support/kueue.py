@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from deploy import kind
-from deploy.lab import addons, build, lab
-from deploy.lab.console import LabError
 from tests.support.cluster import Cluster
 from tests.support.helm import helm_of
+from tools.lab import addons, build, lab
+from tools.lab.console import LabError
 
 API = "kueue.x-k8s.io/v1beta2"
 QUEUE = "team"

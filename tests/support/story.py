@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.lab.console import plain_environ
 from tests.support.cluster_jobs import ClusterJob
 from tests.support.installed import Installed
+from tools.lab.console import plain_environ
 
 WATCH_SECONDS = 60.0
 QUIET_SECONDS = 2.0

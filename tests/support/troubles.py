@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.lab.console import plain_environ
 from penstock.core.lifecycle import Phase
 from penstock.core.status import JobStatus
 from penstock.kube.names import PROFILE_FILE, UID_LABEL
@@ -22,6 +21,7 @@ from tests.support.cluster_jobs import ClusterJob, small_training, submitted
 from tests.support.installed import Installed, Program, operated_by
 from tests.support.repository import ROOT
 from tests.support.troubled_operator import FOLDER_VARIABLE, Trouble, read_writes, write_trouble
+from tools.lab.console import plain_environ
 
 MEASURED = "stub-measured"
 LIFE_SECONDS = 1200.0

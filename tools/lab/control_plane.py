@@ -10,10 +10,10 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.lab.addresses import APISERVER_PORT, Addresses
-from deploy.lab.certificates import write_kubeconfig
-from deploy.lab.console import LabError, wait_until
-from deploy.lab.rooms import Room
+from tools.lab.addresses import APISERVER_PORT, Addresses
+from tools.lab.certificates import write_kubeconfig
+from tools.lab.console import LabError, wait_until
+from tools.lab.rooms import Room
 
 Value = str | Path | int
 NAME = "control-plane"

@@ -13,9 +13,9 @@ import urllib.parse
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 
-from deploy.lab.addresses import Addresses
-from deploy.lab.console import LabError, run
-from deploy.lab.rooms import Room
+from tools.lab.addresses import Addresses
+from tools.lab.console import LabError, run
+from tools.lab.rooms import Room
 
 ROOM_END = "eth0"
 SMALLEST_BURST_BYTES = 64_000  # a whole segment of TCP, as the kernel hands them to an interface

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from deploy.lab.console import LabError
+from tools.lab.console import LabError
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids")

@@ -1,4 +1,4 @@
-"""The lab's command: `python -m deploy.lab VERB`. See docs/guides/cluster-lab.md."""
+"""The lab's command: `python -m tools.lab VERB`. See docs/guides/cluster-lab.md."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deploy.lab import build, lab, state
-from deploy.lab.console import LabError
+from tools.lab import build, lab, state
+from tools.lab.console import LabError
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy.lab.addresses import Addresses
-from deploy.lab.console import LabError
-from deploy.lab.control_plane import NAME as CONTROL_PLANE
-from deploy.lab.processes import Process
-from deploy.lab.rooms import Room
+from tools.lab.addresses import Addresses
+from tools.lab.console import LabError
+from tools.lab.control_plane import NAME as CONTROL_PLANE
+from tools.lab.processes import Process
+from tools.lab.rooms import Room
 
 DEFAULT_NAME = "penstock"
 FILE = "lab.json"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.lab.addresses import Addresses
-from deploy.lab.console import run
+from tools.lab.addresses import Addresses
+from tools.lab.console import run
 
 DAYS = 365
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")

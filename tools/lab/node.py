@@ -8,12 +8,12 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from deploy.lab.addresses import Addresses
-from deploy.lab.certificates import write_kubeconfig
-from deploy.lab.console import LabError, wait_until
-from deploy.lab.images import PAUSE
-from deploy.lab.network import listens
-from deploy.lab.rooms import Room
+from tools.lab.addresses import Addresses
+from tools.lab.certificates import write_kubeconfig
+from tools.lab.console import LabError, wait_until
+from tools.lab.images import PAUSE
+from tools.lab.network import listens
+from tools.lab.rooms import Room
 
 SOCKET = "/run/containerd/containerd.sock"
 PLUGINS = "/usr/lib/cni"

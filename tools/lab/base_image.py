@@ -10,9 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from deploy.lab import cache
-from deploy.lab.console import LabError, plain_environ, run, say
-from deploy.lab.images import DOMAIN, architecture, layer_of_folder, write_image
+from tools.lab import cache
+from tools.lab.console import LabError, plain_environ, run, say
+from tools.lab.images import DOMAIN, architecture, layer_of_folder, write_image
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 IMAGE = f"{DOMAIN}/python:{PYTHON}"

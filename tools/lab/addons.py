@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.lab import build
-from deploy.lab.certificates import write_kubeconfig
-from deploy.lab.console import plain_environ, run, wait_until
-from deploy.lab.control_plane import flags
-from deploy.lab.images import DOMAIN
-from deploy.lab.rooms import Room
+from tools.lab import build
+from tools.lab.certificates import write_kubeconfig
+from tools.lab.console import plain_environ, run, wait_until
+from tools.lab.control_plane import flags
+from tools.lab.images import DOMAIN
+from tools.lab.rooms import Room
 
 HOME_NODE = "node1"
 """Where JobSet and Kueue run: tests lose any node but this one."""

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.lab.console import LabError, plain_environ, run, tail, wait_until
-from deploy.lab.processes import Process, children, command, descendants, named, process
+from tools.lab.console import LabError, plain_environ, run, tail, wait_until
+from tools.lab.processes import Process, children, command, descendants, named, process
 
 OWN_FOLDERS = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/cni")
 FIRST = "pause"

@@ -10,9 +10,9 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from deploy.lab import cache
-from deploy.lab.console import LabError, run, say
-from deploy.lab.images import architecture
+from tools.lab import cache
+from tools.lab.console import LabError, run, say
+from tools.lab.images import architecture
 
 OLDEST = (1, 26)
 VERSION = "1.26.8"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy.lab.console import say
+from tools.lab.console import say
 
 
 def folder() -> Path:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.lab import cache
-from deploy.lab.console import LabError, run, say
-from deploy.lab.images import DOMAIN, PAUSE, architecture, layer_of_files, write_image
-from deploy.lab.toolchain import go
+from tools.lab import cache
+from tools.lab.console import LabError, run, say
+from tools.lab.images import DOMAIN, PAUSE, architecture, layer_of_files, write_image
+from tools.lab.toolchain import go
 
 MODULES = Path(__file__).parent / "go"
 NOBODY = "65532:65532"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.lab import cache
+from tools.lab import cache
 
 DOMAIN = "lab.penstock.dev"
 PAUSE = f"{DOMAIN}/pause:1"

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from deploy.lab.console import LabError, plain_environ, say, tail
+from tools.lab.console import LabError, plain_environ, say, tail
 
 NEEDED = {
     "containerd": "containerd",

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.lab import addons, base_image, build, cache, cgroups, network, node, packages, rooms, state, volumes
-from deploy.lab import control_plane as plane
-from deploy.lab.addresses import MOST_NODES, RANGE, Addresses, free_slot
-from deploy.lab.certificates import make_all, write_kubeconfig
-from deploy.lab.console import LabError, plain_environ, run, say, wait_until
-from deploy.lab.state import State
+from tools.lab import addons, base_image, build, cache, cgroups, network, node, packages, rooms, state, volumes
+from tools.lab import control_plane as plane
+from tools.lab.addresses import MOST_NODES, RANGE, Addresses, free_slot
+from tools.lab.certificates import make_all, write_kubeconfig
+from tools.lab.console import LabError, plain_environ, run, say, wait_until
+from tools.lab.state import State
 
 READY_SECONDS = 60.0
 NAMES = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
