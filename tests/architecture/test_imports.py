@@ -73,6 +73,15 @@ def imported_modules(tree: ast.Module) -> set[str]:
     return modules
 
 
+def late_and_early(tree: ast.Module, component: str) -> tuple[set[str], set[str]]:
+    """The modules of a component that a file imports inside functions, and those that it imports elsewhere."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    others = [node for node in tree.body if node not in functions]
+    within, outside = (imported_modules(ast.Module([*nodes], [])) for nodes in (functions, others))
+    late, early = ({name for name in names if f"{name}.".startswith(f"{component}.")} for names in (within, outside))
+    return late, early
+
+
 Trees = Callable[[str], Iterator[tuple[Path, ast.Module]]]
 
 
@@ -120,6 +129,14 @@ def test_no_relative_imports() -> None:
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert relative == []
+
+
+def test_only_commands_start_the_service() -> None:
+    """Inside functions; the rest of the command is a client of the service like any other."""
+    importing = {path: late_and_early(tree, "penstock.api") for path, tree in trees("cli")}
+    commands = Path("cli/penstock/cli/commands")
+    assert {path for path, (late, early) in importing.items() if early or (late and path.parent != commands)} == set()
+    assert any(late for late, _ in importing.values())
 
 
 @pytest.mark.parametrize("package", PURE)

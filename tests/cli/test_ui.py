@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ import pytest
 
 from penstock.api.auth.identity import Role
 from penstock.api.service import Service
-from penstock.cli.secret_files import write_secret
 from tests.support.command import Command
 from tests.support.listening import answering, bearer
 from tests.support.service import new_service
@@ -86,19 +84,3 @@ def test_a_service_that_is_away_is_told(command: Command) -> None:
     command.environment["PENSTOCK_TOKEN"] = "pst_wrong"
     _, told = command("ui", code=2)
     assert "the token is unknown, expired or revoked" in told
-
-
-def test_a_secret_file_is_never_readable_by_others(tmp_path: Path) -> None:
-    """Whatever the umask, also where a file that others may read lies there already."""
-    path = tmp_path / "new" / "service.json"
-    before = os.umask(0)
-    try:
-        write_secret(path, "first")
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        path.chmod(0o666)
-        write_secret(path, "second")
-    finally:
-        os.umask(before)
-    assert path.read_text() == "second"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(path.parent.iterdir()) == [path]

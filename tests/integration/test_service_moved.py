@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.api.auth.identity import Role
+from penstock.api.start.administration import opened
 from penstock.api.store import tokens
-from penstock.cli.administration import opened
 from penstock.core.host.locks import Lock, machine_lock_path
 from penstock.core.host.ports import free_port
 from tests.support.command import ended

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli import output
 from penstock.cli.lines import line
 from penstock.cli.output import Format
-from penstock.cli.secret_files import write_secret
 from penstock.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
 from penstock.client.config import configuration_file, known_server
 from penstock.core.errors import REMEDY, UserError
 from penstock.core.failure import LAST_WORDS, read_failure
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LOSSES, Phase
+from penstock.core.serialization.secret_files import write_secret
 from penstock.core.units import format_age, format_seconds
 
 if TYPE_CHECKING:

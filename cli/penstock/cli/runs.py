@@ -17,7 +17,6 @@ from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.agent.workers import LocalWorkers, Workers
 from penstock.cli.executor import Executor
 from penstock.cli.lines import line
-from penstock.cli.machine import this_machine
 from penstock.cli.output import say, warn
 from penstock.cli.ports import check_port
 from penstock.cli.progress import People
@@ -51,7 +50,7 @@ class Here:
     workers: Workers = field(default_factory=LocalWorkers)
     identify: Callable[[JobSpec], Identity] = identify
     clock: Callable[[], float] = time.time
-    memory_bytes: int = field(default_factory=lambda: this_machine(os.environ).memory_bytes)
+    memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def start(

@@ -51,7 +51,7 @@ def create_token(
     database: Database = "",
 ) -> None:
     """Make a token, and print its secret, which nobody can be told again."""
-    from penstock.cli.administration import new_token, opened
+    from penstock.api.start.administration import new_token, opened
 
     with opened(folder or default_folder(), database) as service:
         output.write(new_token(service, name, role.value, namespace, None if days is None else days * 86_400))
@@ -59,10 +59,19 @@ def create_token(
 
 def list_tokens(folder: Folder = None, database: Database = "", form: Output = Format.TEXT) -> None:
     """Show every token, without its secret."""
-    from penstock.cli.administration import opened, show_tokens
+    from penstock.api.start import administration
 
-    with opened(folder or default_folder(), database) as service:
-        show_tokens(service, form)
+    with administration.opened(folder or default_folder(), database) as service:
+        tokens = administration.list_tokens(service)
+    if form is not Format.TEXT:
+        output.write_data(tokens, form)
+        return
+    from rich.table import Table
+
+    table = Table("id", "name", "role", "namespace", "state", "expires", box=None, pad_edge=False)
+    for token in tokens:
+        table.add_row(*(token[name] or "–" for name in ("id", "name", "role", "namespace", "state", "expiresAt")))
+    output.show(table)
 
 
 def revoke_token(
@@ -71,7 +80,7 @@ def revoke_token(
     database: Database = "",
 ) -> None:
     """Close a token for good."""
-    from penstock.cli.administration import close_token, opened
+    from penstock.api.start.administration import close_token, opened
 
     with opened(folder or default_folder(), database) as service:
         close_token(service, token)
@@ -80,7 +89,7 @@ def revoke_token(
 
 def upgrade_database(folder: Folder = None, database: Database = "") -> None:
     """Bring the schema up to this version of penstock; back the database up before."""
-    from penstock.cli.administration import upgrade
+    from penstock.api.start.administration import upgrade
 
     before, after = upgrade(folder or default_folder(), database)
     output.say(f"schema {before or 'none'} to {after}" if before != after else f"schema {after}: nothing to do")
@@ -92,7 +101,7 @@ def back_up_database(
     database: Database = "",
 ) -> None:
     """Copy all that the database holds, as it is now; a service may go on meanwhile. Files of runs are not in it."""
-    from penstock.cli.administration import back_up
+    from penstock.api.start.administration import back_up
 
     count = back_up(folder or default_folder(), database, file)
     output.say(f"{count:,} rows in {file}")
@@ -104,6 +113,6 @@ def restore_database(
     database: Database = "",
 ) -> None:
     """Fill a new or empty database, of either kind, from a copy. No service may run on it."""
-    from penstock.cli.administration import restore
+    from penstock.api.start.administration import restore
 
     output.say(f"{restore(folder or default_folder(), database, file):,} rows restored")

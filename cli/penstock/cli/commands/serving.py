@@ -10,6 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
+from penstock.cli import output
+
 Folder = Annotated[Path | None, typer.Option("--folder", help="What the service keeps: database and runs.")]
 DATABASE, DATABASE_FILE = "PENSTOCK_DATABASE", "PENSTOCK_DATABASE_FILE"
 
@@ -88,9 +90,9 @@ def serve(
     """Run jobs for everybody who has a token, on this machine or a cluster; they go on when the service ends."""
     from penstock.api.server import tls_of
     from penstock.api.settings import Settings
+    from penstock.api.start.serving import read_webhook
+    from penstock.api.start.serving import serve as answer
     from penstock.cli.ports import check_port
-    from penstock.cli.serving import read_webhook
-    from penstock.cli.serving import serve as answer
     from penstock.core.errors import UserError
 
     for option, is_given in (("--namespace", bool(namespace)), ("--policy", policy is not None)):
@@ -110,11 +112,15 @@ def serve(
     check_port(port, "--port")
     settings, told = settings.answering_to(host, *(allow_host or ())), read_webhook(webhook, webhook_secret)
     if cluster:
-        from penstock.cli.cluster_serving import serve_cluster
+        from penstock.api.start.cluster_serving import serve_cluster
 
-        serve_cluster(settings, namespace, policy, told)
+        serve_cluster(settings, namespace, policy, told, say=output.say)
     else:
-        answer(settings, told)
+        from penstock.agent.shipping import is_acknowledged
+        from penstock.client.config import configuration_file
+
+        configuration = configuration_file(os.environ, Path.home())
+        answer(settings, told, configuration=configuration, acknowledged=is_acknowledged, say=output.say)
 
 
 def _root(text: str) -> tuple[str, Path]:

@@ -17,8 +17,8 @@ from penstock.agent.posting import http_post
 from penstock.agent.shipping import Shipper
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.settings import Settings
+from penstock.api.start.cluster_serving import place_of
 from penstock.api.store import tokens
-from penstock.cli.cluster_serving import place_of
 from penstock.cli.main import main
 from penstock.core.host.ports import free_port
 from penstock.core.records import RecordKind

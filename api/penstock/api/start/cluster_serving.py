@@ -16,12 +16,11 @@ from penstock.api.cluster.membership import Place, following, join
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.service import Service
 from penstock.api.settings import Settings
+from penstock.api.start import background
+from penstock.api.start.service_files import desk_name
+from penstock.api.start.serving import answering, delivering, service_folder
 from penstock.api.store import tokens
 from penstock.api.webhook.message import Webhook
-from penstock.cli import background
-from penstock.cli.output import say
-from penstock.cli.service_files import desk_name
-from penstock.cli.serving import answering, delivering, service_folder
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import StopRequests, listening
 from penstock.core.job_policy import JobPolicy
@@ -35,8 +34,16 @@ RETRY_SECONDS, SAY_SECONDS = 1.0, 60.0
 OWN_NAMESPACE = "PENSTOCK_OWN_NAMESPACE"
 
 
-def serve_cluster(settings: Settings, namespace: str, policy: Path | None, webhook: Webhook | None = None) -> None:
-    """Answer for the jobs in ``namespace``, or in all, until SIGINT or SIGTERM; ``policy`` is the file of theirs.
+def serve_cluster(
+    settings: Settings,
+    namespace: str,
+    policy: Path | None,
+    webhook: Webhook | None,
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Answer for the jobs in ``namespace``, or in all, until SIGINT or SIGTERM; ``policy`` is the file of theirs, and
+    ``say`` prints a line for people.
 
     Raises:
         UserError: no cluster is meant, or it does not answer, or something of the settings cannot be used.
@@ -56,9 +63,9 @@ def serve_cluster(settings: Settings, namespace: str, policy: Path | None, webho
             raise UserError(what=str(error), where="--cluster", remedy=remedy) from None
 
     with listening() as requests:
-        waiting = FolderWait(requests)
+        waiting = FolderWait(requests, say)
         with service_folder(settings, waiting, socket.gethostname()):
-            answering(settings, joined, lambda service: _workers(service, webhook))
+            answering(settings, joined, lambda service: _workers(service, webhook), say)
 
 
 class FolderWait:
@@ -69,14 +76,18 @@ class FolderWait:
     one ended with an error instead, it would be started again after pauses of up to five minutes.
     """
 
-    def __init__(self, requests: StopRequests, pause: Callable[[float], None] = time.sleep) -> None:
-        self._requests, self._pause = requests, pause
+    def __init__(
+        self, requests: StopRequests, say: Callable[[str], None], pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._requests, self._say, self._pause = requests, say, pause
         self._tries = 0
 
     def __call__(self, what: str) -> None:
         """Wait for a moment; raises `StopRequestedError` if somebody asked to stop."""
         if self._tries % round(SAY_SECONDS / RETRY_SECONDS) == 0:
-            say(f"{what}; waiting until its pod or its node has ended (kubectl get pods -o wide shows where it is)")
+            self._say(
+                f"{what}; waiting until its pod or its node has ended (kubectl get pods -o wide shows where it is)"
+            )
         self._tries += 1
         with self._requests.cutting():
             self._pause(RETRY_SECONDS)

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from penstock.api.retention import DAY_SECONDS
+from penstock.api.start import background
 from penstock.api.store import series
 from penstock.api.store.schema import points
 from penstock.api.store.series import ALL_RANKS, Point
-from penstock.cli import background
 from tests.support.service import NOW, Clock, add_job, new_service
 from tests.support.serving import wait_until
 

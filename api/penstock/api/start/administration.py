@@ -13,10 +13,8 @@ from penstock.api.settings import Settings
 from penstock.api.store import backup, migrate, tokens
 from penstock.api.store.engine import is_sqlite, make_engine, parse_url
 from penstock.api.store.tokens import NoSuchTokenError
-from penstock.cli import output
-from penstock.cli.output import Format
-from penstock.cli.secret_files import writing_secret
 from penstock.core.errors import UserError
+from penstock.core.serialization.secret_files import writing_secret
 
 
 def settings_of(folder: Path, database: str) -> Settings:
@@ -54,19 +52,9 @@ def close_token(service: Service, token: str) -> None:
         raise UserError(what="is no token", where=token, remedy="list them: penstock token list") from None
 
 
-def show_tokens(service: Service, form: Format) -> None:
-    """A line for each, or all as data."""
-    found = service.read(tokens.every)
-    if form is not Format.TEXT:
-        output.write_data([_data(each, service.clock()) for each in found], form)
-        return
-    from rich.table import Table
-
-    table = Table("id", "name", "role", "namespace", "state", "expires", box=None, pad_edge=False)
-    for each in found:
-        row = _data(each, service.clock())
-        table.add_row(*(str(row[name] or "–") for name in ("id", "name", "role", "namespace", "state", "expiresAt")))
-    output.show(table)
+def list_tokens(service: Service) -> list[dict[str, str | None]]:
+    """All tokens as data, without their secrets."""
+    return [_data(token, service.clock()) for token in service.read(tokens.every)]
 
 
 def _data(token: tokens.StoredToken, now: float) -> dict[str, str | None]:

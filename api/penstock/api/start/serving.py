@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.agent.shipping import is_acknowledged
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
@@ -18,36 +17,48 @@ from penstock.api.executor.supervisors import ProcessSupervisors
 from penstock.api.server import Server, check_tls, collect_garbage_seldom
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
+from penstock.api.start import background
+from penstock.api.start.machine import this_machine
+from penstock.api.start.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url
 from penstock.api.webhook.deliverer import Deliverer
 from penstock.api.webhook.message import Webhook
-from penstock.cli import background
-from penstock.cli.machine import this_machine
-from penstock.cli.output import say
-from penstock.cli.secret_files import write_secret
-from penstock.cli.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
-from penstock.client.config import configuration_file
 from penstock.core.errors import UserError
 from penstock.core.host.locks import STATE, Lock, alone, machine_lock_path
 from penstock.core.host.stopping import listening
+from penstock.core.run.attempt_folder import AttemptFolder
+from penstock.core.serialization.secret_files import write_secret
 from penstock.planner.worker.process import ProcessPlanner
 
 
-def serve(settings: Settings, webhook: Webhook | None = None) -> None:
+def serve(
+    settings: Settings,
+    webhook: Webhook | None,
+    *,
+    configuration: Path,
+    acknowledged: Callable[[AttemptFolder, bool], bool],
+    say: Callable[[str], None],
+) -> None:
     """Answer until SIGINT or SIGTERM; jobs go on without the service.
+
+    ``configuration`` is the file where this user's commands look for a service, ``acknowledged`` is asked by the
+    `Collector`, and ``say`` prints a line for people.
 
     Raises:
         UserError: another service has the folder, or something of the settings cannot be used.
     """
-    with service_folder(settings), _machine(settings) as machine:
+    with service_folder(settings), _machine(settings, say) as machine:
         settings = replace(settings, executor=executor_name(settings))
 
         def begun(service: Service) -> Service:
-            introduce(service, configuration_file(os.environ, Path.home()))
+            introduce(service, configuration, say)
             return service
 
-        answering(settings, begun, lambda service: _workers(service, webhook, machine.take))
+        def workers(service: Service) -> Iterator[AbstractContextManager[None]]:
+            return _workers(service, webhook, machine.take, acknowledged)
+
+        answering(settings, begun, workers, say)
 
 
 @contextmanager
@@ -81,6 +92,7 @@ def answering(
     settings: Settings,
     begun: Callable[[Service], Service],
     workers: Callable[[Service], Iterator[AbstractContextManager[None]]],
+    say: Callable[[str], None],
 ) -> None:
     """Answer on the store of ``settings`` until a signal, as the service that ``begun`` gives, beside its workers."""
     make_schema(settings)
@@ -97,7 +109,7 @@ def answering(
 
 
 @contextmanager
-def _machine(settings: Settings) -> Iterator[Lock]:
+def _machine(settings: Settings, say: Callable[[str], None]) -> Iterator[Lock]:
     """The lock of this machine, taken if it is free; if it is not, that is said."""
     path = machine_lock_path(os.environ, Path.home(), settings.machine)
     try:
@@ -114,7 +126,10 @@ def _machine(settings: Settings) -> Iterator[Lock]:
 
 
 def _workers(
-    service: Service, webhook: Webhook | None, may_launch: Callable[[], bool]
+    service: Service,
+    webhook: Webhook | None,
+    may_launch: Callable[[], bool],
+    acknowledged: Callable[[AttemptFolder, bool], bool],
 ) -> Iterator[AbstractContextManager[None]]:
     """What goes on beside answering."""
     settings = service.settings
@@ -132,7 +147,7 @@ def _workers(
         service,
         ProcessShippers(reports.address_file, reports.token_file),
         name=settings.executor,
-        acknowledged=is_acknowledged,
+        acknowledged=acknowledged,
     )
     desk = Desk(service, ProcessPlanner(seconds=MOST_SECONDS), name=desk_name(settings))
     yield background.looking("executor", executor.turn, wake=service.requested)
@@ -158,7 +173,7 @@ def make_schema(settings: Settings) -> None:
         engine.dispose()
 
 
-def introduce(service: Service, path: Path) -> None:
+def introduce(service: Service, path: Path, say: Callable[[str], None]) -> None:
     """At the first start make an administrator's token, and write it with the URL where this user's commands look."""
     if service.read(tokens.every):
         return

@@ -16,11 +16,11 @@ import pytest
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.service import Service
 from penstock.api.settings import Settings
+from penstock.api.start.cluster_serving import FolderWait
+from penstock.api.start.service_files import address_file, executor_name, ingest_token
+from penstock.api.start.serving import service_folder
 from penstock.api.store import tokens
-from penstock.cli.cluster_serving import FolderWait
 from penstock.cli.main import main
-from penstock.cli.service_files import address_file, executor_name, ingest_token
-from penstock.cli.serving import service_folder
 from penstock.core.host.locks import alone
 from penstock.core.host.ports import free_port
 from penstock.core.host.stopping import StopRequestedError, listening
@@ -182,11 +182,10 @@ def test_what_a_service_writes_is_its_user_s_alone(tmp_path: Path) -> None:
 # Waiting for it, on a cluster
 
 
-def test_a_service_in_a_pod_waits_for_the_folder_that_another_pod_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_service_in_a_pod_waits_for_the_folder_that_another_pod_holds(tmp_path: Path) -> None:
     """Its node may be dead, and the lock stand; an error would be followed by pauses of up to five minutes."""
     pauses: list[float] = []
+    said: list[str] = []
     with ExitStack() as other:
         other.enter_context(service_folder(Settings(folder=tmp_path), name="the-pod-before"))
 
@@ -195,10 +194,11 @@ def test_a_service_in_a_pod_waits_for_the_folder_that_another_pod_holds(
             if len(pauses) == 90:
                 other.close()
 
-        with listening() as requests, service_folder(Settings(folder=tmp_path), FolderWait(requests, pause), "this"):
-            assert (tmp_path / ".lock").read_text() == f"{os.getpid()} on this"
+        with listening() as requests:
+            waiting = FolderWait(requests, said.append, pause)
+            with service_folder(Settings(folder=tmp_path), waiting, "this"):
+                assert (tmp_path / ".lock").read_text() == f"{os.getpid()} on this"
     assert len(pauses) == 90
-    said = capsys.readouterr().err.splitlines()
     assert len(said) == 2, "once a minute"
     assert f"service folder {tmp_path} is in use by process {os.getpid()} on the-pod-before; waiting" in said[0]
 
@@ -208,6 +208,6 @@ def test_a_service_that_waits_for_its_folder_ends_when_it_is_asked(tmp_path: Pat
         os.kill(os.getpid(), signal.SIGTERM)
 
     with service_folder(Settings(folder=tmp_path)), listening() as requests:
-        waiting = service_folder(Settings(folder=tmp_path), FolderWait(requests, pause))
+        waiting = service_folder(Settings(folder=tmp_path), FolderWait(requests, print, pause))
         with pytest.raises(StopRequestedError), waiting:
             pass
