@@ -26,7 +26,7 @@ from benchmarks.quiet import MOST_DRIFT, typical_profile
 from benchmarks.support import write_results
 
 from penstock.agent.launch import LaunchSpec, launch
-from penstock.api.again import pinned
+from penstock.api.http.reruns import pinned
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan, Prediction
 from penstock.core.profile import Profile

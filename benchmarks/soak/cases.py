@@ -258,7 +258,7 @@ def _full() -> dict[str, Any]:
 
 
 def _cluster() -> dict[str, Any]:
-    from penstock.api.bodies import EXAMPLE_CLUSTER
+    from penstock.api.schemas.bodies import EXAMPLE_CLUSTER
 
     return EXAMPLE_CLUSTER
 

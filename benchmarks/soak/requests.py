@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from penstock.api.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
+from penstock.api.schemas.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
 from penstock.core.serialization import yamltext
 from tests.support import mutating
 from tests.support.manifests import FULL

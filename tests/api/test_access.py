@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Identity, Role
-from penstock.api.credentials import COOKIE
-from penstock.api.routes import health
+from penstock.api.http.credentials import COOKIE
+from penstock.api.http.routes import health
 from penstock.api.service import Service
 from penstock.api.store import jobs, sessions, tokens
 from penstock.core.lifecycle import Phase

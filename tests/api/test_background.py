@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from penstock.api.retention import DAY_SECONDS
 from penstock.api.start import background
+from penstock.api.start.retention import DAY_SECONDS
 from penstock.api.store import series
 from penstock.api.store.schema import points
 from penstock.api.store.series import ALL_RANKS, Point

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Role
-from penstock.api.dependencies import WRITES
+from penstock.api.http.dependencies import WRITES
 from tests.support.fake_apiserver import FakeApiserver
 from tests.support.on_cluster import OnCluster, instant, on_cluster
 from tests.support.service import NOW, Clock, client_of, job_manifest

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.download import asked_part
-from penstock.api.problems import Problem
+from penstock.api.http.download import asked_part
+from penstock.api.http.problems import Problem
 from penstock.api.service import Service
 from tests.support.listening import answering, bearer
 from tests.support.run_files import FILES, lay_out

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api import exporting
-from penstock.api.exporting import Export, Exports, ExportState
-from penstock.api.runfiles import artifacts
+from penstock.api.files import exporting
+from penstock.api.files.exporting import Export, Exports, ExportState
+from penstock.api.files.runfiles import artifacts
 
 PATIENCE_SECONDS = 60.0
 WRITES = """import pathlib, sys

@@ -7,7 +7,7 @@ from functools import partial
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
-from penstock.api.known_tokens import KNOWN_SECONDS
+from penstock.api.auth.known_tokens import KNOWN_SECONDS
 from penstock.api.service import Service
 from penstock.api.store import tokens
 from tests.support.service import Clock, client_of

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from penstock.api.auth.identity import Role
-from penstock.api.credentials import COOKIE
+from penstock.api.http.credentials import COOKIE
 from penstock.api.service import Service
 from penstock.api.store import jobs, sessions
 from penstock.api.store.schema import metadata

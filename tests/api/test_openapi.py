@@ -23,8 +23,8 @@ from schemathesis.checks import CHECKS
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Role
 from penstock.api.auth.throttle import Rate
-from penstock.api.credentials import COOKIE
-from penstock.api.examples import EXAMPLE_RECORD, EXAMPLES
+from penstock.api.http.credentials import COOKIE
+from penstock.api.schemas.examples import EXAMPLE_RECORD, EXAMPLES
 from penstock.core.records import Record
 from tests.support import openapi_linters
 from tests.support.repository import ROOT

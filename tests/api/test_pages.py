@@ -16,9 +16,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
+from penstock.api.http.routes import pages
 from penstock.api.pages import static
 from penstock.api.pages.job import event_text
-from penstock.api.routes import pages
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core.lifecycle import AttemptState, Phase

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.exc import OperationalError
 
-from penstock.api import retention
 from penstock.api.auth.identity import Role
-from penstock.api.retention import DAY_SECONDS, LIMITS, forget_old
 from penstock.api.service import Service
+from penstock.api.start import retention
+from penstock.api.start.retention import DAY_SECONDS, LIMITS, forget_old
 from penstock.api.store import jobs, plan_requests, plans, series
 from penstock.api.store.plan_requests import NoSuchRequestError, State
 from penstock.api.store.schema import audit, idempotency, log_lines, points, rollups, sessions, timelines

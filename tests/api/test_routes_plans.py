@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
-from penstock.api.routes.plans import BODY, MOST_OF_NAMESPACE, MOST_OF_TOKEN, MOST_WAITING
+from penstock.api.http.routes.plans import BODY, MOST_OF_NAMESPACE, MOST_OF_TOKEN, MOST_WAITING
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import plan_requests

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock.api.http.problems import Problem
+from penstock.api.http.routes.streams import opened
 from penstock.api.live.listeners import Filter, ListListener, Share
-from penstock.api.problems import Problem
-from penstock.api.routes.streams import opened
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import jobs

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.runfiles import artifacts, checkpoints, newest_checkpoint, open_artifact
+from penstock.api.files.runfiles import artifacts, checkpoints, newest_checkpoint, open_artifact
 from tests.support.run_files import FILES, PRIVATE, add_checkpoint, lay_out
 
 

@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from penstock.agent.posting import http_post
-from penstock.api.accepting import most_connections
 from penstock.api.auth.identity import Role
-from penstock.api.credentials import COOKIE
-from penstock.api.server import MOST_HEAD_BYTES, Server, check_tls, tls_of
+from penstock.api.http.credentials import COOKIE
 from penstock.api.service import Service
 from penstock.api.settings import Limits, Settings, Tls
+from penstock.api.start.accepting import most_connections
+from penstock.api.start.server import MOST_HEAD_BYTES, Server, check_tls, tls_of
 from penstock.api.store import audit, jobs
 from penstock.client import Client, ServiceError, Target
 from penstock.client.trust import trusted
@@ -266,7 +266,7 @@ def test_what_is_no_http_is_refused(service: Service) -> None:
 
 def test_no_more_are_accepted_than_there_may_be(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the process keeps its descriptors; connections that wait are served once others end."""
-    monkeypatch.setattr("penstock.api.server.most_connections", lambda: 3)
+    monkeypatch.setattr("penstock.api.start.server.most_connections", lambda: 3)
     patient = replace(service, settings=replace(service.settings, limits=Limits(idle_seconds=60)))
     with answering(patient) as url, ExitStack() as stack:
         port = int(url.rpartition(":")[2])

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Role, new_token
 from penstock.api.auth.throttle import Bucket, Rate, Throttle, site, take
-from penstock.api.credentials import COOKIE
+from penstock.api.http.credentials import COOKIE
 from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import sessions

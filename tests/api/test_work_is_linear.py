@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from penstock.api import dependencies
 from penstock.api.auth.identity import Role
-from penstock.api.examples import EXAMPLE_RECORD
-from penstock.api.routes import ingest
-from penstock.api.storable import require_storable
+from penstock.api.http import dependencies
+from penstock.api.http.routes import ingest
+from penstock.api.schemas.examples import EXAMPLE_RECORD
 from penstock.api.store.plan_requests import Wanted
+from penstock.api.store.storable import require_storable
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob

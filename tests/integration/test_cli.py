@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.bodies import EXAMPLE_CLUSTER
+from penstock.api.schemas.bodies import EXAMPLE_CLUSTER
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir

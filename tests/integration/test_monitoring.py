@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.routes.plans import MOST_WAITING
+from penstock.api.http.routes.plans import MOST_WAITING
 from penstock.core.host.ports import free_port
 from penstock.core.run.folder import RunDir
 from penstock.kube.names import SERVICE_LEASE

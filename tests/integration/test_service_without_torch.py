@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.api.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
+from penstock.api.schemas.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
 from penstock.core.host.ports import free_port
 from tests.support.extras import modules_beyond
 from tests.support.repository import ROOT

@@ -18,8 +18,8 @@ from penstock.api.auth.identity import Identity, Role
 from penstock.api.live.feed import Feed
 from penstock.api.live.listeners import Listener
 from penstock.api.live.stream import EventStream
-from penstock.api.server import Server
 from penstock.api.service import Service
+from penstock.api.start.server import Server
 from penstock.api.store import tokens
 
 PATIENCE_SECONDS = 20.0

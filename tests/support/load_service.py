@@ -14,9 +14,9 @@ from pathlib import Path
 
 import httpx
 
-from penstock.api.server import Server, collect_garbage_seldom
 from penstock.api.service import open_service
 from penstock.api.settings import Settings
+from penstock.api.start.server import Server, collect_garbage_seldom
 from penstock.core.host.ports import free_port
 from tests.support.load import Target
 from tests.support.repository import ROOT

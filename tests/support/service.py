@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.auth.identity import Identity, Role, new_token
-from penstock.api.credentials import COOKIE
+from penstock.api.http.credentials import COOKIE
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Limits, Settings
 from penstock.api.store import jobs, migrate, sessions, tokens

@@ -1,1 +1,1 @@
-"""Asking: the REST service, its store, its local executor, its pages and its client."""
+"""Asking: the REST service, its store, its local executor and its pages, and how it is started and administered."""

@@ -9,19 +9,18 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock import core
-from penstock.api import errors
-from penstock.api.compression import Compressed
-from penstock.api.dependencies import by_name, by_uid
-from penstock.api.direct import Direct
-from penstock.api.documented import completed
-from penstock.api.gate import Gate
-from penstock.api.guard import Guard
-from penstock.api.metrics.observer import Observer
-from penstock.api.problems import refusals
-from penstock.api.routes import (
-    again,
+from penstock.api.http import errors
+from penstock.api.http.compression import Compressed
+from penstock.api.http.dependencies import by_name, by_uid
+from penstock.api.http.documented import completed
+from penstock.api.http.gate import Gate
+from penstock.api.http.guard import Guard
+from penstock.api.http.problems import refusals
+from penstock.api.http.routes import (
     audit,
     files,
     health,
@@ -33,16 +32,18 @@ from penstock.api.routes import (
     pages,
     plans,
     profiles,
+    reruns,
     sessions,
     streams,
     tokens,
 )
+from penstock.api.metrics.observer import Observer
 from penstock.api.service import Service
 
 ROUTERS = (
     ingest.router,
     jobs.router,
-    again.router,
+    reruns.router,
     streams.router,
     files.router,
     plans.router,
@@ -56,7 +57,7 @@ ROUTERS = (
     login.router,
 )
 """What is asked most comes first: a request is matched against one route after the other."""
-OF_JOB = (jobs.of_job, streams.of_job, insight.of_job, files.of_job, again.of_job)
+OF_JOB = (jobs.of_job, streams.of_job, insight.of_job, files.of_job, reruns.of_job)
 """Routes about one job, which are found below its name and, as long as it is not forgotten, below its uid."""
 
 
@@ -70,6 +71,34 @@ class _Documented(FastAPI):
     @functools.cached_property
     def _completed(self) -> dict[str, Any]:
         return completed(super().openapi())
+
+
+class Direct:
+    """Wraps the application, and goes past it for the ``route``: what a framework does around a request takes longer
+    than this one's own work.
+
+    The route is declared, documented and tested like any other. Its endpoint takes the request and nothing else, and
+    gives a response.
+    """
+
+    def __init__(self, app: ASGIApp, route: APIRoute) -> None:
+        self._app, self._route = app, route
+        self._methods = frozenset(route.methods or ())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        route = self._route
+        if scope["type"] != "http" or scope["path"] != route.path or scope["method"] not in self._methods:
+            await self._app(scope, receive, send)
+            return
+        scope.update(route=route, path_params={})
+        try:
+            response = await route.endpoint(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            response = errors.answer(errors.translated(error))
+        await response(scope, receive, send)
 
 
 def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) -> FastAPI:

@@ -12,9 +12,9 @@ from typing import TypeVar
 from anyio import CapacityLimiter
 from sqlalchemy import Connection, Engine
 
+from penstock.api.auth.known_tokens import KnownTokens
 from penstock.api.cluster.membership import Membership
-from penstock.api.exporting import Exports
-from penstock.api.known_tokens import KnownTokens
+from penstock.api.files.exporting import Exports
 from penstock.api.live.feed import Feed
 from penstock.api.live.notices import Notices
 from penstock.api.metrics.instruments import Instruments, make_instruments

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from penstock.api.auth.identity import Caller, Role, digest
+from penstock.api.auth.known_tokens import KnownTokens
 from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.people import RIGHT_SECONDS, People
 from penstock.api.cluster.pods import Pods
-from penstock.api.known_tokens import KnownTokens
 from penstock.kube.names import INGEST_AUDIENCE, PEOPLE_AUDIENCE
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.api.storable import cleaned
 from penstock.api.store.jobs import StoredJob
+from penstock.api.store.storable import cleaned
 from penstock.core.lifecycle import AttemptState, Observed, Phase, Step
 from penstock.core.supervision import AttemptReport
 

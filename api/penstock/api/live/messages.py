@@ -9,7 +9,8 @@ from functools import cached_property
 
 from pydantic import BaseModel
 
-from penstock.api.schemas import EventView, instant, job_row
+from penstock.api.schemas.jobs import EventView, job_row
+from penstock.api.schemas.wire import instant
 from penstock.api.store.changes import Change, Signature, signature
 from penstock.api.store.jobs import StoredJob
 

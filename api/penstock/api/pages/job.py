@@ -10,21 +10,24 @@ from sqlalchemy import Row
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.pages.job_data import JobData
 from penstock.api.pages.job_files import JobFiles, checkpoints_section, files_section
-from penstock.api.pages.job_ranks import ranks_section
 from penstock.api.pages.shell import Page
+from penstock.api.store.ingest import BUSY, MOST_RANKS, PEAK
 from penstock.api.store.jobs import StoredJob, last_words
+from penstock.core.curves import Curve
 from penstock.core.errors import UserError
 from penstock.core.failure import Failure, read_failure
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import LOSSES, Phase
 from penstock.core.units import format_age, format_seconds
+from penstock.view import charts
 from penstock.view.axis import utc
+from penstock.view.charts import Figure
 from penstock.view.markup import Markup, element, join
 from penstock.view.report import figures_of_merit
 from penstock.view.report_plan import plan_section, step_section, why_section
 from penstock.view.report_run import loss_section, memory_section
 from penstock.view.section import Section, left_out
-from penstock.view.tables import card, phase_badge, scroll
+from penstock.view.tables import card, chart, paragraphs, phase_badge, scroll
 
 SAID = {
     "created": "Submitted",
@@ -74,8 +77,32 @@ def _sections(data: JobData) -> list[Section]:
         return [left_out("plan", "The plan", NOT_YET["plan"])]
     loss = loss_section(report) if report.run else left_out("loss", "Loss and speed", NOT_YET["loss"])
     drawn = [plan_section(report), step_section(report, _sampled(data)), memory_section(report)]
-    drawn += [ranks_section(data.charts), why_section(report)]
+    drawn += [_ranks(data.charts), why_section(report)]
     return [loss, *(section for section in drawn if not section.is_missing)]
+
+
+def _ranks(found: Mapping[tuple[str, int], Curve]) -> Section:
+    """Seconds of computing and peak memory, a line for each rank; a rank alone has nobody to be compared with."""
+    anchor, title = "ranks", "Rank by rank"
+    busy, peak = _of_ranks(found, BUSY, 1e3), _of_ranks(found, PEAK, 1 / 2**20)
+    if len(busy) < 2:
+        return left_out(anchor, title, "no step of several ranks was sampled.")
+    text = f"Of sampled steps, and of up to {MOST_RANKS} ranks. A rank whose line lies above the others holds them up."
+    places = [chart("rank-busy", "Computing, in a step", class_="half")]
+    figures: dict[str, Figure] = {"rank-busy": charts.by_rank(busy, "milliseconds")}
+    if peak:
+        places.append(chart("rank-peak", "Peak memory, up to a step", class_="half"))
+        figures["rank-peak"] = charts.by_rank(peak, "MiB")
+    body = Markup(paragraphs([text]) + element("div", *places, class_="grid"))
+    return Section(anchor=anchor, title=title, body=body, figures=figures)
+
+
+def _of_ranks(found: Mapping[tuple[str, int], Curve], name: str, scale: float) -> dict[int, list[tuple[int, float]]]:
+    return {
+        rank: [(point.step, scale * point.mean) for point in curve.points]
+        for (of, rank), curve in found.items()
+        if of == name and rank >= 0
+    }
 
 
 def _sampled(data: JobData) -> Markup:

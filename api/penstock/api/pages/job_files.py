@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from penstock.api.runfiles import Artifact, Checkpoint
+from penstock.api.files.runfiles import Artifact, Checkpoint
 from penstock.core.units import format_bytes
 from penstock.view.axis import utc
 from penstock.view.markup import Markup, element

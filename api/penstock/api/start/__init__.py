@@ -1,1 +1,3 @@
-"""Starting the service, on this machine or on a cluster, and administering its database without it."""
+"""Starting the service on a machine or a cluster, its web server, what it does in the background, and administering its
+database without it.
+"""

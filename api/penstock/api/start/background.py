@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from penstock.api import retention
 from penstock.api.service import Service
+from penstock.api.start import retention
 
 LOOK_SECONDS = 0.5
 FIRST_FORGET_SECONDS, FORGET_SECONDS = 60.0, 3600.0

@@ -12,13 +12,13 @@ from pathlib import Path
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.executor.collecting import Collector, ProcessShippers
 from penstock.api.executor.executor import Executor, Reports
+from penstock.api.executor.machine import this_machine
 from penstock.api.executor.requests import MOST_SECONDS, Desk
 from penstock.api.executor.supervisors import ProcessSupervisors
-from penstock.api.server import Server, check_tls, collect_garbage_seldom
 from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.start import background
-from penstock.api.start.machine import this_machine
+from penstock.api.start.server import Server, check_tls, collect_garbage_seldom
 from penstock.api.start.service_files import address_file, ca_file, desk_name, executor_name, ingest_token
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url

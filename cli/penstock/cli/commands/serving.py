@@ -88,8 +88,8 @@ def serve(
     ] = None,
 ) -> None:
     """Run jobs for everybody who has a token, on this machine or a cluster; they go on when the service ends."""
-    from penstock.api.server import tls_of
     from penstock.api.settings import Settings
+    from penstock.api.start.server import tls_of
     from penstock.api.start.serving import read_webhook
     from penstock.api.start.serving import serve as answer
     from penstock.cli.ports import check_port

@@ -1,0 +1,1 @@
+"""The files of a run: listed, read, and made into exports."""

@@ -1,0 +1,266 @@
+"""What routes are given: the service, who asks, and bodies read with care."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+from anyio import to_thread
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from penstock.api.auth.identity import Caller, Identity, Role
+from penstock.api.auth.origin import SAFE_METHODS, same_origin
+from penstock.api.cluster.people import Person
+from penstock.api.http.credentials import Credential
+from penstock.api.http.problems import Problem
+from penstock.api.service import Service
+from penstock.api.store import jobs
+from penstock.api.store.jobs import StoredJob
+from penstock.api.store.storable import require_storable
+from penstock.core import jsontext
+from penstock.core.errors import PenstockError
+from penstock.core.serialization import yamltext
+
+T = TypeVar("T")
+
+JSON_TYPES = frozenset({"application/json", ""})
+YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
+MOST_YAML_CHARACTERS = 128 * 2**10
+MOST_VALUES = 2_000_000
+"""Of a body of JSON. One takes up to 100 bytes of memory, and as few as two of text."""
+LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
+
+
+async def service_of(request: Request) -> Service:
+    """The service that was wired at the start. This and who asks are coroutines, or each would wait for a thread."""
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceIn = Annotated[Service, Depends(service_of)]
+
+
+def authenticated(request: Request) -> Caller:
+    """Who sends the request, as the gate found; raises `Problem` for nobody, and for another site's write."""
+    caller: Caller | None = request.state.caller
+    if caller is None:
+        raise _unknown(request.state.credential)
+    if caller.session is not None and request.method not in SAFE_METHODS:
+        require_same_origin(request)
+    return caller
+
+
+def require_same_origin(request: Request) -> None:
+    """Raise `Problem` unless the request comes from a page of this service."""
+    origin = request.headers.get("origin")
+    if not same_origin(origin, request.url.scheme, request.headers.get("host", "")):
+        raise Problem(
+            kind="cross-origin",
+            detail=f"{origin or 'no origin'} is not this service",
+            where="Origin",
+            remedy="use this service's own pages, or send a token: Authorization: Bearer TOKEN",
+        )
+
+
+def _unknown(credential: Credential | None) -> Problem:
+    if credential is not None and credential.session:
+        detail = "the session has ended"
+        remedy = "sign in anew: penstock ui"
+        return Problem(kind="unauthenticated", detail=detail, where="Cookie", remedy=remedy, headers=LOGIN)
+    known = credential is not None and credential.secret
+    detail = "the token is unknown, expired or revoked" if known else "no token came with the request"
+    remedy = "send Authorization: Bearer TOKEN; a new token: penstock token create"
+    return Problem(kind="unauthenticated", detail=detail, where="Authorization", remedy=remedy, headers=LOGIN)
+
+
+def credential_of(request: Request, caller: Annotated[Caller, Depends(authenticated)]) -> Credential:
+    """What the sender showed."""
+    credential: Credential = request.state.credential
+    return credential
+
+
+CallerIn = Annotated[Caller, Depends(authenticated)]
+CredentialIn = Annotated[Credential, Depends(credential_of)]
+
+
+def identify(caller: CallerIn) -> Identity:
+    """Who sends the request, by a token or from a session."""
+    return caller.identity
+
+
+IdentityIn = Annotated[Identity, Depends(identify)]
+
+
+def require(role: Role, *, everywhere: bool = False) -> Callable[[Request, Identity], Awaitable[Identity]]:
+    """A dependency that lets ``role`` pass: in the namespace that the path names; where it names none, in whichever the
+    identity has, which the route looks at, or ``everywhere``.
+    """
+
+    async def required(request: Request, identity: IdentityIn) -> Identity:
+        if isinstance(identity, Person):
+            return await run_in_threadpool(let_pass, request, identity, role, everywhere=everywhere)
+        return let_pass(request, identity, role, everywhere=everywhere)
+
+    return required
+
+
+def let_pass(request: Request, identity: Identity, role: Role, *, everywhere: bool = False) -> Identity:
+    """The identity, if it has the role where the request needs it; raises `Problem` otherwise."""
+    namespace, verb = request.path_params.get("namespace"), verb_of(request)
+    named = namespace or everywhere
+    allowed = identity.may(role, namespace, verb) if named else identity.may_anywhere(role, verb)
+    if not allowed:
+        raise forbidden(role, namespace)
+    return identity
+
+
+WRITES = {
+    "createJob": "create",
+    "requestPlan": "create",
+    "cancelPlanRequest": "create",
+    "retryJob": "create",
+    "suspendJob": "update",
+    "resumeJob": "update",
+    "exportCheckpoint": "update",
+    "deleteJob": "delete",
+}
+"""What operations do to jobs, in the words of Kubernetes' roles."""
+
+
+def verb_of(request: Request) -> str:
+    """What the request does to jobs; nothing if that is more than one thing, or none."""
+    if request.method not in SAFE_METHODS:
+        return WRITES.get(getattr(request.scope.get("route"), "operation_id", None) or "", "")
+    return "get" if request.path_params else "list"
+
+
+def forbidden(role: Role, namespace: str | None) -> Problem:
+    """The refusal of somebody known."""
+    place = f" in namespace {namespace}" if namespace else ""
+    return Problem(
+        kind="forbidden",
+        detail=f"this needs the role {role}{place}",
+        where="Authorization",
+        remedy=f"ask an administrator for a token of that role{place}",
+    )
+
+
+Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
+Editor = Annotated[Identity, Depends(require(Role.EDITOR))]
+Admin = Annotated[Identity, Depends(require(Role.ADMIN, everywhere=True))]
+
+
+def by_name(namespace: str, name: str) -> None:
+    """Documents a path below a job's name; `job_of` reads it."""
+
+
+def by_uid(uid: str) -> None:
+    """Documents a path below a job's uid; `job_of` reads it."""
+
+
+def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
+    """The job that the path names: by its uid any, by its name the one that lives or the latest that did.
+
+    Raises:
+        NoSuchJobError: there is none.
+        Problem: it is of a namespace that the identity may not look into.
+    """
+    path = request.path_params
+    if "uid" not in path:
+        return service.read(lambda connection: jobs.find(connection, path["namespace"], path["name"]))
+    found = service.read(lambda connection: jobs.get(connection, path["uid"]))
+    if not identity.may(Role.VIEWER, found.namespace, "get"):
+        raise forbidden(Role.VIEWER, found.namespace)
+    return found
+
+
+JobIn = Annotated[StoredJob, Depends(job_of)]
+
+
+async def read_aside(service: Service, read: Callable[..., T], *arguments: Any) -> T:
+    """What ``read`` makes of a body, in a thread, few at once: the event loop answers all others meanwhile.
+
+    A refusal comes without its frames, which hold the body and would keep it until a collection of garbage.
+    """
+    try:
+        return await to_thread.run_sync(read, *arguments, limiter=service.bodies)
+    except (PenstockError, Problem) as refusal:
+        refusal.__context__ = None
+        raise refusal.with_traceback(None) from None
+
+
+async def read_document(request: Request) -> Any:
+    """The body as plain data, JSON or YAML by its content type."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media not in JSON_TYPES | YAML_TYPES:
+        remedy = "send application/json or application/yaml"
+        raise Problem(kind="unsupported-media-type", detail=f"{media} is not read", where="Content-Type", remedy=remedy)
+    return await read_aside(await service_of(request), _document, await request.body(), media)
+
+
+def _document(body: bytes, media: str) -> Any:
+    text = decode(body)
+    if media in YAML_TYPES:
+        if len(text) > MOST_YAML_CHARACTERS:
+            remedy = "send so large a document as application/json, which is read faster"
+            raise Problem(
+                kind="too-large", detail=f"more than {MOST_YAML_CHARACTERS} characters of YAML", remedy=remedy
+            )
+        document = yamltext.load(text, "body")
+    else:
+        document = load_json(body)
+    require_storable(document)
+    return document
+
+
+def decode(body: bytes) -> str:
+    """UTF-8, which is what JSON and YAML are sent in."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        detail, remedy = f"the body is not UTF-8 at byte {error.start}", "send text in UTF-8"
+        raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
+
+
+def load_json(body: bytes) -> Any:
+    """JSON of at most `MOST_VALUES`, without NaN and infinities, which are none."""
+    _require_few_values(body)
+    try:
+        return jsontext.load(body, parse_constant=_refuse_constant)
+    except ValueError as error:
+        what = "a number has thousands of digits" if "digits" in str(error) else str(error)
+        detail, remedy = f"the body is not JSON: {what}", "send JSON, or YAML with Content-Type: application/yaml"
+        raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
+
+
+def _require_few_values(body: bytes) -> None:
+    """Before any is built. There are no more than commas and opening brackets; those in strings are counted as well."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        detail, remedy = f"the body may hold more than {MOST_VALUES:,} values", "send less at once"
+        raise Problem(kind="too-large", detail=detail, where="body", remedy=remedy)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def decompress(body: bytes, most_bytes: int) -> bytes:
+    """A gzip body; raises `Problem` if it is none, or would grow beyond the limit."""
+    machine, where = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), "Content-Encoding"
+    try:
+        text = machine.decompress(body, most_bytes)
+    except zlib.error:
+        remedy = "compress it, or leave Content-Encoding out"
+        raise Problem(kind="bad-request", detail="the body is not gzip", where=where, remedy=remedy) from None
+    if machine.unconsumed_tail:
+        remedy = "send fewer records at once"
+        raise Problem(kind="too-large", detail=f"more than {most_bytes} bytes after decompression", remedy=remedy)
+    if not machine.eof:
+        remedy = "send all of what gzip wrote"
+        raise Problem(kind="bad-request", detail="the body is cut short", where=where, remedy=remedy)
+    return text
+
+
+Document = Annotated[Any, Depends(read_document)]

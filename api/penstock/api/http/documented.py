@@ -1,0 +1,98 @@
+"""What the OpenAPI document says beyond what FastAPI finds out: what proves who asks, manifests, and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.api.http.credentials import COOKIE
+from penstock.api.http.problems import ProblemDocument
+from penstock.api.schemas.bodies import schemas
+from penstock.api.schemas.examples import EXAMPLES
+
+Document = dict[str, Any]
+
+SCHEMES: Document = {
+    "token": {"type": "http", "scheme": "bearer", "description": "A token, as `penstock token create` makes it."},
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": COOKIE,
+        "description": "A browser's session. What it changes must come from a page of this service, by `Origin`.",
+    },
+}
+BY_TOKEN: Document = {"token": []}
+BY_SESSION: Document = {"session": []}
+ONLY_BY_TOKEN: Document = {"security": [BY_TOKEN]}
+ONLY_BY_SESSION: Document = {"security": [BY_SESSION]}
+OPEN_TO_ALL: Document = {"security": []}
+"""As ``openapi_extra`` of a route; any other takes either proof."""
+
+INFO: Document = {
+    "description": "Jobs, plans and profiles of penstock: submit, observe, plan, report.",
+    "contact": {"name": "The penstock authors"},
+    "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+}
+SERVERS: tuple[Document, ...] = ({"url": "/", "description": "The service that answered with this document."},)
+TAGS: Document = {
+    "audit": "Who changed what.",
+    "files": "What jobs left: artifacts, checkpoints, exports.",
+    "health": "Whether the service works.",
+    "ingest": "What ranks report.",
+    "jobs": "Jobs: submit, change, observe.",
+    "live": "Streams of events.",
+    "plans": "Requests for plans, and profiles of machines.",
+    "sessions": "A browser's sign-in.",
+    "tokens": "Proofs of who asks.",
+}
+"""Every tag that an operation has."""
+
+NEVER_GIVEN = {"$ref": "#/components/schemas/HTTPValidationError"}
+"""FastAPI documents it wherever there is a parameter; this service answers with a problem document."""
+
+
+def completed(document: Document) -> Document:
+    """FastAPI's document, made true and whole."""
+    paths = {
+        path: {method: _operation(told) for method, told in operations.items()}
+        for path, operations in document["paths"].items()
+    }
+    return {
+        **document,
+        "info": {**document["info"], **INFO},
+        "servers": list(SERVERS),
+        "tags": [{"name": name, "description": words} for name, words in TAGS.items()],
+        "paths": paths,
+        "components": _whole(_components(document["components"]["schemas"])),
+    }
+
+
+def _whole(schema: Any) -> Any:
+    """Lists of a fixed length say what an item is, for tools that know no ``prefixItems``."""
+    if isinstance(schema, list):
+        return [_whole(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _whole(value) for name, value in schema.items()}
+    if "prefixItems" in made and "items" not in made:
+        first, *rest = made["prefixItems"]
+        made["items"] = first if all(each == first for each in rest) else {"anyOf": [first, *rest]}
+    return made
+
+
+def _operation(told: Document) -> Document:
+    responses = {status: each for status, each in told["responses"].items() if _schema(each) != NEVER_GIVEN}
+    return {"security": [BY_TOKEN, BY_SESSION], **told, "responses": responses}
+
+
+def _schema(response: Document) -> Document | None:
+    found: Document | None = response.get("content", {}).get("application/json", {}).get("schema")
+    return found
+
+
+def _components(found: Document) -> Document:
+    named = {**found, "ProblemDocument": ProblemDocument.model_json_schema(), **schemas()}
+    for never_given in ("HTTPValidationError", "ValidationError"):
+        named.pop(never_given, None)
+    for name, example in EXAMPLES.items():
+        named[name] = {**named[name], "examples": [example]}
+    return {"schemas": named, "securitySchemes": SCHEMES}

@@ -1,0 +1,101 @@
+"""A file, or the part of it that a client asks for (RFC 9110, section 14).
+
+Starlette's own answer sends what a file has grown by while it is sent, beyond the length that it told, and refuses in
+plain text; a job's logs grow all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import PurePosixPath
+from typing import BinaryIO
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.api.http.problems import Problem
+from penstock.api.live.stream import left
+
+MEDIA_TYPE = "application/octet-stream"
+CHUNK_BYTES = 2**18
+SEALED = "default-src 'none'; sandbox"
+"""Whatever a job wrote, it never runs as a page of this service."""
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+def asked_part(header: str | None, size: int) -> range | None:
+    """The bytes that a Range header asks for; none for all of them, as also where the header is not understood.
+
+    Raises:
+        Problem: there are no such bytes.
+    """
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match[0] == "bytes=-":
+        return None
+    first, last = match.groups()
+    if not first:
+        found = range(max(size - int(last), 0), size)
+    elif last and int(last) < int(first):
+        return None
+    else:
+        found = range(int(first), min(int(last) + 1, size) if last else size)
+    if not found:
+        headers = {"Content-Range": f"bytes */{size}"}
+        detail, remedy = f"there are {size} bytes", "ask for fewer, or without Range for all of them"
+        raise Problem(kind="out-of-range", detail=detail, where="Range", remedy=remedy, headers=headers)
+    return found
+
+
+class FilePart(Response):
+    """Sends ``file``, or the part of it that is asked for, as a download called as the last part of ``name``."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, file: BinaryIO, name: str, asked: str | None, if_range: str | None) -> None:
+        self._file = file
+        info = os.fstat(file.fileno())
+        etag = f'"{info.st_mtime_ns:x}-{info.st_size:x}-{info.st_ino:x}"'
+        part = asked_part(asked if if_range in (None, etag) else None, info.st_size)
+        self._part = range(info.st_size) if part is None else part
+        filename = quote(PurePosixPath(name).name)
+        headers = {
+            "Accept-Ranges": "bytes",
+            "Cache-Control": "no-cache",
+            "Content-Disposition": f"attachment; filename*=utf-8''{filename}",
+            "Content-Length": str(len(self._part)),
+            "Content-Security-Policy": SEALED,
+            "ETag": etag,
+        }
+        if part is not None:
+            headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{info.st_size}"
+        super().__init__(status_code=200 if part is None else 206, headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end, or until the client leaves."""
+        ends = [asyncio.create_task(self._send(send)), asyncio.create_task(left(receive))]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in ends:
+                task.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+            self._file.close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        place = self._part.start
+        while place < self._part.stop:
+            wanted = min(CHUNK_BYTES, self._part.stop - place)
+            chunk = await run_in_threadpool(os.pread, self._file.fileno(), wanted, place)
+            if not chunk:
+                raise RuntimeError("the file was cut while it was sent")  # the client sees a broken connection
+            place += len(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

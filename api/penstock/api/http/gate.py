@@ -1,0 +1,162 @@
+"""Every request that the guard let pass: who sends it is found out, how often is counted, what came of it written down.
+
+Plain ASGI around the routes, so that none of them can be forgotten, nor paths that are none. A route asks
+`penstock.api.http.dependencies` for whoever was found.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.api.auth.identity import PREFIX, Caller, Role
+from penstock.api.auth.origin import SAFE_METHODS
+from penstock.api.auth.throttle import Rate, Throttle, site
+from penstock.api.http.credentials import Credential, recognize, shown
+from penstock.api.http.errors import translated
+from penstock.api.http.problems import Problem
+from penstock.api.service import Service
+from penstock.api.store import audit
+from penstock.api.store.audit import Entry
+from penstock.api.store.writer import WriterClosedError
+from penstock.kube.transport import KubeError
+
+log = logging.getLogger(__name__)
+
+REFUSED = frozenset({401, 403})
+MOST_PATH_CHARACTERS = 512
+INGEST = "ingest"
+
+
+class Gate:
+    """Wraps the application; ``clock`` counts seconds from anywhere."""
+
+    def __init__(self, app: ASGIApp, service: Service, clock: Callable[[], float]) -> None:
+        self._app, self._service = app, service
+        self._throttle = Throttle(service.settings.limits.counted, clock)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        credential = shown(HTTPConnection(scope))
+        caller = await self._recognized(credential, address_of(scope))
+        self._count(caller, address_of(scope))
+        scope.setdefault("state", {}).update(credential=credential, caller=caller)
+        answered = _Answered(send)
+        await self._app(scope, receive, answered)
+        if is_audited(scope, answered.status):
+            self._write_down(entry(scope, answered, self._service.clock()))
+
+    async def _recognized(self, credential: Credential | None, address: str) -> Caller | None:
+        if credential is None:
+            return None
+        now, service = self._service.clock(), self._service
+
+        def look_up() -> Caller | None:
+            found = service.read(lambda connection: recognize(connection, credential, now))
+            if found is None or service.cluster is None:
+                return found
+            return replace(found, identity=found.identity.confined())
+
+        try:
+            if credential.session:
+                return await run_in_threadpool(look_up)
+            if service.cluster is not None and not credential.secret.startswith(PREFIX):
+                if service.cluster.reviews.asks(credential.secret, now):
+                    self._take(f"reviews {site(address)}", service.settings.limits.reviews)
+                return await service.cluster.reviews.find(credential.secret, now)
+            return await service.known_tokens.find(credential.secret, now, look_up)
+        except (SQLAlchemyError, KubeError) as error:
+            raise translated(error) from error
+
+    def _count(self, caller: Caller | None, address: str) -> None:
+        """Raise `Problem` for one request too many. What proves nobody counts for its address alone: or whoever sends
+        nonsense from an address would shut out those there who have a token.
+        """
+        limits = self._service.settings.limits
+        rate = limits.ingest_requests if caller and caller.identity.role is Role.INGEST else limits.requests
+        self._take(f"token {caller.token}" if caller else f"address {site(address)}", rate)
+
+    def _take(self, key: str, rate: Rate) -> None:
+        if seconds := self._throttle.take(key, rate):
+            raise Problem(
+                kind="too-many-requests",
+                detail=f"more than {rate.per_second:g} requests a second, and {rate.burst} at once",
+                remedy="wait as long as Retry-After says, and ask less often",
+                headers={"Retry-After": str(math.ceil(seconds))},
+            )
+
+    def _write_down(self, written: Entry) -> None:
+        """Without waiting for it: it must not slow the answer, and it is too late to refuse it."""
+        try:
+            future = self._service.submit("audit", lambda connection: audit.add(connection, written))
+        except WriterClosedError:
+            log.error("not in the audit log: %s", written)
+        else:
+            future.add_done_callback(lambda done: _tell_failure(done, written))
+
+
+@dataclass(slots=True)
+class _Answered:
+    """Sends on, and remembers the status, and what was made."""
+
+    send: Send
+    status: int = 0
+    location: str | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self.status == 201:
+                self.location = Headers(raw=message.get("headers", [])).get("location")
+        await self.send(message)
+
+
+def is_audited(scope: Scope, status: int) -> bool:
+    """Whether a request belongs into the audit log: a change that was made, or refused for lack of rights.
+
+    Records that were taken in do not: they are numbered and kept as what they are.
+    """
+    route = scope.get("route")
+    if scope["method"] in SAFE_METHODS or route is None:
+        return False
+    changed = route.operation_id != INGEST and not scope["state"].get("changed_nothing")
+    return status in REFUSED or (200 <= status < 400 and changed)
+
+
+def entry(scope: Scope, answered: _Answered, now: float) -> Entry:
+    """The request as the audit log tells of it; where something was made, its path is told."""
+    caller: Caller | None = scope["state"]["caller"]
+    of_caller = caller.identity.namespace if caller else None
+    return Entry(
+        at=now,
+        identity=caller.identity.name if caller else "",
+        action=scope["route"].operation_id,
+        method=scope["method"],
+        path=(answered.location or scope["path"])[:MOST_PATH_CHARACTERS],
+        namespace=scope["path_params"].get("namespace", of_caller or "")[:63],
+        status=answered.status,
+        address=address_of(scope),
+    )
+
+
+def address_of(scope: Scope) -> str:
+    """Where the request comes from; nothing for a socket in the file system."""
+    client = scope.get("client")
+    return str(client[0])[:63] if client else ""
+
+
+def _tell_failure(done: Future[None], written: Entry) -> None:
+    if (error := done.exception()) is not None:
+        log.error("not in the audit log, because of %s: %s", error, written)

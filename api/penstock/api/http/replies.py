@@ -1,0 +1,89 @@
+"""Answers as bytes, once: a POST with an Idempotency-Key is done once and answered the same ever after."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Header, Request, Response
+from pydantic import BaseModel
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import TOKEN_BYTES, derived_token
+from penstock.api.http.credentials import Credential
+from penstock.api.http.dependencies import CallerIn
+from penstock.api.service import Service
+from penstock.api.store.idempotency import Answer, Asked, once
+
+MOST_KEY_LENGTH = 255
+SALTED = re.compile(rb"(p[a-z]{2}_)salt\.([\w-]{43})")
+"""Stands in a remembered answer for a secret."""
+
+
+async def asked(
+    request: Request,
+    caller: CallerIn,
+    idempotency_key: Annotated[str | None, Header(max_length=MOST_KEY_LENGTH, min_length=1)] = None,
+) -> Asked | None:
+    """The request by its key, if it has one."""
+    if idempotency_key is None:
+        return None
+    said = hashlib.sha256(f"{request.method} {request.url.path}?{request.url.query}\n".encode())
+    said.update(await request.body())
+    return Asked(identity=caller.id, key=idempotency_key, request=said.hexdigest())
+
+
+Once = Annotated[Asked | None, Depends(asked)]
+
+
+def write_once(service: Service, key: str, asked: Asked | None, change: Callable[[Connection], Answer]) -> Response:
+    """Do ``change`` unless the same request did it before, and let the executor know."""
+    now = service.clock()
+    answer = service.write(key, lambda connection: once(connection, asked, now, change))
+    service.requested.set()
+    return response_of(answer)
+
+
+def response_of(found: Answer) -> Response:
+    """The answer as it is sent."""
+    return Response(found.body, status_code=found.status, media_type="application/json", headers=dict(found.headers))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewSecret:
+    """A secret, and what stands for it in an answer that is remembered."""
+
+    secret: str
+    salted: str
+
+
+def write_secret_once(
+    service: Service,
+    key: str,
+    asked: Asked | None,
+    credential: Credential,
+    prefix: str,
+    change: Callable[[Connection, NewSecret], Answer],
+) -> Response:
+    """Make what a new secret opens. An answer that is remembered would keep the secret in the database, so a salt is
+    remembered instead: with it and the asker's own secret, which the database does not know either, it is told again.
+    """
+    salt = secrets.token_urlsafe(TOKEN_BYTES)
+    made = NewSecret(secret=derived_token(credential.secret, salt, prefix), salted=f"{prefix}salt.{salt}")
+    response = write_once(service, key, asked, lambda connection: change(connection, made))
+
+    def told(found: re.Match[bytes]) -> bytes:
+        return derived_token(credential.secret, found[2].decode(), found[1].decode()).encode()
+
+    body = SALTED.sub(told, bytes(response.body))
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return Response(body, status_code=response.status_code, headers=headers)
+
+
+def reply(view: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """A view as it goes over the wire."""
+    return Answer(status=status, body=view.model_dump_json(by_alias=True).encode(), headers=dict(headers or {}))

@@ -1,0 +1,123 @@
+"""The files of a job, below its name and its uid: checkpoints, their export, and artifacts to download."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Response
+from fastapi import Path as InPath
+from sqlalchemy import Connection
+
+from penstock.api.files.runfiles import Checkpoint, artifacts, checkpoints, export_folder, open_artifact
+from penstock.api.http.dependencies import Editor, JobIn, ServiceIn, by_name
+from penstock.api.http.download import MEDIA_TYPE, FilePart
+from penstock.api.http.problems import Problem, answers
+from penstock.api.http.replies import Once, reply, write_once
+from penstock.api.http.run_folder import run_folder
+from penstock.api.schemas.runs import ArtifactPage, ArtifactView, CheckpointPage, CheckpointView, ExportView
+from penstock.api.schemas.wire import instant
+from penstock.api.service import Service
+from penstock.api.store import jobs
+from penstock.api.store.idempotency import Answer
+from penstock.api.store.jobs import StoredJob
+from penstock.core.run.locations import OUT
+
+router, of_job = APIRouter(tags=["files"]), APIRouter(tags=["files"])
+
+READS = answers("unauthenticated", "forbidden", "not-found", "elsewhere")
+LARGEST_NUMBER = 2**31 - 1
+Number = Annotated[int, InPath(ge=0, le=LARGEST_NUMBER)]
+WHOLE = {
+    "description": "The file, or the part of it that was asked for.",
+    "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+}
+DOWNLOADS: dict[int | str, dict[str, Any]] = {**answers("out-of-range"), **READS, 200: WHOLE, 206: WHOLE}
+
+
+def _view(service: Service, job: StoredJob, found: Checkpoint) -> CheckpointView:
+    root = run_folder(service.settings, job)
+    export = service.exports.of(root, found.attempt, found.step)
+    folder = export_folder(root, found.attempt, found.step).relative_to(root).as_posix()
+    return CheckpointView(
+        step=found.step,
+        attempt=found.attempt,
+        complete=found.complete,
+        bytes=found.num_bytes,
+        created_at=instant(found.created_at),
+        uri=f"{OUT}{job.uid}/{found.attempt}/{found.step}",
+        export=None if export is None else ExportView(state=export.state, message=export.message, folder=folder),
+    )
+
+
+@of_job.get("/checkpoints", responses=READS, name="listCheckpoints")
+def list_checkpoints(service: ServiceIn, job: JobIn) -> CheckpointPage:
+    """The job's checkpoints, newest first: where another job may begin, and what can be exported."""
+    root = run_folder(service.settings, job)
+    return CheckpointPage(items=[_view(service, job, each) for each in checkpoints(root)])
+
+
+@router.post(
+    "/v1/jobs/{namespace}/{name}/checkpoints/{attempt}/{step}/export",
+    status_code=202,
+    dependencies=[Depends(by_name)],
+    response_model=CheckpointView,
+    responses=answers("unauthenticated", "forbidden", "not-found", "conflict", "elsewhere", "invalid", "storage-full"),
+    operation_id="exportCheckpoint",
+)
+def export_checkpoint(
+    service: ServiceIn, identity: Editor, job: JobIn, attempt: Number, step: Number, asked: Once
+) -> Response:
+    """Have a checkpoint written as safetensors with its configuration, as transformers reads it.
+
+    It is made in the background; the list of checkpoints tells how far it is, and its files are artifacts then.
+    """
+    root, now = run_folder(service.settings, job), service.clock()
+    found = next((each for each in checkpoints(root) if (each.attempt, each.step) == (attempt, step)), None)
+    if found is None or not found.complete:
+        detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them: GET .../checkpoints"
+        raise Problem(kind="not-found", detail=detail, where="step", remedy=remedy)
+
+    def change(connection: Connection) -> Answer:
+        jobs.add_event(connection, job.uid, "export", {"by": identity.name, "attempt": attempt, "step": step}, now)
+        if not service.exports.start(root, attempt, step):
+            retry = {"Retry-After": "30"}
+            raise Problem(kind="unavailable", detail="too many exports wait", remedy="try again later", headers=retry)
+        return reply(_view(service, job, found), 202)
+
+    return write_once(service, job.uid, asked, change)
+
+
+@of_job.get("/artifacts", responses=READS, name="listArtifacts")
+def list_artifacts(service: ServiceIn, job: JobIn) -> ArtifactPage:
+    """The job's files that can be downloaded: numbers, plan, profile, timelines, logs, exported models."""
+    items = [
+        ArtifactView(name=each.name, bytes=each.num_bytes, modified_at=instant(each.modified_at))
+        for each in artifacts(run_folder(service.settings, job))
+    ]
+    return ArtifactPage(items=items)
+
+
+@of_job.get(
+    "/artifacts/{path:path}",
+    status_code=200,
+    response_class=Response,
+    responses=DOWNLOADS,
+    name="downloadArtifact",
+)
+def download_artifact(
+    service: ServiceIn,
+    job: JobIn,
+    path: Annotated[str, InPath(max_length=1024, description="The artifact's name, slashes and all.")],
+    range_: Annotated[str | None, Header(alias="Range", description="One part: bytes=FIRST-LAST.")] = None,
+    if_range: Annotated[str | None, Header(description="The ETag of the file that the part belongs to.")] = None,
+) -> FilePart:
+    """A file, or one part of it. It is always a download, never a page."""
+    file = open_artifact(run_folder(service.settings, job), path)
+    if file is None:
+        detail, remedy = f"there is no artifact {path!r}", "list them: GET .../artifacts"
+        raise Problem(kind="not-found", detail=detail, where="path", remedy=remedy)
+    try:
+        return FilePart(file, path, range_, if_range)
+    except Problem:
+        file.close()
+        raise

@@ -1,0 +1,177 @@
+"""What a job did, below its name and its uid: its plans, the curves of its numbers, its steps, its log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import Connection, Row
+
+from penstock.api.http.dependencies import JobIn, ServiceIn
+from penstock.api.http.problems import Problem, answers
+from penstock.api.schemas.jobs import (
+    LogPage,
+    LogView,
+    MetricsView,
+    PlanPage,
+    PlanView,
+    SeriesPoint,
+    SeriesView,
+    StepValueView,
+    TimelineView,
+)
+from penstock.api.schemas.wire import instant
+from penstock.api.store import plans, records, series
+from penstock.api.store.ingest import BUSY, MOST_RANKS, PEAK
+from penstock.api.store.records import STEP_SECONDS, LinesQuery, Sampled, Seen, StoredTimeline
+from penstock.api.store.series import ALL_RANKS
+from penstock.core.curves import StepValue
+from penstock.core.records import NO_RANK
+
+of_job = APIRouter(tags=["jobs"])
+
+READS = answers("unauthenticated", "forbidden", "not-found")
+LARGEST_NUMBER = 2**31 - 1
+CURSOR = r"^((-1|[0-9]{1,9}):[0-9]{1,15}(,(-1|[0-9]{1,9}):[0-9]{1,15}){0,499})?$"
+Rank = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
+OF_RANKS = (
+    f"Also of these ranks: {BUSY}, which they computed, and {PEAK}, both of sampled steps alone, "
+    f"and of the first {MOST_RANKS} ranks."
+)
+
+
+@of_job.get("/plans", responses=READS, name="listJobPlans")
+def list_plans(service: ServiceIn, job: JobIn) -> PlanPage:
+    """Every plan that the job went by, oldest first, with its reasons and what was rejected."""
+    found = service.read(lambda connection: plans.revisions(connection, job.uid))
+    items = [
+        PlanView(
+            revision=each.revision,
+            attempt=each.attempt,
+            created_at=instant(each.created_at),
+            digest=each.plan.digest,
+            plan=each.plan.to_manifest(),
+        )
+        for each in found
+    ]
+    return PlanPage(items=items)
+
+
+@of_job.get("/metrics", responses=READS, name="getJobMetrics")
+def get_metrics(
+    service: ServiceIn,
+    job: JobIn,
+    rank: Annotated[list[Rank], Query(description=OF_RANKS)] = [],  # noqa: B006
+    points: Annotated[int, Query(ge=1, le=series.MOST_POINTS, description="At most so many a series.")] = 500,
+) -> MetricsView:
+    """The job's numbers over its steps, of all ranks together unless ranks are named.
+
+    Where there are more steps than points, a point stands for several: their least, mean, greatest and last value.
+    First, last, least and greatest value of a series are exact.
+    """
+    ranks = [ALL_RANKS, *rank]
+    charts = service.read(lambda connection: series.charts(connection, job.uid, ranks, points))
+    return MetricsView(
+        series=[
+            SeriesView(
+                name=key,
+                rank=None if of_rank == ALL_RANKS else of_rank,
+                count=curve.count,
+                first=_value(curve.first) if curve.first else None,
+                last=_value(curve.last),
+                min=curve.min,
+                max=curve.max,
+                points=[SeriesPoint(**asdict(point)) for point in curve.points],
+            )
+            for (key, of_rank), curve in charts.items()
+        ]
+    )
+
+
+def _value(value: StepValue) -> StepValueView:
+    return StepValueView(step=value.step, value=value.value)
+
+
+@of_job.get("/timeline", responses=READS, name="getJobTimeline")
+def get_timeline(
+    service: ServiceIn,
+    job: JobIn,
+    step: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else the newest.")] = None,
+) -> TimelineView:
+    """What every rank did when, in one measured step; of which there are timelines, and which of them is typical."""
+
+    def question(connection: Connection) -> tuple[StoredTimeline | None, Sampled]:
+        return records.timeline(connection, job.uid, step), records.sampled(connection, job.uid, usual(connection))
+
+    def usual(connection: Connection) -> float | None:
+        curve = series.charts(connection, job.uid, most=1).get((STEP_SECONDS, ALL_RANKS))
+        return series.usual_of(connection, job.uid, STEP_SECONDS, curve).value if curve else None
+
+    found, sampled = service.read(question)
+    if found is None:
+        raise not_sampled("no step was sampled" if step is None else f"step {step} was not sampled", sampled)
+    return TimelineView(
+        attempt=found.attempt,
+        step=found.step,
+        timeline=found.timeline,
+        sampled_steps=list(sampled.steps),
+        typical_step=found.step if sampled.typical is None else sampled.typical,
+    )
+
+
+def not_sampled(detail: str, sampled: Sampled) -> Problem:
+    """The problem, with the steps that there are."""
+    steps = ", ".join(map(str, sampled.steps[-10:])) or "none yet"
+    return Problem(kind="not-found", detail=detail, where="step", remedy=f"the newest sampled steps: {steps}")
+
+
+@of_job.get("/logs", responses=READS, name="getJobLogs")
+def get_logs(
+    service: ServiceIn,
+    job: JobIn,
+    rank: Annotated[
+        int | None, Query(ge=NO_RANK, le=LARGEST_NUMBER, description="Only this rank; -1: who started the ranks.")
+    ] = None,
+    after: Annotated[int, Query(ge=0, le=2**53, description="Only lines with a higher number.")] = 0,
+    cursor: Annotated[
+        str | None, Query(pattern=CURSOR, max_length=16_384, description="The `next` of an answer before.")
+    ] = None,
+    tail: Annotated[bool, Query(description="The last lines instead of the first.")] = False,
+    limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+) -> LogPage:
+    """What the ranks printed, by rank; lines of a rank are numbered on across attempts.
+
+    The last 2,000 lines of every rank are here, all of them in the files among the job's artifacts.
+    """
+    query = LinesQuery(rank=rank, after=after, seen=read_cursor(cursor or ""), tail=tail, limit=limit)
+
+    def question(connection: Connection) -> tuple[Sequence[Row[Any]], records.Seen, bool]:
+        return *records.lines(connection, job.uid, query), records.is_complete(connection, job.uid)
+
+    rows, seen, complete = service.read(question)
+    items = [
+        LogView(
+            rank=row.rank,
+            number=row.number,
+            attempt=row.attempt,
+            at=instant(row.at),
+            level=row.level,
+            message=row.message,
+        )
+        for row in rows
+    ]
+    return LogPage(items=items, next=write_cursor(seen), complete=complete)
+
+
+def read_cursor(text: str) -> Seen:
+    """``RANK:NUMBER`` pairs."""
+    pairs = (pair.split(":") for pair in text.split(",") if pair)
+    return {int(rank): int(number) for rank, number in pairs}
+
+
+def write_cursor(seen: Seen) -> str:
+    """The same as text."""
+    return ",".join(f"{rank}:{number}" for rank, number in sorted(seen.items()))

@@ -1,0 +1,225 @@
+"""/v1/jobs and /v1/history: jobs are made, found, listed, suspended, resumed, deleted."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.http.acceptance import require_acceptable, require_editor
+from penstock.api.http.dependencies import Document, Editor, JobIn, ServiceIn, Viewer, forbidden
+from penstock.api.http.problems import Problem, answers
+from penstock.api.http.replies import Once, reply, write_once
+from penstock.api.http.routes import on_cluster
+from penstock.api.schemas.bodies import EXAMPLE_JOB, JOB, body
+from penstock.api.schemas.jobs import JobPage, JobView, job_view
+from penstock.api.store import jobs
+from penstock.api.store.idempotency import Answer
+from penstock.api.store.jobs import StoredJob
+from penstock.core.errors import UserError
+from penstock.core.job import PipelineJob
+from penstock.core.lifecycle import Phase
+
+router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
+
+READS = answers("unauthenticated", "forbidden", "not-found")
+WRITES = answers(
+    "unauthenticated",
+    "forbidden",
+    "not-allowed",
+    "not-found",
+    "name-taken",
+    "conflict",
+    "changed-meanwhile",
+    "too-large",
+    "unsupported-media-type",
+    "invalid",
+    "storage-full",
+)
+WRITTEN: dict[str, Any] = {"response_model": JobView, "responses": WRITES}
+PROPOSED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView, "description": "Of a dry run: the job as it would be made; its uid will be another one."}
+}
+DryRun = Annotated[
+    bool,
+    Query(alias="dryRun", description="Only look whether the job would be made; keep nothing, look at no key."),
+]
+IfMatch = Annotated[
+    str | None,
+    Header(description='The ETag of the job as it was read, such as "3".', pattern=r'^(\*|(W/)?"[0-9]{1,9}")$'),
+]
+NamespaceQuery = Annotated[str | None, Query(max_length=63, description="Only jobs of this namespace.")]
+LabelQuery = Annotated[list[str], Query(description="KEY=VALUE; given several times, all must hold.")]
+NameQuery = Annotated[str, Query(max_length=63, description="Part of the name.")]
+
+
+Change = Callable[[Connection, str, str, float], StoredJob]
+
+
+class _Edit:
+    """A change of the job that a path names, asked for by somebody who may."""
+
+    def __init__(
+        self, service: ServiceIn, identity: Editor, namespace: str, name: str, asked: Once, if_match: IfMatch = None
+    ) -> None:
+        self._service, self._identity, self._asked = service, identity, asked
+        self._namespace, self._name = namespace, name
+        self._version = read_etag(if_match)
+
+    def suspend(self, wanted: bool) -> Response:
+        """Ask for a suspension, or take it back; raises `NoSuchJobError` once the job is deleted."""
+        member, place = self._service.cluster, (self._namespace, self._name)
+        if member is not None:
+            return on_cluster.suspend(self._service, member, self._identity, self._asked, place, self._version, wanted)
+        return self._answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, wanted, by, now))
+
+    def delete(self) -> Response:
+        """Ask for the job's end; raises `NoSuchJobError` once it is deleted."""
+        member, place = self._service.cluster, (self._namespace, self._name)
+        if member is not None:
+            return on_cluster.delete(self._service, member, self._identity, self._asked, place, self._version)
+        return self._answer(202, jobs.request_delete)
+
+    def _answer(self, status: int, change: Change) -> Response:
+        place = (self._namespace, self._name)
+        uid = self._service.read(lambda connection: jobs.find(connection, *place)).uid
+        now = self._service.clock()
+
+        def changed(connection: Connection) -> Answer:
+            found = jobs.require_version(connection, uid, self._version)
+            if found.deleted_at is not None:
+                raise jobs.NoSuchJobError("/".join(place))
+            after = change(connection, uid, self._identity.name, now)
+            return reply(job_view(after), status, {"ETag": etag(after)})
+
+        return write_once(self._service, uid, self._asked, changed)
+
+
+Editing = Annotated[_Edit, Depends()]
+
+
+@router.post(
+    "/v1/jobs",
+    status_code=201,
+    response_model=JobView,
+    responses={**WRITES, **PROPOSED},
+    operation_id="createJob",
+    openapi_extra=body(JOB, EXAMPLE_JOB),
+)
+def create(
+    request: Request, service: ServiceIn, identity: Editor, document: Document, asked: Once, dry_run: DryRun = False
+) -> Response:
+    """Submit a job: a PipelineJob as JSON or YAML. A dry run says whether it would be taken, and as what."""
+    job, settings = PipelineJob.from_manifest(document), service.settings
+    if service.cluster is not None:
+        require_editor(identity, job)
+        if dry_run:
+            return on_cluster.propose(request, service, service.cluster, identity, job)
+        return on_cluster.create(service, service.cluster, identity, asked, job)
+    service.read(lambda connection: require_acceptable(connection, settings.locations, identity, job))
+    uid, now, executor = str(uuid.uuid4()), service.clock(), settings.executor_for(job)
+
+    def propose(connection: Connection) -> Answer:
+        return reply(job_view(jobs.proposed(connection, job, uid, identity.name, now, executor)))
+
+    def change(connection: Connection) -> Answer:
+        made = jobs.create(connection, job, uid, identity.name, now, executor)
+        place = f"/v1/jobs/{made.namespace}/{made.name}"
+        return reply(job_view(made), 201, {"Location": place, "ETag": etag(made)})
+
+    if dry_run:
+        request.state.changed_nothing = True
+        return write_once(service, "jobs", None, propose)
+    return write_once(service, uid, asked, change)
+
+
+@router.get("/v1/jobs", responses=READS, operation_id="listJobs")
+def list_jobs(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: NamespaceQuery = None,
+    phase: Annotated[list[Phase], Query(description="Only these phases.")] = [],  # noqa: B006, FastAPI copies it
+    label: LabelQuery = [],  # noqa: B006
+    name: NameQuery = "",
+    sort: Annotated[str, Query(description="created, name, priority or phase; with a minus descending.")] = "-created",
+    limit: Annotated[int, Query(ge=1, le=jobs.MOST_PER_PAGE)] = 50,
+    cursor: Annotated[str | None, Query(max_length=512, description="The `next` of the page before.")] = None,
+    deleted: Annotated[bool, Query(description="Also those that were deleted.")] = False,
+) -> JobPage:
+    """List jobs."""
+    asked = jobs.Query(
+        namespaces=visible(identity, namespace),
+        phases=tuple(phase),
+        labels=read_labels(label),
+        name=name,
+        deleted=deleted,
+        sort=sort,
+        limit=limit,
+        cursor=cursor,
+    )
+    try:
+        found, following = service.read(lambda connection: jobs.page(connection, asked))
+    except UserError as error:
+        raise Problem(kind="bad-request", detail=error.what, where=error.where, remedy=error.remedy) from None
+    return JobPage(items=[job_view(each) for each in found], next=following)
+
+
+@of_job.get("", responses=READS, name="getJob")
+def get(job: JobIn, response: Response) -> JobView:
+    """The job: by its uid any, deleted or not; by its name the one that lives, else the latest that did."""
+    response.headers["ETag"] = etag(job)
+    return job_view(job)
+
+
+@router.delete("/v1/jobs/{namespace}/{name}", status_code=202, **WRITTEN, operation_id="deleteJob")
+def delete(editing: Editing) -> Response:
+    """End the job and free its name. What it did stays readable below /v1/history."""
+    return editing.delete()
+
+
+@router.post("/v1/jobs/{namespace}/{name}/suspend", **WRITTEN, operation_id="suspendJob")
+def suspend(editing: Editing) -> Response:
+    """Checkpoint after the step at hand, and free the devices."""
+    return editing.suspend(True)
+
+
+@router.post("/v1/jobs/{namespace}/{name}/resume", **WRITTEN, operation_id="resumeJob")
+def resume(editing: Editing) -> Response:
+    """Go on with a suspended job."""
+    return editing.suspend(False)
+
+
+def etag(stored: StoredJob) -> str:
+    """Changes with everything but progress."""
+    return f'"{stored.version}"'
+
+
+def read_etag(header: str | None) -> int | None:
+    """The version in an If-Match header; none for no header or a star."""
+    if header is None or header == "*":
+        return None
+    return int(header.removeprefix("W/").strip('"'))
+
+
+def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None:
+    """Which namespaces a list shows; none for all."""
+    if namespace is None:
+        return identity.namespaces(Role.VIEWER, "list")
+    if not identity.may(Role.VIEWER, namespace, "list"):
+        raise forbidden(Role.VIEWER, namespace)
+    return (namespace,)
+
+
+def read_labels(texts: list[str]) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise Problem(kind="bad-request", detail=f"{text!r} is no label", where="label", remedy="write KEY=VALUE")
+        found[key] = value
+    return found

@@ -1,0 +1,171 @@
+"""The pages: /, /jobs/{namespace}/{name}, /submit, and the files they refer to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import HTMLResponse, Response
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.files.runfiles import artifacts, checkpoints
+from penstock.api.http.dependencies import Editor, ServiceIn, Viewer, forbidden
+from penstock.api.http.problems import Problem
+from penstock.api.http.routes.insight import LARGEST_NUMBER, not_sampled
+from penstock.api.http.routes.jobs import visible
+from penstock.api.http.run_folder import elsewhere
+from penstock.api.pages import static
+from penstock.api.pages.comparison import FEWEST, MOST, comparison
+from penstock.api.pages.job import job_page
+from penstock.api.pages.job_data import NotSampledError, read_job
+from penstock.api.pages.job_files import JobFiles
+from penstock.api.pages.listing import listing
+from penstock.api.pages.profiles import profile_list, profile_page
+from penstock.api.pages.shell import POLICY, Page
+from penstock.api.pages.submit import submit_page
+from penstock.api.pages.whatif import answer_page, whatif_page
+from penstock.api.store import jobs, plan_requests, profiles
+from penstock.api.store.plan_requests import StoredRequest, Wanted
+from penstock.core.lifecycle import Phase
+from penstock.core.plan import Plan
+from penstock.planner.pricing import cost_of
+
+router = APIRouter(include_in_schema=False)
+
+MONTH_SECONDS = 30 * 86_400
+DEFAULT_NAMESPACE = "default"
+
+
+def shown(page: Page, identity: Identity | None, status: int = 200) -> HTMLResponse:
+    """The page as an answer."""
+    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
+    return HTMLResponse(page.document(identity), status_code=status, headers=headers)
+
+
+@router.get("/")
+def show_jobs(
+    service: ServiceIn,
+    identity: Viewer,
+    name: Annotated[str, Query(max_length=63)] = "",
+    phase: Phase | str = "",
+    sort: str = "-created",
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> HTMLResponse:
+    """The list of jobs."""
+    phases = (Phase(phase),) if phase in set(Phase) else ()
+    query = jobs.Query(namespaces=visible(identity, None), phases=phases, name=name, sort=sort, cursor=cursor)
+    found, following = service.read(lambda connection: jobs.page(connection, query))
+    return shown(listing(found, query, following, service.clock()), identity)
+
+
+@router.get("/jobs/{namespace}/{name}")
+def show_job(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: str,
+    name: str,
+    step: Annotated[
+        int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else a typical one.")
+    ] = None,
+) -> HTMLResponse:
+    """A job's page."""
+    try:
+        data = service.read(lambda connection: read_job(connection, namespace, name, step))
+    except NotSampledError as error:
+        raise not_sampled(str(error), error.sampled) from None
+    root = service.settings.runs / data.stored.uid
+    files = JobFiles(
+        checkpoints=checkpoints(root),
+        artifacts=artifacts(root),
+        elsewhere=elsewhere(service.settings, data.stored),
+    )
+    return shown(job_page(data, files, identity, service.clock()), identity)
+
+
+@router.get("/compare")
+def show_comparison(
+    service: ServiceIn,
+    identity: Viewer,
+    job: Annotated[list[str], Query(description="NAMESPACE/NAME, two to four times.")] = [],  # noqa: B006
+) -> HTMLResponse:
+    """Jobs side by side."""
+    places = [read_place(text) for text in job]
+    if not FEWEST <= len(places) <= MOST:
+        remedy = "mark two to four jobs in the list, then Compare"
+        raise Problem(kind="bad-request", detail=f"{len(places)} jobs are named", where="job", remedy=remedy)
+    for namespace, _ in places:
+        if not identity.may(Role.VIEWER, namespace, "get"):
+            raise forbidden(Role.VIEWER, namespace)
+    found = service.read(lambda connection: [read_job(connection, *place) for place in places])
+    return shown(comparison(found), identity)
+
+
+def read_place(text: str) -> tuple[str, str]:
+    """``NAMESPACE/NAME``; raises `Problem`."""
+    namespace, slash, name = text.partition("/")
+    if not slash or not namespace or not name:
+        raise Problem(kind="bad-request", detail=f"{text!r} is no job", where="job", remedy="write NAMESPACE/NAME")
+    return namespace, name
+
+
+@router.get("/submit")
+def show_submit(identity: Viewer) -> HTMLResponse:
+    """Where a job is handed over."""
+    return shown(submit_page(), identity)
+
+
+@router.get("/whatif")
+def show_whatif(
+    service: ServiceIn, identity: Editor, job: Annotated[str | None, Query(description="NAMESPACE/NAME.")] = None
+) -> HTMLResponse:
+    """Controls, and the plan that they lead to: of an example, or of a job that is there. It needs who may plan."""
+    if job is None:
+        return shown(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
+    namespace, name = read_place(job)
+    if not identity.may(Role.EDITOR, namespace, "create"):
+        raise forbidden(Role.EDITOR, namespace)
+    found = service.read(lambda connection: jobs.find(connection, namespace, name))
+    return shown(whatif_page(namespace, found.recorded_job), identity)
+
+
+@router.get("/plans/{request}")
+def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLResponse:
+    """A request for a plan, as far as it is."""
+
+    def question(connection: Connection) -> tuple[StoredRequest, Plan | None, Wanted]:
+        of_request = (connection, request)
+        return plan_requests.get(*of_request), plan_requests.plan(*of_request), plan_requests.wanted(*of_request)
+
+    stored, plan, wanted = service.read(question)
+    if not identity.may(Role.VIEWER, stored.namespace, "get"):
+        raise forbidden(Role.VIEWER, stored.namespace)
+    cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
+    return shown(answer_page(stored, plan, cost), identity)
+
+
+@router.get("/profiles")
+def show_profiles(service: ServiceIn, identity: Viewer) -> HTMLResponse:
+    """What was measured."""
+    return shown(profile_list(service.read(profiles.every), service.clock()), identity)
+
+
+@router.get("/profiles/{digest}")
+def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLResponse:
+    """One measurement."""
+    from penstock.planner.fit import fit_points
+
+    stored, profile = service.read(lambda connection: profiles.get(connection, digest))
+    return shown(profile_page(stored, profile, fit_points(profile)), identity)
+
+
+@router.get("/static/{name}")
+def show_file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
+    """A file that pages refer to; it is the same for everybody."""
+    if name not in static.FILES:
+        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy="load the page anew")
+    headers = {"Cache-Control": f"public, max-age={MONTH_SECONDS}, immutable", "Vary": "Accept-Encoding"}
+    media_type, _ = static.FILES[name]
+    if "gzip" in accept_encoding:
+        return Response(static.compressed(name), media_type=media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return Response(static.content(name), media_type=media_type, headers=headers)

@@ -1,0 +1,180 @@
+"""/v1/plans: what would be planned for a job, here or on other hardware; nothing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity, Role
+from penstock.api.http.acceptance import require_acceptable, require_editor
+from penstock.api.http.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
+from penstock.api.http.problems import Problem, answers
+from penstock.api.http.replies import Once, reply, write_once
+from penstock.api.http.routes.jobs import visible
+from penstock.api.schemas.bodies import CLUSTER, EXAMPLE_CLUSTER, EXAMPLE_JOB, JOB, body
+from penstock.api.schemas.plans import PlanRequestPage, PlanRequestView, request_row, request_view
+from penstock.api.service import Service
+from penstock.api.store import plan_requests, profiles
+from penstock.api.store.idempotency import Answer
+from penstock.api.store.plan_requests import StoredRequest, Wanted
+from penstock.core.errors import UserError
+from penstock.core.fitness import OLDEST_SECONDS, model_digest, unfit
+
+router = APIRouter(tags=["plans"])
+
+MOST_WAITING = 32
+MOST_OF_NAMESPACE, MOST_OF_TOKEN = 16, 8
+"""Requests that are open at once; the name that a token was made for stands for all of its tokens."""
+RETRY_SECONDS = 10
+READS = answers("unauthenticated", "forbidden", "not-found")
+ASKS = answers(
+    "unauthenticated", "forbidden", "conflict", "too-large", "unsupported-media-type", "invalid", "storage-full"
+)
+BODY = body(
+    {
+        "type": "object",
+        "required": ["job"],
+        "additionalProperties": False,
+        "properties": {
+            "job": JOB,
+            "cluster": {
+                "description": "Described hardware; not together with profile.",
+                "anyOf": [CLUSTER, {"type": "null"}],
+            },
+            "profile": {"type": ["string", "null"], "description": "The digest of a stored profile."},
+        },
+    },
+    {"job": EXAMPLE_JOB, "cluster": EXAMPLE_CLUSTER},
+)
+CANCELS = answers("unauthenticated", "forbidden", "not-found", "storage-full")
+
+
+@router.post(
+    "/v1/plans",
+    status_code=202,
+    response_model=PlanRequestView,
+    responses=ASKS,
+    operation_id="requestPlan",
+    openapi_extra=BODY,
+)
+def ask(service: ServiceIn, identity: Editor, document: Document, asked: Once) -> Response:
+    """Plan a job without running it.
+
+    The body, JSON or YAML, holds the PipelineJob as `job`, and either `cluster`, hardware as `penstock plan --cluster`
+    reads it, or `profile`, the digest of a stored profile. With neither, the newest fresh profile of the service's
+    machine is used that serves the job. Look at Location until the state is Succeeded, Failed or Canceled.
+    """
+    wanted = Wanted.from_manifest(document)
+    if service.cluster is not None:
+        require_editor(identity, wanted.job)
+    else:
+        locations = service.settings.locations
+        service.read(lambda connection: require_acceptable(connection, locations, identity, wanted.job))
+    wanted = _for_hardware(service, wanted)
+    request, now = str(uuid.uuid4()), service.clock()
+
+    def change(connection: Connection) -> Answer:
+        _require_room(connection, wanted.job.metadata.namespace, identity.name)
+        made = plan_requests.create(connection, wanted, request, identity.name, now)
+        return reply(request_view(made, wanted, None), 202, {"Location": f"/v1/plans/{made.id}"})
+
+    return write_once(service, request, asked, change)
+
+
+def _for_hardware(service: Service, wanted: Wanted) -> Wanted:
+    """The same, with the profile that is meant; raises `UserError` if there is none, or it is of something else."""
+    if wanted.cluster is not None and wanted.profile is not None:
+        raise UserError(what="cluster and profile exclude each other", where="profile", remedy="name one of them")
+    if wanted.cluster is not None:
+        return wanted
+    spec, model = wanted.job.spec, model_digest(wanted.job.spec.model, wanted.job.spec.data.sequence_length)
+    if wanted.profile is not None:
+        _require_fit(service, wanted, model)
+        return wanted
+    since, host = service.clock() - OLDEST_SECONDS, service.settings.machine
+    found = service.read(lambda connection: profiles.measured_since(connection, spec, model, host, since))
+    fitting = next((each for each in found if unfit(each, spec, model) is None), None)
+    if fitting is None:
+        raise UserError(
+            what="no machine of this service was measured for this job in the last days",
+            where="profile",
+            remedy="describe hardware as cluster, or run the job, which measures first",
+        )
+    return dataclasses.replace(wanted, profile=fitting.digest)
+
+
+def _require_fit(service: Service, wanted: Wanted, model: str) -> None:
+    """Its age is the user's affair, who named it."""
+    remedy = "list the profiles: GET /v1/profiles"
+    digest = wanted.profile or ""
+    try:
+        _, profile = service.read(lambda connection: profiles.get(connection, digest))
+    except profiles.NoSuchProfileError:
+        raise UserError(what="there is no such profile", where="profile", remedy=remedy) from None
+    reason = unfit(profile, wanted.job.spec, model)
+    if reason is not None:
+        raise UserError(what=reason, where="profile", remedy=remedy)
+
+
+def _require_room(connection: Connection, namespace: str, by: str) -> None:
+    """Raise `Problem` where too many requests are open: of all, or of those who would keep others from asking."""
+    of_namespace, own = plan_requests.num_open(connection, namespace, by)
+    waiting = plan_requests.num_waiting(connection)
+    for count, most, kind, what in (
+        (own, MOST_OF_TOKEN, "too-many-requests", f"of {by} are open"),
+        (of_namespace, MOST_OF_NAMESPACE, "too-many-requests", f"of namespace {namespace} are open"),
+        (waiting, MOST_WAITING, "unavailable", "wait"),
+    ):
+        if count >= most:
+            detail, retry = f"{count} requests for plans {what} already", {"Retry-After": str(RETRY_SECONDS)}
+            remedy = "try again in a moment, or cancel some: DELETE /v1/plans/ID"
+            raise Problem(kind=kind, detail=detail, remedy=remedy, headers=retry)
+
+
+@router.get("/v1/plans", responses=READS, operation_id="listPlanRequests")
+def list_requests(
+    service: ServiceIn,
+    identity: Viewer,
+    namespace: Annotated[str | None, Query(max_length=63, description="Only requests of this namespace.")] = None,
+    limit: Annotated[int, Query(ge=1, le=plan_requests.MOST_PER_PAGE)] = 50,
+) -> PlanRequestPage:
+    """The newest requests, without their plans. What has ended is forgotten after 30 days."""
+    chosen = visible(identity, namespace)
+    found = service.read(lambda connection: plan_requests.newest(connection, chosen, limit))
+    return PlanRequestPage(items=[request_row(each) for each in found])
+
+
+@router.get("/v1/plans/{request}", responses=READS, operation_id="getPlanRequest")
+def get(service: ServiceIn, identity: Viewer, request: str) -> PlanRequestView:
+    """A request, and once it succeeded its plan, with reasons and what was rejected."""
+    return service.read(lambda connection: _view(connection, _permitted(connection, identity, Role.VIEWER, request)))
+
+
+@router.delete("/v1/plans/{request}", responses=CANCELS, operation_id="cancelPlanRequest")
+def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestView:
+    """Cancel a request that waits or is worked on; forget one that has ended, and answer how it was."""
+    now = service.clock()
+    service.read(lambda connection: _permitted(connection, identity, Role.EDITOR, request))  # asking may take a while
+
+    def change(connection: Connection) -> PlanRequestView:
+        before = _view(connection, _permitted(connection, identity, Role.EDITOR, request))
+        after = plan_requests.cancel(connection, request, now)
+        return before if before.state.terminal else _view(connection, after)
+
+    return service.write(request, change)
+
+
+def _permitted(connection: Connection, identity: Identity, role: Role, request: str) -> StoredRequest:
+    """The request, if it is in a namespace where ``identity`` may do what needs ``role``."""
+    found = plan_requests.get(connection, request)
+    if not identity.may(role, found.namespace, "get" if role is Role.VIEWER else "create"):
+        raise forbidden(role, found.namespace)
+    return found
+
+
+def _view(connection: Connection, found: StoredRequest) -> PlanRequestView:
+    return request_view(found, plan_requests.wanted(connection, found.id), plan_requests.plan(connection, found.id))

@@ -1,0 +1,28 @@
+"""/v1/profiles: what was measured on which machine, how long ago, and how well."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from penstock.api.http.dependencies import ServiceIn, Viewer
+from penstock.api.http.problems import answers
+from penstock.api.schemas.plans import ProfilePage, ProfileView, profile_row, profile_view
+from penstock.api.store import profiles
+
+router = APIRouter(tags=["plans"])
+
+READS = answers("unauthenticated", "forbidden", "not-found")
+
+
+@router.get("/v1/profiles", responses=READS, operation_id="listProfiles")
+def list_profiles(service: ServiceIn, identity: Viewer) -> ProfilePage:
+    """Every profile, newest first. They are of machines, and so of no namespace."""
+    now = service.clock()
+    return ProfilePage(items=[profile_row(each, now) for each in service.read(profiles.every)])
+
+
+@router.get("/v1/profiles/{digest}", responses=READS, operation_id="getProfile")
+def get(service: ServiceIn, identity: Viewer, digest: str) -> ProfileView:
+    """A profile: what layers cost, links between ranks as matrices, memory, and all of it in manifest form."""
+    stored, profile = service.read(lambda connection: profiles.get(connection, digest))
+    return profile_view(stored, profile, service.clock())

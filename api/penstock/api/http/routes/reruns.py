@@ -1,0 +1,143 @@
+"""A job once more: retried from its newest checkpoint, and what reproduces it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Request, Response
+from sqlalchemy import Connection
+
+from penstock.api.auth.identity import Identity
+from penstock.api.cluster import submitting
+from penstock.api.cluster.membership import Membership
+from penstock.api.files.runfiles import newest_checkpoint
+from penstock.api.http.acceptance import require_acceptable, require_editor
+from penstock.api.http.dependencies import Editor, JobIn, ServiceIn
+from penstock.api.http.problems import Problem, answers
+from penstock.api.http.replies import Once, reply, write_once
+from penstock.api.http.reruns import commands, name_stem, next_name, pinned, retried
+from penstock.api.http.routes import on_cluster
+from penstock.api.http.routes.jobs import WRITES, etag
+from penstock.api.http.run_folder import run_folder
+from penstock.api.schemas.jobs import JobView, job_view
+from penstock.api.schemas.runs import ReproductionView, RetryRequest
+from penstock.api.service import Service
+from penstock.api.settings import Settings
+from penstock.api.store import jobs, lineage
+from penstock.api.store.idempotency import Answer, Asked
+from penstock.api.store.jobs import StoredJob
+from penstock.core.manifest import limits_lifted
+from penstock.core.run.locations import OUT
+
+router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
+
+READS = answers("unauthenticated", "forbidden", "not-found", "conflict")
+
+
+@router.post(
+    "/v1/jobs/{namespace}/{name}/retry",
+    status_code=201,
+    response_model=JobView,
+    responses={**WRITES, **answers("elsewhere")},
+    operation_id="retryJob",
+)
+def retry(
+    service: ServiceIn,
+    identity: Editor,
+    namespace: str,
+    name: str,
+    asked: Once,
+    wanted: Annotated[RetryRequest | None, Body()] = None,
+) -> Response:
+    """Make a new job of one that has ended.
+
+    It goes on from the newest complete checkpoint; without one it begins where the old one began.
+    """
+    if service.cluster is not None:
+        return _retry_there(service, service.cluster, identity, (namespace, name), asked, wanted)
+    uid, now, settings = str(uuid.uuid4()), service.clock(), service.settings
+
+    def change(connection: Connection) -> Answer:
+        old = jobs.find(connection, namespace, name)
+        _require_ended(old)
+        begin = _begin(settings, old)
+        taken = lineage.names(connection, namespace, name_stem(name))
+        job = retried(old.next_job, (wanted and wanted.name) or next_name(name, taken), begin)
+        require_acceptable(connection, settings.locations, identity, job)
+        jobs.create(connection, job, uid, identity.name, now, settings.executor_for(job))
+        jobs.add_event(connection, uid, "retry", {"of": old.uid, "resumeFrom": begin}, now)
+        made = jobs.get(connection, uid)
+        place = f"/v1/jobs/{made.namespace}/{made.name}"
+        return reply(job_view(made), 201, {"Location": place, "ETag": etag(made)})
+
+    return write_once(service, uid, asked, change)
+
+
+def _retry_there(
+    service: Service,
+    member: Membership,
+    identity: Identity,
+    place: tuple[str, str],
+    asked: Asked | None,
+    wanted: RetryRequest | None,
+) -> Response:
+    """The same, on the job's cluster."""
+
+    def question(connection: Connection) -> tuple[StoredJob, tuple[int, str] | None, frozenset[str]]:
+        old = jobs.find(connection, *place)
+        return old, submitting.begin(connection, old), lineage.names(connection, place[0], name_stem(place[1]))
+
+    old, saved, taken = service.read(question)
+    _require_ended(old)
+    if saved is not None:
+        _require_steps_left(old, *saved)
+    job = retried(old.next_job, (wanted and wanted.name) or next_name(place[1], taken), saved and saved[1])
+    require_editor(identity, job)
+    return on_cluster.retry(service, member, identity, asked, job, old)
+
+
+def _require_ended(old: StoredJob) -> None:
+    if old.phase.terminal or old.deleted_at is not None:
+        return
+    remedy = "wait until it has ended, or delete it; a suspended job goes on with resume"
+    raise Problem(kind="conflict", detail=f"the job is {old.phase}", remedy=remedy)
+
+
+def _begin(settings: Settings, old: StoredJob) -> str | None:
+    """The newest complete checkpoint; raises `Problem` if there is nothing left to do after it."""
+    newest = newest_checkpoint(run_folder(settings, old))
+    if newest is None:
+        return None
+    uri = f"{OUT}{old.uid}/{newest.attempt}/{newest.step}"
+    _require_steps_left(old, newest.step, uri)
+    return uri
+
+
+def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
+    """Raise `Problem` if the checkpoint of that step is of the last."""
+    steps = old.next_job.spec.training.steps
+    if step >= steps:
+        detail, remedy = f"all {steps} steps are done", f"submit a job with more steps and resumeFrom: {uri}"
+        raise Problem(kind="conflict", detail=detail, remedy=remedy)
+
+
+@of_job.get("/reproduce", responses=READS, name="reproduceJob")
+def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionView:
+    """What runs the job again as it ran: its manifest with the newest plan pinned, versions, and commands to paste."""
+
+    def question(connection: Connection) -> tuple[lineage.Origin, str]:
+        taken = lineage.names(connection, job.namespace, name_stem(job.name))
+        free = job.name if job.deleted_at is not None else next_name(job.name, taken)
+        return lineage.origin(connection, job), free
+
+    origin, free = service.read(question)
+    ran = job.recorded_job
+    with limits_lifted():  # of the version that ran it, which the commands install
+        again = retried(ran if origin.plan is None else pinned(ran, origin.plan), free, None)
+    return ReproductionView(
+        manifest=again.to_manifest(),
+        plan_digest=job.plan_digest if origin.plan else None,
+        versions=dict(origin.versions),
+        commands=list(commands(again, str(request.base_url).rstrip("/"), origin.versions)),
+    )

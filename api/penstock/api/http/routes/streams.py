@@ -1,0 +1,106 @@
+"""What happens, as it happens: a job's events and state, and the states of all jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from penstock.api.http.dependencies import CallerIn, JobIn, ServiceIn, Viewer
+from penstock.api.http.problems import Problem, answers
+from penstock.api.http.routes.jobs import LabelQuery, NameQuery, NamespaceQuery, read_labels, visible
+from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener, Share
+from penstock.api.live.messages import MEDIA_TYPE
+from penstock.api.live.stream import EventStream
+from penstock.api.schemas.jobs import EventPage, EventView
+from penstock.api.schemas.wire import instant
+from penstock.api.service import Service
+from penstock.api.store import jobs
+
+router, of_job = APIRouter(tags=["live"]), APIRouter(tags=["live"])
+
+MESSAGE = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"type": "string", "enum": ["hello", "job", "event"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+        "id": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+}
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "With `Accept: text/event-stream` a stream: `hello`, then `job` (a JobRow: how a job is now) "
+        "and `event` (an EventView: what happened; its number is the id). It ends after some minutes; come again "
+        "with `Last-Event-ID`.",
+        "content": {MEDIA_TYPE: {"schema": MESSAGE}},
+    }
+}
+READS = answers("unauthenticated", "forbidden", "not-found")
+LARGEST_NUMBER = 2**31 - 1
+LastEventId = Annotated[
+    str | None, Header(description="Of a stream: only events with a higher number.", pattern="^[0-9]{1,9}$")
+]
+
+
+@of_job.get("/events", response_model=EventPage, responses={**READS, **STREAM}, name="listJobEvents")
+async def job_events(
+    request: Request,
+    service: ServiceIn,
+    caller: CallerIn,
+    job: JobIn,
+    after: Annotated[int, Query(ge=0, le=LARGEST_NUMBER, description="Only events with a higher number.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Not of a stream.")] = 200,
+    last_event_id: LastEventId = None,
+) -> Response | EventPage:
+    """What happened to the job, oldest first; as a stream also what happens next, and how the job is."""
+    if MEDIA_TYPE in request.headers.get("accept", ""):
+        share = Share(token=caller.token, namespaces=(job.namespace,))
+        return opened(service, JobListener(uid=job.uid, last_event=int(last_event_id or after), share=share))
+    rows = await run_in_threadpool(service.read, lambda connection: jobs.history(connection, job.uid, after, limit))
+    items = [EventView(number=row.number, at=instant(row.at), kind=row.kind, body=row.body) for row in rows]
+    return EventPage(items=items)
+
+
+@router.get(
+    "/v1/events",
+    status_code=200,
+    response_class=Response,
+    responses={**READS, **STREAM},
+    operation_id="streamJobs",
+)
+async def list_events(
+    service: ServiceIn,
+    identity: Viewer,
+    caller: CallerIn,
+    namespace: NamespaceQuery = None,
+    label: LabelQuery = [],  # noqa: B006, FastAPI copies it
+    name: NameQuery = "",
+) -> Response:
+    """Every job that changes, as a stream of `job` messages, once a second. After `hello` nothing is missed: list the
+    jobs then.
+    """
+    wanted = Filter.of(await run_in_threadpool(visible, identity, namespace), read_labels(label), name)
+    return opened(service, ListListener(filter=wanted, share=Share(token=caller.token, namespaces=wanted.namespaces)))
+
+
+def opened(service: Service, listener: Listener) -> EventStream:
+    """A stream for the listener; raises `Problem` where too many are open.
+
+    A token has a third of all, and a namespace half of what the others leave: so something is left for the next.
+    """
+    feed, limits = service.feed, service.settings.limits
+    remedy, retry = "close some, or ask again later instead of listening", {"Retry-After": "10"}
+    num_open, (of_token, of_namespaces) = feed.num_listeners, feed.num_of(listener.share)
+    if num_open >= limits.streams:
+        detail = f"{limits.streams} live streams are open"
+        raise Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
+    if 3 * of_token >= limits.streams:
+        detail = f"{of_token} live streams of this token are open"
+        raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
+    if 2 * of_namespaces >= limits.streams - (num_open - of_namespaces):
+        detail = f"{of_namespaces} live streams of the same namespaces are open, and others want some"
+        raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
+    return EventStream(feed, listener, limits.stream_seconds)

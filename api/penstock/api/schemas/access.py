@@ -1,0 +1,149 @@
+"""Who may ask, who asks and who asked: tokens, sessions and audit entries."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from penstock.api.auth.identity import Role
+from penstock.api.schemas.wire import Wire, instant, maybe
+from penstock.api.store.audit import NumberedEntry
+from penstock.api.store.sessions import StoredSession
+from penstock.api.store.tokens import StoredToken
+
+
+class TokenRequest(Wire):
+    """A token to make."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.@]{0,61}[a-z0-9])?$", description="Who will bear it.")
+    role: Role
+    namespace: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        description="Where it holds; everywhere if null.",
+    )
+    lifetime_seconds: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400)
+
+
+class TokenView(Wire):
+    """A token, without its secret."""
+
+    id: str
+    name: str
+    role: Role
+    namespace: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewToken(TokenView):
+    """A token and its secret, which is told this once."""
+
+    token: str
+
+
+class TokenPage(Wire):
+    """Every token, newest first."""
+
+    items: list[TokenView]
+
+
+class MeView(Wire):
+    """Who asks."""
+
+    name: str
+    role: Role
+    namespace: str | None = Field(description="Where the role holds; everywhere if null.")
+    session: str | None = Field(description="The browser's session; null for a token.")
+    until: datetime | None = Field(description="When the session or token ends; null: never by itself.")
+
+
+class NewLoginLink(Wire):
+    """A link that signs a browser in, once."""
+
+    path: str = Field(description="Below the service's URL.", examples=["/login#psl_..."])
+    expires_at: datetime
+
+
+class SessionView(Wire):
+    """A browser that is signed in."""
+
+    id: str
+    name: str = Field(description="The token's.")
+    role: Role
+    namespace: str | None
+    token: str = Field(description="The id of the token that made it; the session ends with it.")
+    address: str = Field(description="Where it was begun from.")
+    created_at: datetime
+    expires_at: datetime
+
+
+class SessionPage(Wire):
+    """Open sessions, newest first."""
+
+    items: list[SessionView]
+
+
+class AuditView(Wire):
+    """A change that somebody made, or was refused."""
+
+    number: int
+    at: datetime
+    identity: str = Field(description="Empty where nobody was recognized.")
+    action: str = Field(description="The operation's id.", examples=["createJob"])
+    method: str
+    path: str = Field(description="Of what was made, where the answer named it.")
+    namespace: str
+    status: int
+    address: str
+
+
+class AuditPage(Wire):
+    """Entries, newest first."""
+
+    items: list[AuditView]
+    next: str | None = Field(description="Pass it as `cursor` for those that follow; null at the end.")
+
+
+def token_view(stored: StoredToken) -> TokenView:
+    """The token as it is listed."""
+    return TokenView(
+        id=stored.id,
+        name=stored.name,
+        role=stored.role,
+        namespace=stored.namespace,
+        created_at=instant(stored.created_at),
+        expires_at=maybe(stored.expires_at),
+        revoked_at=maybe(stored.revoked_at),
+    )
+
+
+def session_view(stored: StoredSession) -> SessionView:
+    """The session as it is listed."""
+    return SessionView(
+        id=stored.id,
+        name=stored.name,
+        role=stored.role,
+        namespace=stored.namespace,
+        token=stored.token,
+        address=stored.address,
+        created_at=instant(stored.created_at),
+        expires_at=instant(stored.expires_at),
+    )
+
+
+def audit_view(entry: NumberedEntry) -> AuditView:
+    """The entry over the wire."""
+    return AuditView(
+        number=entry.number,
+        at=instant(entry.at),
+        identity=entry.identity,
+        action=entry.action,
+        method=entry.method,
+        path=entry.path,
+        namespace=entry.namespace,
+        status=entry.status,
+        address=entry.address,
+    )

@@ -1,0 +1,235 @@
+"""What the service answers about planning: requests for plans, and the profiles that plans are made from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from penstock.api.schemas.wire import Wire, instant, maybe
+from penstock.api.store.plan_requests import State, StoredRequest, Wanted
+from penstock.api.store.profiles import StoredProfile
+from penstock.core.fitness import OLDEST_SECONDS
+from penstock.core.layout import Precision
+from penstock.core.model import UnitKind
+from penstock.core.plan import Plan
+from penstock.core.profile import LinkRecord, Profile
+from penstock.core.schedule import Kind
+from penstock.planner.pricing import cost_of
+from penstock.planner.worker.questions import Progress
+
+
+class SearchView(Wire):
+    """How far the search is."""
+
+    divisions: int = Field(description="Ways to divide the devices that were opened.")
+    candidates: int = Field(description="Plans that were simulated.")
+    best: str = Field(description="The best that fits so far; empty before there is one.")
+    best_step_seconds: float | None
+
+
+class MistakeView(Wire):
+    """Why there is no plan."""
+
+    what: str
+    where: str = Field(description="The field that is at fault, if one is.", examples=["spec.resources.memoryPerRank"])
+    remedy: str
+
+
+class PlanRequestRow(Wire):
+    """A request for a plan, as lists tell of it."""
+
+    id: str
+    namespace: str
+    name: str = Field(description="Of the job that is planned.")
+    state: State
+    created_by: str
+    created_at: datetime
+    finished_at: datetime | None
+    progress: SearchView
+    error: MistakeView | None
+    plan_digest: str | None
+
+
+class CostView(Wire):
+    """What running by a plan costs, in the currency of the price."""
+
+    per_hour: float = Field(description="Of all devices that the plan uses.")
+    per_million_tokens: float
+    whole_job: float = Field(description="All steps of the job, as long as each is predicted to take.")
+
+
+class PlanRequestView(PlanRequestRow):
+    """A request for a plan, and the plan once there is one."""
+
+    job: dict[str, Any] = Field(description="The PipelineJob as it was sent.")
+    profile: str | None = Field(description="The digest of the profile that is planned with.")
+    cluster: dict[str, Any] | None = Field(description="The described hardware that is planned for.")
+    plan: dict[str, Any] | None = Field(description="The Plan in its manifest form, with reasons and alternatives.")
+    cost: CostView | None = Field(
+        description="By the cluster's `device.pricePerHour`, else the job's `pricePerDeviceHour`; null without either."
+    )
+
+
+class PlanRequestPage(Wire):
+    """Requests, newest first."""
+
+    items: list[PlanRequestRow]
+
+
+class ProfileRow(Wire):
+    """A profile, as lists tell of it."""
+
+    digest: str
+    key: str = Field(description="Of machine, software, model, precision and ranks: profiles with the same compare.")
+    host: str
+    device: str
+    model_digest: str
+    precision: Precision
+    num_ranks: int
+    method: str = Field(description="How it was measured.")
+    measured_at: datetime
+    age_seconds: float
+    fresh: bool = Field(description="Whether it is the newest of its key and under a week old: jobs are planned by it.")
+
+
+class ProfilePage(Wire):
+    """Profiles, newest first."""
+
+    items: list[ProfileRow]
+
+
+class LayerView(Wire):
+    """What a pass of a unit costs, for a micro-batch and a slice after a prefix."""
+
+    unit: UnitKind
+    kind: Kind
+    batch: int = Field(description="Sequences.")
+    length: int = Field(description="Tokens of the slice.")
+    prefix: int = Field(description="Tokens before it.")
+    alone_seconds: float = Field(description="The mean with the other ranks idle, without the slowest twentieth.")
+    together_seconds: float = Field(description="The mean with all ranks computing, without the slowest twentieth.")
+    spread: float = Field(description="The interquartile range over the mean.")
+    samples: int
+    held_out: bool = Field(description="Whether it tests the fit and takes no part in it.")
+
+
+Matrix = list[list[float | None]]
+
+
+class LinksView(Wire):
+    """Links as matrices: row by the sending rank, column by the receiving one; null where nothing was measured."""
+
+    latency_seconds: Matrix
+    bytes_per_second: Matrix
+    error: Matrix = Field(description="The mean absolute relative error of the fit to latency + bytes / bandwidth.")
+
+
+class TransientView(Wire):
+    """What a pass of a unit takes beyond its slots."""
+
+    unit: UnitKind
+    kind: Kind
+    batch: int
+    length: int
+    prefix: int
+    num_bytes: int
+
+
+class MemoryView(Wire):
+    """Memory of a rank."""
+
+    constant_bytes: int = Field(description="Of its process, before any parameter.")
+    transients: list[TransientView]
+
+
+class ProfileView(ProfileRow):
+    """Everything that was measured."""
+
+    layers: list[LayerView]
+    links: LinksView
+    memory: MemoryView
+    profile: dict[str, Any] = Field(description="The Profile in its manifest form.")
+
+
+def request_row(stored: StoredRequest) -> PlanRequestRow:
+    """The request in a line."""
+    return PlanRequestRow(**_request_fields(stored))
+
+
+def request_view(stored: StoredRequest, wanted: Wanted, plan: Plan | None) -> PlanRequestView:
+    """The request, whole."""
+    cost = None if plan is None else cost_of(plan, wanted.job.spec, wanted.cluster)
+    return PlanRequestView(
+        **_request_fields(stored),
+        job=wanted.job.to_manifest(),
+        profile=wanted.profile,
+        cluster=None if wanted.cluster is None else wanted.cluster.to_manifest(),
+        plan=None if plan is None else plan.to_manifest(),
+        cost=None if cost is None else CostView.model_validate(cost, from_attributes=True),
+    )
+
+
+def _request_fields(stored: StoredRequest) -> dict[str, Any]:
+    told = Progress.from_manifest(stored.progress)
+    return {
+        "id": stored.id,
+        "namespace": stored.namespace,
+        "name": stored.name,
+        "state": stored.state,
+        "created_by": stored.created_by,
+        "created_at": instant(stored.created_at),
+        "finished_at": maybe(stored.finished_at),
+        "progress": SearchView(
+            divisions=told.divisions,
+            candidates=told.candidates,
+            best=told.best,
+            best_step_seconds=told.best_step_seconds,
+        ),
+        "error": None if not stored.error else MistakeView(**stored.error),
+        "plan_digest": stored.plan_digest,
+    }
+
+
+def profile_row(stored: StoredProfile, now: float) -> ProfileRow:
+    """The profile in a line."""
+    return ProfileRow(**_profile_fields(stored, now))
+
+
+def profile_view(stored: StoredProfile, profile: Profile, now: float) -> ProfileView:
+    """The profile, whole."""
+    links = profile.links
+    return ProfileView(
+        **_profile_fields(stored, now),
+        layers=[LayerView.model_validate(each, from_attributes=True) for each in profile.units],
+        links=LinksView(
+            latency_seconds=_matrix(links, profile.num_ranks, "latency_seconds"),
+            bytes_per_second=_matrix(links, profile.num_ranks, "bytes_per_second"),
+            error=_matrix(links, profile.num_ranks, "error"),
+        ),
+        memory=MemoryView.model_validate(profile.memory, from_attributes=True),
+        profile=profile.to_manifest(),
+    )
+
+
+def _profile_fields(stored: StoredProfile, now: float) -> dict[str, Any]:
+    age = now - stored.measured_at
+    return {
+        "digest": stored.digest,
+        "key": stored.key,
+        "host": stored.host,
+        "device": stored.device,
+        "model_digest": stored.model_digest,
+        "precision": stored.precision,
+        "num_ranks": stored.num_ranks,
+        "method": stored.method,
+        "measured_at": instant(stored.measured_at),
+        "age_seconds": age,
+        "fresh": stored.newest and age <= OLDEST_SECONDS,
+    }
+
+
+def _matrix(links: tuple[LinkRecord, ...], num_ranks: int, name: str) -> Matrix:
+    found = {(link.source, link.target): getattr(link, name) for link in links}
+    return [[found.get((source, target)) for target in range(num_ranks)] for source in range(num_ranks)]

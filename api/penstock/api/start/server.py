@@ -1,0 +1,208 @@
+"""The web server: uvicorn, on this address, with TLS if it was given a certificate, and without patience.
+
+uvicorn waits for ever for a request's head, for the rest of a body that nobody reads, and for a client that does not
+read its answer. Each holds a connection, and whoever opens enough of them shuts all others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import gc
+import socket
+import ssl
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from penstock.api.app import create_app
+from penstock.api.service import Service
+from penstock.api.settings import Limits, Settings, Tls
+from penstock.api.start.accepting import Acceptor, Connection, bound, most_connections
+from penstock.core.errors import UserError
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than jobs are silent: who reports every few seconds should not have to connect each time."""
+MOST_HEAD_BYTES = 2**16
+"""Of a request, before its body; more is refused."""
+GARBAGE_THRESHOLDS = (10_000, 20, 100)
+"""Young objects of which the next generation is collected, and how often each generation is before the one above it."""
+
+
+class Server(uvicorn.Server):
+    """Ends live streams when it is to end, or it would wait for them."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(_configured(service))
+        self._feed, self._handshake_seconds = service.feed, service.settings.limits.idle_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, as `uvicorn.Server.startup` does, and accept by an `Acceptor`."""
+        self._feed.open()
+        await self.lifespan.startup()
+        config = self.config
+        if sockets is None:
+            try:
+                sockets = bound(config.host, config.port, config.backlog)
+            except OSError as error:
+                await self.lifespan.shutdown()
+                where, remedy = f"{config.host}:{config.port}", "end what listens there, or choose another port"
+                raise UserError(what=f"cannot be listened at: {error}", where=where, remedy=remedy) from None
+        acceptor = Acceptor(sockets, self._connection, most_connections(), config.ssl, self._handshake_seconds)
+        self.servers: list[Acceptor] = [acceptor]  # type: ignore[assignment]
+        self.started = True
+
+    def _connection(self) -> Connection:
+        state, app_state = self.server_state, self.lifespan.state
+        made: Connection = self.config.http_protocol_class(config=self.config, server_state=state, app_state=app_state)  # type: ignore[call-arg, assignment]
+        return made
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server.shutdown`."""
+        self._feed.close()
+        await super().shutdown(sockets)
+
+
+def collect_garbage_seldom() -> None:
+    """For a process that only serves, once its server is made. A look through everything holds up all requests
+    for a tenth of a second, and finds next to nothing: what was made until then stays, and almost all that requests
+    leave behind is no part of a circle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+
+
+def _configured(service: Service) -> uvicorn.Config:
+    settings = service.settings
+    tls = settings.tls
+    return uvicorn.Config(
+        create_app(service),
+        host=settings.host,
+        port=settings.port,
+        http=_protocol(settings.limits),
+        ws="none",
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        proxy_headers=False,  # any process of this machine could say that it asks for somebody else
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
+    )
+
+
+def _protocol(limits: Limits) -> type[asyncio.Protocol]:
+    class Protocol(_Impatient):
+        idle_seconds = limits.idle_seconds
+
+    return Protocol
+
+
+class _Message(enum.Enum):
+    """How far the newest request of a connection has come."""
+
+    AWAITED = enum.auto()  # also its head
+    BODY = enum.auto()
+    DONE = enum.auto()
+
+
+class _Impatient(HttpToolsProtocol, Connection):
+    """Cuts off a client that the server has waited for too long; bodies that are read have a limit of their own."""
+
+    idle_seconds: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._sending = _Patience(transport, self.idle_seconds)
+        self._reading = _Patience(transport, self.idle_seconds)
+        self._message, self._head_bytes = _Message.AWAITED, 0
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._message is _Message.AWAITED:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self.send_400_response("The head of the request is too large.")
+        self._look()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._message, self._head_bytes = _Message.AWAITED, 0
+
+    def on_headers_complete(self) -> None:
+        self._message = _Message.BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._message = _Message.DONE
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._message is _Message.DONE and self.cycle.response_complete:
+            self._message, self._head_bytes = _Message.AWAITED, 0
+        self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reading.begin()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reading.end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._sending.end()
+        self._reading.end()
+        self.lost()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        cycle: RequestResponseCycle | None = self.cycle
+        answered = cycle is None or cycle.response_complete
+        if answered and self._message is not _Message.DONE:
+            self._sending.begin()
+        else:
+            self._sending.end()
+
+
+class _Patience:
+    """Cuts the connection unless it ends in time, from its first beginning on: not anew with every byte that comes."""
+
+    def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
+        self._transport, self._seconds = transport, seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._transport.abort)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+
+def check_tls(settings: Settings) -> None:
+    """Raise `UserError` unless the certificate and its key can be used."""
+    if settings.tls is None:
+        return
+    try:
+        # A key under a password would be asked for on the terminal, at every start; an empty one is never right.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls.certificate, settings.tls.key, password="")
+    except (OSError, ValueError) as error:
+        place = f"--tls-certificate {settings.tls.certificate}, --tls-key {settings.tls.key}"
+        remedy = "give a PEM certificate, followed by those that signed it, and its key without a password"
+        raise UserError(what=f"cannot be used: {error}", where=place, remedy=remedy) from None
+
+
+def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Both or none; raises `UserError` for one alone."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        missing = "--tls-certificate" if certificate is None else "--tls-key"
+        raise UserError(what="is missing", where=missing, remedy="give both, or none for plain HTTP")
+    return Tls(certificate=certificate.absolute(), key=key.absolute())
