@@ -14,7 +14,7 @@ RUN python3 -m venv /opt/penstock
 COPY constraints.txt /src/
 # The tools that build the package are pinned like all else.
 RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt hatchling
-COPY pyproject.toml README.md LICENSE /src/
+COPY LICENSE /src/
 COPY core /src/core
 COPY planner /src/planner
 COPY view /src/view
@@ -25,21 +25,33 @@ COPY operator /src/operator
 COPY client /src/client
 COPY api /src/api
 COPY cli /src/cli
-RUN cd /src && /opt/penstock/bin/python -m hatchling build -t wheel -d /wheels
+# All members, and a constraint with the place of each: whatever needs one takes this wheel, and asks no index for it.
+RUN for project in /src/*/pyproject.toml; do \
+      cd "${project%/*}" && /opt/penstock/bin/python -m hatchling build -t wheel -d /wheels || exit 1; \
+    done \
+ && for wheel in /wheels/*.whl; do \
+      name="$(basename "${wheel%%-*}" | tr _ -)" && echo "$name @ file://$wheel" >> /wheels/penstock.txt; \
+    done
 
+# Each image installs the member that it starts, with what that one needs.
 FROM build AS build-operator
-RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt "$(echo /wheels/*.whl)[operator]" \
+RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt --constraint /wheels/penstock.txt \
+      penstock-operator \
  && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
 
 FROM build AS build-api
-RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt "$(echo /wheels/*.whl)[api,cli]" \
+RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt --constraint /wheels/penstock.txt \
+      penstock-cli penstock-api penstock-kube \
  && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
 
 FROM build AS build-trainer
 ARG TORCH_INDEX=https://pypi.org/simple
 RUN grep '^torch==' /src/constraints.txt | xargs /opt/penstock/bin/pip install --index-url ${TORCH_INDEX} --no-deps \
- && /opt/penstock/bin/pip install --constraint /src/constraints.txt "$(echo /wheels/*.whl)[trainer,cli,client]" \
+ && /opt/penstock/bin/pip install --constraint /src/constraints.txt --constraint /wheels/penstock.txt \
+      penstock-agent penstock-trainer \
  && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
+# Operators start pods by the name that images of 0.1.0 have (ADR 0034).
+RUN ln -s penstock-agent /opt/penstock/bin/penstock
 
 # A user without an entry anywhere (USER is asked for instead), and nothing to write but what is mounted. Compiled
 # functions are kept below /tmp.
@@ -62,4 +74,4 @@ ENV PATH=/opt/penstock/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NU
 WORKDIR /
 USER 65532:65532
 COPY --from=build-trainer /opt/penstock /opt/penstock
-ENTRYPOINT ["penstock"]
+ENTRYPOINT ["penstock-agent"]

@@ -1,7 +1,7 @@
 """How long `penstock serve` takes to answer, and what it holds when idle; also where no torch is installed.
 
 Run as ``python -m benchmarks.service_start``; writes ``benchmarks/results/service_start.{md,json}``. The environment
-without torch is made anew from constraints.txt, with the extras api, client and cli.
+without torch is made anew from constraints.txt, with what the service's image has.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 import httpx
 from benchmarks.support import write_results
 
+from deploy.wheels import build
+
 ROOT = Path(__file__).parents[1]
 REPEATS = 5
 IDLE_SECONDS = 5.0
@@ -32,7 +34,8 @@ def environment_without_torch(folder: Path) -> Path:
     """The folder of programs of a new environment."""
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
-    wanted = [f"{ROOT}[api,client,cli]", "--constraint", str(ROOT / "constraints.txt")]
+    wheels = build(folder.parent / "wheels")
+    wanted = ["penstock-cli[cluster]", "--constraint", str(ROOT / "constraints.txt"), "--constraint", str(wheels)]
     python = str(folder / "bin" / "python")
     install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]  # compiled, as pip leaves it
     subprocess.run([*install, *wanted], check=True)

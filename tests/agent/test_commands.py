@@ -22,7 +22,7 @@ EXPORT = ["export", "/nonexistent", "--to", "/nonexistent/too"]
     [
         (UserError(what="is missing", where="spec.model", remedy="write it"), 2, "remedy write it"),
         (RunError("the disk is full"), 1, "failed the disk is full"),
-        (ModuleNotFoundError("no torch", name="torch"), 2, "remedy install penstock with its trainer"),
+        (ModuleNotFoundError("no torch", name="torch"), 2, "remedy install penstock-trainer: pip install"),
         (KeyError("unforeseen"), 1, "failed KeyError: 'unforeseen'"),
     ],
     ids=lambda value: type(value).__name__,

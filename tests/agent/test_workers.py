@@ -13,7 +13,7 @@ from penstock.agent.attempt import MOST_LAST_WORDS, Attempt
 from penstock.agent.launch import Failure, LaunchSpec, Outcome
 from penstock.agent.workers import LocalWorkers, end, finish, refusal
 from penstock.core.errors import RunError, UserError
-from penstock.core.host import extras
+from penstock.core.host import members
 from penstock.core.host.stopping import StopRequestedError, StopRequests
 from penstock.core.job import Device
 from penstock.core.lifecycle import AttemptState, Step
@@ -94,8 +94,8 @@ def test_every_entry_point_starts_for_the_job_s_device(run: RunDir, launched: li
 def test_a_machine_that_cannot_train_says_what_to_install(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == package else object())
-    with pytest.raises(UserError, match=rf"needs the package {package}(.|\n)*remedy: .*penstock\[trainer\]"):
+    monkeypatch.setattr(members, "find_spec", lambda name: None if name == package else object())
+    with pytest.raises(UserError, match=rf"needs the package {package}(.|\n)*remedy: .*penstock\.txt penstock-trainer"):
         LocalWorkers().prepare(local_job(), run, Reporter())
 
 

@@ -91,7 +91,7 @@ def test_what_a_job_did_is_read(client: Client, service: Service) -> None:
 
 def test_which_service_it_is(client: Client) -> None:
     found = client.version()
-    assert (found.version, found.api) == (version("penstock"), "v1")
+    assert (found.version, found.api) == (version("penstock-core"), "v1")
     assert found.schema_revision
 
 

@@ -30,58 +30,88 @@ def run_dev(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def project() -> dict[str, Any]:
-    return {
-        "build-system": {"requires": ["hatchling"]},
-        "tool": {"hatch": {"build": {"dev-mode-dirs": ["planner"]}}, "ruff": {"line-length": 120}},
-        "project": {
-            "dependencies": ["numpy>=2"],
-            "optional-dependencies": {
-                "trainer": ["torch>=2.11"],
-                "cli": ["typer"],
-                "operator": ["kopf"],
-                "api": ["fastapi"],
-                "client": ["httpx"],
-            },
-            "scripts": {"penstock": "penstock.cli.main:main"},
-        },
+def member(name: str, *dependencies: str, **more: Any) -> dict[str, Any]:
+    return {"project": {"name": f"penstock-{name}", "version": "1", "dependencies": list(dependencies), **more}}
+
+
+def workspace() -> Any:
+    root = {
+        "tool": {"ruff": {"line-length": 120}},
         "dependency-groups": {"test": ["pytest"], "dev": [{"include-group": "test"}, "ruff"]},
     }
+    extras = {"run": ["penstock-trainer==1"], "serve": ["penstock-api==1"], "cluster": ["penstock-api==1"]}
+    members = {
+        "core": member("core", "ruamel.yaml>=0.18"),
+        "planner": member("planner", "penstock-core==1", "numpy>=2"),
+        "trainer": member("trainer", "penstock-planner==1", "torch>=2.11"),
+        "operator": member("operator", "penstock-core==1", "kopf"),
+        "api": member("api", "penstock-core==1", "psycopg[binary]>=3"),
+        "cli": member("cli", "penstock-planner==1", "typer", **{"optional-dependencies": extras}),
+        "unused": member("unused", "penstock-core==1"),
+    }
+    return dev.Workspace(root=root, members=members)
+
+
+class TestMembers:
+    def test_a_member_brings_all_that_it_needs(self) -> None:
+        assert dev.needed_members(["penstock-trainer"], workspace().members) == ["core", "planner", "trainer"]
+
+    def test_an_extra_brings_more(self) -> None:
+        members = workspace().members
+        assert dev.needed_members(["penstock-cli"], members) == ["core", "planner", "cli"]
+        assert dev.needed_members(["penstock-cli", "penstock-cli[serve]"], members) == ["core", "planner", "api", "cli"]
+
+    def test_environments(self) -> None:
+        found = dev.read_workspace().members
+        assert dev.needed_members(dev.FULL.members, found) == list(found)
+        assert dev.needed_members(dev.CORE.members, found) == ["core", "planner"]
+
+    def test_every_member_is_installed_by_its_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Or the installer would ask an index for it, where somebody else may have its name."""
+        asked: list[list[str]] = []
+
+        def install(environment: object, arguments: list[str]) -> bool:
+            asked.append(arguments)
+            return True
+
+        monkeypatch.setattr(dev, "install", install)
+        dev.install_packages(dev.CORE, workspace())
+        assert asked == [["--editable", "./core", "--editable", "./planner", "pytest"]]
 
 
 class TestKey:
     def test_is_stable(self) -> None:
-        assert dev.environment_key(dev.FULL, project(), b"a==1") == dev.environment_key(dev.FULL, project(), b"a==1")
+        keys = {dev.environment_key(dev.FULL, workspace(), b"a==1") for _ in range(2)}
+        assert len(keys) == 1
 
     def test_changes_with_all_that_is_installed(self) -> None:
-        changed = [project() for _ in range(6)]
-        changed[0]["project"]["dependencies"].append("scipy")
-        changed[1]["project"]["optional-dependencies"]["trainer"].append("tokenizers")
-        changed[2]["dependency-groups"]["test"].append("hypothesis")
-        changed[3]["build-system"]["requires"] = ["hatchling>=2"]
-        changed[4]["tool"]["hatch"]["build"]["dev-mode-dirs"].append("view")
-        changed[5]["project"]["scripts"] = {}
-        keys = [dev.environment_key(dev.FULL, each, b"a==1") for each in [project(), *changed]]
-        keys.append(dev.environment_key(dev.FULL, project(), b"a==2"))
-        keys.append(dev.environment_key(dev.CORE, project(), b"a==1"))
+        changed = [workspace() for _ in range(5)]
+        changed[0].members["core"]["project"]["dependencies"].append("scipy")
+        changed[1].members["trainer"]["project"]["dependencies"].append("tokenizers")
+        changed[2].members["planner"]["project"]["version"] = "2"
+        changed[3].members["cli"]["project"]["scripts"] = {"penstock": "penstock.cli.main:main"}
+        changed[4].root["dependency-groups"]["test"].append("hypothesis")
+        keys = [dev.environment_key(dev.FULL, each, b"a==1") for each in [workspace(), *changed]]
+        keys.append(dev.environment_key(dev.FULL, workspace(), b"a==2"))
+        keys.append(dev.environment_key(dev.CORE, workspace(), b"a==1"))
         assert len(set(keys)) == len(keys)
 
     def test_changes_with_the_interpreter_and_the_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        keys = {dev.environment_key(dev.FULL, project(), b"")}
+        keys = {dev.environment_key(dev.FULL, workspace(), b"")}
         for owner, attribute in ((dev.sys, "base_prefix"), (dev, "ROOT")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, attribute, "/elsewhere")
-                keys.add(dev.environment_key(dev.FULL, project(), b""))
+                keys.add(dev.environment_key(dev.FULL, workspace(), b""))
         with monkeypatch.context() as patch:
             patch.setattr(dev.platform, "python_version", lambda: "3.99.0")
-            keys.add(dev.environment_key(dev.FULL, project(), b""))
+            keys.add(dev.environment_key(dev.FULL, workspace(), b""))
         assert len(keys) == 4
 
     def test_ignores_what_is_not_installed(self) -> None:
-        changed = project()
-        changed["tool"]["ruff"]["line-length"] = 80
-        changed["project"]["optional-dependencies"]["docs"] = ["sphinx"]
-        assert dev.environment_key(dev.FULL, changed, b"") == dev.environment_key(dev.FULL, project(), b"")
+        changed = workspace()
+        changed.root["tool"]["ruff"]["line-length"] = 80
+        changed.members["unused"]["project"]["dependencies"].append("sphinx")
+        assert dev.environment_key(dev.FULL, changed, b"") == dev.environment_key(dev.FULL, workspace(), b"")
 
     @pytest.mark.parametrize(
         ("marker", "nvidia", "current"),
@@ -310,7 +340,7 @@ class TestCommandLine:
     def test_unknown_verb(self) -> None:
         done = run_dev("tset")
         assert done.returncode == 2
-        assert done.stderr == "no verb tset: one of setup, demo, test, check, cluster, bench, gpu, soak, clean.\n"
+        assert done.stderr == f"no verb tset: one of {', '.join(dev.VERBS)}.\n"
 
     @pytest.mark.parametrize("verb", ["setup", "check", "clean"])
     def test_unwanted_arguments_are_refused(self, verb: str) -> None:

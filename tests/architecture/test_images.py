@@ -1,4 +1,4 @@
-"""The Dockerfile: what it is made of is there and pinned, and what it makes runs as nobody."""
+"""The Dockerfile: what it is made of is there and pinned, what it makes holds its members alone and runs as nobody."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.support.repository import ROOT, components, pyproject
+from tests.support.members import SERVICE, brought_by
+from tests.support.repository import ROOT, components, members
 
 TEXT = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-TARGETS = ("operator", "api", "trainer")
+MEMBERS = {
+    "operator": {"core", "planner", "kube", "operator"},
+    "api": {"core", "planner", "view", "agent", "kube", "client", "api", "cli"},
+    "trainer": {"core", "planner", "client", "agent", "trainer"},
+}
+TARGETS = tuple(MEMBERS)
 
 
 def stages() -> dict[str, list[str]]:
@@ -44,10 +50,38 @@ def test_it_runs_as_nobody_and_writes_nothing_of_its_own(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_starts_a_command_that_the_package_has(target: str) -> None:
+def test_it_starts_a_command_of_its_members(target: str) -> None:
     (entry,) = (line for line in lineage(target) if line.startswith("ENTRYPOINT "))
     (command,) = re.findall(r'"([^"]+)"', entry)
-    assert command in pyproject()["project"]["scripts"]
+    assert command in {name for member in MEMBERS[target] for name in members()[member].get("scripts", {})}
+
+
+def installed(target: str) -> list[str]:
+    """The members that it asks pip for."""
+    install = next(line for line in stages()[f"build-{target}"] if "--constraint /wheels/penstock.txt" in line)
+    return re.findall(r" (penstock-[\w-]+)", install.partition("--constraint /wheels/penstock.txt")[2])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_holds_its_members_and_no_others(target: str) -> None:
+    brought = brought_by(*installed(target))
+    assert brought & {project["name"] for project in members().values()} == {
+        f"penstock-{each}" for each in MEMBERS[target]
+    }
+
+
+def test_ranks_are_not_given_what_draws_and_prints() -> None:
+    assert brought_by(*installed("trainer")) & {"rich", "plotly", "typer", "kubernetes", "fastapi"} == set()
+
+
+def test_the_service_s_image_is_the_one_that_is_tested() -> None:
+    assert brought_by(*installed("api")) == brought_by(*SERVICE)
+
+
+def test_pods_find_the_program_that_images_of_0_1_0_have() -> None:
+    """The operator starts `penstock pod`, for whichever image a job pins; both programs take the same arguments."""
+    assert "RUN ln -s penstock-agent /opt/penstock/bin/penstock" in stages()["build-trainer"]
+    assert "penstock" not in {name for member in MEMBERS["trainer"] for name in members()[member].get("scripts", {})}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -87,9 +87,7 @@ def test_tests_are_found_once() -> None:
 def test_configuration_names_every_component() -> None:
     config = pyproject()
     folders = {component.name for component in components()}
-    wheel = {f"{folder}/penstock" for folder in folders}
-    assert set(config["tool"]["hatch"]["build"]["dev-mode-dirs"]) == folders
-    assert set(config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == wheel
+    assert set(config["tool"]["uv"]["workspace"]["members"]) == folders
     assert set(config["tool"]["mypy"]["mypy_path"]) == folders
     assert folders <= set(config["tool"]["mypy"]["files"])
     assert set(config["tool"]["ruff"]["src"]) == folders

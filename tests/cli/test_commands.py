@@ -73,8 +73,8 @@ def cluster(tmp_path: Path) -> str:
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"penstock {version('penstock')}\n"
-    assert core.__version__ == version("penstock")
+    assert capsys.readouterr().out == f"penstock {version('penstock-core')}\n"
+    assert core.__version__ == version("penstock-core")
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         getattr(core, "nonsense")  # noqa: B009
 
@@ -147,7 +147,7 @@ def test_a_missing_trainer_is_explained(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr("penstock.cli.manifests.read_job", fail)
     assert main(["plan", "job.yaml"]) == 2
-    assert "penstock[trainer" in capsys.readouterr().err
+    assert "penstock.txt penstock-trainer" in capsys.readouterr().err
 
 
 # init and doctor

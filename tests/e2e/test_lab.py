@@ -140,7 +140,7 @@ def test_a_volume_is_shared_by_nodes(cluster: Cluster, namespace: str) -> None:
 
 def test_a_restricted_pod_sees_this_project_s_environment(cluster: Cluster) -> None:
     cluster.of_lab()
-    code = f"import numpy, sys; print(sys.prefix, numpy.__version__, open('{ROOT}/pyproject.toml').readline())"
+    code = f"import numpy, sys; print(sys.prefix, numpy.__version__, open('{ROOT}/core/pyproject.toml').readline())"
     with cluster.namespace("restricted") as namespace:
         with pytest.raises(LabError, match="violates PodSecurity"):
             cluster.create(namespace, cluster.pod("host", "", hostNetwork=True))

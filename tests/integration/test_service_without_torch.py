@@ -1,4 +1,4 @@
-"""What serves and plans needs the `api` extra and nothing else: no torch, and nothing that development installs."""
+"""What serves and plans needs what the service's image has and no more: no torch, nothing that development installs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from penstock.api.schemas.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
 from penstock.core.host.ports import free_port
-from tests.support.extras import modules_beyond
+from tests.support.members import SERVICE, modules_beyond
 from tests.support.repository import ROOT
 from tests.support.service import job_manifest
 from tests.support.serving import wait_until
@@ -29,11 +29,13 @@ refused = frozenset(os.environ["REFUSED"].split())
 find = importlib.machinery.PathFinder.find_spec
 
 def find_spec(name, path=None, target=None):
-    return None if name.partition(".")[0] in refused else find(name, path, target)
+    parts = name.split(".")
+    is_refused = any(".".join(parts[:count]) in refused for count in range(1, len(parts) + 1))
+    return None if is_refused else find(name, path, target)
 
 importlib.machinery.PathFinder.find_spec = find_spec
 """
-BEYOND = modules_beyond("api")
+BEYOND = modules_beyond(*SERVICE)
 GPT3 = ["deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175b-cluster.yaml"]
 
 pytestmark = pytest.mark.timeout(900)
@@ -95,7 +97,7 @@ def test_a_job_fails_at_once_and_says_what_to_install(tmp_path: Path) -> None:
         wait_until(lambda: client.get(place).json()["status"]["phase"] in ("Failed", "Recovering"))
         status = client.get(place).json()["status"]
     assert (status["phase"], status["reason"], status["attempt"], status["failures"]) == ("Failed", "UserError", 1, 0)
-    assert "pip install 'penstock[trainer]'" in status["message"]
+    assert "pip install --constraint WHEELS/penstock.txt penstock-trainer" in status["message"]
 
 
 def test_the_command_plans_without_torch(tmp_path: Path) -> None:

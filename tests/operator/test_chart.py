@@ -13,7 +13,7 @@ from penstock.core.job_policy import Allowance, JobPolicy
 from penstock.core.pod import AGENT_PORT
 from penstock.core.serialization import yamltext
 from tests.support.charting import CHART, NAMESPACE, refusal, render, run
-from tests.support.repository import ROOT
+from tests.support.repository import ROOT, members
 
 KEEP = {"helm.sh/resource-policy": "keep"}
 
@@ -493,4 +493,4 @@ def test_the_service_is_scraped_by_the_name_that_alerts_ask_for() -> None:
 
 def test_the_versions_are_the_package_s() -> None:
     chart = yamltext.load((CHART / "Chart.yaml").read_text())
-    assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()
+    assert {chart["appVersion"]} == {project["version"] for project in members().values()}

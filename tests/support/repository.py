@@ -19,6 +19,7 @@ def components() -> list[Path]:
     return sorted({path.parents[2] for path in ROOT.glob("*/penstock/*/__init__.py")})
 
 
+@cache
 def packages() -> dict[str, Path]:
     """Each package directly below the namespace, by its short name (`core`, `planner`, ...)."""
     return {path.name: path for path in sorted(ROOT.glob("*/penstock/*")) if (path / "__init__.py").exists()}
@@ -35,7 +36,20 @@ def python_files() -> list[Path]:
 
 
 def pyproject() -> dict[str, Any]:
+    """The repository's, which names the members of the workspace and configures all tools."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@cache
+def members() -> dict[str, dict[str, Any]]:
+    """What each member of the workspace says of itself, by its folder."""
+    folders = pyproject()["tool"]["uv"]["workspace"]["members"]
+    return {folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in folders}
+
+
+def scripts() -> dict[str, str]:
+    """The programs of all members, and the function that each runs."""
+    return {name: function for project in members().values() for name, function in project.get("scripts", {}).items()}
 
 
 @cache

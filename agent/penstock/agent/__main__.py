@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.agent.console import say, say_error
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.host.extras import extra_of
+from penstock.core.host.members import installing, member_of
 from penstock.core.host.stopping import StopRequestedError
 from penstock.core.pod import (
     AGENT_ADDRESS_VARIABLE,
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """Say why it failed, on the last lines; the exit code."""
-    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name)):
-        remedy = f"install penstock with its {extra}: pip install 'penstock[{extra}]'"
+    if isinstance(error, ModuleNotFoundError) and (member := member_of(error.name)):
+        remedy = f"install {member}: {installing(member)}"
         error = UserError(what=f"this command needs the package {error.name}", remedy=remedy)
     if isinstance(error, UserError):
         say_error(error)

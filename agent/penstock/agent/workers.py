@@ -9,7 +9,7 @@ from typing import Protocol
 
 from penstock.agent.launch import Failure, LaunchSpec, Outcome, launch
 from penstock.core.errors import RunError, UserError
-from penstock.core.host.extras import require_trainer
+from penstock.core.host.members import require_trainer
 from penstock.core.host.stopping import StopRequests
 from penstock.core.job import PipelineJob
 from penstock.core.preparing import Reporter

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from penstock.agent.probe import ask
 from penstock.cli.trial import MOST_RANKS, try_ranks
 from penstock.core.errors import RunError
+from penstock.core.host.members import installing
 from penstock.core.job import Device
 from penstock.core.manifest import Manifest
 from penstock.core.model import Family, ModelSpec
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 LEAST_FREE_BYTES = 2 * 10**9
 LEAST_OPEN_FILES = 1024
-EXTRAS = ("trainer", "cli")
+MEMBERS = ("core", "planner", "view", "client", "agent", "trainer", "cli")
+"""What trains on this machine, and the command."""
+
 _SMALL = ModelSpec(family=Family.GPT2, layers=1, hidden=8, heads=1, vocab=1)
 
 
@@ -101,14 +104,19 @@ def _loopback() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    """What the trainer and the command need, by this distribution's own list."""
-    wanted = [each for each in requires("penstock") or () if _applies(each)]
-    return [_package(re.split(r"[<>=!~;\[ ]", each, maxsplit=1)[0], each.partition(";")[0].strip()) for each in wanted]
-
-
-def _applies(requirement: str) -> bool:
-    _, _, marker = requirement.partition(";")
-    return "extra" not in marker or any(f"extra == {quote}{e}{quote}" in marker for e in EXTRAS for quote in "'\"")
+    """The distributions of penstock that run jobs here, where one is missing, and what they need by their own lists."""
+    findings, wanted = [], dict[str, str]()
+    for member in (f"penstock-{name}" for name in MEMBERS):
+        try:
+            requirements = requires(member) or ()
+        except PackageNotFoundError:
+            findings.append(Finding(name=member, found="missing", remedy=installing(member)))
+            continue
+        for requirement in requirements:
+            name = re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0]
+            if not name.startswith("penstock-") and "extra ==" not in requirement:
+                wanted.setdefault(name, requirement.partition(";")[0].strip())
+    return findings + [_package(name, requirement) for name, requirement in sorted(wanted.items())]
 
 
 def _package(name: str, wanted: str) -> Finding:

@@ -26,7 +26,7 @@ from penstock.cli.commands import (
     setup,
 )
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.host.extras import extra_of
+from penstock.core.host.members import installing, member_of
 from penstock.core.host.stopping import StopRequestedError
 
 RUN_FAILED = 1
@@ -93,11 +93,11 @@ def _explain(error: Exception) -> int:
     if isinstance(error, UserError):
         output.say_error(error)
         return USER_MISTAKE
-    extra = extra_of(_missing(error))
-    if extra is not None:
+    member = member_of(_missing(error))
+    if member is not None:
         missing = UserError(
             what=f"this command needs the package {_missing(error)}",
-            remedy=f"install penstock with its {extra}: pip install 'penstock[{extra},cli]'",
+            remedy=f"install {member}: {installing(member)}",
         )
         output.say_error(missing)
         return USER_MISTAKE

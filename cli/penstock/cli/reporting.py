@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from penstock import core
 from penstock.agent.attempt import read_result
 from penstock.cli.state import read_state
 from penstock.core.curves import Usual, curves_of
@@ -25,7 +26,7 @@ from penstock.view.data import ReportData, Sample
 from penstock.view.report import report
 from penstock.view.trace import trace
 
-PACKAGES = ("penstock", "torch", "numpy", "numba", "tokenizers")
+PACKAGES = ("torch", "numpy", "numba", "tokenizers")
 
 
 def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
@@ -90,8 +91,8 @@ def trace_path(run: RunDir) -> Path:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Python and the packages that a run depends on, as far as they are installed."""
-    found = [("python", platform.python_version())]
+    """Python, penstock, and the packages that a run depends on, as far as they are installed."""
+    found = [("python", platform.python_version()), ("penstock", core.__version__)]
     for package in PACKAGES:
         try:
             found.append((package, version(package)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__: str
-"""Of the installed distribution."""
+"""Of the installed distribution ``penstock-core``; all members of the workspace have the same."""
 
 if not TYPE_CHECKING:
 
@@ -15,4 +15,4 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib.metadata import version
 
-        return version("penstock")
+        return version("penstock-core")

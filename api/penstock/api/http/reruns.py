@@ -15,6 +15,9 @@ from penstock.planner.realise import schedule_of
 from penstock.planner.schedules.imported import CSV
 
 LONGEST_NAME = 63
+OF_PENSTOCK = {"penstock": ("penstock-cli", "penstock-trainer")}
+"""What has to be installed for a package of those whose versions are kept."""
+
 _NUMBERED = re.compile(r"(.+)-\d+")
 
 
@@ -77,11 +80,9 @@ def _blocks(stages: Sequence[tuple[int, int]], layers: int) -> tuple[float, ...]
 def commands(job: PipelineJob, server: str, packages: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """What a person types to run the job on the service at the URL ``server``, with these packages and versions."""
     file = f"{job.metadata.name}.yaml"
-    wanted = " ".join(f"'{_requirement(name)}=={version.partition('+')[0]}'" for name, version in packages)
-    install = (f"pip install {wanted}",) if wanted else ()
+    wanted = {name: version.partition("+")[0] for name, version in packages}
+    constraint = "--constraint WHEELS/penstock.txt " if "penstock" in wanted else ""
+    requirements = " ".join(f"'{each}=={wanted[name]}'" for name in wanted for each in OF_PENSTOCK.get(name, (name,)))
+    install = (f"pip install {constraint}{requirements}",) if requirements else ()
     document = f"cat > {file} <<'END'\n{yamltext.dump(job.to_manifest()).rstrip()}\nEND"
     return (*install, document, f"penstock submit {file} --server {server}")
-
-
-def _requirement(package: str) -> str:
-    return "penstock[trainer,client,cli]" if package == "penstock" else package

@@ -1,1 +1,1 @@
-"""What this machine has: ports, network interfaces, locks, signals, the folder of caches, and which extras."""
+"""What this machine has: ports, network interfaces, locks, signals, the folder of caches, and what of penstock."""

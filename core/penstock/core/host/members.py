@@ -1,0 +1,40 @@
+"""The distributions of penstock that not every machine has: which one brings a package, and how it is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from penstock.core.errors import UserError
+
+MEMBERS = {
+    "penstock-trainer": ("penstock.trainer", "prometheus_client", "safetensors", "tokenizers", "torch"),
+    "penstock-api": (
+        "penstock.api",
+        *("alembic", "fastapi", "psycopg", "pydantic", "sqlalchemy", "starlette", "uvicorn"),
+    ),
+    "penstock-agent": ("penstock.agent",),
+    "penstock-kube": ("penstock.kube", "kubernetes"),
+    "penstock-client": ("penstock.client", "httpx"),
+}
+"""The packages whose absence means that a distribution is missing; one that several bring is listed once."""
+
+
+def member_of(package: str | None) -> str | None:
+    """The distribution of penstock that brings a package; none if no distribution does."""
+    return next((member for member, packages in MEMBERS.items() if package in packages), None)
+
+
+def installing(member: str) -> str:
+    """The command that installs one of these distributions from penstock's wheels; no index is asked for it."""
+    return f"pip install --constraint WHEELS/penstock.txt {member}"
+
+
+def require_trainer() -> None:
+    """Raise `UserError` unless the trainer is installed here; nothing of it is loaded."""
+    member = "penstock-trainer"
+    missing = next((package for package in MEMBERS[member] if find_spec(package) is None), None)
+    if missing is not None:
+        raise UserError(
+            what=f"training needs the package {missing}, which is not installed on this machine",
+            remedy=f"install {member} there: {installing(member)}",
+        )
