@@ -9,12 +9,14 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from penstock import core
 from penstock.core.job_policy import Allowance, JobPolicy
 from penstock.core.pod import AGENT_PORT
 from penstock.core.serialization import yamltext
 from tests.support.charting import CHART, NAMESPACE, refusal, render, run
-from tests.support.repository import ROOT, members
+from tests.support.repository import ROOT
 
+TRAINER_IMAGE = f"ghcr.io/penstock/trainer:{core.__version__}"
 KEEP = {"helm.sh/resource-policy": "keep"}
 
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -315,7 +317,7 @@ class TestJobPolicy:
 
     def test_as_it_comes_the_trainer_s_image_is_allowed_and_no_secret(self) -> None:
         (image,) = self.read().everywhere.images
-        assert image == "ghcr.io/penstock/trainer:0.1.0"
+        assert image == TRAINER_IMAGE
         lists = JobPolicy().everywhere + Allowance(images=(image,))
         assert self.read() == JobPolicy(own_namespace=NAMESPACE, everywhere=lists)
 
@@ -325,7 +327,7 @@ class TestJobPolicy:
             'jobPolicy.namespaces=["team-*"]',
             'jobPolicy.inNamespaces={"a":{"secrets":["wandb"]}}',
         )
-        assert found.everywhere.images == ("ghcr.io/penstock/trainer:0.1.0", "reg.example/team/*")
+        assert found.everywhere.images == (TRAINER_IMAGE, "reg.example/team/*")
         assert (found.namespaces, found.in_namespaces) == (("team-*",), {"a": Allowance(secrets=("wandb",))})
         assert found.everywhere.claims == ("*",)
 
@@ -438,7 +440,7 @@ class TestAddresses:
         assert "PENSTOCK_SERVICE_URL" not in self.environment("service.enabled=false")
 
     def test_images(self) -> None:
-        assert self.environment()["PENSTOCK_TRAINER_IMAGE"] == "ghcr.io/penstock/trainer:0.1.0"
+        assert self.environment()["PENSTOCK_TRAINER_IMAGE"] == TRAINER_IMAGE
         assert self.environment("trainer.image=own:1")["PENSTOCK_TRAINER_IMAGE"] == "own:1"
 
 
@@ -491,6 +493,9 @@ def test_the_service_is_scraped_by_the_name_that_alerts_ask_for() -> None:
     assert f'up{{job="{job}"}}' in (ROOT / "deploy" / "dashboards" / "alerts.yaml").read_text()
 
 
-def test_the_versions_are_the_package_s() -> None:
+def test_the_versions_are_the_members_() -> None:
     chart = yamltext.load((CHART / "Chart.yaml").read_text())
-    assert {chart["appVersion"]} == {project["version"] for project in members().values()}
+    assert {chart["version"], chart["appVersion"]} == {core.__version__}
+    values = yamltext.load((CHART / "values.yaml").read_text())
+    images = {values[part]["image"] for part in ("operator", "service", "trainer")}
+    assert {image.rpartition(":")[2] for image in images} == {core.__version__}
