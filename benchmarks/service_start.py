@@ -35,7 +35,7 @@ def environment_without_torch(folder: Path) -> Path:
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     wheels = build(folder.parent / "wheels")
-    wanted = ["penstock-cli[cluster]", "--constraint", str(ROOT / "constraints.txt"), "--constraint", str(wheels)]
+    wanted = ["penstock-cli[serve]", "--constraint", str(ROOT / "constraints.txt"), "--constraint", str(wheels)]
     python = str(folder / "bin" / "python")
     install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]  # compiled, as pip leaves it
     subprocess.run([*install, *wanted], check=True)

@@ -40,34 +40,33 @@ def programs() -> frozenset[str]:
 
 
 def started(package: str, text: str, known: frozenset[str]) -> Iterator[Start]:
-    """What a module starts: a program's name in a command, or alone where a command is put together elsewhere."""
-    tree = ast.parse(text)
-    within = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.keyword) and each.arg == "prog"}
-    for node in ast.walk(tree):
+    """What a module starts: a program after `-m` in a command, or a named one, for a command that others put together."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.List | ast.Tuple):
-            for word, following in itertools.zip_longest(node.elts, node.elts[1:]):
-                if isinstance(word, ast.Constant) and word.value in known:
-                    within.add(id(word))
-                    yield Start(package, str(word.value), _verb(following))
+            for option, word, following in itertools.zip_longest(node.elts, node.elts[1:], node.elts[2:]):
+                if _text(option) == "-m" and _text(word) in known:
+                    yield Start(package, _text(word), _verb(following))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and _text(node.value) in known:
+            yield Start(package, _text(node.value), "")
         elif isinstance(node, ast.Dict):
             yield from _container(package, node)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in known and id(node) not in within:
-            yield Start(package, str(node.value), "")
+
+
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _verb(word: ast.expr | None) -> str:
-    plain = isinstance(word, ast.Constant) and isinstance(word.value, str) and word.value.replace("-", "").isalpha()
-    return str(word.value) if plain and isinstance(word, ast.Constant) else ""
+    return _text(word) if _text(word).replace("-", "").isalpha() else ""
 
 
 def _container(package: str, node: ast.Dict) -> Iterator[Start]:
     """The script of a container. Its verb is in `args`, often elsewhere."""
     for key, value in zip(node.keys, node.values, strict=True):
         if isinstance(key, ast.Constant) and key.value == "command" and isinstance(value, ast.List) and value.elts:
-            first = value.elts[0]
-            if isinstance(first, ast.Constant) and first.value in SCRIPTS:
-                yield Start(package, str(first.value), "")
+            first = _text(value.elts[0])
+            if first in SCRIPTS:
+                yield Start(package, first, "")
 
 
 def table() -> set[Start]:

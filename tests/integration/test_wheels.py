@@ -33,7 +33,7 @@ def install(
     installer: tuple[str, ...], index: PackageIndex, folder: Path, *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """Install into the folder, with the versions of this repository and without any setting of this machine."""
-    constraints = ["--constraint", ROOT / "constraints.txt"]
+    constraints = ["--constraint", str(ROOT / "constraints.txt")]
     command: list[str | Path] = [sys.executable, "-m", *installer, index.url, "--target", folder, *constraints]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PIP_CONFIG_FILE": os.devnull}
     return subprocess.run(

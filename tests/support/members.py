@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from tests.support.repository import members, packages
 
-SERVICE = ("penstock-cli[cluster]",)
+SERVICE = ("penstock-cli[serve]",)
 """What the service's image installs."""
 
 
