@@ -1,7 +1,8 @@
 """Images of penstock for the nodes of a cluster that `./dev cluster` made.
 
 With Docker they are built as everywhere. The lab's need not hold anything: its containers see this repository and its
-environment. So they are the base image that starts what the Dockerfile's targets start.
+environment. So they are the base image that starts what the Dockerfile's targets start. All members are installed
+there, and `penstock` is the command, where the Dockerfile's trainer has a link of that name to `penstock-agent`.
 """
 
 from __future__ import annotations

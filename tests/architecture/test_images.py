@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.support.members import SERVICE, brought_by
+from tests.support.members import IMAGES, brought_by
 from tests.support.repository import ROOT, components, members
 
 TEXT = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
@@ -74,8 +74,10 @@ def test_ranks_are_not_given_what_draws_and_prints() -> None:
     assert brought_by(*installed("trainer")) & {"rich", "plotly", "typer", "kubernetes", "fastapi"} == set()
 
 
-def test_the_service_s_image_is_the_one_that_is_tested() -> None:
-    assert brought_by(*installed("api")) == brought_by(*SERVICE)
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_holds_what_tests_run_with(target: str) -> None:
+    """In `tests/integration/test_members_of_images.py` and `test_service_without_torch.py`."""
+    assert brought_by(*installed(target)) == brought_by(*IMAGES[target])
 
 
 def test_pods_find_the_program_that_images_of_0_1_0_have() -> None:

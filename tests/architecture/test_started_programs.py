@@ -40,7 +40,7 @@ def programs() -> frozenset[str]:
 
 
 def started(package: str, text: str, known: frozenset[str]) -> Iterator[Start]:
-    """What a module starts: a program after `-m` in a command, or a named one, for a command that others put together."""
+    """What a module starts: a program after `-m` in a command, or one with a name, to be put into a command later."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.List | ast.Tuple):
             for option, word, following in itertools.zip_longest(node.elts, node.elts[1:], node.elts[2:]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,35 +16,15 @@ import pytest
 from penstock.api.schemas.bodies import EXAMPLE_CLUSTER, EXAMPLE_JOB
 from penstock.core.host.ports import free_port
 from tests.support.members import SERVICE, modules_beyond
+from tests.support.refusing import refusing
 from tests.support.repository import ROOT
 from tests.support.service import job_manifest
 from tests.support.serving import wait_until
 
-REFUSING = """
-import importlib.machinery
-import os
-
-refused = frozenset(os.environ["REFUSED"].split())
-find = importlib.machinery.PathFinder.find_spec
-
-def find_spec(name, path=None, target=None):
-    parts = name.split(".")
-    is_refused = any(".".join(parts[:count]) in refused for count in range(1, len(parts) + 1))
-    return None if is_refused else find(name, path, target)
-
-importlib.machinery.PathFinder.find_spec = find_spec
-"""
 BEYOND = modules_beyond(*SERVICE)
 GPT3 = ["deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175b-cluster.yaml"]
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def environment(folder: Path, refused: frozenset[str] = BEYOND) -> dict[str, str]:
-    """Of processes, and those that they start, in which these modules cannot be found."""
-    (folder / "sitecustomize.py").write_text(REFUSING)
-    paths = {"PYTHONPATH": str(folder), "XDG_CONFIG_HOME": str(folder), "HOME": str(folder)}
-    return {"PATH": os.environ["PATH"], "REFUSED": " ".join(refused), **paths}
 
 
 @contextmanager
@@ -54,7 +33,7 @@ def served(folder: Path, refused: frozenset[str] = BEYOND) -> Iterator[httpx.Cli
     port = free_port()
     configuration = folder / "penstock" / "service.json"
     command = [sys.executable, "-m", "penstock.cli", "serve", "--folder", str(folder / "data"), "--port", str(port)]
-    with subprocess.Popen(command, env=environment(folder, refused), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=refusing(folder, refused), stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_until(lambda: process.poll() is not None or (configuration.exists() and answers(port)))
             assert process.poll() is None, process.communicate()
@@ -100,8 +79,9 @@ def test_a_job_fails_at_once_and_says_what_to_install(tmp_path: Path) -> None:
     assert "pip install --constraint WHEELS/penstock.txt penstock-trainer" in status["message"]
 
 
-def test_the_command_plans_without_torch(tmp_path: Path) -> None:
+def test_the_command_plans_without_torch_and_service(tmp_path: Path) -> None:
+    environment = refusing(tmp_path, modules_beyond("penstock-cli"))
     command = [sys.executable, "-m", "penstock.cli", "plan", *GPT3, "--output", "json"]
-    done = subprocess.run(command, env=environment(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)

@@ -11,7 +11,8 @@ from packaging.utils import canonicalize_name
 from tests.support.repository import members, packages
 
 SERVICE = ("penstock-cli[serve]",)
-"""What the service's image installs."""
+IMAGES = {"operator": ("penstock-operator",), "api": SERVICE, "trainer": ("penstock-agent[run]",)}
+"""What the Dockerfile's targets install, which `tests/architecture/test_images.py` holds to it."""
 
 
 @cache
