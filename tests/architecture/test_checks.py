@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.repository import ROOT, load_dev
-
-dev = load_dev()
+from tests.support.repository import ROOT
+from tools.dev import verbs
 
 
 @pytest.mark.timeout(600)  # types of a whole tree with a cold cache
-@pytest.mark.parametrize("check", sorted(dev.CHECKS))
+@pytest.mark.parametrize("check", sorted(verbs.CHECKS))
 def test_clean(check: str) -> None:
-    program, *arguments = dev.CHECKS[check]
+    program, *arguments = verbs.CHECKS[check]
     command = [str(Path(sys.executable).parent / program), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,14 +14,15 @@ from packaging.utils import canonicalize_name
 from deploy import wheels
 from penstock.core.host.members import MEMBERS as NAMED_WHEN_MISSING
 from tests.support.members import SERVICE, brought_by, distributions, modules_beyond, packages_of
-from tests.support.repository import ROOT, components, load_dev, members, packages, pyproject
+from tests.support.repository import ROOT, components, members, packages, pyproject
+from tools.dev.environments import group_requirements
 
 UNREGISTERED = "Private :: Do Not Upload"
 
 
 def requirements() -> list[Requirement]:
     """Those on other distributions than ours, of all members and of development."""
-    lines = set(load_dev().group_requirements(pyproject()["dependency-groups"], "dev"))
+    lines = set(group_requirements(pyproject()["dependency-groups"], "dev"))
     for project in members().values():
         lines |= {*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())}
     return [Requirement(line) for line in sorted(lines) if not line.startswith("penstock-")]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import sys
 import tomllib
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,19 +46,3 @@ def members() -> dict[str, dict[str, Any]]:
 def scripts() -> dict[str, str]:
     """The programs of all members, and the function that each runs."""
     return {name: function for project in members().values() for name, function in project.get("scripts", {}).items()}
-
-
-@cache
-def load_dev() -> ModuleType:
-    """The `dev` script as a module; it has no suffix, so it needs a loader named."""
-    loader = importlib.machinery.SourceFileLoader("dev", str(ROOT / "dev"))
-    spec = importlib.util.spec_from_loader("dev", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dev"] = module  # dataclasses look their module up there
-    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = writes_bytecode
-    return module

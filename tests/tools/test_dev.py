@@ -6,6 +6,7 @@ import fcntl
 import importlib.util
 import itertools
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.repository import ROOT, load_dev
-
-dev = load_dev()
+from tests.support.repository import ROOT
+from tools.dev import environments, installation, machine, verbs
+from tools.dev.console import SetupError
+from tools.dev.main import main
 
 DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\n'
 UBUNTU = "ID=ubuntu\nID_LIKE=debian\n"
@@ -49,22 +51,27 @@ def workspace() -> Any:
         "cli": member("cli", "penstock-planner==1", "typer", **{"optional-dependencies": extras}),
         "unused": member("unused", "penstock-core==1"),
     }
-    return dev.Workspace(root=root, members=members)
+    return environments.Workspace(root=root, members=members)
 
 
 class TestMembers:
     def test_a_member_brings_all_that_it_needs(self) -> None:
-        assert dev.needed_members(["penstock-trainer"], workspace().members) == ["core", "planner", "trainer"]
+        assert environments.needed_members(["penstock-trainer"], workspace().members) == ["core", "planner", "trainer"]
 
     def test_an_extra_brings_more(self) -> None:
         members = workspace().members
-        assert dev.needed_members(["penstock-cli"], members) == ["core", "planner", "cli"]
-        assert dev.needed_members(["penstock-cli", "penstock-cli[serve]"], members) == ["core", "planner", "api", "cli"]
+        assert environments.needed_members(["penstock-cli"], members) == ["core", "planner", "cli"]
+        assert environments.needed_members(["penstock-cli", "penstock-cli[serve]"], members) == [
+            "core",
+            "planner",
+            "api",
+            "cli",
+        ]
 
     def test_environments(self) -> None:
-        found = dev.read_workspace().members
-        assert dev.needed_members(dev.FULL.members, found) == list(found)
-        assert dev.needed_members(dev.CORE.members, found) == ["core", "planner"]
+        found = environments.read_workspace().members
+        assert environments.needed_members(environments.FULL.members, found) == list(found)
+        assert environments.needed_members(environments.CORE.members, found) == ["core", "planner"]
 
     def test_every_member_is_installed_by_its_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Or the installer would ask an index for it, where somebody else may have its name."""
@@ -74,14 +81,14 @@ class TestMembers:
             asked.append(arguments)
             return True
 
-        monkeypatch.setattr(dev, "install", install)
-        dev.install_packages(dev.CORE, workspace())
+        monkeypatch.setattr(installation, "install", install)
+        installation.install_packages(environments.CORE, workspace())
         assert asked == [["--editable", "./core", "--editable", "./planner", "pytest"]]
 
 
 class TestKey:
     def test_is_stable(self) -> None:
-        keys = {dev.environment_key(dev.FULL, workspace(), b"a==1") for _ in range(2)}
+        keys = {environments.environment_key(environments.FULL, workspace(), b"a==1") for _ in range(2)}
         assert len(keys) == 1
 
     def test_changes_with_all_that_is_installed(self) -> None:
@@ -91,27 +98,29 @@ class TestKey:
         changed[2].members["planner"]["project"]["version"] = "2"
         changed[3].members["cli"]["project"]["scripts"] = {"penstock": "penstock.cli.main:main"}
         changed[4].root["dependency-groups"]["test"].append("hypothesis")
-        keys = [dev.environment_key(dev.FULL, each, b"a==1") for each in [workspace(), *changed]]
-        keys.append(dev.environment_key(dev.FULL, workspace(), b"a==2"))
-        keys.append(dev.environment_key(dev.CORE, workspace(), b"a==1"))
+        keys = [environments.environment_key(environments.FULL, each, b"a==1") for each in [workspace(), *changed]]
+        keys.append(environments.environment_key(environments.FULL, workspace(), b"a==2"))
+        keys.append(environments.environment_key(environments.CORE, workspace(), b"a==1"))
         assert len(set(keys)) == len(keys)
 
     def test_changes_with_the_interpreter_and_the_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        keys = {dev.environment_key(dev.FULL, workspace(), b"")}
-        for owner, attribute in ((dev.sys, "base_prefix"), (dev, "ROOT")):
+        keys = {environments.environment_key(environments.FULL, workspace(), b"")}
+        for owner, attribute in ((sys, "base_prefix"), (environments, "ROOT")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, attribute, "/elsewhere")
-                keys.add(dev.environment_key(dev.FULL, workspace(), b""))
+                keys.add(environments.environment_key(environments.FULL, workspace(), b""))
         with monkeypatch.context() as patch:
-            patch.setattr(dev.platform, "python_version", lambda: "3.99.0")
-            keys.add(dev.environment_key(dev.FULL, workspace(), b""))
+            patch.setattr(platform, "python_version", lambda: "3.99.0")
+            keys.add(environments.environment_key(environments.FULL, workspace(), b""))
         assert len(keys) == 4
 
     def test_ignores_what_is_not_installed(self) -> None:
         changed = workspace()
         changed.root["tool"]["ruff"]["line-length"] = 80
         changed.members["unused"]["project"]["dependencies"].append("sphinx")
-        assert dev.environment_key(dev.FULL, changed, b"") == dev.environment_key(dev.FULL, workspace(), b"")
+        assert environments.environment_key(environments.FULL, changed, b"") == environments.environment_key(
+            environments.FULL, workspace(), b""
+        )
 
     @pytest.mark.parametrize(
         ("marker", "nvidia", "current"),
@@ -127,22 +136,22 @@ class TestKey:
         ],
     )
     def test_finished_environment(self, marker: str | None, nvidia: bool, current: bool) -> None:
-        assert dev.is_current(marker, "key", nvidia) is current
+        assert environments.is_current(marker, "key", nvidia) is current
 
 
 def test_groups_include_groups() -> None:
-    groups = {"a": ["x"], "b": [{"include-group": "a"}, "y"], "c": ["z", {"include-group": "b"}]}
-    assert dev.group_requirements(groups, "c") == ["z", "x", "y"]
+    groups: dict[str, list[Any]] = {"a": ["x"], "b": [{"include-group": "a"}, "y"], "c": ["z", {"include-group": "b"}]}
+    assert environments.group_requirements(groups, "c") == ["z", "x", "y"]
 
 
 class TestMissingVenvPackage:
     @pytest.mark.parametrize("release", [DEBIAN, UBUNTU, MINT])
     def test_root_installs_the_package_of_this_python(self, release: str) -> None:
-        command = dev.venv_package_command("/usr/bin/python3.11", release, is_root=True)
+        command = machine.venv_package_command("/usr/bin/python3.11", release, is_root=True)
         assert command == ["apt-get", "install", "-y", VENV_PACKAGE]
 
     def test_others_are_told_to_use_sudo(self) -> None:
-        command = dev.venv_package_command("/usr/bin/python3", DEBIAN, is_root=False)
+        command = machine.venv_package_command("/usr/bin/python3", DEBIAN, is_root=False)
         assert command == ["sudo", "apt-get", "install", "-y", VENV_PACKAGE]
 
     @pytest.mark.parametrize(
@@ -150,20 +159,20 @@ class TestMissingVenvPackage:
         [("/usr/bin/python3", FEDORA), ("/usr/bin/python3", ""), ("/opt/bin/python3", DEBIAN)],
     )
     def test_no_package_for_a_python_of_another_kind(self, executable: str, release: str) -> None:
-        with pytest.raises(dev.SetupError, match="has no ensurepip") as caught:
-            dev.venv_package_command(executable, release, is_root=True)
+        with pytest.raises(SetupError, match="has no ensurepip") as caught:
+            machine.venv_package_command(executable, release, is_root=True)
         assert caught.value.exit_code == 2
 
     def test_a_user_sees_one_line_and_exit_code_2(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(dev, "has_ensurepip", lambda: False)
+        monkeypatch.setattr(machine, "has_ensurepip", lambda: False)
         monkeypatch.setattr(
-            dev, "venv_package_command", lambda *_: ["sudo", "apt-get", "install", "-y", "python3-venv"]
+            machine, "venv_package_command", lambda *_: ["sudo", "apt-get", "install", "-y", "python3-venv"]
         )
-        monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
-        monkeypatch.setattr(dev, "ensure", lambda _: dev.require_ensurepip())
-        assert dev.main(["setup"]) == 2
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(verbs, "ensure", lambda _: machine.require_ensurepip())
+        assert main(["setup"]) == 2
         assert capsys.readouterr() == ("", "sudo apt-get install -y python3-venv\n")
 
     def test_root_refreshes_the_package_lists_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,20 +183,21 @@ class TestMissingVenvPackage:
             ran.append(" ".join(command))
             return subprocess.CompletedProcess(command, returncode=100 if len(ran) == 1 else 0)
 
-        monkeypatch.setattr(dev, "has_ensurepip", lambda: len(ran) == 3)
-        monkeypatch.setattr(dev, "venv_package_command", lambda *_: ["apt-get", "install", "-y", "python3-venv"])
-        monkeypatch.setattr(dev.os, "geteuid", lambda: 0)
-        monkeypatch.setattr(dev.subprocess, "run", fake_run)
-        dev.require_ensurepip()
+        monkeypatch.setattr(machine, "has_ensurepip", lambda: len(ran) == 3)
+        monkeypatch.setattr(machine, "venv_package_command", lambda *_: ["apt-get", "install", "-y", "python3-venv"])
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setattr(subprocess, "run", fake_run)
+        machine.require_ensurepip()
         assert ran == ["apt-get install -y python3-venv", "apt-get update", "apt-get install -y python3-venv"]
 
 
 class TestDisk:
     def test_enough(self) -> None:
-        assert dev.disk_message(8 * dev.GIGABYTE, 8 * dev.GIGABYTE, Path("/home")) is None
+        assert machine.disk_message(8 * machine.GIGABYTE, 8 * machine.GIGABYTE, Path("/home")) is None
 
     def test_too_little_says_where_how_much_and_what_to_do(self) -> None:
-        message = dev.disk_message(8 * dev.GIGABYTE, int(1.26 * dev.GIGABYTE), Path("/home/me"))
+        message = machine.disk_message(8 * machine.GIGABYTE, int(1.26 * machine.GIGABYTE), Path("/home/me"))
+        assert message is not None
         assert "/home/me has 1.3 GB free" in message
         assert "about 8 GB" in message
         assert "UV_CACHE_DIR" in message
@@ -196,9 +206,9 @@ class TestDisk:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         full = shutil.disk_usage(ROOT)._replace(free=10**6)
-        monkeypatch.setattr(dev.shutil, "disk_usage", lambda _: full)
-        monkeypatch.setattr(dev, "ensure", lambda _: dev.require_disk_space(dev.DISK_BYTES["cpu"]))
-        assert dev.main(["setup"]) == 2
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+        monkeypatch.setattr(verbs, "ensure", lambda _: machine.require_disk_space(installation.DISK_BYTES["cpu"]))
+        assert main(["setup"]) == 2
         assert "about 2 GB" in capsys.readouterr().err
 
     @pytest.mark.parametrize("variable", ["UV_CACHE_DIR", "XDG_CACHE_HOME"])
@@ -207,7 +217,7 @@ class TestDisk:
     ) -> None:
         monkeypatch.delenv("UV_CACHE_DIR", raising=False)
         monkeypatch.setenv(variable, str(tmp_path / "not" / "yet"))
-        assert dev.cache_folder() == tmp_path
+        assert machine.cache_folder() == tmp_path
 
 
 class TestTorchBuild:
@@ -223,23 +233,23 @@ class TestTorchBuild:
         answering: bool,
         build: str,
     ) -> None:
-        monkeypatch.setattr(dev, "answers", lambda _: answering)
-        assert dev.choose_torch(nvidia) == build
+        monkeypatch.setattr(installation, "answers", lambda _: answering)
+        assert installation.choose_torch(nvidia) == build
         assert "PyTorch" in capsys.readouterr().err
 
     def test_an_index_that_is_not_there_does_not_answer(self) -> None:
-        assert dev.answers("http://127.0.0.1:9") is False
+        assert machine.answers("http://127.0.0.1:9") is False
 
 
 class TestDemoFolder:
     def test_numbers_go_on_from_the_highest(self) -> None:
-        assert dev.next_run_folder([]) == "runs/demo/1"
-        assert dev.next_run_folder(["1", "2", "10", "notes"]) == "runs/demo/11"
+        assert verbs.next_run_folder([]) == "runs/demo/1"
+        assert verbs.next_run_folder(["1", "2", "10", "notes"]) == "runs/demo/11"
 
     def test_names_stay_free(self) -> None:
         taken: list[str] = []
         for _ in itertools.repeat(None, 12):
-            taken.append(Path(dev.next_run_folder(taken)).name)
+            taken.append(Path(verbs.next_run_folder(taken)).name)
         assert len(set(taken)) == 12
 
 
@@ -251,11 +261,11 @@ class TestDemoOnACluster:
             became.append(command)
             sys.exit(0)
 
-        monkeypatch.setattr(dev, "ensure", lambda _: None)
-        monkeypatch.setattr(dev, "become", become)
+        monkeypatch.setattr(verbs, "ensure", lambda _: None)
+        monkeypatch.setattr(verbs, "become", become)
         for arguments in (["--cluster"], ["--fast"]):
             with pytest.raises(SystemExit):
-                dev.main(["demo", *arguments])
+                main(["demo", *arguments])
         assert became[0] == ["python", "-m", "deploy.demonstration"]
         assert became[1][:2] == ["penstock", "demo"]
         assert became[1][-1] == "--fast"
@@ -277,7 +287,7 @@ class TestTests:
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         """What pytest is started with; the last of them replaces this program."""
         commands: list[list[str]] = []
-        monkeypatch.setattr(dev, "ensure", lambda environment: None)
+        monkeypatch.setattr(verbs, "ensure", lambda environment: None)
 
         def run(command: list[str], environment: object) -> int:
             commands.append(command)
@@ -287,23 +297,23 @@ class TestTests:
             commands.append(command)
             raise SystemExit
 
-        monkeypatch.setattr(dev, "run", run)
-        monkeypatch.setattr(dev, "become", become)
+        monkeypatch.setattr(verbs, "run", run)
+        monkeypatch.setattr(verbs, "become", become)
         return commands
 
     @pytest.mark.parametrize("arguments", [[], ["--random-order-seed=7", "--exitfirst"]])
     def test_options_alone_select_nothing(self, arguments: list[str], commands: list[list[str]]) -> None:
         with pytest.raises(SystemExit):
-            dev.main(["test", *arguments])
+            main(["test", *arguments])
         bare, rest = commands
         assert bare[: 3 + len(arguments)] == rest[: 3 + len(arguments)] == ["python", "-m", "pytest", *arguments]
-        assert bare[-2:] == list(dev.BARE_TESTS)
-        assert rest[-2:] == [f"--ignore={folder}" for folder in dev.BARE_TESTS]
+        assert bare[-2:] == list(verbs.BARE_TESTS)
+        assert rest[-2:] == [f"--ignore={folder}" for folder in verbs.BARE_TESTS]
 
     @pytest.mark.parametrize("arguments", [["tests/core"], ["-k", "slices"], ["--exitfirst", "tests/core"]])
     def test_arguments_select(self, arguments: list[str], commands: list[list[str]]) -> None:
         with pytest.raises(SystemExit):
-            dev.main(["test", *arguments])
+            main(["test", *arguments])
         assert commands == [["python", "-m", "pytest", *arguments]]
 
 
@@ -312,10 +322,10 @@ class TestBenchmarks:
         (tmp_path / "speed.py").write_text('"""How fast.\n\nMore."""\ndef main() -> int:\n    return 0\n')
         (tmp_path / "tables.py").write_text('"""A helper."""\ndef write() -> None: ...\n')
         (tmp_path / "README.md").write_text("not Python")
-        assert dev.benchmarks(tmp_path) == {"speed": "How fast."}
+        assert verbs.benchmarks(tmp_path) == {"speed": "How fast."}
 
     def test_no_folder(self, tmp_path: Path) -> None:
-        assert dev.benchmarks(tmp_path / "absent") == {}
+        assert verbs.benchmarks(tmp_path / "absent") == {}
 
     def test_unknown_name(self) -> None:
         done = run_dev("bench", "no_such_benchmark")
@@ -326,7 +336,7 @@ class TestBenchmarks:
         done = run_dev("bench", "--list")
         assert done.returncode == 0
         assert done.stdout.splitlines() == [
-            f"{name:24} {summary}" for name, summary in dev.benchmarks(ROOT / "benchmarks").items()
+            f"{name:24} {summary}" for name, summary in verbs.benchmarks(ROOT / "benchmarks").items()
         ]
 
 
@@ -335,12 +345,12 @@ class TestCommandLine:
     def test_help_names_every_verb(self, arguments: list[str], code: int) -> None:
         done = run_dev(*arguments)
         assert done.returncode == code
-        assert all(f"./dev {verb} " in done.stdout for verb in dev.VERBS)
+        assert all(f"./dev {verb} " in done.stdout for verb in verbs.VERBS)
 
     def test_unknown_verb(self) -> None:
         done = run_dev("tset")
         assert done.returncode == 2
-        assert done.stderr == f"no verb tset: one of {', '.join(dev.VERBS)}.\n"
+        assert done.stderr == f"no verb tset: one of {', '.join(verbs.VERBS)}.\n"
 
     @pytest.mark.parametrize("verb", ["setup", "check", "clean"])
     def test_unwanted_arguments_are_refused(self, verb: str) -> None:
@@ -359,14 +369,14 @@ class TestCommandLine:
 class TestProcesses:
     def test_an_activated_environment_does_not_rebuild_itself(self) -> None:
         assert sys.prefix != sys.base_prefix
-        assert not Path(dev.INTERPRETER).is_relative_to(sys.prefix)
+        assert not Path(machine.INTERPRETER).is_relative_to(sys.prefix)
 
     def test_environment_of_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET"):
             monkeypatch.setenv(name, "/astray")
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-        environ = dev.work_environ(dev.FULL)
+        environ = verbs.work_environ(environments.FULL)
         assert "PYTHONDONTWRITEBYTECODE" not in environ
         assert "/astray" not in environ.values()
         assert environ["OMP_NUM_THREADS"] == "1"
@@ -381,7 +391,7 @@ class TestProcesses:
     def test_a_second_setup_waits_for_the_first(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(dev, "ROOT", tmp_path)
+        monkeypatch.setattr(installation, "ROOT", tmp_path)
         waits: list[int] = []
 
         def flock(_: object, operation: int) -> None:
@@ -389,14 +399,14 @@ class TestProcesses:
             if operation & fcntl.LOCK_NB:
                 raise BlockingIOError
 
-        monkeypatch.setattr(dev.fcntl, "flock", flock)
-        with dev.setup_lock():
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with installation.setup_lock():
             assert waits == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
         assert "another ./dev" in capsys.readouterr().err
 
     def test_the_lock_is_held_and_released(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dev, "ROOT", tmp_path)
-        with dev.setup_lock(), (tmp_path / ".venv.lock").open("w") as other, pytest.raises(BlockingIOError):
+        monkeypatch.setattr(installation, "ROOT", tmp_path)
+        with installation.setup_lock(), (tmp_path / ".venv.lock").open("w") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with (tmp_path / ".venv.lock").open("w") as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -410,15 +420,16 @@ class TestProcesses:
                 raise FileNotFoundError
             return subprocess.CompletedProcess(command, returncode=0)
 
-        monkeypatch.setattr(dev.subprocess, "run", fake_run)
-        assert dev.install(dev.FULL, ["numpy"])
+        monkeypatch.setattr(subprocess, "run", fake_run)
+        assert installation.install(environments.FULL, ["numpy"])
         assert programs == ["uv", "python"]
 
     def test_clean_spares_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dev, "ROOT", tmp_path)
+        for module in (installation, verbs):
+            monkeypatch.setattr(module, "ROOT", tmp_path)
         for folder in (".venv/bin", ".venv-core", ".mypy_cache", "view/penstock/__pycache__", "runs/demo/1"):
             (tmp_path / folder).mkdir(parents=True)
-        assert dev.main(["clean"]) == 0
+        assert main(["clean"]) == 0
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir())
         assert left == ["runs", "runs/demo", "runs/demo/1", "view", "view/penstock"]
 
@@ -426,7 +437,7 @@ class TestProcesses:
 def run_of_two_workers(folder: Path, tests: str) -> str:
     """What pytest says to these tests."""
     (folder / "test_these.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *dev.TWO_WORKERS, "."]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *verbs.TWO_WORKERS, "."]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
 
 

@@ -1,0 +1,153 @@
+"""Makes the environments, by uv or else by pip."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tools.dev.console import SetupError, say
+from tools.dev.environments import (
+    CORE,
+    FULL,
+    INSTALLING,
+    ROOT,
+    Environment,
+    Workspace,
+    environment_key,
+    group_requirements,
+    is_current,
+    needed_members,
+    read_marker,
+    read_workspace,
+)
+from tools.dev.machine import GIGABYTE, INTERPRETER, answers, has_nvidia, require_disk_space, require_ensurepip
+
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+DISK_BYTES = {"cpu": 2 * GIGABYTE, "cuda": 8 * GIGABYTE}  # by PyTorch build, for everything in .venv
+PLANNED = ("deploy/examples/gpt3-175b.yaml", "--cluster", "deploy/examples/gpt3-175b-cluster.yaml")
+"""A job whose planning runs every compiled loop."""
+
+
+@contextlib.contextmanager
+def setup_lock() -> Iterator[None]:
+    """Holds the repository's one setup lock; a second `dev` waits for the first."""
+    with (ROOT / ".venv.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another ./dev is setting up; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def clean_environ() -> dict[str, str]:
+    """The environment without what would lead another interpreter astray."""
+    astray = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "PIP_TARGET", "PIP_USER", "PIP_PREFIX"}
+    return {name: value for name, value in os.environ.items() if name not in astray}
+
+
+def run_quietly(*command: str | Path) -> bool:
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), stdout=subprocess.DEVNULL, check=False)
+    return done.returncode == 0
+
+
+def install(environment: Environment, arguments: Sequence[str]) -> bool:
+    """Install with uv, which shares files between clones, or else with pip; both show their own progress."""
+    uv = [str(FULL.path / "bin" / "uv"), "pip", "install", "--python", str(environment.python)]
+    pip = [str(FULL.python), "-m", "pip", "--python", str(environment.python), "install"]
+    environ = {**INSTALLING, **clean_environ()}
+    for installer in (uv, pip):
+        command = [*installer, "--constraint", "constraints.txt", *arguments]
+        with contextlib.suppress(FileNotFoundError):
+            if subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode == 0:
+                return True
+            say(f"this failed: {shlex.join(command)}")
+    return False
+
+
+def choose_torch(nvidia: bool) -> str:
+    """Which build of PyTorch to install, "cpu" or "cuda", and say so.
+
+    The package index has CUDA builds for Linux, gigabytes larger and of no use without a device.
+    """
+    if nvidia:
+        say("NVIDIA device found: PyTorch with CUDA, from the package index")
+        return "cuda"
+    if answers(CPU_WHEELS):
+        say("no NVIDIA device: PyTorch's CPU wheels")
+        return "cpu"
+    say("no NVIDIA device, but PyTorch's CPU wheels cannot be reached: PyTorch as the package index has it")
+    return "cuda"
+
+
+def build_full(key: str, workspace: Workspace, nvidia: bool) -> None:
+    """Make .venv from nothing, PyTorch's CPU build apart because it lies in an index of its own.
+
+    Raises SetupError when the machine lacks something or the packages cannot be installed.
+    """
+    require_ensurepip()
+    torch = choose_torch(nvidia)
+    if read_marker(FULL) is None:  # made before, its files lie in the download cache
+        require_disk_space(DISK_BYTES[torch])
+    make_venv(FULL)
+    if not run_quietly(FULL.python, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", "uv"):
+        say("uv could not be installed: pip will do, only slower")
+    say("installing; PyTorch is large, so the first download can take minutes")
+    if torch == "cpu" and not install(FULL, ["--no-deps", "--index-url", CPU_WHEELS, "torch"]):
+        torch = "cuda"
+    install_packages(FULL, workspace)
+    say("compiling the planner's inner loops, once")
+    run_quietly(FULL.path / "bin" / "penstock", "plan", *PLANNED)
+    FULL.marker.write_text(f"{key} {torch}\n")
+
+
+def build_core(key: str, workspace: Workspace) -> None:
+    """Make .venv-core from nothing with the installer of .venv.
+
+    Raises SetupError when the packages cannot be installed.
+    """
+    make_venv(CORE, "--without-pip")
+    install_packages(CORE, workspace)
+    CORE.marker.write_text(f"{key}\n")
+
+
+def make_venv(environment: Environment, *options: str) -> None:
+    say(f"making {environment.folder} with Python {platform.python_version()}")
+    shutil.rmtree(environment.path, ignore_errors=True)
+    if not run_quietly(INTERPRETER, "-m", "venv", *options, environment.path):
+        raise SetupError(f"`{INTERPRETER} -m venv {environment.folder}` failed, as said above.", 3)
+
+
+def install_packages(environment: Environment, workspace: Workspace) -> None:
+    """Every member is named by its folder, so that no index is asked for one."""
+    requirements = group_requirements(workspace.root["dependency-groups"], environment.group)
+    folders = needed_members(environment.members, workspace.members)
+    editable = [word for folder in folders for word in ("--editable", f"./{folder}")]
+    if not install(environment, [*editable, *requirements]):
+        raise SetupError("the packages could not be installed, as said above: is the package index reachable?", 3)
+
+
+def ensure(environment: Environment) -> None:
+    """Make an environment unless a fitting one is there."""
+    workspace = read_workspace()
+    key = environment_key(environment, workspace, (ROOT / "constraints.txt").read_bytes())
+    nvidia = has_nvidia()
+    if is_current(read_marker(environment), key, nvidia):
+        return
+    with setup_lock():
+        if is_current(read_marker(environment), key, nvidia):
+            return
+        started = time.monotonic()
+        if environment is FULL:
+            build_full(key, workspace, nvidia)
+        else:
+            build_core(key, workspace)
+        say(f"{environment.folder} is ready after {time.monotonic() - started:.0f} s")
