@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 from benchmarks.support import write_results
 
-from deploy.wheels import build
+from tools.dev.wheels import build
 
 ROOT = Path(__file__).parents[1]
 REPEATS = 5

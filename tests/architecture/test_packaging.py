@@ -11,10 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy import wheels
 from penstock.core.host.members import MEMBERS as NAMED_WHEN_MISSING
 from tests.support.members import SERVICE, brought_by, distributions, modules_beyond, packages_of
 from tests.support.repository import ROOT, components, members, packages, pyproject
+from tools.dev import wheels
 from tools.dev.environments import group_requirements
 
 UNREGISTERED = "Private :: Do Not Upload"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import wheels
 from tests.support.package_index import OURS, PackageIndex, serving
 from tests.support.repository import ROOT
+from tools.dev import wheels
 
 PIP = ("pip", "install", "--disable-pip-version-check", "--no-cache-dir", "--no-compile", "--index-url")
 UV = ("uv", "pip", "install", "--no-config", "--no-cache", "--python", sys.executable, "--default-index")

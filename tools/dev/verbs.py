@@ -144,12 +144,12 @@ def bench(arguments: Sequence[str]) -> int:
 
 def wheels(arguments: Sequence[str]) -> int:
     ensure(FULL)
-    become(["python", "-m", "deploy.wheels", *arguments])
+    become(["python", "-m", "tools.dev.wheels", *arguments])
 
 
 def release(arguments: Sequence[str]) -> int:
     ensure(FULL)
-    become(["python", "-m", "deploy.release", *arguments])
+    become(["python", "-m", "tools.dev.release", *arguments])
 
 
 def gpu(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from deploy.wheels import ROOT, members
+from tools.dev.wheels import ROOT, members
 
 VERSION = re.compile(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}")
 """Of the three numbers that Python packages and charts both order in the same way."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from deploy import release
 from penstock import core
 from tests.support.repository import ROOT, members
+from tools.dev import release
 
 OTHER = "7.8.9"
 
@@ -52,7 +52,7 @@ def test_members_ask_for_the_new_version_of_each_other(copy: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["0.2"], ["v0.2.0"], ["0.2.0rc1"], ["0.2.0", "0.3.0"], ["--help"]])
 def test_anything_but_three_numbers_is_refused(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "deploy.release", *arguments]
+    command = [sys.executable, "-m", "tools.dev.release", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("./dev release takes one version of three numbers")
