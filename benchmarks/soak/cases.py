@@ -205,7 +205,7 @@ def _pod_files(path: Path) -> None:
 def _operator_profile() -> Iterator[Read]:
     """The operator goes by a measurement that lies in a ConfigMap."""
     from penstock.kube.resources import CONFIG_MAPS
-    from tests.support.fake_supervisors import FakePlanner
+    from tests.support.fake_planner import FakePlanner
     from tests.support.operating import Operating
 
     operating = Operating(FakePlanner())

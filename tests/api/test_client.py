@@ -22,7 +22,7 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from tests.support.application import Application, here
 from tests.support.filled_job import running_job
-from tests.support.sample_run import sample_report
+from tests.support.sample_report import sample_report
 from tests.support.service import NOW, Clock, add_job, job_manifest, new_service
 
 TINY = Place(name="tiny")

@@ -18,7 +18,7 @@ from penstock.client.planning import Search
 from penstock.planner.pricing import cost_of
 from penstock.planner.worker.questions import Answer
 from tests.support.application import Application, here
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.planning import DEVICE, cluster, profile_for
 from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, new_service

@@ -21,8 +21,9 @@ from penstock.core.profile import Profile
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport
 from penstock.planner.worker.questions import Answer
+from tests.support.crashing import Crash
 from tests.support.executing import MACHINE, MOST_TURNS, WHOLE_LIFE, World
-from tests.support.fake_supervisors import FAILS, RUNS_ON, Crash, CrashingService, Script
+from tests.support.fake_supervisors import FAILS, RUNS_ON, CrashingService, Script
 from tests.support.old_fields import OF_A_PLAN, unknown_fields
 from tests.support.sample_run import confident_plan, sample_plan
 from tests.support.service import Clock, new_service

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from penstock.core.lifecycle import Phase
+from tests.support.crashing import Crash, CrashError
 from tests.support.executing import MOST_TURNS, WHOLE_LIFE, World
 from tests.support.fake_supervisors import (
     FAILS,
     RUNS_ON,
     VANISHES,
-    Crash,
-    CrashError,
     CrashingService,
     CrashingSupervisors,
     FakeSupervisors,

@@ -35,7 +35,7 @@ from penstock.planner.decide import decide
 from penstock.planner.problem import problem_from_cluster
 from penstock.planner.worker.process import ProcessPlanner
 from penstock.planner.worker.questions import Answer
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster
 from tests.support.service import NOW, Clock, new_service
 from tests.support.whatif import add_request, desk_of, request_of, tiny_job, turn_until

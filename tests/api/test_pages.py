@@ -23,7 +23,8 @@ from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core.lifecycle import AttemptState, Phase
 from tests.support.executing import World
-from tests.support.fake_supervisors import FakePlanner, Script
+from tests.support.fake_planner import FakePlanner
+from tests.support.fake_supervisors import Script
 from tests.support.filled_job import enter, running_job
 from tests.support.planning import DEVICE, cluster
 from tests.support.sample_run import sample_plan

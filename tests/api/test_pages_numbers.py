@@ -19,7 +19,8 @@ from penstock.core.lifecycle import Phase
 from penstock.core.records import Record, RecordKind, StepMetrics
 from penstock.core.timeline import Source
 from tests.support.filled_job import enter, running_job
-from tests.support.sample_run import sample_metrics, sample_report
+from tests.support.sample_report import sample_report
+from tests.support.sample_run import sample_metrics
 from tests.support.service import NOW, client_of, new_service
 
 HTML = {"Accept": "text/html"}

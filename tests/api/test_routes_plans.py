@@ -25,7 +25,7 @@ from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
 from penstock.planner.worker.process import ProcessPlanner
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster, profile_for
 from tests.support.service import Clock, client_of, job_manifest, new_service
 from tests.support.whatif import asked_for, desk_of, keep_profile, tiny_job, turn_until

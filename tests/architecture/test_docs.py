@@ -31,7 +31,7 @@ from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.view.report import report
 from tests.support.repository import ROOT, packages, source_files
-from tests.support.sample_run import sample_report
+from tests.support.sample_report import sample_report
 from tools.dev.verbs import VERBS
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])

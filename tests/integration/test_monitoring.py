@@ -28,7 +28,7 @@ from penstock.operator.settings import Settings
 from tests.support import prometheus
 from tests.support.command import ended, give_way, laid_out, tiny_job, wait_for_step
 from tests.support.dashboards import ALERTS, CONFIGURATION, GUIDE, alert_queries, alerts, panel_queries
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.prometheus import Prometheus
 from tests.support.serving import Served, served, wait_until

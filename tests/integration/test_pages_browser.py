@@ -21,7 +21,7 @@ from penstock.view.report import report
 from tests.support import chromium
 from tests.support.filled_job import enter, report_step, run_job, running_job
 from tests.support.listening import answering
-from tests.support.sample_run import sample_report
+from tests.support.sample_report import sample_report
 from tests.support.service import add_job, client_of, job_manifest, new_service
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ from penstock.kube.transport import KubeError
 from penstock.operator.actions import MOST_TOLD_AT_ONCE
 from penstock.operator.manifests import jobset
 from penstock.operator.seen import SeenPod
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import SETTINGS, Operating
 from tests.support.poison import poison

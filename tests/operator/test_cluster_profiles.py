@@ -18,7 +18,8 @@ from penstock.kube.packing import unpacked
 from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS, JOBSETS, PODS, Resource
 from penstock.kube.transport import KubeError, Object
 from penstock.operator.measuring import in_short, measuring_job
-from tests.support.fake_supervisors import CrashError, FakePlanner
+from tests.support.crashing import CrashError
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile

@@ -10,7 +10,7 @@ from penstock.core.lifecycle import REPLAN_AFTER_DRIFT_SECONDS, AttemptState, Ph
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import STOP_ANNOTATION
 from penstock.kube.resources import JOBS, PODS
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, condition, end_all, example, measured_again, running, word
 from tests.support.operating import Operating, measured
 from tests.support.sample_run import sample_profile

@@ -12,7 +12,7 @@ from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.resources import JOBSETS
 from tests.support.changed_manifests import changed, for_a_cluster
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifest_strategies import valid
 from tests.support.manifests import FULL
 from tests.support.operating import Operating

@@ -17,7 +17,7 @@ from penstock.core.status import JobProgress, JobStatus, PlanStatus
 from penstock.kube.resources import JOBSETS, PODS
 from penstock.operator.grace import checkpoint_seconds, grace_seconds
 from tests.support import manifests
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile
 

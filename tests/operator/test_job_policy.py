@@ -19,7 +19,7 @@ from penstock.kube.resources import CLUSTER_PROFILES, JOBSETS, NAMESPACES
 from penstock.kube.transport import KubeError
 from penstock.operator.settings import settings_from
 from tests.support.fake_apiserver import FakeApiserver, kubeconfig_of, served
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import CLUSTER_PROFILE, loaded
 from tests.support.one_job import condition, end_all, example, running
 from tests.support.operating import SETTINGS, Operating

@@ -18,7 +18,7 @@ from penstock.kube.resources import CONFIG_MAPS, PODS
 from penstock.kube.transport import KubeError
 from penstock.operator.agents import PAUSE_SECONDS, SELDOM_SECONDS
 from penstock.operator.measurements import MOST_KEPT
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, condition, example
 from tests.support.operating import Operating, measured
 from tests.support.poison import poison

@@ -28,7 +28,7 @@ from penstock.operator.metrics import serve
 from penstock.operator.operation import Operation, StuckError
 from penstock.operator.settings import Settings
 from tests.support.fake_kube import FakeKube
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import Operating, measured
 from tests.support.sample_run import sample_profile

@@ -13,7 +13,7 @@ from penstock.core.pod import PodBinding
 from penstock.kube.names import BINDING_ANNOTATION, STOP_ANNOTATION, UID_LABEL
 from penstock.kube.resources import BATCH_JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, example, running, word
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile

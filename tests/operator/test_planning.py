@@ -14,7 +14,7 @@ from penstock.core.lifecycle import Step
 from penstock.operator import planning
 from penstock.operator.planning import Planning
 from penstock.planner.worker.questions import Answer, Question
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
 

@@ -15,7 +15,8 @@ from penstock.kube.packing import unpacked
 from penstock.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
 from penstock.planner.worker.questions import Answer
-from tests.support.fake_supervisors import CrashError, FakePlanner
+from tests.support.crashing import CrashError
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, bindings, condition, end_all, example, running, word
 from tests.support.operating import Operating, measured
 from tests.support.sample_run import confident_plan, sample_plan, sample_profile

@@ -12,7 +12,7 @@ from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.resources import JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
 from tests.support import manifests
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, condition, example, measured_again, running
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile

@@ -12,7 +12,7 @@ from penstock.kube.names import REMINDER_ANNOTATION, STOP_ANNOTATION
 from penstock.kube.resources import JOBS, JOBSETS, PODS
 from penstock.kube.transport import KubeError
 from penstock.operator.reconcile import REMIND_SECONDS
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import condition, end_all, example, running
 from tests.support.operating import Operating
 

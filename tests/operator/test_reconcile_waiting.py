@@ -10,7 +10,7 @@ from penstock.kube.names import QUEUE_LABEL, STOP_ANNOTATION
 from penstock.kube.resources import JOBSETS, PODS
 from penstock.kube.transport import KubeError
 from penstock.planner.worker.questions import Answer
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES, condition, end_all, example, running
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile

@@ -12,7 +12,7 @@ from penstock.core.status import ConditionType
 from penstock.core.supervision import AttemptReport
 from penstock.kube.resources import JOBSETS, PODS
 from tests.support import manifests
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile
 

@@ -15,7 +15,7 @@ from penstock.kube.names import STOP_ANNOTATION
 from penstock.kube.packing import unpacked, unpacked_plan
 from penstock.kube.resources import JOBS, JOBSETS, PODS
 from penstock.planner.worker.questions import Answer
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.old_cluster import FOLDER, SCENES, restored
 from tests.support.old_fields import unknown_fields
 from tests.support.one_job import NODES, bindings, end_all

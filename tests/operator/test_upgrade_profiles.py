@@ -14,7 +14,7 @@ from penstock.core.status import Condition, ConditionStatus
 from penstock.kube.names import PROFILE_FILE
 from penstock.kube.packing import unpacked
 from penstock.kube.resources import CLUSTER_PROFILES, JOBS, JOBSETS, PODS
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.old_profiles import FOLDER, MEASURING, SCENES, USING, restored, uid_of
 from tests.support.one_job import NODES, end_all, example
 from tests.support.operating import Operating

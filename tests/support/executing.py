@@ -15,7 +15,8 @@ from penstock.api.store.jobs import StoredJob
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.run.attempt_folder import AttemptFolder
-from tests.support.fake_supervisors import FakePlanner, FakeSupervisors
+from tests.support.fake_planner import FakePlanner
+from tests.support.fake_supervisors import FakeSupervisors
 from tests.support.service import Clock, job_manifest
 
 WHOLE_LIFE = [Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED]

@@ -1,4 +1,4 @@
-"""Supervisors and a planner without processes: attempts follow scripts, a state per step; and crashes on demand."""
+"""Supervisors without processes: attempts follow scripts, a state per step; and those of a service that is killed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.api.service import Service
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.supervision import AttemptReport, Binding, Order, Wish
-from penstock.planner.worker.questions import Answer, Progress, Question
-from tests.support.sample_run import sample_plan, sample_profile
+from tests.support.crashing import Crash
+from tests.support.sample_run import sample_profile
 
 T = TypeVar("T")
 
@@ -169,65 +169,6 @@ class FakeSupervisors:
         self.closed.add(folder)
         if folder in self.attempts:
             self.attempts[folder].end()
-
-
-@dataclass
-class FakePlanner:
-    """Answers at the second poll. ``asked`` holds the keys of what was begun."""
-
-    answer: Answer = field(default_factory=lambda: Answer(plan=sample_plan()))
-    asked: list[str] = field(default_factory=list)
-    polls: dict[str, int] = field(default_factory=dict)
-
-    def start(self, key: str, question: Question) -> None:
-        if key not in self.polls:
-            self.asked.append(key)
-            self.polls[key] = 0
-
-    def poll(self, key: str) -> Answer | None:
-        self.polls[key] += 1
-        if self.polls[key] < 2:
-            return None
-        del self.polls[key]
-        return self.answer
-
-    def busy(self, key: str) -> bool:
-        return key in self.polls
-
-    def progress(self, key: str) -> Progress:
-        return Progress(candidates=self.polls[key])
-
-    def cancel(self, key: str) -> None:
-        self.polls.pop(key, None)
-
-
-class CrashError(BaseException):
-    """The service is killed; nothing catches this."""
-
-
-@dataclass
-class Crash:
-    """Kills the service at the ``at``-th moment before or after it changes anything outside of itself."""
-
-    at: int
-    moments: int = 0
-
-    def around(self, do: Callable[[], T]) -> T:
-        """Two moments: the change is not made, or made and not heard of."""
-        self._moment()
-        done = do()
-        self._moment()
-        return done
-
-    def _moment(self) -> None:
-        self.moments += 1
-        if self.moments == self.at:
-            raise CrashError
-
-    @property
-    def came(self) -> bool:
-        """Whether it was."""
-        return self.moments >= self.at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,8 @@ from penstock.api.store.ingest import Batch, take
 from penstock.api.store.jobs import StoredJob
 from penstock.core.lifecycle import Phase
 from penstock.core.records import LogLine, Record, RecordKind
-from tests.support.sample_run import sample_metrics, sample_report
+from tests.support.sample_report import sample_report
+from tests.support.sample_run import sample_metrics
 from tests.support.service import add_job
 
 PHASES = (Phase.QUEUED, Phase.PROFILING, Phase.PLANNING, Phase.BINDING, Phase.RUNNING)

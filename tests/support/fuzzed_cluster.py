@@ -15,7 +15,7 @@ from penstock.kube.names import BINDING_ANNOTATION, REMINDER_ANNOTATION, STOP_AN
 from penstock.kube.resources import JOBS, PODS
 from penstock.kube.transport import Listing
 from penstock.operator.watches import watched
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.manifests import example
 from tests.support.operating import Operating
 from tests.support.sample_run import sample_profile

@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.core.lifecycle import REPLAN_AFTER_DRIFT_SECONDS, AttemptState, Phase
 from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import NODES as HOSTS
 from tests.support.one_job import end_all, example, running
 from tests.support.operating import Operating, measured

@@ -14,7 +14,7 @@ from penstock.core.instants import format_instant
 from penstock.core.lifecycle import AttemptState, Phase
 from penstock.kube.names import ATTEMPT_LABEL, REPORTER_CONTAINER, TRAINER_CONTAINER, UID_LABEL
 from penstock.kube.resources import BATCH_JOBS, JOBSETS, PODS
-from tests.support.fake_supervisors import FakePlanner
+from tests.support.fake_planner import FakePlanner
 from tests.support.one_job import example, word
 from tests.support.operating import Operating, measured
 from tests.support.sample_run import sample_profile

@@ -26,7 +26,8 @@ from penstock.view.report import (
     report,
 )
 from penstock.view.report_plan import compute_difference, model_text, plan_facts
-from tests.support.sample_run import MIB, sample_metrics, sample_plan, sample_report
+from tests.support.sample_report import sample_report
+from tests.support.sample_run import MIB, sample_metrics, sample_plan
 
 VOID = {"meta", "br"}
 TITLES = [

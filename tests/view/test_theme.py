@@ -10,7 +10,7 @@ from penstock.core.schedule import COMPUTE_KINDS, Kind
 from penstock.view.page import plotly_javascript
 from penstock.view.report import report
 from penstock.view.theme import DARK, KIND_NAMES, LIGHT, css_variables, kind_variable
-from tests.support.sample_run import sample_report
+from tests.support.sample_report import sample_report
 
 PALETTES = {"light": LIGHT, "dark": DARK}
 RGB = tuple[float, float, float]

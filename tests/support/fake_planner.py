@@ -1,0 +1,38 @@
+"""A planner without a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.planner.worker.questions import Answer, Progress, Question
+from tests.support.sample_run import sample_plan
+
+
+@dataclass
+class FakePlanner:
+    """Answers at the second poll. ``asked`` holds the keys of what was begun."""
+
+    answer: Answer = field(default_factory=lambda: Answer(plan=sample_plan()))
+    asked: list[str] = field(default_factory=list)
+    polls: dict[str, int] = field(default_factory=dict)
+
+    def start(self, key: str, question: Question) -> None:
+        if key not in self.polls:
+            self.asked.append(key)
+            self.polls[key] = 0
+
+    def poll(self, key: str) -> Answer | None:
+        self.polls[key] += 1
+        if self.polls[key] < 2:
+            return None
+        del self.polls[key]
+        return self.answer
+
+    def busy(self, key: str) -> bool:
+        return key in self.polls
+
+    def progress(self, key: str) -> Progress:
+        return Progress(candidates=self.polls[key])
+
+    def cancel(self, key: str) -> None:
+        self.polls.pop(key, None)
