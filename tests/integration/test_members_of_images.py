@@ -1,16 +1,18 @@
-"""What an image holds is enough: all modules of its members load with nothing else, and its programs start."""
+"""What an image holds is enough: all of its modules load with nothing else, tests of them pass, and programs start."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.members import IMAGES, brought_by, modules_beyond, packages_of
 from tests.support.refusing import refusing
-from tests.support.repository import ROOT, members, packages
+from tests.support.repository import ROOT, members, packages, pyproject
+from tools.dev.environments import group_requirements
 
 STARTED = {
     "operator": (["penstock.operator", "check-policy"], 2),
@@ -18,6 +20,16 @@ STARTED = {
     "trainer": (["penstock.agent", "pod", "--nonsense"], 2),
 }
 """A program of each and its exit code, as far as it comes without a cluster."""
+
+TESTED = {
+    "operator": ("tests/kube/test_watching.py", "tests/operator/test_binding.py", "tests/operator/test_cache.py"),
+    "api": ("tests/api/test_store_jobs.py", "tests/api/test_writer.py"),
+    "trainer": ("tests/agent/test_shipping.py", "tests/trainer/periphery/test_checkpoint.py"),
+}
+"""Of each a few that take seconds: all of them run with everything installed. Core and planner have an environment."""
+
+PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout", "xdist.plugin")
+"""Named, because those of others would be loaded as well."""
 
 NOT_IMPORTED = ("__main__", "penstock.api.store.migrations.")
 """Programs, and what alembic runs."""
@@ -34,9 +46,9 @@ def modules(image: str) -> list[str]:
     return sorted(name for name in names if not any(word in name for word in NOT_IMPORTED))
 
 
-def run(image: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Python with these words, where the image's members are installed and nothing else."""
-    environment = refusing(folder, modules_beyond(*IMAGES[image]))
+def run(image: str, folder: Path, *words: str, beside: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Python with these words, where the image's members are installed and nothing else but what is named."""
+    environment = refusing(folder, modules_beyond(*IMAGES[image], *beside))
     command = [sys.executable, *words]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -48,6 +60,18 @@ def test_every_module_of_its_members_loads(image: str, tmp_path: Path) -> None:
     lines = ["import importlib", f"for name in {names}:", "    importlib.import_module(name)"]
     done = run(image, tmp_path, "-c", "\n".join(lines))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("image", sorted(TESTED))
+def test_tests_of_its_members_pass(image: str, tmp_path: Path) -> None:
+    tools = [
+        *group_requirements(pyproject()["dependency-groups"], "test"),
+        "httpx2",
+    ]  # which starlette's client asks for
+    plugins = [word for plugin in PLUGINS for word in ("-p", plugin)]
+    words = ["-m", "pytest", "--quiet", "-n", "0", "-p", "no:cacheprovider", *plugins]
+    done = run(image, tmp_path, *words, *TESTED[image], beside=tools)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
 @pytest.mark.parametrize("image", sorted(STARTED))

@@ -29,4 +29,5 @@ def refusing(folder: Path, refused: Collection[str]) -> dict[str, str]:
     """The environment of processes, and of those that they start, in which these modules cannot be found."""
     (folder / "sitecustomize.py").write_text(REFUSING)
     paths = {"PYTHONPATH": str(folder), "XDG_CONFIG_HOME": str(folder), "HOME": str(folder)}
-    return {"PATH": os.environ["PATH"], "REFUSED": " ".join(sorted(refused)), **paths}
+    told = {"REFUSED": " ".join(sorted(refused)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {"PATH": os.environ["PATH"], **told, **paths}
