@@ -22,11 +22,10 @@ STARTED = {
 """A program of each and its exit code, as far as it comes without a cluster."""
 
 TESTED = {
-    "operator": ("tests/kube/test_watching.py", "tests/operator/test_binding.py", "tests/operator/test_cache.py"),
     "api": ("tests/api/test_store_jobs.py", "tests/api/test_writer.py"),
     "trainer": ("tests/agent/test_shipping.py", "tests/trainer/periphery/test_checkpoint.py"),
 }
-"""Of each a few that take seconds: all of them run with everything installed. Core and planner have an environment."""
+"""Of each a few that take seconds: all of them run with everything installed. The operator has an environment."""
 
 PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout", "xdist.plugin")
 """Named, because those of others would be loaded as well."""

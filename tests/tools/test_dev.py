@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.members import IMAGES
 from tests.support.repository import ROOT
 from tools.dev import environments, installation, machine, verbs
 from tools.dev.console import SetupError
@@ -72,6 +73,9 @@ class TestMembers:
         found = environments.read_workspace().members
         assert environments.needed_members(environments.FULL.members, found) == list(found)
         assert environments.needed_members(environments.CORE.members, found) == ["core", "planner"]
+        operator = environments.OPERATOR.members
+        assert environments.needed_members(operator, found) == ["core", "planner", "kube", "operator"]
+        assert IMAGES["operator"] == operator
 
     def test_every_member_is_installed_by_its_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Or the installer would ask an index for it, where somebody else may have its name."""
@@ -305,10 +309,12 @@ class TestTests:
     def test_options_alone_select_nothing(self, arguments: list[str], commands: list[list[str]]) -> None:
         with pytest.raises(SystemExit):
             main(["test", *arguments])
-        bare, rest = commands
-        assert bare[: 3 + len(arguments)] == rest[: 3 + len(arguments)] == ["python", "-m", "pytest", *arguments]
-        assert bare[-2:] == list(verbs.BARE_TESTS)
-        assert rest[-2:] == [f"--ignore={folder}" for folder in verbs.BARE_TESTS]
+        *small, rest = commands
+        begun = ["python", "-m", "pytest", *arguments]
+        assert all(command[: len(begun)] == begun for command in commands)
+        folders = [each.tests for each in environments.SMALL]
+        assert [tuple(command[-2:]) for command in small] == folders
+        assert rest[-4:] == [f"--ignore={folder}" for each in folders for folder in each]
 
     @pytest.mark.parametrize("arguments", [["tests/core"], ["-k", "slices"], ["--exitfirst", "tests/core"]])
     def test_arguments_select(self, arguments: list[str], commands: list[list[str]]) -> None:

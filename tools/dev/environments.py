@@ -28,11 +28,15 @@ INSTALLING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A virtual environment: some members of the workspace, editable, with what they need, and a dependency group."""
+    """A virtual environment: some members of the workspace, editable, with what they need, and a dependency group.
+
+    ``tests`` are folders of tests that run there, and so without anything else.
+    """
 
     folder: str
     members: tuple[str, ...]
     group: str
+    tests: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -49,7 +53,13 @@ class Environment:
 
 
 FULL = Environment(folder=".venv", members=("penstock-cli[run,serve]", "penstock-operator"), group="dev")
-CORE = Environment(folder=".venv-core", members=("penstock-planner",), group="test")
+CORE = Environment(
+    folder=".venv-core", members=("penstock-planner",), group="test", tests=("tests/core", "tests/planner")
+)
+OPERATOR = Environment(
+    folder=".venv-operator", members=("penstock-operator",), group="test", tests=("tests/kube", "tests/operator")
+)
+SMALL = (CORE, OPERATOR)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tools.dev.console import SetupError, say
 from tools.dev.environments import (
-    CORE,
     FULL,
     INSTALLING,
     ROOT,
@@ -109,14 +108,14 @@ def build_full(key: str, workspace: Workspace, nvidia: bool) -> None:
     FULL.marker.write_text(f"{key} {torch}\n")
 
 
-def build_core(key: str, workspace: Workspace) -> None:
-    """Make .venv-core from nothing with the installer of .venv.
+def build_small(environment: Environment, key: str, workspace: Workspace) -> None:
+    """Make one of the others from nothing with the installer of .venv.
 
     Raises SetupError when the packages cannot be installed.
     """
-    make_venv(CORE, "--without-pip")
-    install_packages(CORE, workspace)
-    CORE.marker.write_text(f"{key}\n")
+    make_venv(environment, "--without-pip")
+    install_packages(environment, workspace)
+    environment.marker.write_text(f"{key}\n")
 
 
 def make_venv(environment: Environment, *options: str) -> None:
@@ -149,5 +148,5 @@ def ensure(environment: Environment) -> None:
         if environment is FULL:
             build_full(key, workspace, nvidia)
         else:
-            build_core(key, workspace)
+            build_small(environment, key, workspace)
         say(f"{environment.folder} is ready after {time.monotonic() - started:.0f} s")

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from tools.dev.console import SetupError, say
-from tools.dev.environments import CORE, FULL, ROOT, Environment
+from tools.dev.environments import FULL, ROOT, SMALL, Environment
 from tools.dev.installation import clean_environ, ensure, setup_lock
 
-BARE_TESTS = ("tests/core", "tests/planner")
-"""What needs core and planner, and must go without all else."""
 TWO_WORKERS = ("-n", "2", "--dist", "loadgroup", "--max-worker-restart", "0")
 """Of pytest. Tests of a group share one; one that crashes ends the run, or xdist would wait for its tests for ever."""
 CACHES = (".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache")
@@ -79,19 +77,20 @@ def demo(arguments: Sequence[str]) -> int:
 
 
 def test(arguments: Sequence[str]) -> int:
-    """Core and planner in an environment of theirs first, then everything else with all members."""
+    """Those of the smaller environments first, then everything else with all members."""
     ensure(FULL)
     pytest = ["python", "-m", "pytest"]
     if not all(argument.startswith("--") for argument in arguments):
         become([*pytest, *arguments])
     pytest += arguments
-    ensure(CORE)
-    say("core and planner, in an environment of theirs")
-    code = run([*pytest, *TWO_WORKERS, *BARE_TESTS], CORE)
-    if code != 0:
-        return code
+    for environment in SMALL:
+        ensure(environment)
+        say(f"{', '.join(environment.tests)}, with {', '.join(environment.members)} alone")
+        code = run([*pytest, *TWO_WORKERS, *environment.tests], environment)
+        if code != 0:
+            return code
     say("everything else")
-    become([*pytest, *TWO_WORKERS, *(f"--ignore={folder}" for folder in BARE_TESTS)])
+    become([*pytest, *TWO_WORKERS, *(f"--ignore={folder}" for small in SMALL for folder in small.tests)])
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -165,7 +164,7 @@ def soak(arguments: Sequence[str]) -> int:
 def clean(arguments: Sequence[str]) -> int:
     refuse_arguments("clean", arguments)
     with setup_lock():
-        for name in (FULL.folder, CORE.folder, *CACHES):
+        for name in (FULL.folder, *(small.folder for small in SMALL), *CACHES):
             shutil.rmtree(ROOT / name, ignore_errors=True)
         for path in ROOT.rglob("__pycache__"):
             shutil.rmtree(path, ignore_errors=True)
