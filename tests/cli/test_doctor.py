@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from penstock.agent import probe
+from penstock.agent.trial import Trial, try_ranks
 from penstock.cli import doctor
 from penstock.cli.doctor import Finding, examine
 from penstock.cli.main import main
-from penstock.cli.trial import Trial, try_ranks
 from penstock.core.errors import RunError
 from penstock.core.job import Device
 from penstock.core.probe import Answer, Question

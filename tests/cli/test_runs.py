@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.agent.profiles import Profiles
+from penstock.agent.run_state import read_state
 from penstock.cli import runs
-from penstock.cli.state import read_state
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.state import read_state
+from penstock.agent.run_state import read_state
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir
 from penstock.trainer.checkpoint import Checkpoint, find_checkpoints, verify

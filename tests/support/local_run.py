@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.agent.probe import Identity
-from penstock.cli.state import PhaseChange, RunState, write_state
+from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan

@@ -43,7 +43,7 @@ DEADLINE = "ran longer than its deadline"
 
 
 class ProfileDecider(Protocol):
-    """The part of `penstock.cli.executor.Decider` that is asked for an attempt."""
+    """The part of `penstock.agent.executor.Decider` that is asked for an attempt."""
 
     def find_profile(self) -> bool:
         """Whether a fresh profile is at hand, or a plan that needs none."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.agent.probe import ask
-from penstock.cli.trial import MOST_RANKS, try_ranks
+from penstock.agent.trial import MOST_RANKS, try_ranks
 from penstock.core.errors import RunError
 from penstock.core.host.members import installing
 from penstock.core.job import Device

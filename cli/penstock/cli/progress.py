@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.agent.run_state import PhaseChange
+from penstock.agent.show import Show
 from penstock.cli import output
 from penstock.cli.lines import Line
-from penstock.cli.show import Show
-from penstock.cli.state import PhaseChange
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.preparing import Reporter as DataReporter

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock import core
 from penstock.agent.attempt import read_result
-from penstock.cli.state import read_state
+from penstock.agent.run_state import read_state
 from penstock.core.curves import Usual, curves_of
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.agent.executor import Executor
 from penstock.agent.plans import LocalDecider
 from penstock.agent.probe import Identity, identify
 from penstock.agent.profiles import Profiles, profiles_folder
 from penstock.agent.progress_files import newest_checkpoint_step
+from penstock.agent.run_state import RunState, read_state
 from penstock.agent.workers import LocalWorkers, Workers
-from penstock.cli.executor import Executor
 from penstock.cli.lines import line
 from penstock.cli.output import say, warn
 from penstock.cli.ports import check_port
 from penstock.cli.progress import People
-from penstock.cli.state import RunState, read_state
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import listening
 from penstock.core.job import Device, JobSpec, PipelineJob

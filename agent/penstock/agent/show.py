@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.cli.state import PhaseChange
+from penstock.agent.run_state import PhaseChange
 from penstock.core.plan import Plan
 from penstock.core.preparing import Reporter as DataReporter
 from penstock.core.records import StepMetrics

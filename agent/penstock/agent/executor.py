@@ -15,9 +15,9 @@ from typing import Protocol
 from penstock.agent.attempt import Attempt
 from penstock.agent.metrics import LineFollower, MetricsFollower
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
+from penstock.agent.run_state import PhaseChange, RunState, write_state
+from penstock.agent.show import Show
 from penstock.agent.workers import Workers
-from penstock.cli.show import Show
-from penstock.cli.state import PhaseChange, RunState, write_state
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import StopRequestedError, StopRequests
 from penstock.core.job import JobSpec, PipelineJob

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.state import PhaseChange, RunState, read_state, state_path, write_state
+from penstock.agent.run_state import PhaseChange, RunState, read_state, state_path, write_state
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import TRANSITIONS, IllegalTransitionError, Phase
 from penstock.core.run.lock import locked
