@@ -108,6 +108,8 @@ class TestCreate:
             (b'{"a": Infinity}', "application/json", 400, "bad-request"),
             (b"[" * 100_000, "application/json", 400, "bad-request"),
             (b"\xff\xfe", "application/json", 400, "bad-request"),
+            ("{}".encode("utf-16-be"), "application/json", 400, "bad-request"),
+            (b"\xef\xbb\xbf{}", "application/json", 400, "bad-request"),
             (b"a: b: c", "application/yaml", 422, "invalid"),
             (b"!!python/object/apply:os.system ['true']", "application/yaml", 422, "invalid"),
             (YAML_BOMB, "application/yaml", 422, "invalid"),
@@ -119,8 +121,8 @@ class TestCreate:
             (SMALL_VALUES[: 4 * 2**20], "application/json", 413, "too-large"),
         ],
         ids=[
-            "empty", "half", "list", "nan", "infinity", "deep", "binary", "yaml", "tag", "bomb", "ring", "long yaml",
-            "deep yaml", "xml", "large", "values",
+            "empty", "half", "list", "nan", "infinity", "deep", "binary", "utf-16", "mark", "yaml", "tag", "bomb",
+            "ring", "long yaml", "deep yaml", "xml", "large", "values",
         ],
     )  # fmt: skip
     def test_a_bad_body(self, client: TestClient, body: bytes, media: str, status: int, kind: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import resource
 import shutil
@@ -149,6 +150,14 @@ def test_a_broken_pytorch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = finding("pytorch", tmp_path)
     assert "libgomp" in found.found
     assert not found.fine
+
+
+def test_devices_are_asked_where_the_trainer_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch may be there without it; that it is missing is a finding of its own."""
+    monkeypatch.setattr(
+        doctor, "find_spec", lambda name: None if name == "penstock.trainer" else importlib.util.find_spec(name)
+    )
+    assert "pytorch" not in [found.name for found in doctor.examine(tmp_path, None)]
 
 
 def test_the_exit_code_says_whether_something_has_to_be_done(

@@ -16,6 +16,8 @@ from penstock.core.serialization import yamltext
 from tests.support.charting import CHART, NAMESPACE, refusal, render, run
 from tests.support.repository import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # helm may have to be built
+
 TRAINER_IMAGE = f"ghcr.io/penstock/trainer:{core.__version__}"
 KEEP = {"helm.sh/resource-policy": "keep"}
 

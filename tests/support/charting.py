@@ -1,10 +1,9 @@
-"""The chart, rendered by helm: the one on the PATH, or the one that the lab cluster built."""
+"""The chart, rendered by helm: the one on the PATH, or the one of the lab cluster."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,22 +12,25 @@ from typing import Any
 from penstock.core.serialization import yamltext
 from tests.support import not_run
 from tests.support.repository import ROOT
+from tools.lab import build, cache
+from tools.lab.console import LabError
 
 CHART = ROOT / "helm" / "penstock"
 KUBE_VERSION = "1.36.3"
 NAMESPACE = "penstock-system"
 
 
+@functools.cache
 def helm() -> Path:
-    """The program; the test is not run where there is none."""
+    """The program, built as the lab builds it if there is none; the test is not run where it cannot be built."""
     found = shutil.which("helm")
     if found is not None:
         return Path(found)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "lab"
-    built = sorted(cache.glob("helm-*/helm"), key=lambda path: path.stat().st_mtime)
-    if not built:
-        not_run.missing("cluster", "helm is neither on the PATH nor built by the lab; the chart is not rendered")
-    return built[-1]
+    try:
+        with cache.locked():
+            return build.built(build.HELM) / "helm"
+    except LabError as error:
+        not_run.missing("cluster", f"helm is not on the PATH and cannot be built ({error}); the chart is not rendered")
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -143,7 +143,8 @@ def bench(arguments: Sequence[str]) -> int:
 
 def wheels(arguments: Sequence[str]) -> int:
     ensure(FULL)
-    become(["python", "-m", "tools.dev.wheels", *arguments])
+    here = [each if each.startswith("-") else str(Path(each).absolute()) for each in arguments]
+    become(["python", "-m", "tools.dev.wheels", *here])
 
 
 def release(arguments: Sequence[str]) -> int:

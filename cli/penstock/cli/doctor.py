@@ -127,8 +127,8 @@ def _package(name: str, wanted: str) -> Finding:
 
 
 def _devices(wanted: Device | None) -> list[Finding]:
-    """What PyTorch sees and does; nothing where it is missing, which another finding says."""
-    if find_spec("torch") is None:
+    """What PyTorch sees and does; nothing where it or the trainer is missing, which another finding says."""
+    if find_spec("torch") is None or find_spec("penstock.trainer") is None:
         return []
     try:
         answer = ask(Question(device=Device.CPU, threads_per_rank=1, model=_SMALL, sequence_length=1))

@@ -245,7 +245,7 @@ def test_an_earlier_attempt_whose_unfinished_checkpoint_was_removed_says_who_did
         commit(*arguments)
 
     monkeypatch.setattr(checkpoint, "_commit", overtaken)
-    with pytest.raises(RunError, match=r"step 20 was not written to .*: attempt 2 has taken over this job; earlier"):
+    with pytest.raises(RunError, match=r"step 20 was not written to .* \(attempt 2 has taken over this job\); earlier"):
         save(tmp_path, attempt=1, step=20)
     assert steps(tmp_path) == [(2, 10)]
     assert checkpoint.verify(latest[0]).step == 10

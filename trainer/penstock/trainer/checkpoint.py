@@ -289,9 +289,9 @@ def save(
     except FailedError as error:
         if first:
             shutil.rmtree(partial, ignore_errors=True)
-        reason = _taken_over(root, attempt) or str(error)
         raise RunError(
-            f"the checkpoint of step {step} was not written to {root}: {reason}; earlier checkpoints are untouched"
+            f"the checkpoint of step {step} was not written to {root}: {error}{_taken_over(root, attempt)}; "
+            "earlier checkpoints are untouched"
         ) from None
     saved = Checkpoint(step=step, attempt=attempt, folder=folder)
     if first:
@@ -301,8 +301,10 @@ def save(
 
 def _taken_over(root: Path, attempt: int) -> str:
     """That a later attempt has gone on from here, if one has; this one was cut off and taken for lost."""
-    latest = max((each.attempt for each in find_checkpoints(root)), default=attempt)
-    return f"attempt {latest} has taken over this job" if latest > attempt else ""
+    latest = attempt
+    with contextlib.suppress(OSError):
+        latest = max((each.attempt for each in find_checkpoints(root)), default=attempt)
+    return f" (attempt {latest} has taken over this job)" if latest > attempt else ""
 
 
 def _make_empty(folder: Path) -> None:

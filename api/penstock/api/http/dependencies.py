@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
@@ -30,6 +30,7 @@ YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 MOST_YAML_CHARACTERS = 128 * 2**10
 MOST_VALUES = 2_000_000
 """Of a body of JSON. One takes up to 100 bytes of memory, and as few as two of text."""
+LARGE_BYTES = 2**16
 LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
 
 
@@ -179,13 +180,14 @@ def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
 JobIn = Annotated[StoredJob, Depends(job_of)]
 
 
-async def read_aside(service: Service, read: Callable[..., T], *arguments: Any) -> T:
-    """What ``read`` makes of a body, in a thread, few at once: the event loop answers all others meanwhile.
+async def read_aside(read: Callable[..., T], *arguments: Any, limiter: CapacityLimiter | None = None) -> T:
+    """What ``read`` makes of a body, in a thread: the event loop answers all others meanwhile.
 
-    A refusal comes without its frames, which hold the body and would keep it until a collection of garbage.
+    Bodies that may take much memory share a ``limiter``, so that few are read at once. A refusal comes without the
+    frames of ``read``: they hold what the body became, and would keep it until a collection of garbage.
     """
     try:
-        return await to_thread.run_sync(read, *arguments, limiter=service.bodies)
+        return await to_thread.run_sync(read, *arguments, limiter=limiter)
     except (PenstockError, Problem) as refusal:
         refusal.__context__ = None
         raise refusal.with_traceback(None) from None
@@ -197,12 +199,14 @@ async def read_document(request: Request) -> Any:
     if media not in JSON_TYPES | YAML_TYPES:
         remedy = "send application/json or application/yaml"
         raise Problem(kind="unsupported-media-type", detail=f"{media} is not read", where="Content-Type", remedy=remedy)
-    return await read_aside(await service_of(request), _document, await request.body(), media)
+    body, service = await request.body(), await service_of(request)
+    is_large = media in JSON_TYPES and len(body) > LARGE_BYTES  # YAML has less, and takes longer
+    return await read_aside(_document, body, media, limiter=service.bodies if is_large else None)
 
 
 def _document(body: bytes, media: str) -> Any:
-    text = decode(body)
     if media in YAML_TYPES:
+        text = decode(body)
         if len(text) > MOST_YAML_CHARACTERS:
             remedy = "send so large a document as application/json, which is read faster"
             raise Problem(
@@ -228,7 +232,7 @@ def load_json(body: bytes) -> Any:
     """JSON of at most `MOST_VALUES`, without NaN and infinities, which are none."""
     _require_few_values(body)
     try:
-        return jsontext.load(body, parse_constant=_refuse_constant)
+        return jsontext.load(decode(body), parse_constant=_refuse_constant)
     except ValueError as error:
         what = "a number has thousands of digits" if "digits" in str(error) else str(error)
         detail, remedy = f"the body is not JSON: {what}", "send JSON, or YAML with Content-Type: application/yaml"

@@ -72,10 +72,10 @@ async def read_batch(request: Request, service: Service, namespace: str | None) 
     body = await request.body()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     most_bytes = service.settings.limits.decompressed_bytes
-    if len(body) <= SMALL_BYTES:
+    if len(body) <= SMALL_BYTES and encoding != "gzip":  # which makes a thousand bytes of one
         records = read_records(body, encoding, most_bytes)
     else:
-        records = await read_aside(service, read_records, body, encoding, most_bytes)
+        records = await read_aside(read_records, body, encoding, most_bytes, limiter=service.bodies)
     return Batch.of(records, service.clock(), namespace)
 
 
