@@ -1,7 +1,7 @@
 """How long `penstock serve` takes to answer, and what it holds when idle; also where no torch is installed.
 
 Run as ``python -m benchmarks.service_start``; writes ``benchmarks/results/service_start.{md,json}``. The environment
-without torch is made anew from constraints.txt, with what the service's image has.
+without torch is made from constraints.txt, with what the service's image has.
 """
 
 from __future__ import annotations

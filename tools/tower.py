@@ -14,7 +14,8 @@ from pathlib import Path
 
 import grimp
 
-ROOT = Path(__file__).resolve().parents[1]
+from tools.dev.environments import ROOT
+
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- made by: python -m tools.tower -->\n", "<!-- end of what python -m tools.tower made -->\n"
 OLD_NAMES = frozenset({"planning"})

@@ -45,9 +45,9 @@ def modules(image: str) -> list[str]:
     return sorted(name for name in names if not any(word in name for word in NOT_IMPORTED))
 
 
-def run(image: str, folder: Path, *words: str, beside: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def run(image: str, folder: Path, *words: str, tools: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Python with these words, where the image's members are installed and nothing else but what is named."""
-    environment = refusing(folder, modules_beyond(*IMAGES[image], *beside))
+    environment = refusing(folder, modules_beyond(*IMAGES[image], *tools))
     command = [sys.executable, *words]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -69,7 +69,7 @@ def test_tests_of_its_members_pass(image: str, tmp_path: Path) -> None:
     ]  # which starlette's client asks for
     plugins = [word for plugin in PLUGINS for word in ("-p", plugin)]
     words = ["-m", "pytest", "--quiet", "-n", "0", "-p", "no:cacheprovider", *plugins]
-    done = run(image, tmp_path, *words, *TESTED[image], beside=tools)
+    done = run(image, tmp_path, *words, *TESTED[image], tools=tools)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 

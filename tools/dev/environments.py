@@ -19,7 +19,7 @@ REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?")
 """The name at the begin of a requirement, and its extras."""
 INSTALLING = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    "UV_COMPILE_BYTECODE": "1",  # as pip does; else every process compiles torch anew, which takes it seconds
+    "UV_COMPILE_BYTECODE": "1",  # as pip does; else every process compiles torch itself, which takes seconds
     "UV_PYTHON_DOWNLOADS": "never",
     "UV_SYSTEM_CERTS": "true",
 }

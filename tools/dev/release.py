@@ -10,7 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from tools.dev.wheels import ROOT, members
+from tools.dev.environments import ROOT
+from tools.dev.wheels import members
 
 VERSION = re.compile(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}")
 """Of the three numbers that Python packages and charts both order in the same way."""

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.dev.environments import ROOT, read_workspace
+
 CONSTRAINT = "penstock.txt"
 
 
 def members() -> list[Path]:
     """The folders of the workspace's members."""
-    root = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return [ROOT / folder for folder in root["tool"]["uv"]["workspace"]["members"]]
+    return [ROOT / folder for folder in read_workspace().members]
 
 
 def build(folder: Path) -> Path:

@@ -74,7 +74,7 @@ class LocalDecider:
         return self._identify(self._job.spec)
 
     def find_profile(self) -> bool:
-        """See `penstock.agent.executor.Decider`."""
+        """A job for the CPU that has a plan needs no profile; any other gets the freshest that fits."""
         planned = self.find_plan() is not None
         if planned and self._job.spec.resources.device is Device.CPU:
             return True  # PyTorch need not be asked, which takes seconds
@@ -87,18 +87,18 @@ class LocalDecider:
         return found is not None
 
     def keep_profile(self) -> None:
-        """See `penstock.agent.executor.Decider`."""
+        """Also for other runs on this machine."""
         self._profiles.keep(self._run.read_profile(), self.identity)
 
     def find_plan(self) -> Plan | None:
-        """See `penstock.agent.executor.Decider`."""
+        """One in the run directory that does not serve the job is passed over."""
         if not self._run.plan.exists():
             return None
         plan = self._run.read_plan()
         return plan if serves(plan, self._job.spec) else None
 
     def plan(self, report: Report) -> Plan:
-        """See `penstock.agent.executor.Decider`."""
+        """Searched for in a process of its own."""
         plan = plan_for(self._job.spec, self._run.read_profile(), report, self._planner)
         write_json(self._run.plan, plan.to_manifest())
         return plan

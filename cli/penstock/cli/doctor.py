@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LEAST_FREE_BYTES = 2 * 10**9
 LEAST_OPEN_FILES = 1024
-MEMBERS = ("core", "planner", "view", "client", "agent", "trainer", "cli")
+TRAINING = ("core", "planner", "view", "client", "agent", "trainer", "cli")
 """What trains on this machine, and the command."""
 
 _SMALL = ModelSpec(family=Family.GPT2, layers=1, hidden=8, heads=1, vocab=1)
@@ -106,7 +106,7 @@ def _loopback() -> Finding:
 def _packages() -> list[Finding]:
     """The distributions of penstock that run jobs here, where one is missing, and what they need by their own lists."""
     findings, wanted = [], dict[str, str]()
-    for member in (f"penstock-{name}" for name in MEMBERS):
+    for member in (f"penstock-{name}" for name in TRAINING):
         try:
             requirements = requires(member) or ()
         except PackageNotFoundError:

@@ -31,6 +31,7 @@ MOST_YAML_CHARACTERS = 128 * 2**10
 MOST_VALUES = 2_000_000
 """Of a body of JSON. One takes up to 100 bytes of memory, and as few as two of text."""
 LARGE_BYTES = 2**16
+"""Of a document. Fewer bytes hold too few values to take much memory."""
 LOGIN = {"WWW-Authenticate": 'Bearer realm="penstock"'}
 
 

@@ -1,7 +1,7 @@
 """Every request that the guard let pass: who sends it is found out, how often is counted, what came of it written down.
 
 Plain ASGI around the routes, so that none of them can be forgotten, nor paths that are none. A route asks
-`penstock.api.http.dependencies` for whoever was found.
+`penstock.api.http.dependencies` for the caller that was found.
 """
 
 from __future__ import annotations
