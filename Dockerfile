@@ -41,7 +41,7 @@ RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt --constraint
 
 FROM build AS build-api
 RUN /opt/penstock/bin/pip install --constraint /src/constraints.txt --constraint /wheels/penstock.txt \
-      penstock-cli penstock-api penstock-kube \
+      penstock-cli penstock-api \
  && /opt/penstock/bin/pip uninstall --yes hatchling pathspec pluggy trove-classifiers pip
 
 FROM build AS build-trainer

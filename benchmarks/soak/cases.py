@@ -139,7 +139,7 @@ def _file(name: str, read: Callable[[Path], object]) -> Iterator[Read]:
 
 def _schedule_file(path: Path) -> None:
     """As `penstock schedule show FILE` does."""
-    from penstock.cli.schedules import make_schedule, schedule_lines
+    from penstock.cli.local.schedules import make_schedule, schedule_lines
 
     schedule_lines(make_schedule(str(path), 0, 0, 0, lambda warning: None))
 
@@ -169,7 +169,8 @@ def _spec() -> Any:
 
 
 def _job_file(path: Path) -> None:
-    from penstock.cli.manifests import read_for_service, read_job
+    from penstock.cli.local.job_files import read_job
+    from penstock.cli.manifests import read_for_service
 
     read_job(path, lambda warning: None)
     read_for_service(path, lambda warning: None)

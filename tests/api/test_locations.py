@@ -11,7 +11,7 @@ import pytest
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.run.locations import Locations
-from penstock.planner.schedules.imported import CSV
+from penstock.core.schedule import CSV
 from penstock.planner.schedules.registry import BUILT_IN
 from tests.support.service import job_manifest
 

@@ -216,9 +216,10 @@ def test_a_planned_job_is_reproduced_with_its_plan_and_versions(service: Service
         "--constraint",
         "WHEELS/penstock.txt",
         "penstock-cli==0.1.0",
+        "penstock-agent==0.1.0",
         "penstock-trainer==0.1.0",
     ]
-    assert shlex.split(found["commands"][0])[:6] == install
+    assert shlex.split(found["commands"][0])[:7] == install
     assert client.post("/v1/jobs", json=found["manifest"]).status_code == 201
     again = PipelineJob.from_manifest(found["manifest"])
     decided = decide(problem_from_profile(again.spec, profile)).plan

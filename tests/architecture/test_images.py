@@ -13,7 +13,7 @@ from tests.support.repository import ROOT, components, members
 TEXT = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 MEMBERS = {
     "operator": {"core", "planner", "kube", "operator"},
-    "api": {"core", "planner", "view", "agent", "kube", "client", "api", "cli"},
+    "api": {"core", "planner", "view", "kube", "client", "api", "cli"},
     "trainer": {"core", "planner", "client", "agent", "trainer"},
 }
 TARGETS = tuple(MEMBERS)

@@ -98,12 +98,19 @@ def test_no_relative_imports() -> None:
     assert relative == []
 
 
-def test_only_commands_start_the_service() -> None:
-    """Inside functions; the rest of the command is a client of the service like any other."""
-    importing = {path: late_and_early(tree, "penstock.api") for path, tree in trees("cli")}
-    commands = Path("cli/penstock/cli/commands")
-    assert {path for path, (late, early) in importing.items() if early or (late and path.parent != commands)} == set()
-    assert any(late for late, _ in importing.values())
+def test_only_commands_reach_beyond_what_a_client_needs() -> None:
+    """Commands import other components inside functions, and late what is in `cli.local`, which needs the agent."""
+    folder = Path("cli/penstock/cli")
+    beyond = set(packages()) - {"cli", "client", "core", "view"}
+    late, early = dict[Path, set[str]](), dict[Path, set[str]]()
+    for path, tree in trees("cli"):
+        found = [late_and_early(tree, f"penstock.{each}") for each in beyond]
+        late[path] = set().union(*(names for names, _ in found))
+        early[path] = set().union(late_and_early(tree, "penstock.cli.local")[1], *(names for _, names in found))
+    old_name = folder / "probe.py"
+    assert {path for path, names in late.items() if names and path.parent == folder} - {old_name} == set()
+    assert {path for path, names in early.items() if names and path.parent != folder / "local"} == set()
+    assert any(names for path, names in late.items() if path.parent == folder / "commands")
 
 
 @pytest.mark.parametrize("package", PURE)

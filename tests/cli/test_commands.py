@@ -15,7 +15,7 @@ import pytest
 
 from penstock import core
 from penstock.agent.probe import Identity
-from penstock.cli.deciding import plan_lines
+from penstock.cli.local.deciding import plan_lines
 from penstock.cli.main import main
 from penstock.core import limits
 from penstock.core.bubble import Lost
@@ -47,7 +47,7 @@ Captured = pytest.CaptureFixture[str]
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.cli.deciding.identify", _identify)
+    monkeypatch.setattr("penstock.cli.local.deciding.identify", _identify)
 
 
 def _identify(spec: JobSpec) -> Identity:
@@ -133,7 +133,7 @@ def test_an_error_nobody_expected_is_one_line(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("of all things")
 
-    monkeypatch.setattr("penstock.cli.manifests.read_job", fail)
+    monkeypatch.setattr("penstock.cli.local.job_files.read_job", fail)
     assert main(["plan", "job.yaml"]) == 1
     error = capsys.readouterr().err
     assert "ZeroDivisionError: of all things" in error
@@ -145,7 +145,7 @@ def test_a_missing_trainer_is_explained(monkeypatch: pytest.MonkeyPatch, capsys:
     def fail(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr("penstock.cli.manifests.read_job", fail)
+    monkeypatch.setattr("penstock.cli.local.job_files.read_job", fail)
     assert main(["plan", "job.yaml"]) == 2
     assert "penstock.txt penstock-trainer" in capsys.readouterr().err
 

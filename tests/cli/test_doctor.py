@@ -18,8 +18,8 @@ import torch
 
 from penstock.agent import probe
 from penstock.agent.trial import Trial, try_ranks
-from penstock.cli import doctor
-from penstock.cli.doctor import Finding, examine
+from penstock.cli.local import doctor
+from penstock.cli.local.doctor import Finding, examine
 from penstock.cli.main import main
 from penstock.core.errors import RunError
 from penstock.core.job import Device

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.manifests import read_cluster, read_job
+from penstock.cli.local.job_files import read_job
+from penstock.cli.manifests import read_cluster
 from penstock.core.errors import MistakesError, UserError
 from penstock.core.run.documents import read_plan, read_profile, read_timeline
 from penstock.core.schedule import ScheduleSpec

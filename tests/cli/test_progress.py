@@ -7,7 +7,7 @@ import io
 import pytest
 
 from penstock.agent.run_state import PhaseChange
-from penstock.cli.progress import People
+from penstock.cli.local.progress import People
 from penstock.core.lifecycle import Phase
 from penstock.planner.worker.questions import Progress
 from tests.support.fake_workers import fake_metrics

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from penstock.cli.rehearsing import MOST_RANKS, ranks_of
+from penstock.cli.local.rehearsing import MOST_RANKS, ranks_of
 from penstock.core.errors import UserError
 from tests.support.small_plans import small_plan
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.agent.profiles import Profiles
 from penstock.agent.run_state import read_state
-from penstock.cli import runs
+from penstock.cli.local import runs
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from penstock.agent.attempt import read_result
-from penstock.cli.reporting import report_data, trace_path, versions, write_report
+from penstock.cli.local.reporting import report_data, trace_path, versions, write_report
 from penstock.cli.summary import Summary, rendered, summarise
 from penstock.core.errors import UserError
 from penstock.core.records import WARM_UP_STEPS

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
-from penstock.cli.manifests import read_job
+from penstock.cli.local.job_files import read_job
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.serialization import yamltext

@@ -79,9 +79,17 @@ def test_a_job_fails_at_once_and_says_what_to_install(tmp_path: Path) -> None:
     assert "pip install --constraint WHEELS/penstock.txt penstock-trainer" in status["message"]
 
 
-def test_the_command_plans_without_torch_and_service(tmp_path: Path) -> None:
-    environment = refusing(tmp_path, modules_beyond("penstock-cli"))
+def test_the_command_plans_with_the_agent_alone(tmp_path: Path) -> None:
+    environment = refusing(tmp_path, modules_beyond("penstock-cli", "penstock-agent"))
     command = [sys.executable, "-m", "penstock.cli", "plan", *GPT3, "--output", "json"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
+
+
+def test_the_command_alone_says_what_it_plans_with(tmp_path: Path) -> None:
+    environment = refusing(tmp_path, modules_beyond("penstock-cli"))
+    command = [sys.executable, "-m", "penstock.cli", "plan", *GPT3]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "pip install --constraint WHEELS/penstock.txt penstock-agent" in done.stderr

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 
 from penstock.core.errors import UserError
-from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec, parse_action
+from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec, import_spec, parse_action
 from penstock.planner.order import Order, from_schedule, to_schedule
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.schedules import generator as generator_module
-from penstock.planner.schedules.imported import import_spec
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.recorded import MOST_ACTIONS
 from penstock.planner.schedules.registry import BUILT_IN, find, from_spec, order_from_spec, stage_ranks, to_spec

@@ -11,7 +11,9 @@ from packaging.utils import canonicalize_name
 from tests.support.repository import members, packages
 
 SERVICE = ("penstock-cli[serve]",)
-IMAGES = {"operator": ("penstock-operator",), "api": SERVICE, "trainer": ("penstock-agent[run]",)}
+"""What serves on a machine of its own."""
+
+IMAGES = {"operator": ("penstock-operator",), "api": ("penstock-cli[cluster]",), "trainer": ("penstock-agent[run]",)}
 """What the Dockerfile's targets install, which `tests/architecture/test_images.py` holds to it."""
 
 

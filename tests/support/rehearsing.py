@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from penstock.agent.launch import MALLOC
-from penstock.cli.rehearsing import lay_out
+from penstock.cli.local.rehearsing import lay_out
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.run.documents import read_timeline

@@ -7,8 +7,7 @@ from itertools import pairwise
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
-from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec
-from penstock.planner.schedules.imported import CSV
+from penstock.core.schedule import CSV, Action, Kind, Schedule, ScheduleSpec
 from penstock.planner.schedules.registry import find
 
 

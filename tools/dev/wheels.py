@@ -3,7 +3,7 @@
 The distributions' names are not registered on the public index, and somebody may take one there. So nothing asks an
 index for them: the constraint names the wheel of each member by its place, and an installation has no other choice:
 
-    pip install --constraint FOLDER/penstock.txt penstock-cli penstock-trainer
+    pip install --constraint FOLDER/penstock.txt penstock-cli penstock-agent penstock-trainer
 
 The Dockerfile does the same in its first stage.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.api.auth.throttle import Rate
 from penstock.core.job import PipelineJob
 from penstock.core.run.locations import Locations
-from penstock.planner.schedules.imported import CSV
+from penstock.core.schedule import CSV
 from penstock.planner.schedules.registry import BUILT_IN
 
 MEBIBYTE = 2**20

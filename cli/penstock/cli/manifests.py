@@ -1,38 +1,22 @@
-"""Reads what users write: jobs and clusters, with every reference in a job resolved.
-
-After reading, a job stands for itself: paths are absolute (they are relative to the manifest's folder), a schedule file
-is part of the manifest, and a vocabulary that only the tokenizer's file knows is filled in.
-"""
+"""Reads what users write: clusters, and jobs as whoever runs them reads them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import STDLIB_CORPUS, PipelineJob
 from penstock.core.run.documents import named, read_text
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.schedule import ScheduleSpec, import_spec
 
 Warn = Callable[[str], None]
+Resolve = Callable[[Mapping[str, Any], Path], dict[str, Any]]
+"""A job's spec with its references resolved; paths are relative to the folder."""
 
 SCHEDULE_SUFFIX = ".csv"
-_PATHS = (("data", "source"), ("data", "tokenizer", "file"), ("checkpoint", "resumeFrom"))
-
-
-def read_job(path: Path, warn: Warn) -> PipelineJob:
-    """The job in ``path``, resolved; ``warn`` is told what was dropped from an imported schedule.
-
-    Raises:
-        UserError: it cannot be read, or something in it is wrong.
-    """
-    manifest = _load_yaml(path)
-    if isinstance(manifest, Mapping) and isinstance(manifest.get("spec"), Mapping):
-        manifest = {**manifest, "spec": _resolved(manifest["spec"], path.absolute().parent)}
-    job = PipelineJob.from_manifest(manifest)
-    return _with_schedule(job, warn)
 
 
 def read_for_service(path: Path, warn: Warn) -> PipelineJob:
@@ -41,11 +25,20 @@ def read_for_service(path: Path, warn: Warn) -> PipelineJob:
     Raises:
         UserError: it cannot be read, or something in it is wrong.
     """
+    return read_resolved(path, warn, with_absolute_schedule)
+
+
+def read_resolved(path: Path, warn: Warn, resolve: Resolve) -> PipelineJob:
+    """The job in ``path`` with ``resolve`` applied to its spec, and a schedule file made a part of it.
+
+    ``warn`` is told what was dropped from an imported schedule.
+
+    Raises:
+        UserError: it cannot be read, or something in it is wrong.
+    """
     manifest = _load_yaml(path)
     if isinstance(manifest, Mapping) and isinstance(manifest.get("spec"), Mapping):
-        spec = dict(manifest["spec"])
-        _make_schedule_absolute(spec, path.absolute().parent)
-        manifest = {**manifest, "spec": spec}
+        manifest = {**manifest, "spec": resolve(manifest["spec"], path.absolute().parent)}
     return _with_schedule(PipelineJob.from_manifest(manifest), warn)
 
 
@@ -60,49 +53,36 @@ def _load_yaml(path: Path) -> Any:
     return yamltext.load(read_text(path), str(path))
 
 
-def _resolved(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """``spec`` with absolute paths and, where only a tokenizer's file knows it, the vocabulary."""
-    resolved = dict(spec)
-    for *parents, name in _PATHS:
-        _make_absolute(resolved, parents, name, folder)
-    _make_schedule_absolute(resolved, folder)
-    return _with_vocab(resolved)
-
-
-def _make_schedule_absolute(spec: dict[str, Any], folder: Path) -> None:
-    schedule = _at(spec, ["parallelism"]).get("schedule")
+def with_absolute_schedule(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """``spec`` with the absolute path of its schedule file, if it names one."""
+    schedule = part(spec, ["parallelism"]).get("schedule")
     if isinstance(schedule, str) and schedule.endswith(SCHEDULE_SUFFIX):
-        _make_absolute(spec, ["parallelism"], "schedule", folder)
+        return with_absolute_path(spec, ["parallelism", "schedule"], folder)
+    return dict(spec)
 
 
-def _at(place: Mapping[str, Any], path: list[str]) -> Mapping[str, Any]:
-    """What lies at ``path``; nothing where the manifest has another form, which reading it will refuse."""
-    for name in path:
-        found = place.get(name)
+def part(spec: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]:
+    """What lies below ``keys``; nothing where the manifest has another form, which reading it will refuse."""
+    found: Any = spec
+    for key in keys:
+        found = found.get(key)
         if not isinstance(found, Mapping):
             return {}
-        place = found
-    return place
+    return found
 
 
-def _make_absolute(spec: dict[str, Any], parents: list[str], name: str, folder: Path) -> None:
-    value = _at(spec, parents).get(name)
+def with_absolute_path(spec: Mapping[str, Any], keys: Sequence[str], folder: Path) -> dict[str, Any]:
+    """``spec`` in which the path below ``keys``, if there is one, is absolute; URIs stay."""
+    *parents, name = keys
+    value = part(spec, parents).get(name)
     if not isinstance(value, str) or value == STDLIB_CORPUS or "://" in value:
-        return
-    place = spec
-    for parent in parents:
-        place[parent] = dict(place[parent])
-        place = place[parent]
-    place[name] = str(folder / Path(value).expanduser())
+        return dict(spec)
+    return _replaced(spec, keys, str(folder / Path(value).expanduser()))
 
 
-def _with_vocab(spec: dict[str, Any]) -> dict[str, Any]:
-    model, file = _at(spec, ["model"]), _at(spec, ["data", "tokenizer"]).get("file")
-    if not model or "vocab" in model or not isinstance(file, str) or "://" in file:
-        return spec
-    from penstock.trainer.data.tokenizer import load_tokenizer
-
-    return {**spec, "model": {**model, "vocab": load_tokenizer(Path(file)).vocab}}
+def _replaced(spec: Mapping[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
+    first, *rest = keys
+    return {**spec, first: _replaced(spec[first], rest, value) if rest else value}
 
 
 def _with_schedule(job: PipelineJob, warn: Warn) -> PipelineJob:
@@ -115,8 +95,6 @@ def _with_schedule(job: PipelineJob, warn: Warn) -> PipelineJob:
 
 def import_schedule(path: Path, warn: Warn) -> ScheduleSpec:
     """The schedule in a CSV file as a recipe; ``warn`` is told what was dropped."""
-    from penstock.planner.schedules.imported import import_spec
-
     spec, warnings = import_spec(read_text(path), str(path))
     for warning in warnings:
         warn(warning)

@@ -1,4 +1,4 @@
-"""What came of a run, in a screenful: from its directory alone, for people and as data."""
+"""What came of a run, in a screenful: from its directory alone, for people and as data; plans in a line."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ def plan_line(plan: Plan) -> str:
     batches = f"{plan.num_microbatches} micro-batches of {plan.microbatch}"
     slices = f"slices {slices_text(plan.slices)}"
     return f"{mesh}, {batches}, {slices}, schedule {plan.schedule.generator}"
+
+
+def search_text(candidates: int, best_step_seconds: float | None) -> str:
+    """How far a search for a plan is. The best so far may still be improved: only the plan says its step."""
+    best = "" if best_step_seconds is None else f", best so far {format_seconds(best_step_seconds)} per step"
+    return f"{candidates} simulated{best}"
 
 
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:

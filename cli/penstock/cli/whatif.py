@@ -10,10 +10,10 @@ from penstock.cli.lines import Line, line
 from penstock.cli.manifests import read_cluster, read_for_service
 from penstock.cli.output import warn
 from penstock.cli.remote import connected
+from penstock.cli.summary import search_text
 from penstock.client import Client, PlanRequest
 from penstock.core.errors import UserError
 from penstock.core.plan import Cost, Plan
-from penstock.planner.worker.searching import search_text
 
 
 def plan_at(

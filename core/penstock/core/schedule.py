@@ -188,12 +188,16 @@ def flatten(actions: Iterable[Action]) -> Iterator[Action]:
             yield action
 
 
+CSV = "csv"
+"""The generator of an imported schedule, whose recipe is its text."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSpec(Manifest):
     """A schedule by its recipe: generator and version regenerate it on every rank from the plan's shape.
 
-    ``text`` holds what they cannot know: the CSV of an imported schedule, whose generator is ``csv``, or the recorded
-    order of one that was made from costs.
+    ``text`` holds what they cannot know: the CSV of an imported schedule, or the recorded order of one that was made
+    from costs.
     """
 
     generator: str
@@ -202,6 +206,15 @@ class ScheduleSpec(Manifest):
 
     def __post_init__(self) -> None:
         require_limits(self)
+
+
+def import_spec(text: str, where: str) -> tuple[ScheduleSpec, tuple[str, ...]]:
+    """The recipe of the schedule in ``text``, and warnings about actions that were dropped.
+
+    The recipe holds the normalised text: no communication, no blank cells.
+    """
+    schedule, warnings = parse_schedule(text, where)
+    return ScheduleSpec(generator=CSV, text=schedule.to_csv()), warnings
 
 
 def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[str, ...]]:

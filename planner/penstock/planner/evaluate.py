@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
-from penstock.core.schedule import Group, ScheduleSpec
+from penstock.core.schedule import CSV, Group, ScheduleSpec
 from penstock.core.units import to_nanoseconds
 from penstock.planner.candidates import Candidate, equal_slices, most_stages_per_rank
 from penstock.planner.nanoseconds import require_countable
@@ -20,7 +20,6 @@ from penstock.planner.order import Order
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
 from penstock.planner.schedules.greedy_order import Variants
-from penstock.planner.schedules.imported import CSV
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
 from penstock.planner.schedules.v_shape import ZBV

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
-from penstock.core.schedule import Schedule, ScheduleSpec
+from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.core.timeline import Source, Timeline
-from penstock.planner.schedules.imported import CSV
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.rehearse import rehearse
 from penstock.trainer.runtime import Batch, Runtime

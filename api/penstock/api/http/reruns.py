@@ -9,13 +9,12 @@ from collections.abc import Collection, Sequence
 
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.plan import Plan
-from penstock.core.schedule import ScheduleSpec
+from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.planner.realise import schedule_of
-from penstock.planner.schedules.imported import CSV
 
 LONGEST_NAME = 63
-OF_PENSTOCK = {"penstock": ("penstock-cli", "penstock-trainer")}
+OF_PENSTOCK = {"penstock": ("penstock-cli", "penstock-agent", "penstock-trainer")}
 """What has to be installed for a package of those whose versions are kept."""
 
 _NUMBERED = re.compile(r"(.+)-\d+")

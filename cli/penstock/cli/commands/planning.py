@@ -31,8 +31,8 @@ def profile(job: Job, run_dir: RunDirectory = None, form: Output = Format.TEXT) 
 
     The result is kept for later runs and, with --run-dir, written there.
     """
-    from penstock.cli.manifests import read_job
-    from penstock.cli.measuring import measure, profile_lines
+    from penstock.cli.local.job_files import read_job
+    from penstock.cli.local.measuring import measure, profile_lines
 
     measured = measure(read_job(job, output.warn), run_dir)
     if form is Format.TEXT:
@@ -53,7 +53,7 @@ def plan(
 
     Without --cluster and --profile the newest measurement of this machine counts, or with --server of the service's.
     """
-    from penstock.cli.deciding import plan_data, plan_lines
+    from penstock.cli.local.deciding import plan_data, plan_lines
 
     if server is not None:
         from penstock.cli.whatif import plan_at
@@ -68,8 +68,8 @@ def plan(
 
 
 def _plan_here(job: Path, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> tuple[Plan, Cost | None]:
-    from penstock.cli.deciding import hardware_for, make_plan, store_plan
-    from penstock.cli.manifests import read_job
+    from penstock.cli.local.deciding import hardware_for, make_plan, store_plan
+    from penstock.cli.local.job_files import read_job
     from penstock.core.cluster import ClusterSpec
     from penstock.planner.pricing import cost_of
 
@@ -88,7 +88,7 @@ def simulate(
     form: Output = Format.TEXT,
 ) -> None:
     """Show one step of a plan as it should go: who computes, waits and sends when."""
-    from penstock.cli.deciding import simulate_plan, target_of
+    from penstock.cli.local.deciding import simulate_plan, target_of
     from penstock.cli.simulation import timeline_lines
 
     found = target_of(target, cluster=cluster, profile=profile)
@@ -116,7 +116,7 @@ def show_schedule(
     form: Annotated[ScheduleFormat, typer.Option("--output", "-o", help="Grid, CSV or data.")] = ScheduleFormat.TEXT,
 ) -> None:
     """Show a schedule as a grid, or as CSV that can be edited and pinned."""
-    from penstock.cli.schedules import make_schedule, schedule_lines
+    from penstock.cli.local.schedules import make_schedule, schedule_lines
 
     schedule = make_schedule(name, ranks, microbatches, slices, output.warn)
     if form is ScheduleFormat.TEXT:

@@ -23,7 +23,7 @@ def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
     """Write the run's report.html, and trace.json for Perfetto; sum the run up."""
     from penstock.agent.attempt import read_result
     from penstock.agent.run_state import read_state
-    from penstock.cli.reporting import write_report
+    from penstock.cli.local.reporting import write_report
     from penstock.cli.summary import rendered, summarise
     from penstock.core.run.folder import RunDir
 

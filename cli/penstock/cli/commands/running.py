@@ -12,7 +12,7 @@ from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, Metrics
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
-    from penstock.cli.runs import Ended
+    from penstock.cli.local.runs import Ended
 
 
 def register(app: typer.Typer) -> None:
@@ -34,8 +34,8 @@ def run(
 
     Ctrl-C stops after a checkpoint; a second one ends at once.
     """
-    from penstock.cli.manifests import read_job
-    from penstock.cli.runs import start
+    from penstock.cli.local.job_files import read_job
+    from penstock.cli.local.runs import start
 
     _conclude(start(read_job(job, output.warn), run_dir, metrics_port, prompt=prompt), form)
 
@@ -62,7 +62,7 @@ def resume(
         with connected(server) as client:
             show_jobs([client.resume(Place(name=target, namespace=namespace))], form)
         return
-    from penstock.cli.runs import resume as go_on
+    from penstock.cli.local.runs import resume as go_on
 
     _conclude(go_on(Path(target), metrics_port), form)
 
@@ -70,7 +70,7 @@ def resume(
 def _conclude(ended: Ended, form: Format) -> None:
     """Sum the run up, or say why there is nothing to sum up; the exit code."""
     from penstock.agent.attempt import read_result
-    from penstock.cli.reporting import write_report
+    from penstock.cli.local.reporting import write_report
     from penstock.cli.summary import rendered, summarise
     from penstock.core.lifecycle import Phase
 
@@ -102,7 +102,7 @@ def demo(
 
     Ctrl-C ends the job and the service.
     """
-    from penstock.cli.demonstration import demonstrate
+    from penstock.cli.local.demonstration import demonstrate
     from penstock.cli.manifests import read_for_service
     from penstock.cli.summary import rendered
     from penstock.core.lifecycle import Phase
@@ -123,8 +123,8 @@ def rehearse(
     form: Output = Format.TEXT,
 ) -> None:
     """Play one step of a plan with real ranks and messages, waiting instead of computing."""
-    from penstock.cli.deciding import target_of
-    from penstock.cli.rehearsing import rehearsed
+    from penstock.cli.local.deciding import target_of
+    from penstock.cli.local.rehearsing import rehearsed
     from penstock.cli.simulation import timeline_lines
 
     found = target_of(target, cluster=cluster, profile=profile)

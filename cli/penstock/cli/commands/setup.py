@@ -36,7 +36,7 @@ def doctor(
     form: Output = Format.TEXT,
 ) -> None:
     """Say what this machine offers, what is missing, and what to do about it; start ranks and try them out."""
-    from penstock.cli.doctor import examine, rendered
+    from penstock.cli.local.doctor import examine, rendered
 
     findings = examine(Path.cwd(), device)
     if form is Format.TEXT:

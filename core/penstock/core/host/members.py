@@ -12,7 +12,7 @@ MEMBERS = {
         "penstock.api",
         *("alembic", "fastapi", "psycopg", "pydantic", "sqlalchemy", "starlette", "uvicorn"),
     ),
-    "penstock-agent": ("penstock.agent",),
+    "penstock-agent": ("penstock.agent", "penstock.planner", "numba", "numpy", "scipy"),
     "penstock-kube": ("penstock.kube", "kubernetes"),
     "penstock-client": ("penstock.client", "httpx"),
 }

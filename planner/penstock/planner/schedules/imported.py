@@ -1,21 +1,9 @@
-"""Schedules from CSV text: penstock's own form, and that of torch.distributed.pipelining."""
+"""The schedule of an imported recipe, whose text is penstock's form of CSV (`penstock.core.schedule.import_spec`)."""
 
 from __future__ import annotations
 
 from penstock.core.errors import UserError
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
-
-CSV = "csv"
-"""The generator name of an imported schedule, whose recipe is its text."""
-
-
-def import_spec(text: str, where: str) -> tuple[ScheduleSpec, tuple[str, ...]]:
-    """The recipe of the schedule in ``text``, and warnings about actions that were dropped.
-
-    The recipe holds the normalised text: no communication, no blank cells.
-    """
-    schedule, warnings = parse_schedule(text, where)
-    return ScheduleSpec(generator=CSV, text=schedule.to_csv()), warnings
 
 
 def imported(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Schedule:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import nearest
-from penstock.core.schedule import Schedule, ScheduleSpec
+from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.planner.order import Order, from_schedule, to_schedule
 from penstock.planner.schedules.generator import Generator, along_a_v, installed_generators
 from penstock.planner.schedules.gpipe import gpipe
-from penstock.planner.schedules.imported import CSV, imported
+from penstock.planner.schedules.imported import imported
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.one_f_one_b import one_f_one_b, zb_h1
 from penstock.planner.schedules.recorded import record, replay

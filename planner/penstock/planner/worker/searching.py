@@ -11,7 +11,6 @@ from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
-from penstock.core.units import format_seconds
 from penstock.planner.worker.process import MOST_SECONDS, Planner, ProcessPlanner
 from penstock.planner.worker.questions import Answer, Progress, Question
 
@@ -54,9 +53,3 @@ def answer_of(question: Question, report: Report, planner: Planner | None = None
     if answer.what:
         raise UserError(what=answer.what, where=answer.where, remedy=answer.remedy)
     return answer
-
-
-def search_text(candidates: int, best_step_seconds: float | None) -> str:
-    """How far a search is. The best so far may still be improved: only the plan says its step."""
-    best = "" if best_step_seconds is None else f", best so far {format_seconds(best_step_seconds)} per step"
-    return f"{candidates} simulated{best}"

@@ -13,8 +13,8 @@ from penstock.agent.profiles import Profiles, profiles_folder
 from penstock.agent.progress_files import profile_progress
 from penstock.agent.workers import LocalWorkers, finish
 from penstock.cli.lines import Line, line
+from penstock.cli.local.runs import require_unused
 from penstock.cli.output import say
-from penstock.cli.runs import require_unused
 from penstock.core.host.stopping import listening
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.agent.probe import identify
 from penstock.agent.profiles import Profiles, profiles_folder, require_fit
-from penstock.cli.manifests import read_cluster, read_job
+from penstock.cli.local.job_files import read_job
+from penstock.cli.local.runs import require_unused
+from penstock.cli.manifests import read_cluster
 from penstock.cli.output import warn, working
-from penstock.cli.runs import require_unused
-from penstock.cli.summary import plan_line
+from penstock.cli.summary import plan_line, search_text
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec, PipelineJob
@@ -27,7 +28,7 @@ from penstock.core.serialization.files import write_atomically, write_json
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
-from penstock.planner.worker.searching import answer_of, plan_for, question_of, search_text
+from penstock.planner.worker.searching import answer_of, plan_for, question_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -19,9 +19,9 @@ import httpx
 
 from penstock.agent.attempt import read_result
 from penstock.cli import output
+from penstock.cli.local.reporting import write_report
 from penstock.cli.ports import LOOPBACK
 from penstock.cli.remote import follow_job
-from penstock.cli.reporting import write_report
 from penstock.cli.summary import Summary, summarise
 from penstock.client import Client, Job, Place, Status, Target, target
 from penstock.client.config import CA, SERVER, TOKEN

@@ -18,9 +18,9 @@ from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.agent.run_state import RunState, read_state
 from penstock.agent.workers import LocalWorkers, Workers
 from penstock.cli.lines import line
+from penstock.cli.local.progress import People
 from penstock.cli.output import say, warn
 from penstock.cli.ports import check_port
-from penstock.cli.progress import People
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import listening
 from penstock.core.job import Device, JobSpec, PipelineJob

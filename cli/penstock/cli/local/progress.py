@@ -8,13 +8,13 @@ from penstock.agent.run_state import PhaseChange
 from penstock.agent.show import Show
 from penstock.cli import output
 from penstock.cli.lines import Line
+from penstock.cli.summary import search_text
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
 from penstock.core.preparing import Reporter as DataReporter
 from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
 from penstock.planner.worker.questions import Progress
-from penstock.planner.worker.searching import search_text
 
 SHORTEST_SECONDS = 0.2
 """Phases that found everything done are not worth a line."""

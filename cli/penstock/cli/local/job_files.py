@@ -1,0 +1,42 @@
+"""Reads jobs for this machine, with every reference resolved.
+
+After reading, a job stands for itself: paths are absolute (they are relative to the manifest's folder), a schedule file
+is part of the manifest, and a vocabulary that only the tokenizer's file knows is filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.manifests import Warn, part, read_resolved, with_absolute_path, with_absolute_schedule
+from penstock.core.job import PipelineJob
+
+_PATHS = (("data", "source"), ("data", "tokenizer", "file"), ("checkpoint", "resumeFrom"))
+
+
+def read_job(path: Path, warn: Warn) -> PipelineJob:
+    """The job in ``path``, resolved; ``warn`` is told what was dropped from an imported schedule.
+
+    Raises:
+        UserError: it cannot be read, or something in it is wrong.
+    """
+    return read_resolved(path, warn, _resolved)
+
+
+def _resolved(spec: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """``spec`` with absolute paths and, where only a tokenizer's file knows it, the vocabulary."""
+    resolved = with_absolute_schedule(spec, folder)
+    for keys in _PATHS:
+        resolved = with_absolute_path(resolved, keys, folder)
+    return _with_vocab(resolved)
+
+
+def _with_vocab(spec: dict[str, Any]) -> dict[str, Any]:
+    model, file = part(spec, ["model"]), part(spec, ["data", "tokenizer"]).get("file")
+    if not model or "vocab" in model or not isinstance(file, str) or "://" in file:
+        return spec
+    from penstock.trainer.data.tokenizer import load_tokenizer
+
+    return {**spec, "model": {**model, "vocab": load_tokenizer(Path(file)).vocab}}
