@@ -62,7 +62,7 @@ def plan_once(global_batch: int) -> None:
         "step_seconds": prediction.step_seconds,
         "digest": decision.plan.digest,
         "num_judged": decision.result.num_judged,
-        "num_meshes": decision.result.num_meshes,
+        "num_outlines": decision.result.num_outlines,
     }
     print(json.dumps(found))
 

@@ -9,25 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner.candidates import (
-    SCHEDULES,
-    Candidate,
-    Proposer,
-    Shortage,
-    equal_slices,
-    in_flight_slices,
-)
+from penstock.planner.candidate import Candidate, equal_slices
 from penstock.planner.evaluate import Simulated
+from penstock.planner.outlines import SCHEDULES, outlines
 from penstock.planner.pins import pinned_stages
-from penstock.planner.problem import Mesh, Problem, meshes
+from penstock.planner.problem import Problem
+from penstock.planner.room import Shortage
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 from tests.support.small_plans import looped_schedule
 
 
 def proposed(asked: Problem) -> list[Candidate]:
-    proposer = Proposer(asked)
-    offers = [proposer.candidates(mesh) for mesh in meshes(asked)]
-    return [candidate for offer in offers if not isinstance(offer, Shortage) for candidate in offer]
+    proposer = Simulated(asked).proposer
+    found = itertools.chain.from_iterable(map(proposer.candidates, outlines(asked)))
+    return [each for each in found if not isinstance(each, Shortage)]
 
 
 @settings(max_examples=40)
@@ -98,16 +93,6 @@ def test_partitions_share_the_work_evenly() -> None:
         assert busy.max() == min(costs.slice_ns.sum(axis=1).max() for costs in everything)
 
 
-def test_without_room_the_shortage_is_what_is_missing_at_least() -> None:
-    roomy = problem(ranks=2, global_batch=2, pp=2, dp=1, micro_batch=1)
-    (mesh,) = meshes(roomy)
-    tight = problem(ranks=2, global_batch=2, pp=2, dp=1, micro_batch=1, memory=100_000)
-    shortage = Proposer(tight).candidates(mesh)
-    assert isinstance(shortage, Shortage)
-    least = min(max(Simulated(roomy).evaluate(c).peak_bytes) for c in proposed(roomy))
-    assert 100_000 < 100_000 + shortage.missing_bytes <= least
-
-
 @given(st.integers(1, 200), st.integers(1, 20))
 def test_equal_slices_differ_by_at_most_a_token(length: int, count: int) -> None:
     count = min(count, length)
@@ -117,11 +102,13 @@ def test_equal_slices_differ_by_at_most_a_token(length: int, count: int) -> None
     assert list(slices) == sorted(slices, reverse=True)
 
 
-def test_slices_in_flight_are_those_of_the_closed_forms() -> None:
-    mesh = Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=4)
-    assert in_flight_slices(mesh, 2, "gpipe") == [8, 8, 8]
-    assert in_flight_slices(mesh, 2, "1f1b") == [4, 3, 2]
-    assert in_flight_slices(Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=1), 2, "1f1b") == [2, 2, 2]
+def test_a_flush_is_offered_the_slices_of_terapipe() -> None:
+    asked = measured_problem(ranks=2, global_batch=2, pp=2, schedule="gpipe")
+    for outline in outlines(asked):
+        offered = set(Simulated(asked).proposer.slicings(outline))
+        assert all(sum(slices) == asked.sequence_length for slices in offered)
+    numbers = {len(slices) for outline in outlines(asked) for slices in Simulated(asked).proposer.slicings(outline)}
+    assert numbers <= set(range(1, 17))
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))

@@ -9,10 +9,10 @@ from penstock.core.units import format_bytes
 from penstock.planner.decide import decide
 from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _slower, alternatives, reasons
 from penstock.planner.problem import Problem
-from penstock.planner.search import Budget, Result
+from penstock.planner.search import Budget, Ending, Result
 from tests.support.planning import problem
 
-WIDE = Budget(meshes=50, candidates=200, moves=20)
+WIDE = Budget(candidates=200, moves=20)
 
 
 def asked(memory: int = 2**30) -> Problem:
@@ -32,7 +32,7 @@ def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     assert abs(sum(shares) - 100) < 0.4
     assert ("not sliced" in slices) == (len(best.candidate.slices) == 1)
     assert format_bytes(max(best.peak_bytes)) in memory
-    assert f"{found.num_judged} candidates of {found.num_meshes} divisions" in effort
+    assert f"{found.num_judged} candidates of {found.num_outlines} outlines" in effort
 
 
 def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
@@ -82,10 +82,11 @@ def test_slices_are_told_as_they_are() -> None:
 
 def test_a_search_that_ended_at_its_budget_claims_no_more() -> None:
     found = result()
-    for exhausted in (True, False):
-        effort = reasons(asked(), replace(found, exhausted=exhausted), found.best)[-1]
-        assert ("best found within the budget" in effort) != exhausted
-        assert ("divisions by an estimate" in effort) == exhausted
+    for ending in Ending:
+        effort = reasons(asked(), replace(found, ending=ending), found.best)[-1]
+        assert ("budget" in effort) == (ending is Ending.BUDGET)
+        assert ("estimates" in effort) == (ending is Ending.ESTIMATES)
+        assert ("all were looked at" in effort) == (ending is Ending.EVERYTHING)
 
 
 def test_another_costs_more_devices_only_if_it_does() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.profile import LinkRecord
-from penstock.planner.candidates import SCHEDULES, Candidate
+from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -11,19 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.job import Objective
-from penstock.planner.candidates import Candidate, Proposer, Shortage
+from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
-from penstock.planner.problem import Mesh, Problem, meshes
-from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, moves, search
+from penstock.planner.outlines import outlines
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.room import Shortage
+from penstock.planner.search import Budget, Ending, Evaluation, NothingFitsError, Reporter, moves, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
-WITHOUT_MOVES = Budget(meshes=10_000, candidates=10_000, actions=10**9, moves=0)
+WITHOUT_MOVES = Budget(candidates=10_000, actions=10**9, neighbours=0, moves=0)
 
 
 def everything(asked: Problem) -> list[Evaluation]:
-    proposer, judge = Proposer(asked), Simulated(asked)
-    offers = [proposer.candidates(mesh) for mesh in meshes(asked)]
-    found = [judge.evaluate(c, in_full=True) for offer in offers if not isinstance(offer, Shortage) for c in offer]
+    judge = Simulated(asked)
+    offers = itertools.chain.from_iterable(map(judge.proposer.candidates, outlines(asked)))
+    found = [judge.evaluate(each, in_full=True) for each in offers if isinstance(each, Candidate)]
     return [each for each in found if max(each.peak_bytes) <= asked.memory_limit_bytes]
 
 
@@ -45,20 +48,14 @@ def test_a_search_with_a_large_budget_equals_trying_everything(chosen: dict[str,
     asked = problem(**chosen)
     fitting = everything(asked)
     if not fitting:
-        assert_none_or_squeezed(asked)
+        with pytest.raises(NothingFitsError):
+            search(asked, Simulated(asked), WITHOUT_MOVES)
         return
     is_money = chosen["objective"] is Objective.COST
     best = min(each.step_ns * (each.candidate.mesh.num_devices if is_money else 1) for each in fitting)
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
-    assert result.exhausted
+    assert result.ending is not Ending.BUDGET
     assert result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1) == best
-
-
-def assert_none_or_squeezed(asked: Problem) -> None:
-    """Where nothing proposed fits, what is found all the same does."""
-    with contextlib.suppress(NothingFitsError):
-        found = search(asked, Simulated(asked), WITHOUT_MOVES)
-        assert max(found.best.peak_bytes) <= asked.memory_limit_bytes
 
 
 @settings(max_examples=15)
@@ -84,12 +81,19 @@ def test_equal_problems_have_equal_results() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize(("budget", "most"), [(Budget(candidates=3, moves=0), 3), (Budget(candidates=3, moves=2), 5)])
+@pytest.mark.parametrize(
+    ("budget", "most"),
+    [
+        (Budget(candidates=3, neighbours=0, moves=0), 4),
+        (Budget(candidates=3, neighbours=0, moves=2), 6),
+        (Budget(candidates=3, neighbours=4, moves=0), 9),
+    ],
+)
 def test_a_budget_of_candidates_is_kept(budget: Budget, most: int) -> None:
     asked = problem(ranks=4, global_batch=4)
     result = search(asked, Simulated(asked), budget)
     assert 1 <= result.num_judged <= most
-    assert not result.exhausted
+    assert result.ending is Ending.BUDGET
 
 
 def test_a_budget_does_not_end_a_search_that_has_found_nothing() -> None:
@@ -97,7 +101,7 @@ def test_a_budget_does_not_end_a_search_that_has_found_nothing() -> None:
     peaks = sorted(max(each.peak_bytes) for each in everything(asked))
     limit = peaks[len(peaks) // 4]
     tight = problem(ranks=4, global_batch=4, memory=limit)
-    result = search(tight, Simulated(tight), Budget(meshes=1, candidates=0, moves=0))
+    result = search(tight, Simulated(tight), Budget(candidates=0, neighbours=0, moves=0))
     assert result.num_judged > 1
     assert max(result.best.peak_bytes) <= limit
 
@@ -122,7 +126,7 @@ class Diary(Reporter):
 def test_the_reporter_is_told_of_every_step() -> None:
     asked, diary = problem(ranks=4, global_batch=4, memory=500_000), Diary()
     result = search(asked, Simulated(asked), WITHOUT_MOVES, diary)
-    assert len(diary.meshes) == result.num_meshes
+    assert len(diary.meshes) == result.num_outlines
     assert len(diary.fitting) + len(diary.too_large) == result.num_judged
     assert tuple(diary.refused) == result.shortages
     assert [each.candidate for each in result.too_large] == diary.too_large
@@ -145,7 +149,6 @@ def test_no_candidate_of_a_search_is_faster_than_its_bounds(chosen: dict[str, An
     assert archive.judged_all
     for each in archive.judged_all:
         assert judge.bound_ns(each.candidate) <= each.step_ns
-        assert judge.mesh_bound_ns(each.candidate.mesh) <= each.step_ns
 
 
 @settings(max_examples=25)

@@ -8,7 +8,7 @@ from penstock.core.errors import UserError
 from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
 from penstock.core.units import MEBIBYTE, bytes_apart, to_seconds
-from penstock.planner.candidates import Candidate
+from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import alternatives, reasons
 from penstock.planner.pins import PINNED, check_pins
@@ -21,12 +21,12 @@ from penstock.planner.tables import action_transients, resident_bytes, static_by
 MOST_PROVED_ACTIONS = 3_000
 """Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind."""
 
-FIRST_FIT = Budget(candidates=0, moves=0)
+FIRST_FIT = Budget(candidates=0, neighbours=0, moves=0)
 """A search with this budget ends with the first plan that fits."""
 
 MOST_TIGHTER_SEARCHES = 4
-MOST_ATTEMPTS = 32
-GROWTH = 1.02
+ATTEMPTS = (1.02, 1.05, 1.1, 1.2, 1.4, 1.8)
+"""Limits that are tried where nothing fits, as multiples of what comes closest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,14 +85,13 @@ def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
 
 def _enough_bytes(problem: Problem, least_bytes: int) -> int | None:
     """A limit, in whole MiB, under which a plan was found; tried upwards from the least that could do."""
-    for _ in range(MOST_ATTEMPTS):
-        limit = -(-int(least_bytes * GROWTH) // MEBIBYTE) * MEBIBYTE
+    for factor in ATTEMPTS:
+        limit = -(-int(least_bytes * factor) // MEBIBYTE) * MEBIBYTE
         try:
             _decided(dataclasses.replace(problem, memory_limit_bytes=limit), FIRST_FIT)
-        except NothingFitsError as shortage:
-            least_bytes = max(limit, shortage.least_bytes)
-        else:
-            return limit
+        except NothingFitsError:
+            continue
+        return limit
     return None
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypedDict
-
-import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
 from penstock.core.schedule import CSV, Group, ScheduleSpec
-from penstock.core.units import to_nanoseconds
-from penstock.planner.candidates import Candidate, equal_slices, most_stages_per_rank
+from penstock.planner.candidate import Candidate
+from penstock.planner.candidates import Proposer
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import Order
-from penstock.planner.problem import Mesh, Problem, parsed_schedule
+from penstock.planner.outlines import REPEATING
+from penstock.planner.problem import Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
+from penstock.planner.room import Room
 from penstock.planner.schedules.greedy_order import Variants
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
@@ -30,13 +29,10 @@ from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS, Costs
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.periodic import extrapolate
-from penstock.planner.squeeze import lean_shapes, squeezed
-from penstock.planner.stagecost import StageCosts, point_costs, prefixes, stage_costs
+from penstock.planner.stagecost import StageCosts, stage_costs
 from penstock.planner.tables import (
-    HeldBytes,
     Placement,
     devices_in_order,
-    held_bytes,
     rows,
     simulation_costs,
     stage_memory,
@@ -46,12 +42,6 @@ from penstock.planner.tables import (
 )
 
 DEFAULT_RECEIVE_AHEAD = 4
-
-REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
-"""The built-in schedules that do the same again and again, and hold no more for it."""
-
-TRIED_COUNTS = (1, 2, 4, 8, 16, 32)
-"""Numbers of slices at which a mesh's bound is taken."""
 
 SPLIT = frozenset({"zb-h1", "zb", "zbv"})
 """The built-in schedules that run I and W in place of B."""
@@ -73,38 +63,14 @@ class Simulated:
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _held: dict[tuple[object, ...], HeldBytes] = field(default_factory=dict)
-    _floor_table: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+    _proposers: list[Proposer] = field(default_factory=list)
 
-    def mesh_bound_ns(self, mesh: Mesh) -> int:
-        """The model's work spread perfectly over K ranks, and the fill of equal stages, K - 1 of them before the last.
-
-        Taken at the best of a few equal slicings, so an optimistic estimate rather than a proof: uneven slices or
-        stages could do with less.
-        """
-        floors = []
-        for count, work, fill in self._floors(mesh):
-            per_rank = most_stages_per_rank(self.problem, mesh, count)
-            floors.append(work * mesh.num_microbatches + (mesh.pp - 1) * fill // per_rank)
-        return min(floors) // mesh.pp
-
-    def _floors(self, mesh: Mesh) -> list[tuple[int, int, int]]:
-        """A few equal slicings: how many slices, the model's nanoseconds on one micro-batch (two actions per slice),
-        and its F of the first slice.
-        """
-        key = (mesh.tp, mesh.microbatch)
-        if key not in self._floor_table:
-            problem, whole = self.problem, ((0, self.problem.model.num_units),)
-            cost, counts = problem.cost_of(mesh.tp), sorted({min(n, problem.sequence_length) for n in TRIED_COUNTS})
-            overhead = to_nanoseconds(cost.action_overhead_seconds)
-            slicings = [equal_slices(problem.sequence_length, count) for count in counts]
-            lengths, before = np.concatenate(slicings), np.concatenate([prefixes(slices) for slices in slicings])
-            alone = point_costs(cost, problem.model, whole, lengths, before, mesh.microbatch).alone_ns
-            self._floor_table[key] = [
-                (count, int(part.sum()) - count * overhead, int(part[0].min()))
-                for count, part in zip(counts, np.split(alone, np.cumsum(counts[:-1]), axis=2), strict=True)
-            ]
-        return self._floor_table[key]
+    @property
+    def proposer(self) -> Proposer:
+        """Makes outlines into candidates."""
+        if not self._proposers:
+            self._proposers.append(Proposer(self.problem, Room(self.problem, self.receive_ahead)))
+        return self._proposers[0]
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in."""
@@ -122,22 +88,6 @@ class Simulated:
                 reductions=self._reductions(candidate, owners),
             )
         return self._bounds[key]
-
-    def least_bytes(self, candidate: Candidate) -> int:
-        """What the fullest rank needs at least; schedules that are not built in only tell when simulated."""
-        if candidate.schedule not in BUILT_IN:
-            return 0
-        key = (candidate.mesh, candidate.stages, candidate.slices)
-        if key not in self._held:
-            self._held[key] = held_bytes(self.problem, candidate, owners_of(candidate))
-        return self._held[key].least(candidate.mesh, str(candidate.schedule))
-
-    def leanest(self) -> Iterator[Candidate]:
-        """What fits where nothing proposed does; see `penstock.planner.squeeze`."""
-        for shape in lean_shapes(self.problem):
-            stages = squeezed(self.problem, shape, self.order(shape), self.receive_ahead)
-            if stages is not None:
-                yield dataclasses.replace(shape, stages=stages)
 
     def stage_costs(self, candidate: Candidate) -> StageCosts:
         """Nanoseconds of every pass, stage and slice."""
@@ -165,13 +115,16 @@ class Simulated:
 
         The evaluation's candidate names the variant that its generator took.
         """
-        candidate = self._with_variant(candidate)
+        varied = self._with_variant(candidate)
         try:
-            return self._simulated(candidate, in_full)
+            found = self._simulated(varied, in_full)
         except UserError:
-            if not candidate.variant:
+            if not varied.variant:
                 raise
-            return self._simulated(dataclasses.replace(candidate, variant=CAPLESS), in_full)
+            found = self._simulated(dataclasses.replace(varied, variant=CAPLESS), in_full)
+        if varied is candidate:
+            return found
+        return dataclasses.replace(found, num_actions=(1 + VARIED[candidate.schedule].count) * found.num_actions)
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
         """The candidate with its schedule's best variant over as many micro-batches as fill the pipeline twice."""

@@ -56,12 +56,7 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
 
 
 def _effort(result: Result) -> str:
-    ending = (
-        "the others were ruled out, candidates by their bounds and divisions by an estimate"
-        if result.exhausted
-        else "this is the best found within the budget"
-    )
-    return f"{result.num_judged} candidates of {result.num_meshes} divisions were simulated; {ending}"
+    return f"the best of {result.num_judged} candidates of {result.num_outlines} outlines, and {result.ending}"
 
 
 def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
@@ -76,8 +71,8 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     too_large = sorted(too_large, key=lambda each: each.step_ns)[:MOST_REJECTED]
     found += [_alternative(each, f"needs {format_bytes(max(each.peak_bytes))} on a rank") for each in too_large]
     for shortage in result.shortages[:MOST_REJECTED]:
-        reason = f"stage {shortage.stage} lacks {format_bytes(shortage.missing_bytes)} in every partition"
-        found.append(Alternative(label=shortage.mesh.label, step_seconds=None, peak_bytes=None, reason=reason))
+        reason = f"no stages fit; those found lack {format_bytes(shortage.missing_bytes)} on a rank"
+        found.append(Alternative(label=shortage.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
     return tuple(found)
 
 

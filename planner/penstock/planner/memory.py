@@ -88,8 +88,7 @@ class StageMemory:
 
     def _unit_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[unit kinds, tokens]."""
-        shape = (self.model, self.precision, slot, self.batch, self.tp)
-        return np.array([[_unit_bytes(kind, *shape, count) for count in tokens] for kind in UNIT_KINDS], dtype=np.int64)
+        return _unit_table(self.model, self.precision, slot, self.batch, self.tp, tuple(tokens))
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,6 +97,17 @@ def _unit_parameters(model: ModelSpec) -> Integers:
     first = {unit.kind: unit.index for unit in reversed(model.units)}
     counts = [stage_parameters(model, first[kind], first[kind] + 1) for kind in UNIT_KINDS]
     return np.array(counts, dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _unit_table(
+    model: ModelSpec, precision: Precision, slot: SlotKind, batch: int, tp: int, tokens: tuple[int, ...]
+) -> Integers:
+    """[unit kinds, tokens]; asked for again and again with the slices of a few slicings."""
+    shape = (model, precision, slot, batch, tp)
+    table = np.array([[_unit_bytes(kind, *shape, count) for count in tokens] for kind in UNIT_KINDS], dtype=np.int64)
+    table.setflags(write=False)
+    return table
 
 
 @functools.lru_cache(maxsize=65_536)

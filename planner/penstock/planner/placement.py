@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.planner.candidates import Candidate
+from penstock.planner.candidate import Candidate
 from penstock.planner.cost import Floats
 from penstock.planner.evaluate import VARIED, Simulated, owners_of
 from penstock.planner.problem import Mesh, Problem

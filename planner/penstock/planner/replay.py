@@ -7,7 +7,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import DataSpec, JobSpec, ResourcesSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
-from penstock.planner.candidates import Candidate
+from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster

@@ -1,41 +1,65 @@
-"""The search: meshes and candidates in one queue by bound, the simulator judges, the bound ends it.
+"""The search: outlines by their estimate, candidates by their bound, and the simulator judges.
 
-Best-first branch and bound: a mesh's bound opens it into candidates, a candidate's bound has it simulated, and the
-search ends when the smallest bound left is no better than the best simulated step. A candidate's bound is proved, a
-mesh's is an estimate. Budgets are counts, so equal inputs give equal plans. The best few's slice and stage boundaries
-are then moved while the simulator agrees.
+Every outline - a mesh, a number of slices, a schedule - has an estimate of its step and a bound of its bytes
+(`penstock.planner.outlines`). Those that could fit are made into candidates by rising estimate, each of which fits its
+rank by the bytes that the simulator counts, and is simulated unless a proved bound rules it out. The walk ends when
+estimates are so far above the best simulated step that no estimate was ever seen to err as much.
+
+Then the neighbours of the best outlines are tried, whatever their estimates: one slice more or fewer, half or twice as
+many, the next mesh in every direction, every schedule; and again from whatever is better. At last the boundaries of the
+best few kinds between slices and between stages are moved, as long as the simulator agrees.
+
+The limit decides only which outlines can fit and how their stages are cut. What fits in less memory is looked at with
+more of it, too, at the same place among the others or behind faster ones.
+
+Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.core.bubble import Lost
 from penstock.core.job import Objective
-from penstock.planner.candidates import Candidate, Proposer, Shortage
-from penstock.planner.problem import Mesh, Problem, meshes
+from penstock.planner.candidate import Candidate
+from penstock.planner.candidates import Proposer
+from penstock.planner.outlines import Outline, outlines
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
+
+SLACK = 1.05
+"""Steps were never simulated to take so much less than their estimate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates.
 
-    Boundaries are moved from the best ``starts`` kinds of plan, up to ``moves`` times each, and together for as long as
-    ``moved_actions`` last.
+    ``neighbours`` candidates may be simulated around the best. Boundaries are moved from the best ``starts`` kinds of
+    plan, up to ``moves`` times each, and together for as long as ``moved_actions`` last.
     """
 
-    meshes: int = 24
     candidates: int = 160
     actions: int = 4_000_000
+    neighbours: int = 60
     moves: int = 60
     starts: int = 4
     moved_actions: int = 250_000
+
+
+class Ending(enum.StrEnum):
+    """Why a search looked no further."""
+
+    EVERYTHING = "all were looked at"
+    ESTIMATES = "by their estimates no others come near"
+    BUDGET = "others were not looked at when the budget was spent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,20 +87,13 @@ class Evaluation:
 class Judge(Protocol):
     """What the search asks: bounds, and the simulation itself."""
 
-    def mesh_bound_ns(self, mesh: Mesh) -> int:
-        """Hardly any candidate of the mesh has a shorter step: an estimate."""
-        ...
-
     def bound_ns(self, candidate: Candidate) -> int:
         """The candidate's step is no shorter: a proof."""
         ...
 
-    def least_bytes(self, candidate: Candidate) -> int:
-        """What the fullest rank needs at least, without simulating."""
-        ...
-
-    def leanest(self) -> Iterator[Candidate]:
-        """Candidates that hold less than those proposed."""
+    @property
+    def proposer(self) -> Proposer:
+        """Makes outlines into candidates."""
         ...
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
@@ -88,10 +105,10 @@ class Reporter:
     """Told what the search does; does nothing. Subclasses show progress."""
 
     def opened(self, mesh: Mesh, num_candidates: int) -> None:
-        """A mesh was opened into candidates."""
+        """An outline of the mesh was opened into candidates."""
 
     def no_room(self, shortage: Shortage) -> None:
-        """A mesh has no partition that fits in memory."""
+        """Slices of an outline have no stages that fit in memory."""
 
     def judged(self, evaluation: Evaluation, fits: bool) -> None:
         """A candidate was simulated."""
@@ -105,10 +122,9 @@ class Result:
     others: tuple[Evaluation, ...]
     too_large: tuple[Evaluation, ...]
     shortages: tuple[Shortage, ...]
-    num_meshes: int
+    num_outlines: int
     num_judged: int
-    exhausted: bool
-    """Whether bounds ended the search, and not the budget."""
+    ending: Ending
 
 
 class NothingFitsError(Exception):
@@ -125,12 +141,11 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
 
     The problem has at least one mesh, and its pins were checked (`penstock.planner.pins`).
     """
-    run = _Search(problem, judge, budget or Budget(), reporter or Reporter())
+    run = _Search(problem, judge, budget or Budget(), reporter or Reporter(), outlines(problem))
     run.explore()
     if not run.fitting:
-        run.squeeze()
-    if not run.fitting:
         raise run.nothing_fits()
+    run.look_around()
     run.improve()
     run.settle()
     ranked = sorted(run.fitting, key=run.rank)
@@ -139,10 +154,14 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         others=tuple(ranked[1:]),
         too_large=tuple(run.too_large),
         shortages=tuple(run.shortages),
-        num_meshes=run.num_meshes,
+        num_outlines=len(run.opened),
         num_judged=len(run.seen),
-        exhausted=run.exhausted,
+        ending=run.ending,
     )
+
+
+MOST_SHORTAGES = 48
+"""So many outlines of which no stages fit are looked at in vain, by their estimates; then those that hold the least."""
 
 
 @dataclass(slots=True)
@@ -151,13 +170,15 @@ class _Search:
     judge: Judge
     budget: Budget
     reporter: Reporter
+    outlines: list[Outline]
     fitting: list[Evaluation] = field(default_factory=list)
     too_large: list[Evaluation] = field(default_factory=list)
     shortages: list[Shortage] = field(default_factory=list)
     seen: dict[Candidate, Evaluation] = field(default_factory=dict)
-    num_meshes: int = 0
+    opened: set[Outline] = field(default_factory=set)
+    ratios: dict[object, list[float]] = field(default_factory=dict)
     num_actions: int = 0
-    exhausted: bool = False
+    ending: Ending = Ending.EVERYTHING
 
     def score(self, mesh: Mesh, nanoseconds: int) -> int:
         """What is minimised: time, or device time."""
@@ -173,68 +194,85 @@ class _Search:
         return min((self.rank(each)[0] for each in self.fitting), default=None)
 
     def explore(self) -> None:
-        """Open and judge by rising bound until the bound or the budget ends it."""
-        number = itertools.count()
-        proposer = Proposer(self.problem)
-        queue: list[tuple[int, int, Mesh | Candidate]] = [
-            (self.score(mesh, self.judge.mesh_bound_ns(mesh)), next(number), mesh) for mesh in meshes(self.problem)
-        ]
+        """Open outlines by what they should take, until what is left is far above the best, or the budget is spent."""
+        limit, numbers = self.problem.memory_limit_bytes, itertools.count()
+        roomy = [each for each in self.outlines if each.least_bytes <= limit]
+        queue = [(self.score(each.mesh, each.estimate_ns), next(numbers), each) for each in roomy]
         heapq.heapify(queue)
         while queue:
-            bound, _, node = heapq.heappop(queue)
-            best = self.best_score()
-            if best is not None and bound >= best:
-                self.exhausted = True
-                return
-            if not self._affordable():
-                return
-            if isinstance(node, Candidate):
-                self.judged(node)
+            expected, number, outline = heapq.heappop(queue)
+            best, corrected = self.best_score(), self.expected(outline)
+            if corrected > expected and queue and corrected > queue[0][0]:
+                heapq.heappush(queue, (corrected, number, outline))
                 continue
-            if self.num_meshes >= self.budget.meshes and self.fitting:
+            if best is not None and corrected >= SLACK * best:
+                self.ending = Ending.ESTIMATES
                 return
-            opened = [(self.score(node, self.judge.bound_ns(c)), next(number), c) for c in self._open(proposer, node)]
-            for entry in opened:
-                heapq.heappush(queue, entry)
-            if opened and (best is None or min(opened)[0] < best):
-                self.judged(min(opened)[2])  # an early incumbent lets the bound cut the rest
-        self.exhausted = True
+            if best is not None and not self._affordable(self.budget.candidates, self.budget.actions):
+                self.ending = Ending.BUDGET
+                return
+            if best is None and len(self.shortages) >= MOST_SHORTAGES:
+                self.open_leanest(roomy)
+                return
+            self.open(outline)
 
-    def squeeze(self) -> None:
-        """Judge what holds the least, since nothing that was proposed fits."""
-        known, tried = {each.candidate.mesh for each in self.too_large}, set[Mesh]()
-        for candidate in self.judge.leanest():
-            if not self._affordable():
-                break
-            self.judged(candidate)
-            tried.add(candidate.mesh)
-        self.num_meshes += len(tried - known)
-        self.shortages = [each for each in self.shortages if each.mesh not in tried]
+    def expected(self, outline: Outline) -> int:
+        """Its estimate, as far off as steps of the same mesh and schedule were, or else of the same schedule."""
+        group = self.ratios.get((outline.mesh, outline.schedule)) or self.ratios.get(outline.schedule)
+        ratio = 1.0 if group is None else sum(group) / len(group)
+        return round(ratio * self.score(outline.mesh, outline.estimate_ns))
 
-    def _open(self, proposer: Proposer, mesh: Mesh) -> list[Candidate]:
-        proposed = proposer.candidates(mesh)
-        if isinstance(proposed, Shortage):
-            self._turn_down(proposed)
-            return []
-        limit = self.problem.memory_limit_bytes
-        least = [(candidate, self.judge.least_bytes(candidate)) for candidate in proposed]
-        kept = [candidate for candidate, num_bytes in least if num_bytes <= limit]
-        if not kept:
-            missing = min(num_bytes for _, num_bytes in least) - limit
-            self._turn_down(Shortage(mesh=mesh, stage=0, missing_bytes=missing))
-            return []
-        self.num_meshes += 1
-        self.reporter.opened(mesh, len(kept))
-        return kept
+    def open_leanest(self, roomy: list[Outline]) -> None:
+        """Open those that hold the least until one fits: estimates led to none."""
+        self.ending = Ending.BUDGET
+        for outline in sorted(roomy, key=lambda each: each.least_bytes):
+            if self.fitting or len(self.shortages) >= 2 * MOST_SHORTAGES:
+                return
+            self.open(outline)
 
-    def _turn_down(self, shortage: Shortage) -> None:
-        self.shortages.append(shortage)
-        self.reporter.no_room(shortage)
+    def open(self, outline: Outline) -> None:
+        """Judge the outline's candidates, the most promising of the same slicing first."""
+        if outline in self.opened:
+            return
+        self.opened.add(outline)
+        num_candidates = 0
+        for candidate in self.judge.proposer.candidates(outline):
+            if isinstance(candidate, Shortage):
+                self.shortages.append(candidate)
+                self.reporter.no_room(candidate)
+                continue
+            num_candidates += 1
+            best = self.best_score()
+            if best is None or self.score(candidate.mesh, self.judge.bound_ns(candidate)) < best:
+                self._learn(outline, self.judged(candidate))
+        self.reporter.opened(outline.mesh, num_candidates)
 
-    def _affordable(self) -> bool:
-        """Whether the budget allows another simulation; without a plan that fits the search goes on regardless."""
-        within = len(self.seen) < self.budget.candidates and self.num_actions < self.budget.actions
-        return within or not self.fitting
+    def _learn(self, outline: Outline, evaluation: Evaluation) -> None:
+        """Remember how far off the estimate was."""
+        ratio = max(evaluation.step_ns / max(outline.estimate_ns, 1), 1.0)
+        for group in ((outline.mesh, outline.schedule), outline.schedule):
+            self.ratios.setdefault(group, []).append(ratio)
+
+    def look_around(self) -> None:
+        """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates."""
+        known = {_key(each): each for each in self.outlines}
+        limit = len(self.seen) + self.budget.neighbours
+        actions = 2 * self.budget.actions
+        visited = set[object]()
+        while self._affordable(limit, actions):
+            best = min(self.fitting, key=self.rank).candidate
+            key = (best.mesh, len(best.slices), best.schedule)
+            if key in visited:
+                return
+            visited.add(key)
+            around = [known[each] for each in _neighbours(best, known) if each in known]
+            for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
+                if self._affordable(limit, actions) and outline.least_bytes <= self.problem.memory_limit_bytes:
+                    self.open(outline)
+
+    def _affordable(self, candidates: int, actions: int) -> bool:
+        """Whether another simulation is within these counts."""
+        return len(self.seen) < candidates and self.num_actions < actions
 
     def judged(self, candidate: Candidate) -> Evaluation:
         """The candidate's evaluation, simulated at most once, filed by whether it fits."""
@@ -306,9 +344,53 @@ class _Search:
     def nothing_fits(self) -> NothingFitsError:
         """How close the closest came."""
         limit = self.problem.memory_limit_bytes
-        needs = [(limit + each.missing_bytes, each.mesh.label) for each in self.shortages]
+        needs = [(limit + each.missing_bytes, each.candidate.label) for each in self.shortages]
         needs += [(max(each.peak_bytes), each.candidate.label) for each in self.too_large]
+        needs += [(each.least_bytes, each.label) for each in self.outlines if each.least_bytes > limit]
         return NothingFitsError(*min(needs))
+
+
+Key = tuple[int, int, int, int, int, object]
+"""An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule."""
+
+
+def _key(outline: Outline) -> Key:
+    mesh = outline.mesh
+    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, outline.num_slices, outline.schedule)
+
+
+def _neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[Key]:
+    """Keys one step away: of the known values of each field the next ones, with the others as they are.
+
+    A degree grows at the cost of another.
+    """
+    mesh, num_slices = candidate.mesh, len(candidate.slices)
+    here = (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, num_slices, candidate.schedule)
+    counts = sorted({key[4] for key in known})
+    batches = sorted({key[3] for key in known})
+    degrees = sorted({key[:3] for key in known if _is_next_mesh(key, mesh)})
+    near_counts, near_batches = _around(counts, num_slices), _around(batches, mesh.microbatch)
+    schedules = sorted({key[5] for key in known}, key=str)
+    for schedule, count in itertools.product(schedules, (num_slices, *near_counts)):
+        yield (*here[:4], count, schedule)
+    for batch, count in itertools.product(near_batches, (num_slices, *near_counts)):
+        yield (*here[:3], batch, count, candidate.schedule)
+    for degree, batch, count in itertools.product(
+        degrees, (mesh.microbatch, *near_batches), (num_slices, *near_counts)
+    ):
+        yield (*degree, batch, count, candidate.schedule)
+
+
+def _is_next_mesh(key: Key, mesh: Mesh) -> bool:
+    """Whether one of the three degrees is the same, and the other two are others."""
+    dp, tp, pp = key[:3]
+    return (dp == mesh.dp) + (tp == mesh.tp) + (pp == mesh.pp) == 1 and dp * tp * pp == mesh.num_devices
+
+
+def _around(values: list[int], value: int) -> list[int]:
+    """The next smaller and the next larger one."""
+    below, above = [each for each in values if each < value], [each for each in values if each > value]
+    return below[-1:] + above[:1]
 
 
 def with_h1(candidate: Candidate) -> Candidate:

@@ -31,8 +31,9 @@ class StagesProblem:
     Per unit: ``unit_ns`` (an integer, or a vector of which a stage's largest sum counts, such as one entry per
     slice), ``resident_bytes`` (parameters, gradients, optimizer state) and ``in_flight_bytes`` (activations of one
     piece of work). Per stage: ``in_flight`` (how many such pieces it holds at most, may be fractional),
-    ``limit_bytes``, and where given ``slowdown`` (time against the device the units were measured on, else 1) and
-    ``fixed_ns`` (else 0).
+    ``limit_bytes``, and where given ``slowdown`` (time against the device the units were measured on, else 1),
+    ``fixed_ns`` (else 0) and ``most_units`` (units it may own at most, if its first unit's number is even and if it is
+    odd).
 
     Stage s over a range of units takes ceil(slowdown[s] * sum(unit_ns)) + fixed_ns[s] nanoseconds and
     sum(resident_bytes) + ceil(in_flight[s] * sum(in_flight_bytes)) bytes. Only ``limit_bytes`` may be negative: a
@@ -47,9 +48,10 @@ class StagesProblem:
     limit_bytes: Sequence[int]
     slowdown: Sequence[float] | None = None
     fixed_ns: Sequence[int] | None = None
+    most_units: Sequence[tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
-        per_stage = ("in_flight", "limit_bytes", "slowdown", "fixed_ns")
+        per_stage = ("in_flight", "limit_bytes", "slowdown", "fixed_ns", "most_units")
         for name in ("unit_ns", "resident_bytes", "in_flight_bytes", *per_stage):
             values = getattr(self, name)
             if values is None:
@@ -132,6 +134,22 @@ def best_partitions(problem: StagesProblem, *, count: int = 1) -> tuple[StagePar
     return tuple(_partition(problem, _cheapest(tables, bottleneck_ns)) for bottleneck_ns in bottlenecks)
 
 
+def balanced_bounds(unit_ns: Sequence[int] | Sequence[Sequence[int]], num_stages: int) -> tuple[int, ...]:
+    """The bounds of the partition with the smallest bottleneck, whatever its stages hold."""
+    nothing, none = [0] * len(unit_ns), [0] * num_stages
+    found = best_partitions(
+        StagesProblem(
+            unit_ns=unit_ns,
+            resident_bytes=nothing,
+            in_flight_bytes=nothing,
+            in_flight=[0.0] * num_stages,
+            limit_bytes=none,
+        )
+    )
+    assert not isinstance(found, MemoryShortage), "nothing is held"
+    return found[0].bounds
+
+
 def _sums(values: Sequence[int] | Sequence[Sequence[int]], first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
     """Sums over [first, stop), with a last axis for the entries of a vector (one for plain integers)."""
     columns = np.asarray(values, dtype=np.int64).reshape(len(values), -1)
@@ -155,7 +173,8 @@ def _tables(problem: StagesProblem) -> Tables:
     units = np.concatenate([np.zeros_like(columns[:1]), columns.cumsum(axis=0)])
     fixed_ns = [0] * problem.num_stages if problem.fixed_ns is None else problem.fixed_ns
     slowdown = [1.0] * problem.num_stages if problem.slowdown is None else problem.slowdown
-    stages = np.column_stack([problem.limit_bytes, fixed_ns]).astype(np.int64)
+    most_units = [(problem.num_units,) * 2] * problem.num_stages if problem.most_units is None else problem.most_units
+    stages = np.column_stack([problem.limit_bytes, fixed_ns, most_units]).astype(np.int64)
     return units, stages, np.column_stack([problem.in_flight, slowdown]).astype(np.float64)
 
 

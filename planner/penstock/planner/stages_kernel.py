@@ -24,8 +24,9 @@ FORBIDDEN = 1 << 60
 # holds, and, from there on, of every entry of their nanoseconds.
 RESIDENT, HELD, FIRST_NS = range(3)
 
-# Columns of `stages` [k] and of `factors` [k].
-LIMIT, FIXED_NS = range(2)
+# Columns of `stages` [k] and of `factors` [k]. Units are at most so many from an odd or an even one on: in models they
+# alternate.
+LIMIT, FIXED_NS, MOST_FROM_EVEN, MOST_FROM_ODD = range(4)
 IN_FLIGHT, SLOWDOWN = range(2)
 
 
@@ -85,7 +86,8 @@ def _cost(units: Ints, stages: Ints, factors: Floats, lacking: bool, stage: int,
     """What ``stage`` lacks for units [first, stop), or their nanoseconds there, FORBIDDEN if it lacks anything."""
     held = math.ceil((units[stop, HELD] - units[first, HELD]) * factors[stage, IN_FLIGHT])
     missing = units[stop, RESIDENT] - units[first, RESIDENT] + held - stages[stage, LIMIT]
-    if lacking or missing > 0:
+    too_many = stop - first > stages[stage, MOST_FROM_EVEN + first % 2]
+    if lacking or missing > 0 or too_many:
         cost: int = max(missing, 0) if lacking else FORBIDDEN
     else:
         largest = 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Group, Kind
-from penstock.planner.candidates import Candidate, in_flight_slices
+from penstock.planner.candidate import Candidate
 from penstock.planner.cost import Floats
 from penstock.planner.lowering import Transients
 from penstock.planner.memory import StageMemory
@@ -212,35 +211,17 @@ def _unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Int
     return np.array(sizes, dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class HeldBytes:
-    """Per rank what is ``always`` there, and [ranks, slices] what every slice ``per_slice`` holds from F to I."""
-
-    always: Integers
-    per_slice: Integers
-
-    def least(self, mesh: Mesh, schedule: str) -> int:
-        """Bytes that the fullest rank needs at least under a built-in schedule: whole micro-batches count in full,
-        the slices beyond them as the smallest one.
-        """
-        num_slices = self.per_slice.shape[1]
-        whole, beyond = np.divmod(in_flight_slices(mesh, num_slices, schedule), num_slices)
-        # In float64, exact up to 8 PiB: a flush may hold 2^30 micro-batches, and integers would wrap.
-        held = self.per_slice.astype(np.float64)
-        needed = self.always + whole * held.sum(axis=1) + beyond * held.min(axis=1)
-        return int(needed.max())
+_HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES)
 
 
-def held_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> HeldBytes:
-    """What the candidate's ranks hold whatever the order."""
-    memory = stage_memory(problem, candidate)
-    per_slice = memory.together_bytes(_HELD, candidate.slices)
-    per_slice[1:] += memory.slot_bytes(SlotKind.INPUT, candidate.slices)[1:]
-    always = static_bytes(problem, candidate, stage_ranks)
-    return HeldBytes(always=np.array(always), per_slice=_per_rank(per_slice, stage_ranks, candidate.mesh.pp))
-
-
-_HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS)
+def unit_bytes(problem: Problem, tp: int, batch: int) -> tuple[Integers, Integers]:
+    """[unit kinds]: a unit's state with the gradients of its keys and values, and what it holds of one micro-batch."""
+    model, length = problem.model, [problem.sequence_length]
+    first = {unit.kind: unit.index for unit in reversed(model.units)}
+    stages = tuple((first[kind], first[kind] + 1) for kind in UNIT_KINDS)
+    memory = StageMemory(model=model, precision=problem.precision, stages=stages, batch=batch, tp=tp)
+    state = memory.state_bytes + memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
+    return state, memory.together_bytes(_HELD, length)[:, 0]
 
 
 def stash_tables(problem: Problem, candidate: Candidate) -> tuple[StageTable, StageTable, StageTable]:

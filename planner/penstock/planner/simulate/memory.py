@@ -7,6 +7,7 @@ acquired where first touched, freed directly after their last use.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numba
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Kind
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
-from penstock.planner.simulate.arrays import link_order
+from penstock.planner.simulate.arrays import Linked, link_order
 from penstock.planner.simulate.channels import DIRECTIONS
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS
 from penstock.planner.simulate.link import AWAITED, POSTED, SENDER, STOP_POST, STOP_WAIT
@@ -38,6 +39,41 @@ ACQUIRED, TRANSIENT, FREED = range(3)
 AT_SENDER, AT_RECEIVER = range(2)
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """An order whose bytes are asked for again and again: its messages are numbered once."""
+
+    order: Order
+    linked: Linked
+
+    @classmethod
+    def of(cls, order: Order, receive_ahead: int, *, late_receives: bool = False) -> Walk:
+        """With this many receives posted ahead."""
+        return cls(order, link_order(order, receive_ahead, late_receives))
+
+    def high_water_bytes(
+        self, sizes: SlotBytes, slices: Sequence[int], transients: Transients = MappingProxyType({})
+    ) -> Ints:
+        """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens."""
+        order, linked = self.order, self.linked
+        slots = _slot_table(order, sizes, slices)
+        senders = linked.messages[:, SENDER]
+        ends = (DIRECTIONS[order.kinds[senders]], order.stages[senders], order.slices[senders])
+        message_bytes = np.stack([table[ends] for table in _message_tables(slots)], axis=1)
+        peaks = np.zeros(order.num_ranks, dtype=np.int64)
+        _walk(
+            order.offsets,
+            _changes(order, slots, transients),
+            linked.actions,
+            linked.messages,
+            linked.first_messages,
+            linked.first_waits,
+            message_bytes,
+            peaks,
+        )
+        return peaks
+
+
 def high_water_bytes(
     order: Order,
     sizes: SlotBytes,
@@ -48,23 +84,7 @@ def high_water_bytes(
     late_receives: bool = False,
 ) -> Ints:
     """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are lengths in tokens."""
-    linked = link_order(order, receive_ahead, late_receives)
-    slots = _slot_table(order, sizes, slices)
-    senders = linked.messages[:, SENDER]
-    ends = (DIRECTIONS[order.kinds[senders]], order.stages[senders], order.slices[senders])
-    message_bytes = np.stack([table[ends] for table in _message_tables(slots)], axis=1)
-    peaks = np.zeros(order.num_ranks, dtype=np.int64)
-    _walk(
-        order.offsets,
-        _changes(order, slots, transients),
-        linked.actions,
-        linked.messages,
-        linked.first_messages,
-        linked.first_waits,
-        message_bytes,
-        peaks,
-    )
-    return peaks
+    return Walk.of(order, receive_ahead, late_receives=late_receives).high_water_bytes(sizes, slices, transients)
 
 
 def _slot_table(order: Order, sizes: SlotBytes, slices: Sequence[int]) -> dict[SlotKind, Ints]:

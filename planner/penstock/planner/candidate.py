@@ -1,0 +1,49 @@
+"""A candidate: everything that a simulation needs to know of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.problem import Mesh
+from penstock.planner.schedules.registry import find
+from penstock.planner.stagecost import Stages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """The planner varies nothing else."""
+
+    mesh: Mesh
+    stages: Stages
+    slices: tuple[int, ...]
+    schedule: str | ScheduleSpec
+    variant: int | None = None
+    """Which of its orders a generator of several makes; the best of them if none is named."""
+
+    @property
+    def label(self) -> str:
+        """For explanations."""
+        return label_of(self.mesh, len(self.slices), self.schedule)
+
+    @property
+    def num_actions(self) -> int:
+        """F, I and W of every slice on every stage."""
+        return 3 * len(self.stages) * self.mesh.num_microbatches * len(self.slices)
+
+
+def label_of(mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> str:
+    """What people are told of a mesh with so many slices under a schedule."""
+    name = schedule if isinstance(schedule, str) else schedule.generator
+    return f"{mesh.label}, {num_slices} slices, {name}"
+
+
+def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:
+    """``count`` lengths that differ by at most one token, longest first."""
+    short, longer = divmod(sequence_length, count)
+    return (short + 1,) * longer + (short,) * (count - longer)
+
+
+def stages_per_rank(schedule: str | ScheduleSpec) -> int:
+    """By name; one is enough to tell imported ones from these, since their number of stages is their own."""
+    return find(schedule).stages_per_rank if isinstance(schedule, str) else 1

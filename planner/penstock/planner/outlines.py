@@ -1,0 +1,349 @@
+"""What a plan should take, in closed form: thousands of outlines are ranked by it before any is made and simulated.
+
+An outline is a mesh, a number of slices and a schedule. Its step is estimated from stages that are balanced by time and
+slices of equal length. Of stage j, let f, i, w be the seconds of F, I and W of one slice, t their sum, and c those of a
+message; K ranks, M micro-batches of S slices. A step is then M S times a period, a fill, and an end.
+
+The period is the busiest rank's t, or longer where messages are not hidden. A rank r that may hold n slices does the
+backward of a micro-batch's last slice d = n - S + 1 turns after its forward, and by then that slice has been to the
+last rank and back, which takes q = sum of f + i (and of w where backwards are not split) over the ranks from r on, and
+of c there and back. Where S is larger than d the other turns are the rank's own. So
+
+    period >= (q + max(0, S - d) t) / max(S, d)
+
+Under 1F1B d is K - r, so a message costs time however many slices there are. Pipette (arXiv 2405.18093) calls this the
+hidden critical path. Orders that are told their room have the n that it allows. Along a V a rank holds two slices of
+each micro-batch: its first stage's for 2 K - r stages there and back, its second's for r + 1, together always the same.
+
+The fill is what the busiest rank cannot work while the first slices come and the last go: the sum over the other
+stages of t under 1F1B, of f + i - w under ZB-H1 (arXiv 2401.10241), of f where there is room for W to fill the rest,
+and of the largest slices' t under a flush. The end is reductions and the optimizer of the rank with most parameters.
+
+The bytes are a bound, up to rounding: rank r holds the state of its units and the activations of n_r micro-batches of
+them. However units are dealt, the limit L must allow sum over r of (L - always_r) / (state + n_r held) units. The least
+L for which that is all of them follows directly.
+
+Estimates decide only what is looked at first. Everything that is chosen was simulated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.model import UnitKind
+from penstock.core.schedule import ScheduleSpec
+from penstock.core.units import NANOSECONDS_PER_SECOND
+from penstock.planner.candidate import equal_slices, label_of, stages_per_rank
+from penstock.planner.cost import CostModel, Floats
+from penstock.planner.memory import StageMemory
+from penstock.planner.pins import pinned_stages
+from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
+from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.stagecost import (
+    PASSES,
+    UNIT_KINDS,
+    Integers,
+    Stages,
+    prefixes,
+    unit_counts,
+    unit_pass_seconds,
+    unit_totals,
+)
+from penstock.planner.stages import balanced_bounds
+from penstock.planner.tables import devices_in_order, unit_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outline:
+    """A mesh with a number of slices and a schedule: the estimate of its step, and bytes that a rank needs at least."""
+
+    mesh: Mesh
+    num_slices: int
+    schedule: str | ScheduleSpec
+    estimate_ns: int
+    least_bytes: int
+
+    @property
+    def label(self) -> str:
+        """For explanations."""
+        return label_of(self.mesh, self.num_slices, self.schedule)
+
+
+REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
+"""The built-in schedules that do the same again and again, and hold no more for it."""
+
+MOST_ACTIONS_IN_FULL = 60_000
+"""Longer steps that do not repeat themselves are looked at only where their schedule is pinned."""
+
+NUM_SLICES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+"""The numbers of slices that are looked at, where none is pinned; their neighbours are tried around what is best."""
+
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
+V_SHAPED = "zbv"
+
+
+def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
+    """The schedules that can run on the mesh under what is pinned."""
+    pinned = problem.pinned
+    if pinned.schedule is not None:
+        return (pinned.schedule,)
+    if mesh.pp == 1:
+        return ("gpipe",)
+    if pinned.stages is not None:
+        return SCHEDULES if len(pinned.stages) == mesh.pp else (V_SHAPED,)
+    return (*SCHEDULES, V_SHAPED) if 2 * mesh.pp <= problem.model.num_units else SCHEDULES
+
+
+def outlines(problem: Problem) -> list[Outline]:
+    """Every outline that obeys what is pinned, in a fixed order."""
+    found: list[Outline] = []
+    by_work = sorted(meshes(problem), key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
+    for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
+        work = _Work.of(problem, tp, batch)
+        for pp, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
+            found += _of_pipelines(problem, work, pp, list(same))
+    return found
+
+
+def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
+    """The numbers of slices that plans may have: what is pinned, else a few; one where no rank waits for another."""
+    pinned, imported = problem.pinned.slices, imported_schedule(problem.pinned)
+    if isinstance(pinned, tuple):
+        return (len(pinned),)
+    if pinned is not None:
+        return (pinned,)
+    if imported is not None:
+        return (imported.num_slices,)
+    most = problem.sequence_length // problem.quantum
+    return (1,) if pp == 1 else tuple(count for count in NUM_SLICES if count <= most)
+
+
+def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> bool:
+    """Whether its step repeats itself, or is short enough to be simulated in full for a search."""
+    if schedule in REPEATING or problem.pinned.schedule is not None:
+        return True
+    num_actions = 3 * num_stages(problem, mesh, schedule) * mesh.num_microbatches * num_slices
+    return num_actions <= MOST_ACTIONS_IN_FULL or mesh.pp == 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Work:
+    """What units take for one micro-batch at a degree of tensor parallelism, for every number of slices.
+
+    ``seconds`` [F I W, unit kinds, slices] of the slicings one after another, which begin at ``starts``.
+    """
+
+    tp: int
+    batch: int
+    cost: CostModel
+    slicings: tuple[tuple[int, ...], ...]
+    starts: Integers
+    seconds: Floats
+    state_bytes: Floats
+    held_bytes: Floats
+
+    @property
+    def counts(self) -> Integers:
+        """How many slices each slicing has."""
+        return np.array([len(slices) for slices in self.slicings])
+
+    @classmethod
+    def of(cls, problem: Problem, tp: int, batch: int) -> _Work:
+        """From the problem's costs and the layout's bytes."""
+        cost, length, pinned = problem.cost_of(tp), problem.sequence_length, problem.pinned.slices
+        counts = tuple(sorted({*slice_counts(problem, 1), *slice_counts(problem, 2)}))
+        slicings = [pinned if isinstance(pinned, tuple) else equal_slices(length, count) for count in counts]
+        lengths = np.concatenate(slicings).astype(np.float64)
+        before = np.concatenate([prefixes(each) for each in slicings]).astype(np.float64)
+        slowdown = np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES])
+        seconds = np.stack([unit_pass_seconds(cost, kind, batch, lengths, before) for kind in PASSES]) * slowdown
+        state, held = unit_bytes(problem, tp, batch)
+        return cls(
+            tp=tp,
+            batch=batch,
+            cost=cost,
+            slicings=tuple(map(tuple, slicings)),
+            starts=np.cumsum([0, *counts[:-1]]),
+            seconds=seconds,
+            state_bytes=state,
+            held_bytes=held,
+        )
+
+
+def _of_pipelines(problem: Problem, work: _Work, pp: int, same: Sequence[Mesh]) -> Iterator[Outline]:
+    """Outlines of meshes that differ in their replicas alone."""
+    wanted = slice_counts(problem, pp)
+    chosen = np.searchsorted(work.counts, wanted)
+    one_of_each = {stages_per_rank(schedule): schedule for schedule in schedules_for(problem, same[0])}
+    by_stages = {
+        per_rank: _StageTimes.of(problem, work, same[0], schedule) for per_rank, schedule in one_of_each.items()
+    }
+    for mesh in same:
+        hops, room = next(iter(by_stages.values())).hop_seconds(problem, mesh), _room(problem, work, mesh)
+        for schedule in schedules_for(problem, mesh):
+            times = by_stages[stages_per_rank(schedule)]
+            steps = _step_seconds(times, mesh, str(schedule), hops, room)[chosen] + times.end_seconds(problem, mesh)
+            needed = _least_bytes(problem, work, mesh, str(schedule))[chosen]
+            for count, seconds, num_bytes in zip(wanted, steps.tolist(), needed.tolist(), strict=True):
+                if not is_simulated_soon(problem, mesh, count, schedule):
+                    continue
+                yield Outline(
+                    mesh=mesh,
+                    num_slices=count,
+                    schedule=schedule,
+                    estimate_ns=round(seconds * NANOSECONDS_PER_SECOND),
+                    least_bytes=int(num_bytes),
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _StageTimes:
+    """Seconds [F I W, stages, slicings] of stages that are balanced by time: of all slices, and of the largest one."""
+
+    work: _Work
+    stages: Stages
+    totals: Floats
+    largest: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, work: _Work, mesh: Mesh, schedule: str | ScheduleSpec) -> _StageTimes:
+        """Balanced for the middle number of slices."""
+        slices = work.slicings[len(work.slicings) // 2]
+        stages = time_balanced_stages(problem, mesh, slices, num_stages(problem, mesh, schedule))
+        seconds = unit_counts(problem.model, stages) @ work.seconds + work.cost.action_overhead_seconds
+        return cls(
+            work=work,
+            stages=stages,
+            totals=np.add.reduceat(seconds, work.starts, axis=2),
+            largest=np.maximum.reduceat(seconds, work.starts, axis=2),
+        )
+
+    def hop_seconds(self, problem: Problem, mesh: Mesh) -> Floats:
+        """[ranks - 1, slicings]: the message of one slice between neighbours."""
+        devices = np.array(devices_in_order(mesh)[: mesh.pp])
+        latency, per_byte = self.work.cost.transfer(devices[:-1], devices[1:])
+        width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
+        num_bytes = width * problem.sequence_length / self.work.counts
+        return latency[:, None] + per_byte[:, None] * num_bytes
+
+    def end_seconds(self, problem: Problem, mesh: Mesh) -> float:
+        """Reductions and the optimizer of the rank with most parameters."""
+        memory = StageMemory(
+            model=problem.model, precision=problem.precision, stages=self.stages, batch=mesh.microbatch, tp=mesh.tp
+        )
+        per_rank = len(self.stages) // mesh.pp
+        elements = per_rank * int(memory.num_parameters.max()) // mesh.tp
+        gradients = per_rank * int(memory.gradient_bytes.max())
+        replicas = [replica * mesh.tp for replica in range(mesh.dp)]
+        cost = self.work.cost
+        return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas)
+
+
+def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], num_stages: int) -> Stages:
+    """The pinned stages, or those with the shortest longest one, whatever they hold."""
+    model, pinned = problem.model, problem.pinned.stages
+    if pinned is not None:
+        return pinned_stages(pinned, model.num_units)
+    unit_ns = unit_totals(problem.cost_of(mesh.tp), model, slices, mesh.microbatch).tolist()
+    return tuple(itertools.pairwise(balanced_bounds(unit_ns, num_stages)))
+
+
+def num_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
+    """How many stages the mesh's ranks have together under the schedule."""
+    imported = imported_schedule(problem.pinned)
+    return mesh.pp * stages_per_rank(schedule) if imported is None else imported.num_stages
+
+
+def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
+    """[slicings]: without what comes at the end; ``room`` [ranks, slicings] is in micro-batches."""
+    slices = times.work.counts
+    if stages_per_rank(schedule) > 1:
+        return _v_shaped_seconds(times, mesh, hops, room)
+    f, i, w = times.totals / slices
+    busy = f + i + w
+    places = busy.argmax(axis=0), np.arange(len(slices))
+
+    def others(parts: Floats) -> Floats:
+        rest: Floats = parts.sum(axis=0) - parts[places]
+        return rest
+
+    num_slices, messages = mesh.num_microbatches * slices, 2 * hops.sum(axis=0)
+    if schedule == "gpipe":
+        return num_slices * busy.max(axis=0) + others(times.largest.sum(axis=0)) + messages
+    ranks_on = np.arange(mesh.pp, 0, -1)[:, None] + np.zeros(len(slices))
+    turns = ranks_on if schedule != "zb" else np.clip((room - 1) * slices + 1, 1, 2 * ranks_on)
+    way = _from_here_on(busy if schedule == "1f1b" else f + i)
+    way[:-1] += 2 * _from_here_on(hops)
+    period = (way + np.maximum(slices - turns, 0) * busy) / np.maximum(slices, turns)
+    plain, least = others(f + i) - others(w), others(f)
+    fill = others(busy) if schedule == "1f1b" else np.maximum(plain, least)
+    if schedule == "zb":
+        spare = np.clip(turns[0] / mesh.pp - 1, 0, 1)
+        fill = spare * least + (1 - spare) * fill
+    return num_slices * np.maximum(busy, period).max(axis=0) + fill + messages
+
+
+def _from_here_on(parts: Floats) -> Floats:
+    """Sums over this row and all below it."""
+    sums: Floats = parts[::-1].cumsum(axis=0)[::-1]
+    return sums
+
+
+def _v_shaped_seconds(times: _StageTimes, mesh: Mesh, hops: Floats, room: Floats) -> Floats:
+    slices, pp = times.work.counts, mesh.pp
+    f, i, w = times.totals / slices
+    busy = (f + i + w)[:pp] + (f + i + w)[pp:][::-1]
+    on_the_way = _from_here_on(f + i)
+    both_ways = 2 * (hops.sum(axis=0) + _from_here_on(np.concatenate([hops, hops[:0]]))) if pp > 1 else 0.0
+    held = on_the_way[:pp] + on_the_way[pp:][::-1]
+    held[: pp - 1] += both_ways
+    period = held / np.maximum(2 * (room * slices - slices + 1), 1)
+    fill = f[: pp - 1].sum(axis=0) + hops.sum(axis=0)
+    return mesh.num_microbatches * slices * np.maximum(busy, period).max(axis=0) + fill
+
+
+def _room(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
+    """[ranks, 1]: the micro-batches of its units that a rank has room for, if all have equally many units."""
+    embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
+    inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
+    share = (problem.model.num_units - 2) / mesh.pp
+    state = np.full((mesh.pp, 1), share * work.state_bytes[inner].mean() + work.cost.constant_bytes)
+    held = np.full((mesh.pp, 1), share * work.held_bytes[inner].mean())
+    for rank, kind in ((0, embedding), (-1, head)):
+        state[rank] += work.state_bytes[kind]
+        held[rank] += work.held_bytes[kind]
+    return np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
+
+
+def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
+    """[ranks, slicings]: the micro-batches whose activations a rank holds at once at least.
+
+    All of them under ``gpipe``; under 1F1B a micro-batch and a slice more for every later rank (Seq1F1B, arXiv
+    2406.03488, section 3.2). Orders that are told their room keep to it down to one micro-batch.
+    """
+    ranks = np.zeros((mesh.pp, 1)) + np.zeros(len(slices))
+    if schedule == "gpipe":
+        return ranks + mesh.num_microbatches
+    if schedule in ("1f1b", "zb-h1"):
+        return np.minimum(mesh.num_microbatches, 1 + np.arange(mesh.pp)[::-1, None] / slices)
+    return ranks + 1.0
+
+
+def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Floats:
+    """[slicings]: what the fullest rank needs at least, however units are dealt."""
+    if schedule not in BUILT_IN:
+        return np.zeros(len(work.counts))
+    held_by = in_flight(mesh, work.counts, schedule)
+    embedding, head = UNIT_KINDS.index(UnitKind.EMBEDDING), UNIT_KINDS.index(UnitKind.HEAD)
+    inner = [UNIT_KINDS.index(UnitKind.ATTENTION), UNIT_KINDS.index(UnitKind.MLP)]
+    per_unit = work.state_bytes[inner].mean() + held_by * work.held_bytes[inner].mean()
+    always = np.full(held_by.shape, float(work.cost.constant_bytes))
+    always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
+    always[-1] += work.state_bytes[head] + held_by[-1] * work.held_bytes[head]
+    num_inner = problem.model.num_units - 2
+    dealt = (num_inner + (always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
+    return np.maximum(dealt, always.max(axis=0))

@@ -1,0 +1,195 @@
+"""Stages that every rank has room for: cut by time, and moved as far as the bytes that the simulator counts ask for.
+
+Under an order that does not depend on the stages, a rank's bytes follow from its own units and grow with them. So there
+are three steps, each exact about what fits, and each slower than the one before:
+
+1. Stages balanced by time alone. Where every rank holds them nothing else is asked, and more memory changes nothing.
+2. What a rank holds of its units, as so many micro-batches of them, is read off the walk through the order, and the
+   partition made again within the limit (`penstock.planner.stages`). The walk through the new stages corrects it.
+3. For every rank the most units that it can hold, found by bisection, once for those that begin with an attention and
+   once with an MLP. The partition under these is the fastest that fits; where there is none, none fits.
+
+The last step is for one stage per rank. Of a rank's several stages each may take an equal share of the room, which is a
+guess, so there the second step has the last word.
+
+An order that is told its room keeps to it down to one micro-batch. Its stages are cut for that, and for what ZB-H1
+holds where that fits, too: with more room it waits less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.planner.candidate import Candidate
+from penstock.planner.cost import Floats
+from penstock.planner.problem import Problem
+from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
+from penstock.planner.simulate.memory import Walk
+from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
+from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
+from penstock.planner.tables import stage_memory, static_bytes, unit_bytes
+
+MOST_CORRECTIONS = 4
+
+STANDS_FOR = {"zb": ("zb-h1",), "zbv": ()}
+"""Schedules that are told their room, and those whose order they may have where there is room for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """No stages fit: those that came closest lack so many bytes on their fullest rank."""
+
+    candidate: Candidate
+    missing_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Cuts the stages of one problem's candidates; walks through orders are shared between them."""
+
+    problem: Problem
+    receive_ahead: int
+    _walks: dict[tuple[object, ...], Walk] = field(default_factory=dict)
+
+    def fitted(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
+        """The candidate, whose stages are balanced by time, with stages that fit; with several for an order that is
+        told its room.
+        """
+        if balanced.schedule not in BUILT_IN:
+            yield balanced  # only its simulation tells what it holds
+            return
+        name = str(balanced.schedule)
+        walks = [self._walk(balanced, each, enough_microbatches(balanced)) for each in STANDS_FOR.get(name, (name,))]
+        if name in STANDS_FOR:
+            walks.append(self._walk(balanced, name, 1))
+        seen = set[Stages]()
+        for walk in walks:
+            found = self._fitted(balanced, walk)
+            if isinstance(found, Shortage):
+                yield found
+            elif found.stages not in seen:
+                seen.add(found.stages)
+                yield found
+
+    def _walk(self, shape: Candidate, name: str, num_microbatches: int) -> Walk:
+        key = (name, shape.mesh.pp, num_microbatches, len(shape.slices))
+        if key not in self._walks:
+            order = find(name).of_shape(
+                num_ranks=shape.mesh.pp, num_microbatches=num_microbatches, num_slices=len(shape.slices)
+            )
+            late = self.problem.late_receives
+            self._walks[key] = Walk.of(order, self.receive_ahead, late_receives=late)
+        return self._walks[key]
+
+    def _fitted(self, balanced: Candidate, walk: Walk) -> Candidate | Shortage:
+        limit = self.problem.memory_limit_bytes
+        trial, closest = balanced, None
+        slope = np.zeros(balanced.mesh.pp)
+        for _ in range(1 + MOST_CORRECTIONS):
+            always, slots = self._bytes(trial, walk)
+            peak = int((always + slots).max())
+            if peak <= limit:
+                return trial
+            closest = peak if closest is None else min(closest, peak)
+            if self.problem.pinned.stages is not None:
+                break
+            state, held = unit_bytes(self.problem, trial.mesh.tp, trial.mesh.microbatch)
+            slope = np.maximum(slope, slots / np.maximum(self._per_rank(trial, held), 1))
+            found = self._partition(trial, always - self._per_rank(trial, state), slope)
+            if isinstance(found, MemoryShortage):
+                break
+            trial = found
+        if self.problem.pinned.stages is None and len(balanced.stages) == balanced.mesh.pp > 1:
+            exact = self._exact(balanced, walk)
+            if isinstance(exact, Candidate):
+                return exact
+        assert closest is not None
+        return Shortage(candidate=balanced, missing_bytes=closest - limit)
+
+    def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
+        """[ranks]: what is always there, and the slots at their high water."""
+        owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp)
+        sizes = stage_memory(self.problem, candidate).slot_bytes
+        always = np.array(static_bytes(self.problem, candidate, owners))
+        return always, walk.high_water_bytes(sizes, candidate.slices)
+
+    def _per_rank(self, candidate: Candidate, of_kinds: Integers) -> Integers:
+        """[ranks]: the sum of what units of each kind take over all units of the rank."""
+        sums = np.zeros(candidate.mesh.pp, dtype=np.int64)
+        owners = list(stage_ranks(str(candidate.schedule), candidate.mesh.pp))
+        np.add.at(sums, owners, unit_counts(self.problem.model, candidate.stages) @ of_kinds)
+        return sums
+
+    def _partition(self, shape: Candidate, always: Integers, slope: Floats) -> Candidate | MemoryShortage:
+        """The fastest stages if a rank holds ``slope`` micro-batches of its units, and ``always`` bytes besides."""
+        owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp))
+        state, held = unit_bytes(self.problem, shape.mesh.tp, shape.mesh.microbatch)
+        kinds = [UNIT_KINDS.index(unit.kind) for unit in self.problem.model.units]
+        room = (self.problem.memory_limit_bytes - always) // (len(owners) // shape.mesh.pp)
+        return self._best(
+            shape,
+            resident_bytes=state[kinds].tolist(),
+            in_flight_bytes=held[kinds].tolist(),
+            in_flight=slope[owners].tolist(),
+            limit_bytes=room[owners].tolist(),
+        )
+
+    def _exact(self, shape: Candidate, walk: Walk) -> Candidate | MemoryShortage:
+        """The fastest stages of those of which every rank can hold its own."""
+        num_units, num_ranks = self.problem.model.num_units, shape.mesh.pp
+        nothing = [0] * num_units
+        return self._best(
+            shape,
+            resident_bytes=nothing,
+            in_flight_bytes=nothing,
+            in_flight=[0.0] * num_ranks,
+            limit_bytes=[0] * num_ranks,
+            most_units=self._most_units(shape, walk),
+        )
+
+    def _best(self, shape: Candidate, **memory: Any) -> Candidate | MemoryShortage:
+        problem = self.problem
+        cost = problem.cost_of(shape.mesh.tp)
+        unit_ns = unit_totals(cost, problem.model, shape.slices, shape.mesh.microbatch).tolist()
+        found = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))
+        if isinstance(found, MemoryShortage):
+            return found
+        return dataclasses.replace(shape, stages=tuple(itertools.pairwise(found[0].bounds)))
+
+    def _most_units(self, shape: Candidate, walk: Walk) -> list[tuple[int, int]]:
+        """Per rank, how many units it can hold from one with an even and from one with an odd number on; the first
+        rank has the embedding, the last one the head. A rank that holds not even one has 0.
+        """
+        num_units, num_ranks = self.problem.model.num_units, shape.mesh.pp
+        found = []
+        for parity in range(2):
+            low, high = np.zeros(num_ranks, dtype=np.int64), np.full(num_ranks, num_units - num_ranks + 1)
+            high[1:-1] = np.minimum(high[1:-1], num_units - 3)
+            while (low < high).any():
+                middle = (low + high + 1) // 2
+                trial = dataclasses.replace(shape, stages=_ranges(middle, parity, num_units))
+                always, slots = self._bytes(trial, walk)
+                holds = always + slots <= self.problem.memory_limit_bytes
+                low, high = np.where(holds, middle, low), np.where(holds, high, middle - 1)
+            found.append(low.tolist())
+        return list(zip(*found, strict=True))
+
+
+def _ranges(lengths: Integers, parity: int, num_units: int) -> Stages:
+    """Stages of so many units each, from the first unit that may be theirs on; they need not follow each other."""
+    first = np.full(len(lengths), 2 - parity)
+    first[0], first[-1] = 0, num_units - lengths[-1]
+    return tuple(zip(first.tolist(), (first + lengths).tolist(), strict=True))
+
+
+def enough_microbatches(shape: Candidate) -> int:
+    """So many hold as much at once as all do: 1F1B's warm-up and ZB-H1's late weight gradients are over by then."""
+    if shape.schedule == "gpipe":
+        return shape.mesh.num_microbatches
+    return min(shape.mesh.num_microbatches, 2 * shape.mesh.pp // len(shape.slices) + 3)

@@ -1,0 +1,76 @@
+"""Estimates: near what is simulated, hardly ever above it, and bounds of bytes that nothing falls below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.planner.candidate import Candidate
+from penstock.planner.evaluate import Simulated
+from penstock.planner.outlines import NUM_SLICES, Outline, outlines, slice_counts
+from penstock.planner.problem import meshes
+from penstock.planner.search import SLACK, Evaluation
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
+
+PROBLEMS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from([TINY_LLAMA, TINY_GPT2]),
+        "sequence_length": st.sampled_from([4, 16, 40]),
+        "ranks": st.sampled_from([1, 2, 4]),
+        "global_batch": st.sampled_from([1, 2, 4, 12]),
+    }
+)
+
+
+def evaluations(judge: Simulated, outline: Outline) -> list[Evaluation]:
+    found = judge.proposer.candidates(outline)
+    return [judge.evaluate(each, in_full=True) for each in found if isinstance(each, Candidate)]
+
+
+@settings(max_examples=40)
+@given(PROBLEMS, st.data())
+def test_no_step_is_much_shorter_than_its_estimate_and_none_holds_less_than_its_bound(
+    chosen: dict[str, Any], data: st.DataObject
+) -> None:
+    asked = problem(**chosen)
+    judge = Simulated(asked)
+    outline = data.draw(st.sampled_from(outlines(asked)))
+    for found in evaluations(judge, outline):
+        assert outline.estimate_ns <= SLACK * found.step_ns
+        assert outline.least_bytes <= max(found.peak_bytes)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("slices", [1, 4])
+def test_the_estimate_of_even_stages_without_messages_is_the_step(schedule: str, slices: int) -> None:
+    asked = measured_problem(ranks=2, global_batch=12, pp=2, micro_batch=1, slices=slices, schedule=schedule)
+    (outline,) = outlines(asked)
+    (found,) = {each.step_ns for each in evaluations(Simulated(asked), outline)}
+    assert outline.estimate_ns == pytest.approx(found, rel=0.1)
+
+
+def test_every_mesh_has_outlines_with_one_slice_and_with_as_many_as_there_are_quanta() -> None:
+    asked = problem(ranks=4, global_batch=4, sequence_length=40)
+    found = outlines(asked)
+    assert {each.mesh for each in found} == set(meshes(asked))
+    of_pipelines = {each.num_slices for each in found if each.mesh.pp > 1}
+    assert of_pipelines == {count for count in NUM_SLICES if count <= 40}
+    assert {each.num_slices for each in found if each.mesh.pp == 1} == {1}
+
+
+def test_pins_are_obeyed() -> None:
+    assert slice_counts(problem(slices=7), 2) == (7,)
+    assert slice_counts(problem(slices=(9, 4, 3)), 2) == (3,)
+    pinned = problem(ranks=4, global_batch=4, pp=2, schedule="zbv", slices=2)
+    assert {(each.mesh.pp, each.schedule, each.num_slices) for each in outlines(pinned)} == {(2, "zbv", 2)}
+
+
+def test_more_memory_leaves_estimates_alone_where_no_order_is_told_its_room() -> None:
+    for schedule in ("1f1b", "zb-h1", "gpipe"):
+        small, large = (
+            outlines(problem(ranks=4, global_batch=4, schedule=schedule, memory=memory)) for memory in (10**6, 2**30)
+        )
+        assert small == large
