@@ -26,13 +26,14 @@ def result(memory: int = 2**30) -> Result:
 def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     found = result()
     best = found.best
-    label, parts, slices, memory, effort = reasons(asked(), found, best)
+    label, parts, slices, memory, effort, floor = reasons(asked(), found, best)
     assert label.startswith(best.candidate.label)
     shares = [float(share) for share in re.findall(r"([\d.]+) %", parts.partition(";")[0])]
     assert abs(sum(shares) - 100) < 0.4
     assert ("not sliced" in slices) == (len(best.candidate.slices) == 1)
     assert format_bytes(max(best.peak_bytes)) in memory
     assert f"{found.num_judged} candidates of {found.num_outlines} outlines" in effort
+    assert re.search(r"is below .*; this one is [\d.]+ % above$", floor)
 
 
 def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
@@ -83,7 +84,7 @@ def test_slices_are_told_as_they_are() -> None:
 def test_a_search_that_ended_at_its_budget_claims_no_more() -> None:
     found = result()
     for ending in Ending:
-        effort = reasons(asked(), replace(found, ending=ending), found.best)[-1]
+        effort = reasons(asked(), replace(found, ending=ending), found.best)[-2]
         assert ("budget" in effort) == (ending is Ending.BUDGET)
         assert ("estimates" in effort) == (ending is Ending.ESTIMATES)
         assert ("all were looked at" in effort) == (ending is Ending.EVERYTHING)

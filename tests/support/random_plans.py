@@ -57,9 +57,7 @@ def random_job(chance: random.Random, sizes: Sizes = SMALL) -> tuple[JobSpec, Cl
     spec = JobSpec(
         model=model,
         data=DataSpec(source="", sequence_length=tokens),
-        training=TrainingSpec(
-            global_batch=ranks * chance.choice(sizes.batches), steps=1, precision=Precision.BF16
-        ),
+        training=TrainingSpec(global_batch=ranks * chance.choice(sizes.batches), steps=1, precision=Precision.BF16),
         resources=ResourcesSpec(device=Device.CUDA, ranks=ranks, memory_per_rank=memory),
     )
     return spec, random_cluster(chance, ranks)
@@ -165,9 +163,7 @@ def beating(spec: JobSpec, cluster: ClusterSpec, free: Plan | None, pins: Sequen
 
 def told(pin: ParallelismSpec) -> str:
     """A pin in a line."""
-    return (
-        f"dp {pin.dp} tp {pin.tp} pp {pin.pp}, micro-batch {pin.micro_batch}, {pin.slices} slices, {pin.schedule}"
-    )
+    return f"dp {pin.dp} tp {pin.tp} pp {pin.pp}, micro-batch {pin.micro_batch}, {pin.slices} slices, {pin.schedule}"
 
 
 def pins_of(chance: random.Random, spec: JobSpec, free: Plan | None, count: int) -> list[ParallelismSpec]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.core.job import Objective
 from penstock.core.plan import Alternative, slices_text
 from penstock.core.units import format_bytes, format_seconds, to_seconds
-from penstock.planner.problem import Problem
+from penstock.planner.floor import floor_ns, grid
+from penstock.planner.problem import Problem, meshes
 from penstock.planner.search import Evaluation, Result
 
 MOST_ALTERNATIVES = 5
@@ -20,6 +22,7 @@ def reasons(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, 
         _slices(problem, chosen),
         _memory(problem, chosen),
         _effort(result),
+        *_floor(problem, chosen),
     )
 
 
@@ -57,6 +60,18 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
 
 def _effort(result: Result) -> str:
     return f"the best of {result.num_judged} candidates of {result.num_outlines} outlines, and {result.ending}"
+
+
+def _floor(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
+    """How far the step is from what is proved to be out of reach; where money counts, no step is."""
+    if problem.objective is not Objective.TIME:
+        return ()
+    least = floor_ns(problem, meshes(problem))
+    more, tokens = 100 * (chosen.step_ns / max(least, 1) - 1), grid(problem)
+    places = f" with slices at multiples of {tokens} tokens" if len(chosen.candidate.slices) > 1 else ""
+    return (
+        f"no plan{places} is below {format_seconds(to_seconds(least))}, the work alone; this one is {more:.1f} % above",
+    )
 
 
 def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:

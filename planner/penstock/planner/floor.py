@@ -1,0 +1,65 @@
+"""A step that no plan is shorter than: the model's work by its cheapest slicing, spread evenly over all ranks.
+
+Every rank is busy for the work of its stages, so the busiest is for at least the mean: M micro-batches of the model's
+F, I and W, over the ranks of a pipeline. The cheapest way to slice a sequence is a shortest path from its beginning to
+its end, where going from one token to another costs what a slice of these tokens does. The path is looked for among
+`MOST_QUANTA` places, so the floor holds for plans whose slices begin at these. Waiting, messages and reductions only
+add to it, and it says nothing of memory: a plan above it may be the best there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from penstock.core.layout import num_parameters
+from penstock.core.units import to_nanoseconds
+from penstock.planner.nanoseconds import whole_nanoseconds
+from penstock.planner.problem import Mesh, Problem
+from penstock.planner.slicing import tabulate
+from penstock.planner.stagecost import PASSES, Integers, unit_counts, unit_pass_seconds
+
+MOST_QUANTA = 64
+
+
+def grid(problem: Problem) -> int:
+    """The tokens between places where slices of the floor may begin."""
+    return -(-problem.sequence_length // MOST_QUANTA)
+
+
+def floor_ns(problem: Problem, meshes: Iterable[Mesh]) -> int:
+    """Nanoseconds that no step on any of the meshes is shorter than."""
+    work: dict[tuple[int, int], int] = {}
+    least = None
+    for mesh in meshes:
+        key = (mesh.tp, mesh.microbatch)
+        if key not in work:
+            work[key] = _work_ns(problem, *key)
+        elements = num_parameters(problem.model) // (mesh.tp * mesh.pp)
+        update = to_nanoseconds(problem.cost_of(mesh.tp).optimizer_seconds(elements))
+        found = mesh.num_microbatches * work[key] // mesh.pp + update
+        least = found if least is None else min(least, found)
+    assert least is not None, "there is a mesh"
+    return least
+
+
+def _work_ns(problem: Problem, tp: int, batch: int) -> int:
+    """F, I and W of the whole model for one micro-batch, nobody else computing, by the cheapest slicing."""
+    cost, model = problem.cost_of(tp), problem.model
+    counts = unit_counts(model, ((0, model.num_units),))[0]
+
+    def slice_ns(lengths: Integers, before: Integers) -> Integers:
+        points = lengths.astype(np.float64), before.astype(np.float64)
+        seconds = sum(counts @ unit_pass_seconds(cost, kind, batch, *points) for kind in PASSES)
+        return whole_nanoseconds(seconds)
+
+    quantum = grid(problem)
+    cost_ns = tabulate(slice_ns, sequence_length=problem.sequence_length, quantum=quantum)
+    num_quanta = problem.sequence_length // quantum
+    least = np.full(num_quanta + 1, np.iinfo(np.int64).max)
+    least[0] = 0
+    for done in range(1, num_quanta + 1):
+        lengths = np.arange(1, done + 1)
+        least[done] = (least[done - lengths] + cost_ns[lengths, done - lengths]).min()
+    return int(least[-1])
