@@ -26,7 +26,7 @@ from penstock.planner.search import Budget
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured_problem, problem, profile_for
 from tests.support.small_plans import looped_schedule
 
-QUICK = Budget(meshes=6, candidates=20, moves=6)
+QUICK = Budget(candidates=20, moves=6)
 
 JOBS = st.fixed_dictionaries(
     {

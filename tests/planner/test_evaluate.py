@@ -14,6 +14,7 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.order import to_schedule
+from penstock.planner.outlines import SCHEDULES
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.search import Evaluation
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem

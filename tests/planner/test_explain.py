@@ -38,13 +38,15 @@ def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
 
 def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
     found = result()
-    told = [each for each in alternatives(asked(), found, found.best) if each.step_seconds is not None]
+    told = alternatives(asked(), found, found.best)
     assert 1 <= len(told) <= MOST_ALTERNATIVES
     labels = [each.label for each in told]
     assert len(set(labels)) == len(labels)
     assert found.best.candidate.label not in labels
     for each in told:
-        assert each.step_seconds is not None
+        if each.step_seconds is None:
+            assert re.fullmatch(r"takes at least .*, whatever its order", each.reason)
+            continue
         slower = 100 * (each.step_seconds / (found.best.step_ns / 1e9) - 1)
         if slower > 0:
             assert each.reason.startswith(f"{slower:.1f} % slower, mostly ")
@@ -61,9 +63,8 @@ def test_what_was_rejected_says_what_it_lacks() -> None:
     for each in rejected:
         assert each.peak_bytes is not None
         assert each.peak_bytes > 600_000
-    lacking = [each for each in told if each.step_seconds is None]
+    lacking = [each for each in told if each.reason.startswith("no stages fit")]
     assert len(lacking) == min(len(found.shortages), MOST_REJECTED)
-    assert all("lacks" in each.reason for each in lacking)
     assert rejected or lacking
 
 

@@ -17,6 +17,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.outlines import SCHEDULES
 from penstock.planner.placement import bound_ns, every_arrangement, links_are_alike, placed, seat_classes
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.search import Budget
@@ -179,7 +180,7 @@ def test_a_plan_runs_the_schedule_that_suits_its_placement() -> None:
 @given(uneven(4, 1), st.sampled_from([{}, {"pp": 4}, {"dp": 2, "pp": 2}]))
 def test_a_plan_is_never_slower_than_in_the_default_order(described: ClusterSpec, pinned: dict[str, Any]) -> None:
     asked = problem(described, ranks=4, global_batch=4, **pinned)
-    decision = decide(asked, Budget(meshes=4, candidates=12, moves=0))
+    decision = decide(asked, Budget(candidates=12, moves=0))
     plan, best = decision.plan, decision.result.best
     assert plan.prediction is not None
     assert plan.prediction.step_seconds <= best.step_ns / 1e9

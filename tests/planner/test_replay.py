@@ -21,7 +21,7 @@ from penstock.planner.replay import simulated
 from penstock.planner.search import Budget
 from tests.support.planning import cluster, job, problem, profile, slow_link
 
-QUICK = Budget(meshes=4, candidates=12, moves=0)
+QUICK = Budget(candidates=12, moves=0)
 
 
 def hidden_path(num_nodes: int, path: tuple[int, ...]) -> ClusterSpec:

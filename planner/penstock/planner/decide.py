@@ -25,8 +25,8 @@ FIRST_FIT = Budget(candidates=0, neighbours=0, moves=0)
 """A search with this budget ends with the first plan that fits."""
 
 MOST_TIGHTER_SEARCHES = 4
-ATTEMPTS = (1.02, 1.05, 1.1, 1.2, 1.4, 1.8)
-"""Limits that are tried where nothing fits, as multiples of what comes closest."""
+GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
+"""Limits that are tried where nothing fits, each as a multiple of what came closest with the one before."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +85,14 @@ def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
 
 def _enough_bytes(problem: Problem, least_bytes: int) -> int | None:
     """A limit, in whole MiB, under which a plan was found; tried upwards from the least that could do."""
-    for factor in ATTEMPTS:
+    for factor in GROWTH:
         limit = -(-int(least_bytes * factor) // MEBIBYTE) * MEBIBYTE
         try:
             _decided(dataclasses.replace(problem, memory_limit_bytes=limit), FIRST_FIT)
-        except NothingFitsError:
-            continue
-        return limit
+        except NothingFitsError as shortage:
+            least_bytes = max(limit, shortage.least_bytes)
+        else:
+            return limit
     return None
 
 

@@ -17,7 +17,7 @@ from penstock.planner.order import Order
 from penstock.planner.outlines import REPEATING
 from penstock.planner.problem import Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
-from penstock.planner.room import Room
+from penstock.planner.room import Room, enough_microbatches
 from penstock.planner.schedules.greedy_order import Variants
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
@@ -131,7 +131,7 @@ class Simulated:
         if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
         inputs = self.schedule_inputs(candidate, str(candidate.schedule))
-        count = min(inputs.num_microbatches, 2 * inputs.num_ranks)
+        count = min(inputs.num_microbatches, 2 * enough_microbatches(candidate, self.receive_ahead))
         try:
             variant = VARIED[candidate.schedule].best(dataclasses.replace(inputs, num_microbatches=count)).variant
         except UserError:

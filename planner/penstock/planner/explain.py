@@ -69,19 +69,26 @@ def _floor(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
     least = floor_ns(problem, meshes(problem))
     more, tokens = 100 * (chosen.step_ns / max(least, 1) - 1), grid(problem)
     places = f" with slices at multiples of {tokens} tokens" if len(chosen.candidate.slices) > 1 else ""
-    return (
-        f"no plan{places} is below {format_seconds(to_seconds(least))}, the work alone; this one is {more:.1f} % above",
-    )
+    work = f"no plan{places} is below {format_seconds(to_seconds(least))}, which the work alone takes"
+    return (f"{work}; this one is {more:.1f} % above",)
 
 
 def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
-    """The next best of each kind of plan, then the fastest that did not fit, then divisions without room."""
+    """The next best of each kind of plan, those that their bounds rule out, the fastest that did not fit, and outlines
+    without room.
+    """
     seen = {chosen.candidate.label}
     found: list[Alternative] = []
     for other in result.others:
         if other.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
             seen.add(other.candidate.label)
             found.append(_alternative(other, _slower(other, chosen)))
+    ruled_out = sorted(result.ruled_out, key=lambda each: each.bound_ns)
+    for out in ruled_out:
+        if out.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
+            seen.add(out.candidate.label)
+            reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))}, whatever its order"
+            found.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
     too_large = [each for each in result.too_large if max(each.peak_bytes) > problem.memory_limit_bytes]
     too_large = sorted(too_large, key=lambda each: each.step_ns)[:MOST_REJECTED]
     found += [_alternative(each, f"needs {format_bytes(max(each.peak_bytes))} on a rank") for each in too_large]

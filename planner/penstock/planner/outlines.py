@@ -39,7 +39,7 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import equal_slices, label_of, stages_per_rank
 from penstock.planner.cost import CostModel, Floats
-from penstock.planner.memory import StageMemory
+from penstock.planner.memory import StageMemory, state_bytes_per_parameter
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
 from penstock.planner.schedules.registry import BUILT_IN
@@ -92,7 +92,7 @@ def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...
     if pinned.schedule is not None:
         return (pinned.schedule,)
     if mesh.pp == 1:
-        return ("gpipe",)
+        return ("1f1b",)
     if pinned.stages is not None:
         return SCHEDULES if len(pinned.stages) == mesh.pp else (V_SHAPED,)
     return (*SCHEDULES, V_SHAPED) if 2 * mesh.pp <= problem.model.num_units else SCHEDULES
@@ -143,8 +143,8 @@ class _Work:
     slicings: tuple[tuple[int, ...], ...]
     starts: Integers
     seconds: Floats
-    state_bytes: Floats
-    held_bytes: Floats
+    state_bytes: Integers
+    held_bytes: Integers
 
     @property
     def counts(self) -> Integers:
@@ -185,9 +185,10 @@ def _of_pipelines(problem: Problem, work: _Work, pp: int, same: Sequence[Mesh]) 
     for mesh in same:
         hops, room = next(iter(by_stages.values())).hop_seconds(problem, mesh), _room(problem, work, mesh)
         for schedule in schedules_for(problem, mesh):
+            name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[stages_per_rank(schedule)]
-            steps = _step_seconds(times, mesh, str(schedule), hops, room)[chosen] + times.end_seconds(problem, mesh)
-            needed = _least_bytes(problem, work, mesh, str(schedule))[chosen]
+            steps = _step_seconds(times, mesh, name, hops, room)[chosen] + times.end_seconds(problem, mesh)
+            needed = _least_bytes(problem, work, mesh, name)[chosen]
             for count, seconds, num_bytes in zip(wanted, steps.tolist(), needed.tolist(), strict=True):
                 if not is_simulated_soon(problem, mesh, count, schedule):
                     continue
@@ -228,7 +229,8 @@ class _StageTimes:
         latency, per_byte = self.work.cost.transfer(devices[:-1], devices[1:])
         width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
         num_bytes = width * problem.sequence_length / self.work.counts
-        return latency[:, None] + per_byte[:, None] * num_bytes
+        seconds: Floats = latency[:, None] + per_byte[:, None] * num_bytes
+        return seconds
 
     def end_seconds(self, problem: Problem, mesh: Mesh) -> float:
         """Reductions and the optimizer of the rank with most parameters."""
@@ -259,32 +261,38 @@ def num_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> in
 
 
 def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
-    """[slicings]: without what comes at the end; ``room`` [ranks, slicings] is in micro-batches."""
-    slices = times.work.counts
+    """[slicings]: without what comes at the end; ``room`` [ranks, 1] is in micro-batches."""
+    if schedule not in BUILT_IN:
+        even: Floats = mesh.num_microbatches * times.totals.sum(axis=(0, 1)) / mesh.pp
+        return even
     if stages_per_rank(schedule) > 1:
         return _v_shaped_seconds(times, mesh, hops, room)
+    slices = times.work.counts
     f, i, w = times.totals / slices
     busy = f + i + w
-    places = busy.argmax(axis=0), np.arange(len(slices))
-
-    def others(parts: Floats) -> Floats:
-        rest: Floats = parts.sum(axis=0) - parts[places]
-        return rest
-
     num_slices, messages = mesh.num_microbatches * slices, 2 * hops.sum(axis=0)
+    seconds: Floats
     if schedule == "gpipe":
-        return num_slices * busy.max(axis=0) + others(times.largest.sum(axis=0)) + messages
+        seconds = num_slices * busy.max(axis=0) + _others(times.largest.sum(axis=0), busy) + messages
+        return seconds
     ranks_on = np.arange(mesh.pp, 0, -1)[:, None] + np.zeros(len(slices))
     turns = ranks_on if schedule != "zb" else np.clip((room - 1) * slices + 1, 1, 2 * ranks_on)
     way = _from_here_on(busy if schedule == "1f1b" else f + i)
     way[:-1] += 2 * _from_here_on(hops)
     period = (way + np.maximum(slices - turns, 0) * busy) / np.maximum(slices, turns)
-    plain, least = others(f + i) - others(w), others(f)
-    fill = others(busy) if schedule == "1f1b" else np.maximum(plain, least)
-    if schedule == "zb":
-        spare = np.clip(turns[0] / mesh.pp - 1, 0, 1)
-        fill = spare * least + (1 - spare) * fill
-    return num_slices * np.maximum(busy, period).max(axis=0) + fill + messages
+    seconds = num_slices * np.maximum(busy, period).max(axis=0) + messages
+    if schedule == "1f1b":
+        return seconds + _others(busy, busy)
+    shortest = _others(f, busy)
+    plain = np.maximum(_others(f + i - w, busy), shortest)
+    spare = np.clip(turns[0] / mesh.pp - 1, 0, 1) if schedule == "zb" else 0.0
+    return seconds + spare * shortest + (1 - spare) * plain
+
+
+def _others(parts: Floats, busy: Floats) -> Floats:
+    """[slicings]: the sum of ``parts`` [ranks, slicings] over all ranks but the busiest."""
+    rest: Floats = parts.sum(axis=0) - parts[busy.argmax(axis=0), np.arange(parts.shape[1])]
+    return rest
 
 
 def _from_here_on(parts: Floats) -> Floats:
@@ -294,16 +302,16 @@ def _from_here_on(parts: Floats) -> Floats:
 
 
 def _v_shaped_seconds(times: _StageTimes, mesh: Mesh, hops: Floats, room: Floats) -> Floats:
+    """The same for two stages per rank. On their ways there and back, slices of both pass every hop four times."""
     slices, pp = times.work.counts, mesh.pp
     f, i, w = times.totals / slices
     busy = (f + i + w)[:pp] + (f + i + w)[pp:][::-1]
-    on_the_way = _from_here_on(f + i)
-    both_ways = 2 * (hops.sum(axis=0) + _from_here_on(np.concatenate([hops, hops[:0]]))) if pp > 1 else 0.0
-    held = on_the_way[:pp] + on_the_way[pp:][::-1]
-    held[: pp - 1] += both_ways
-    period = held / np.maximum(2 * (room * slices - slices + 1), 1)
-    fill = f[: pp - 1].sum(axis=0) + hops.sum(axis=0)
-    return mesh.num_microbatches * slices * np.maximum(busy, period).max(axis=0) + fill
+    ways = _from_here_on(f + i)
+    under_way = ways[:pp] + ways[pp:][::-1] + 4 * hops.sum(axis=0)
+    period = under_way / np.maximum(2 * ((room - 1) * slices + 1), 1)
+    seconds: Floats = mesh.num_microbatches * slices * np.maximum(busy, period).max(axis=0)
+    seconds += f[: pp - 1].sum(axis=0) + hops.sum(axis=0)
+    return seconds
 
 
 def _room(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
@@ -316,7 +324,8 @@ def _room(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
     for rank, kind in ((0, embedding), (-1, head)):
         state[rank] += work.state_bytes[kind]
         held[rank] += work.held_bytes[kind]
-    return np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
+    room: Floats = np.maximum((problem.memory_limit_bytes - state) / held, 1.0)
+    return room
 
 
 def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
@@ -325,12 +334,12 @@ def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
     All of them under ``gpipe``; under 1F1B a micro-batch and a slice more for every later rank (Seq1F1B, arXiv
     2406.03488, section 3.2). Orders that are told their room keep to it down to one micro-batch.
     """
-    ranks = np.zeros((mesh.pp, 1)) + np.zeros(len(slices))
     if schedule == "gpipe":
-        return ranks + mesh.num_microbatches
+        return np.full((mesh.pp, len(slices)), float(mesh.num_microbatches))
+    held = np.ones((mesh.pp, len(slices)))
     if schedule in ("1f1b", "zb-h1"):
-        return np.minimum(mesh.num_microbatches, 1 + np.arange(mesh.pp)[::-1, None] / slices)
-    return ranks + 1.0
+        held += np.arange(mesh.pp)[::-1, None] / slices
+    return np.minimum(held, mesh.num_microbatches)
 
 
 def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Floats:
@@ -344,6 +353,10 @@ def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Fl
     always = np.full(held_by.shape, float(work.cost.constant_bytes))
     always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
     always[-1] += work.state_bytes[head] + held_by[-1] * work.held_bytes[head]
+    if problem.model.tied and mesh.pp == 1:
+        shared = problem.model.vocab * problem.model.hidden
+        always -= shared * state_bytes_per_parameter(problem.precision) / mesh.tp
     num_inner = problem.model.num_units - 2
     dealt = (num_inner + (always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
-    return np.maximum(dealt, always.max(axis=0))
+    least: Floats = np.maximum(dealt, always.max(axis=0))
+    return least

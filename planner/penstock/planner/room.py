@@ -37,6 +37,10 @@ from penstock.planner.tables import stage_memory, static_bytes, unit_bytes
 
 MOST_CORRECTIONS = 4
 
+NEARLY = 1.25
+SHORT_WALK = 20_000
+"""Of longer walks, which take milliseconds, the third step is left out where the second is so far above the limit."""
+
 STANDS_FOR = {"zb": ("zb-h1",), "zbv": ()}
 """Schedules that are told their room, and those whose order they may have where there is room for it."""
 
@@ -64,8 +68,8 @@ class Room:
         if balanced.schedule not in BUILT_IN:
             yield balanced  # only its simulation tells what it holds
             return
-        name = str(balanced.schedule)
-        walks = [self._walk(balanced, each, enough_microbatches(balanced)) for each in STANDS_FOR.get(name, (name,))]
+        name, enough = str(balanced.schedule), enough_microbatches(balanced, self.receive_ahead)
+        walks = [self._walk(balanced, each, enough) for each in STANDS_FOR.get(name, (name,))]
         if name in STANDS_FOR:
             walks.append(self._walk(balanced, name, 1))
         seen = set[Stages]()
@@ -88,29 +92,32 @@ class Room:
         return self._walks[key]
 
     def _fitted(self, balanced: Candidate, walk: Walk) -> Candidate | Shortage:
-        limit = self.problem.memory_limit_bytes
-        trial, closest = balanced, None
+        limit, is_pinned = self.problem.memory_limit_bytes, self.problem.pinned.stages is not None
+        state, held = unit_bytes(self.problem, balanced.mesh.tp, balanced.mesh.microbatch)
+        trial, needed = balanced, list[int]()
         slope = np.zeros(balanced.mesh.pp)
         for _ in range(1 + MOST_CORRECTIONS):
             always, slots = self._bytes(trial, walk)
-            peak = int((always + slots).max())
-            if peak <= limit:
+            needed.append(int((always + slots).max()))
+            if needed[-1] <= limit:
                 return trial
-            closest = peak if closest is None else min(closest, peak)
-            if self.problem.pinned.stages is not None:
+            if is_pinned:
                 break
-            state, held = unit_bytes(self.problem, trial.mesh.tp, trial.mesh.microbatch)
             slope = np.maximum(slope, slots / np.maximum(self._per_rank(trial, held), 1))
             found = self._partition(trial, always - self._per_rank(trial, state), slope)
             if isinstance(found, MemoryShortage):
+                needed.append(limit + max(found.missing_bytes))
                 break
             trial = found
-        if self.problem.pinned.stages is None and len(balanced.stages) == balanced.mesh.pp > 1:
+        if (
+            not is_pinned
+            and len(balanced.stages) == balanced.mesh.pp > 1
+            and (walk.order.num_actions <= SHORT_WALK or min(needed) <= NEARLY * limit)
+        ):
             exact = self._exact(balanced, walk)
             if isinstance(exact, Candidate):
                 return exact
-        assert closest is not None
-        return Shortage(candidate=balanced, missing_bytes=closest - limit)
+        return Shortage(candidate=balanced, missing_bytes=max(min(needed) - limit, 1))
 
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
         """[ranks]: what is always there, and the slots at their high water."""
@@ -188,8 +195,10 @@ def _ranges(lengths: Integers, parity: int, num_units: int) -> Stages:
     return tuple(zip(first.tolist(), (first + lengths).tolist(), strict=True))
 
 
-def enough_microbatches(shape: Candidate) -> int:
-    """So many hold as much at once as all do: 1F1B's warm-up and ZB-H1's late weight gradients are over by then."""
+def enough_microbatches(shape: Candidate, receive_ahead: int) -> int:
+    """So many hold as much at once as all do: 1F1B's warm-up and ZB-H1's late weight gradients are over by then, and
+    as many receives are posted as ever.
+    """
     if shape.schedule == "gpipe":
         return shape.mesh.num_microbatches
-    return min(shape.mesh.num_microbatches, 2 * shape.mesh.pp // len(shape.slices) + 3)
+    return min(shape.mesh.num_microbatches, (2 * shape.mesh.pp + receive_ahead) // len(shape.slices) + 3)

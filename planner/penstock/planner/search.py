@@ -42,16 +42,23 @@ SLACK = 1.05
 class Budget:
     """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates.
 
-    ``neighbours`` candidates may be simulated around the best. Boundaries are moved from the best ``starts`` kinds of
-    plan, up to ``moves`` times each, and together for as long as ``moved_actions`` last.
+    ``shortages`` are slicings of which no stages fit; ``neighbours`` candidates may be simulated around the best.
+    Boundaries are moved from the best ``starts`` kinds of plan, up to ``moves`` times each, and together for as long as
+    ``moved_actions`` last.
     """
 
     candidates: int = 160
-    actions: int = 4_000_000
+    shortages: int = 200
+    actions: int = 2_500_000
     neighbours: int = 60
     moves: int = 60
     starts: int = 4
     moved_actions: int = 250_000
+
+
+def usual_budget(num_devices: int) -> Budget:
+    """Some 3 seconds of a processor for up to 64 devices, 10 for 1,024 and 30 for 16,384."""
+    return Budget(actions=round(2_500_000 * max(num_devices / 64, 1) ** 0.43))
 
 
 class Ending(enum.StrEnum):
@@ -115,6 +122,14 @@ class Reporter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RuledOut:
+    """A candidate that was not simulated: its step is no shorter than this bound, which another was by then."""
+
+    candidate: Candidate
+    bound_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """The best evaluation, all others that fit from best to worst, those that did not, and how the search ended."""
 
@@ -122,6 +137,7 @@ class Result:
     others: tuple[Evaluation, ...]
     too_large: tuple[Evaluation, ...]
     shortages: tuple[Shortage, ...]
+    ruled_out: tuple[RuledOut, ...]
     num_outlines: int
     num_judged: int
     ending: Ending
@@ -141,7 +157,8 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
 
     The problem has at least one mesh, and its pins were checked (`penstock.planner.pins`).
     """
-    run = _Search(problem, judge, budget or Budget(), reporter or Reporter(), outlines(problem))
+    budget = budget or usual_budget(problem.num_devices)
+    run = _Search(problem, judge, budget, reporter or Reporter(), outlines(problem))
     run.explore()
     if not run.fitting:
         raise run.nothing_fits()
@@ -154,14 +171,15 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         others=tuple(ranked[1:]),
         too_large=tuple(run.too_large),
         shortages=tuple(run.shortages),
+        ruled_out=tuple(run.ruled_out),
         num_outlines=len(run.opened),
         num_judged=len(run.seen),
         ending=run.ending,
     )
 
 
-MOST_SHORTAGES = 48
-"""So many outlines of which no stages fit are looked at in vain, by their estimates; then those that hold the least."""
+LEAST_FITTING = 8
+"""So many that fit are looked for among those that hold the least, before their neighbours are."""
 
 
 @dataclass(slots=True)
@@ -175,8 +193,9 @@ class _Search:
     too_large: list[Evaluation] = field(default_factory=list)
     shortages: list[Shortage] = field(default_factory=list)
     seen: dict[Candidate, Evaluation] = field(default_factory=dict)
+    ruled_out: list[RuledOut] = field(default_factory=list)
     opened: set[Outline] = field(default_factory=set)
-    ratios: dict[object, list[float]] = field(default_factory=dict)
+    ratios: dict[object, float] = field(default_factory=dict)
     num_actions: int = 0
     ending: Ending = Ending.EVERYTHING
 
@@ -201,32 +220,34 @@ class _Search:
         heapq.heapify(queue)
         while queue:
             expected, number, outline = heapq.heappop(queue)
-            best, corrected = self.best_score(), self.expected(outline)
+            corrected = self.expected(outline)
             if corrected > expected and queue and corrected > queue[0][0]:
                 heapq.heappush(queue, (corrected, number, outline))
                 continue
+            best = self.best_score()
             if best is not None and corrected >= SLACK * best:
                 self.ending = Ending.ESTIMATES
                 return
             if best is not None and not self._affordable(self.budget.candidates, self.budget.actions):
                 self.ending = Ending.BUDGET
                 return
-            if best is None and len(self.shortages) >= MOST_SHORTAGES:
-                self.open_leanest(roomy)
+            if len(self.shortages) >= self.budget.shortages:
+                self.ending = Ending.BUDGET
+                if best is None:
+                    self.open_leanest(roomy)
                 return
             self.open(outline)
 
     def expected(self, outline: Outline) -> int:
-        """Its estimate, as far off as steps of the same mesh and schedule were, or else of the same schedule."""
-        group = self.ratios.get((outline.mesh, outline.schedule)) or self.ratios.get(outline.schedule)
-        ratio = 1.0 if group is None else sum(group) / len(group)
-        return round(ratio * self.score(outline.mesh, outline.estimate_ns))
+        """Its estimate, half as far off as the nearest of the same mesh and schedule, or else of the schedule."""
+        of_schedule = self.ratios.get(outline.schedule, 1.0)
+        ratio = self.ratios.get((outline.mesh, outline.schedule), of_schedule)
+        return round((1 + ratio) / 2 * self.score(outline.mesh, outline.estimate_ns))
 
     def open_leanest(self, roomy: list[Outline]) -> None:
-        """Open those that hold the least until one fits: estimates led to none."""
-        self.ending = Ending.BUDGET
+        """Open those that hold the least until some fit, since estimates led to none."""
         for outline in sorted(roomy, key=lambda each: each.least_bytes):
-            if self.fitting or len(self.shortages) >= 2 * MOST_SHORTAGES:
+            if len(self.shortages) >= 2 * self.budget.shortages or len(self.fitting) >= LEAST_FITTING:
                 return
             self.open(outline)
 
@@ -243,15 +264,18 @@ class _Search:
                 continue
             num_candidates += 1
             best = self.best_score()
-            if best is None or self.score(candidate.mesh, self.judge.bound_ns(candidate)) < best:
+            bound_ns = self.judge.bound_ns(candidate)
+            if best is None or self.score(candidate.mesh, bound_ns) < best:
                 self._learn(outline, self.judged(candidate))
+            else:
+                self.ruled_out.append(RuledOut(candidate=candidate, bound_ns=bound_ns))
         self.reporter.opened(outline.mesh, num_candidates)
 
     def _learn(self, outline: Outline, evaluation: Evaluation) -> None:
-        """Remember how far off the estimate was."""
+        """Remember how far off the estimate was, if no other was less."""
         ratio = max(evaluation.step_ns / max(outline.estimate_ns, 1), 1.0)
         for group in ((outline.mesh, outline.schedule), outline.schedule):
-            self.ratios.setdefault(group, []).append(ratio)
+            self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
     def look_around(self) -> None:
         """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates."""

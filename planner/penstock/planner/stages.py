@@ -135,7 +135,10 @@ def best_partitions(problem: StagesProblem, *, count: int = 1) -> tuple[StagePar
 
 
 def balanced_bounds(unit_ns: Sequence[int] | Sequence[Sequence[int]], num_stages: int) -> tuple[int, ...]:
-    """The bounds of the partition with the smallest bottleneck, whatever its stages hold."""
+    """The bounds of the partition with the smallest bottleneck, whatever its stages hold.
+
+    Units whose times are beyond what can be added are dealt evenly.
+    """
     nothing, none = [0] * len(unit_ns), [0] * num_stages
     found = best_partitions(
         StagesProblem(
@@ -146,7 +149,8 @@ def balanced_bounds(unit_ns: Sequence[int] | Sequence[Sequence[int]], num_stages
             limit_bytes=none,
         )
     )
-    assert not isinstance(found, MemoryShortage), "nothing is held"
+    if isinstance(found, MemoryShortage):
+        return tuple(len(unit_ns) * stage // num_stages for stage in range(num_stages + 1))
     return found[0].bounds
 
 
