@@ -1,9 +1,9 @@
-"""``./dev soak``: kills, fuzzing and a long queue, each with its result in ``benchmarks/results``.
+"""``./dev soak``: kills, fuzzing, a long queue and plans, each with its result in ``benchmarks/results``.
 
-    ./dev soak [kills|fuzz|queue]... [--seed N] [--count N] [--minutes M] [--results FOLDER]
+    ./dev soak [kills|fuzz|queue|plans]... [--seed N] [--count N] [--minutes M] [--results FOLDER]
 
-Without a name all three. ``--count`` is the number of kills, or of queued jobs; ``--minutes`` is how long to fuzz, or
-when to stop killing. A result says what was run. Exit code 1 if anything does not hold.
+Without a name all four. ``--count`` is the number of kills, of queued jobs, or of large problems; ``--minutes``
+is how long to fuzz, or when to stop killing. A result says what was run. Exit code 1 if anything does not hold.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.soak.fuzz import fuzz
 from benchmarks.soak.kills import survive, undisturbed_losses
+from benchmarks.soak.plans import compare
 from benchmarks.soak.queue import queue
 from benchmarks.support import RESULTS, machine
 
@@ -29,6 +30,7 @@ from tests.support.serving import served
 
 KILLS, FUZZ_MINUTES, QUEUED = 200, 10.0, 10_000
 QUEUE_MINUTES = 2.0
+LARGE_PROBLEMS, SMALL_PROBLEMS_PER_LARGE, PINS = 40, 5, 200
 Loads = list[float]
 
 
@@ -62,10 +64,17 @@ def queueing(options: argparse.Namespace, folder: Path, report: Reporter) -> dic
     return queue(folder, options.count or QUEUED, 60 * (options.minutes or QUEUE_MINUTES), report)
 
 
+def planning(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
+    """Free plans against pinned ones."""
+    large = options.count or LARGE_PROBLEMS
+    return compare(options.seed, small=SMALL_PROBLEMS_PER_LARGE * large, large=large, pins=PINS, report=report)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]] = {
     "kills": kills,
     "fuzz": fuzzing,
     "queue": queueing,
+    "plans": planning,
 }
 
 
@@ -96,9 +105,9 @@ def run(part: str, options: argparse.Namespace) -> list[str]:
 def main() -> int:
     """Run the parts that are asked for."""
     asked = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
-    asked.add_argument("parts", nargs="*", metavar="kills|fuzz|queue")
+    asked.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans")
     asked.add_argument("--seed", type=int, default=19)
-    asked.add_argument("--count", type=int, help=f"kills ({KILLS}) or queued jobs ({QUEUED:,})")
+    asked.add_argument("--count", type=int, help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), large plans")
     asked.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
     asked.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     options = asked.parse_args()

@@ -47,6 +47,14 @@ SMALL = Sizes(
 )
 
 
+LARGE = Sizes(
+    devices=(32, 64, 128, 384, 1024, 4096, 16384),
+    models=((24, 2048, 16), (32, 4096, 32), (80, 8192, 64), (96, 12288, 96), (126, 16384, 128), (128, 25600, 160)),
+    tokens=(2048, 4096, 8192, 32768, 131072, 1048576),
+    batches=(1, 2, 4),
+)
+
+
 def random_job(chance: random.Random, sizes: Sizes = SMALL) -> tuple[JobSpec, ClusterSpec]:
     """A job that nothing of is pinned, and the hardware for it."""
     ranks = chance.choice(sizes.devices)
@@ -161,6 +169,17 @@ def beating(spec: JobSpec, cluster: ClusterSpec, free: Plan | None, pins: Sequen
         elif step_seconds(free) > SLOWER_THAN_A_PIN * seconds:
             found.append(f"{step_seconds(free):.4g} s free ({told(full_pin(free))}), {seconds:.4g} s with {told(pin)}")
     return found
+
+
+def slower_with_more(less: Plan | None, more: Plan | None, of_what: str) -> list[str]:
+    """What is wrong if a plan with more of something is slower than with less of it, or there is none."""
+    if less is None:
+        return []
+    if more is None:
+        return [f"nothing fits with {of_what}"]
+    if step_seconds(more) > SLOWER_THAN_WITH_LESS * step_seconds(less):
+        return [f"{step_seconds(less):.4g} s, and {step_seconds(more):.4g} s with {of_what}"]
+    return []
 
 
 def told(pin: ParallelismSpec) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from penstock.core.errors import UserError
+from penstock.core.job import Objective
 from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
 from penstock.core.units import MEBIBYTE, bytes_apart, to_seconds
@@ -24,18 +26,32 @@ MOST_PROVED_ACTIONS = 3_000
 FIRST_FIT = Budget(candidates=0, neighbours=0, moves=0)
 """A search with this budget ends with the first plan that fits."""
 
+MOST_LAID_OUT = 8
+"""Arenas that are laid out before a search with a tighter limit takes their place."""
+
 MOST_TIGHTER_SEARCHES = 4
+"""Each asks for twice as much more room as the one before."""
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 """Limits that are tried where nothing fits, each as a multiple of what came closest with the one before."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The plan, how it was found, and its Program unless that is too large to lower here."""
+    """The plan, how it was found, and its Program unless that is too large to lower here.
+
+    ``overshoot_bytes`` is what the arena of a better candidate takes above the limit, 0 if there is no better one.
+    """
 
     plan: Plan
     result: Result
     program: Program | None
+    overshoot_bytes: int = 0
+
+    def score(self, problem: Problem) -> float:
+        """What is minimised: seconds, or those of all devices together."""
+        assert self.plan.prediction is not None, "a plan that was decided is predicted"
+        seconds = self.plan.prediction.step_seconds
+        return seconds * (self.plan.num_ranks if problem.objective is Objective.COST else 1)
 
 
 def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None) -> Decision:
@@ -55,18 +71,28 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
 
 
 def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
-    """The best plan whose laid-out arena fits: where that of none does, those are looked for that hold less."""
-    asked = problem
-    for _ in range(MOST_TIGHTER_SEARCHES):
+    """The best plan whose laid-out arena fits: where that of the best does not, those are looked for that hold less."""
+    asked, best, closest = problem, None, None
+    for number in range(MOST_TIGHTER_SEARCHES):
         judge = Simulated(asked)
-        result = search(asked, judge, budget, reporter)
         try:
-            return realised(judge, result, problem)
+            found = realised(judge, search(asked, judge, budget, reporter), problem)
         except NothingFitsError as shortage:
+            closest = closest or shortage
             missing = shortage.least_bytes - problem.memory_limit_bytes
-            asked = dataclasses.replace(asked, memory_limit_bytes=asked.memory_limit_bytes - missing)
-            closest = shortage
-    raise closest
+            if best is not None:
+                break
+        else:
+            best = found if best is None else min(best, found, key=lambda each: each.score(problem))
+            missing = found.overshoot_bytes
+        if missing <= 0:
+            break
+        limit = asked.memory_limit_bytes - missing * 2**number
+        asked = dataclasses.replace(asked, memory_limit_bytes=max(limit, 1))
+    if best is None:
+        assert closest is not None, "a search ends with a plan or with what it lacks"
+        raise closest
+    return best
 
 
 def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
@@ -99,12 +125,12 @@ def _enough_bytes(problem: Problem, least_bytes: int) -> int | None:
 def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
     """The result's best candidate as a Plan for ``problem``, whose limit may be above the judge's.
 
-    A Program whose arena does not fit gives way to the next best.
+    A Program whose arena does not fit gives way to the next best, a few times.
 
-    Raises `NothingFitsError` if that is so of all.
+    Raises `NothingFitsError` if that is so of all that were laid out.
     """
-    needs = []
-    for found in (result.best, *result.others):
+    needs: list[tuple[int, str]] = []
+    for found in itertools.islice((result.best, *result.others), MOST_LAID_OUT):
         seated, evaluation = placed(judge, found)
         draft = draft_plan(seated, evaluation)
         program = None
@@ -123,7 +149,8 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
             reasons=reasons(problem, result, evaluation),
             alternatives=alternatives(problem, result, evaluation),
         )
-        return Decision(plan=plan, result=result, program=program)
+        overshoot = needs[0][0] - problem.memory_limit_bytes if needs else 0
+        return Decision(plan=plan, result=result, program=program, overshoot_bytes=overshoot)
     raise NothingFitsError(*min(needs))
 
 

@@ -289,10 +289,11 @@ class _Search:
             if key in visited:
                 return
             visited.add(key)
-            around = [known[each] for each in _neighbours(best, known) if each in known]
-            for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
-                if self._affordable(limit, actions) and outline.least_bytes <= self.problem.memory_limit_bytes:
-                    self.open(outline)
+            for keys in _neighbours(best, known):
+                around = [known[key] for key in keys if key in known]
+                for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
+                    if self._affordable(limit, actions) and outline.least_bytes <= self.problem.memory_limit_bytes:
+                        self.open(outline)
 
     def _affordable(self, candidates: int, actions: int) -> bool:
         """Whether another simulation is within these counts."""
@@ -383,26 +384,23 @@ def _key(outline: Outline) -> Key:
     return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, outline.num_slices, outline.schedule)
 
 
-def _neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[Key]:
-    """Keys one step away: of the known values of each field the next ones, with the others as they are.
-
-    A degree grows at the cost of another.
+def _neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]]:
+    """Keys a step away: those that differ in one field, where a degree grows at the cost of another, and then those
+    with other numbers of slices and other micro-batches besides.
     """
-    mesh, num_slices = candidate.mesh, len(candidate.slices)
-    here = (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, num_slices, candidate.schedule)
-    counts = sorted({key[4] for key in known})
-    batches = sorted({key[3] for key in known})
-    degrees = sorted({key[:3] for key in known if _is_next_mesh(key, mesh)})
-    near_counts, near_batches = _around(counts, num_slices), _around(batches, mesh.microbatch)
-    schedules = sorted({key[5] for key in known}, key=str)
-    for schedule, count in itertools.product(schedules, (num_slices, *near_counts)):
-        yield (*here[:4], count, schedule)
-    for batch, count in itertools.product(near_batches, (num_slices, *near_counts)):
-        yield (*here[:3], batch, count, candidate.schedule)
-    for degree, batch, count in itertools.product(
-        degrees, (mesh.microbatch, *near_batches), (num_slices, *near_counts)
-    ):
-        yield (*degree, batch, count, candidate.schedule)
+    mesh, num_slices, schedule = candidate.mesh, len(candidate.slices), candidate.schedule
+    keys = list(known)
+    counts = [num_slices, *_around({key[4] for key in keys}, num_slices)]
+    batches = [mesh.microbatch, *_around({key[3] for key in keys}, mesh.microbatch)]
+    here = (mesh.dp, mesh.tp, mesh.pp)
+    degrees = [here, *sorted({key[:3] for key in keys if _is_next_mesh(key, mesh)})]
+    schedules = [schedule, *sorted({key[5] for key in keys} - {schedule}, key=str)]
+    yield [(*here, mesh.microbatch, num_slices, each) for each in schedules[1:]]
+    yield [(*here, mesh.microbatch, count, schedule) for count in counts[1:]]
+    yield [(*here, batch, num_slices, schedule) for batch in batches[1:]]
+    yield [(*degree, mesh.microbatch, num_slices, schedule) for degree in degrees[1:]]
+    yield [(*here, mesh.microbatch, *both) for both in itertools.product(counts[1:], schedules[1:])]
+    yield [(*degree, batch, count, schedule) for degree, batch, count in itertools.product(degrees, batches, counts)]
 
 
 def _is_next_mesh(key: Key, mesh: Mesh) -> bool:
@@ -411,9 +409,9 @@ def _is_next_mesh(key: Key, mesh: Mesh) -> bool:
     return (dp == mesh.dp) + (tp == mesh.tp) + (pp == mesh.pp) == 1 and dp * tp * pp == mesh.num_devices
 
 
-def _around(values: list[int], value: int) -> list[int]:
+def _around(values: set[int], value: int) -> list[int]:
     """The next smaller and the next larger one."""
-    below, above = [each for each in values if each < value], [each for each in values if each > value]
+    below, above = sorted(each for each in values if each < value), sorted(each for each in values if each > value)
     return below[-1:] + above[:1]
 
 

@@ -1,0 +1,106 @@
+"""What the planner chooses itself is never beaten by a pin, nor by its own plan with less memory.
+
+The seed comes from the date, so each day looks at other problems; a failure names its own. `./dev soak plans` does the
+same for more and larger ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import random
+
+import pytest
+
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
+from penstock.core.layout import Precision
+from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Plan
+from tests.support.random_plans import (
+    SLOWER_THAN_A_PIN,
+    beating,
+    pins_of,
+    planned,
+    random_job,
+    slower_with_more,
+    step_seconds,
+)
+
+SEED = dt.datetime.now(dt.UTC).date().isoformat()
+PROBLEMS, PINS = 40, 10
+
+
+@pytest.mark.parametrize("number", range(PROBLEMS))
+def test_no_pin_and_no_tighter_limit_gives_a_faster_plan(number: int) -> None:
+    chance = random.Random(f"{SEED} {number}")
+    spec, cluster = random_job(chance)
+    free = planned(spec, cluster)
+    more = dataclasses.replace(spec.resources, memory_per_rank=spec.resources.memory_per_rank * 5 // 4)
+    roomy = planned(dataclasses.replace(spec, resources=more), cluster)
+    wrong = beating(spec, cluster, free, pins_of(chance, spec, free, PINS))
+    assert [*wrong, *slower_with_more(free, roomy, "a quarter more memory")] == [], (SEED, number)
+
+
+GPT_175B = ModelSpec(family=Family.GPT2, layers=96, hidden=12288, heads=96, vocab=50257, positions=8192)
+LLAMA_405B = ModelSpec(
+    family=Family.LLAMA, layers=126, hidden=16384, heads=128, kv_heads=8, ffn_hidden=53248, vocab=128256
+)
+LLAMA_70B = ModelSpec(family=Family.LLAMA, layers=80, hidden=8192, heads=64, kv_heads=8, ffn_hidden=28672, vocab=128256)
+
+
+def h100(ranks: int) -> ClusterSpec:
+    """The cluster of the review that found plans 10.9 times slower than with a pin (ADR 0036)."""
+    device = DeviceSpec(
+        name="H100",
+        peak_flops=989e12,
+        memory_bytes=80 * 10**9,
+        memory_bandwidth=3.35e12,
+        efficiency=((1, 0.01), (64, 0.15), (256, 0.40), (1024, 0.55), (4096, 0.62)),
+        constant_bytes=2 * 2**30,
+        action_overhead_seconds=30e-6,
+    )
+    return ClusterSpec(
+        name="H100",
+        device=device,
+        num_nodes=ranks // 8,
+        devices_per_node=8,
+        intra_node=LinkSpec(latency_seconds=5e-6, bytes_per_second=370e9),
+        inter_node=LinkSpec(latency_seconds=1e-5, bytes_per_second=45e9),
+    )
+
+
+def found(model: ModelSpec, ranks: int, batch: int, tokens: int, **pins: object) -> Plan:
+    """The plan for H100s; there is one."""
+    spec = JobSpec(
+        model=model,
+        data=DataSpec(source="", sequence_length=tokens),
+        training=TrainingSpec(global_batch=batch, steps=1, precision=Precision.BF16),
+        resources=ResourcesSpec(device=Device.CUDA, ranks=ranks, memory_per_rank=80 * 10**9),
+    )
+    plan = planned(spec, h100(ranks), pin=ParallelismSpec(**pins))  # type: ignore[arg-type]  # a test's own pins
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "batch", "tokens", "pins"),
+    [
+        (GPT_175B, 1024, 2048, 8192, {"slices": 4}),
+        (LLAMA_405B, 384, 512, 8192, {"slices": 8}),
+        (LLAMA_405B, 384, 2048, 8192, {"dp": 2, "tp": 8, "pp": 24, "micro_batch": 1, "slices": 8}),
+        (LLAMA_70B, 384, 512, 131072, {"dp": 1, "tp": 8, "pp": 48, "micro_batch": 1, "slices": 64, "schedule": "1f1b"}),
+    ],
+    ids=["175B", "405B", "405B-all", "128k"],
+)
+def test_pins_that_were_faster_once(
+    model: ModelSpec, ranks: int, batch: int, tokens: int, pins: dict[str, object]
+) -> None:
+    pinned, free = (found(model, ranks, batch, tokens, **each) for each in (pins, {}))
+    assert step_seconds(free) <= SLOWER_THAN_A_PIN * step_seconds(pinned)
+
+
+def test_slices_are_found_that_a_mesh_needs() -> None:
+    """It was refused without them pinned, although 64 slices need 42 of 74 GiB."""
+    plan = found(LLAMA_70B, 384, 512, 131072, dp=1, tp=8, pp=48, micro_batch=1)
+    assert len(plan.slices) > 8
