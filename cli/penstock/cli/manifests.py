@@ -63,11 +63,12 @@ def with_absolute_schedule(spec: Mapping[str, Any], folder: Path) -> dict[str, A
 
 def part(spec: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]:
     """What lies below ``keys``; nothing where the manifest has another form, which reading it will refuse."""
-    found: Any = spec
+    found = spec
     for key in keys:
-        found = found.get(key)
-        if not isinstance(found, Mapping):
+        below = found.get(key)
+        if not isinstance(below, Mapping):
             return {}
+        found = below
     return found
 
 
