@@ -11,6 +11,7 @@ from penstock.core.fitness import batches_to_measure
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
+from penstock.planner.cost import Work
 from penstock.planner.decide import decide
 from penstock.planner.fit import REQUIRED, measured_cost
 from penstock.planner.measured import problem_from_profile
@@ -93,7 +94,7 @@ def test_the_planner_can_use_it_and_the_plan_trains(run: RunDir, profile: Profil
     cost, spec = measured_cost(profile), run.read_job().spec
     for unit, kind in REQUIRED:
         assert cost.slowdown(unit, kind) >= 1
-        assert cost.unit_seconds(unit, kind, 2, 24, 40) > 0
+        assert cost.unit_seconds(unit, kind, Work.of(2, 24, 40)) > 0
     plan = decide(problem_from_profile(spec, profile)).plan
     write_json(run.plan, plan.to_manifest())
     train(run)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.model import ModelSpec
 from penstock.core.schedule import Kind
-from penstock.planner.cost import CostModel
+from penstock.planner.cost import CostModel, Work
 from penstock.planner.fit import measured_cost
 from penstock.planner.stagecost import (
     PASSES,
@@ -46,7 +46,7 @@ COSTS = st.sampled_from([contended(), problem().cost_of(1), problem().cost_of(2)
 def summed(cost: CostModel, model: ModelSpec, stage: tuple[int, int], kind: Kind, slowed: bool, *at: int) -> float:
     units = model.units[stage[0] : stage[1]]
     factors = [cost.slowdown(unit.kind, kind) if slowed else 1.0 for unit in units]
-    seconds = [float(cost.unit_seconds(unit.kind, kind, *at)) for unit in units]
+    seconds = [float(cost.unit_seconds(unit.kind, kind, Work.of(*at))) for unit in units]
     return sum(f * s for f, s in zip(factors, seconds, strict=True)) + cost.action_overhead_seconds
 
 

@@ -1,7 +1,8 @@
 """Seconds of every kind of work, from a Profile's measurements or from a described device.
 
-Both models answer the same questions, vectorised over slices: how long F, I or W of a unit takes for B sequences of n
-tokens after c tokens of prefix, alone and with the other ranks of its host computing. Only attention depends on c.
+All models answer the same questions, vectorised over slices: how long F, I or W of a unit takes for so many tokens and
+attended pairs on a rank's device, alone and with the other ranks of its host computing. Only attention depends on the
+pairs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,37 @@ Lengths = npt.ArrayLike
 Devices = npt.ArrayLike
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Work:
+    """The work of one pass of a unit on slices, elementwise: tokens, query-key pairs, and the sequences they belong to.
+
+    B sequences of n tokens after c of prefix are B n tokens and B (n c + n (n + 1) / 2) pairs. The work of a slice of
+    another form (packed documents, a part of the keys) is its own tokens and pairs.
+    """
+
+    tokens: Floats
+    pairs: Floats
+    sequences: int = 1
+
+    @classmethod
+    def of(cls, batch: int, length: Lengths, prefix: Lengths) -> Work:
+        """The work of ``batch`` sequences of ``length`` causal tokens after ``prefix`` others; both broadcast."""
+        n, c = np.broadcast_arrays(np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64))
+        return cls(tokens=batch * n, pairs=batch * (n * c + n * (n + 1) / 2), sequences=batch)
+
+    @property
+    def length(self) -> Floats:
+        """Tokens of one sequence."""
+        return self.tokens / self.sequences
+
+    @property
+    def keys(self) -> Floats:
+        """Keys that the last token of each sequence attends to: the mean and half a slice."""
+        return self.pairs / self.tokens + (self.length - 1) / 2
+
+
 class CostModel(Protocol):
-    """What the planner asks of hardware. Seconds and bytes; arrays broadcast over ``length`` and ``prefix``."""
+    """What the planner asks of a rank's device and its links. Seconds and bytes; arrays go by the work's."""
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -36,7 +66,7 @@ class CostModel(Protocol):
         """Bytes of a rank's process before any parameter."""
         ...
 
-    def unit_seconds(self, unit: UnitKind, kind: Kind, batch: int, length: Lengths, prefix: Lengths) -> Floats:
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """Seconds of one unit's F, I or W while other ranks are idle."""
         ...
 
@@ -92,23 +122,21 @@ class DescribedCost:
         """From the device's description."""
         return self.cluster.device.constant_bytes
 
-    def unit_seconds(self, unit: UnitKind, kind: Kind, batch: int, length: Lengths, prefix: Lengths) -> Floats:
-        """See the class; the head's F holds its whole backward, so its I and W are free, as the embedding's I."""
-        n, c = np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64)
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """The head's F holds its whole backward, so its I and W are free, as the embedding's I."""
+        tokens = work.tokens
         passes = _passes(unit, kind)
         if not passes:
-            return np.zeros(np.broadcast(n, c).shape)
-        tokens = batch * n
+            return np.zeros(tokens.shape)
         peak = self.cluster.device.peak_flops
         linear = passes * tokens * linear_flops_per_token(self.model, unit) / self.tp
         seconds = linear / (peak * self._efficiency(tokens)) + self._memory_seconds(unit, tokens)
         if unit is UnitKind.ATTENTION and kind is not Kind.W:
-            pairs = batch * (n * c + n * (n + 1) / 2)
-            work = attention_flops(self.model, 1) * pairs * (2.5 if kind is Kind.I else 1.0) / self.tp
-            seconds = seconds + work / (peak * self.cluster.device.efficiency[-1][1])
+            flops = attention_flops(self.model, 1) * work.pairs * (2.5 if kind is Kind.I else 1.0) / self.tp
+            seconds = seconds + flops / (peak * self.cluster.device.efficiency[-1][1])
         if self.tp > 1 and kind is not Kind.W:
             seconds = seconds + self._tensor_parallel_seconds(tokens)
-        return seconds + 0.0 * c
+        return seconds
 
     def _efficiency(self, tokens: Floats) -> Floats:
         return np.interp(np.log2(np.maximum(tokens, 1)), *self._curve)
