@@ -11,10 +11,10 @@ from penstock.core.fitness import batches_to_measure
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
-from penstock.planner.cost import Work
 from penstock.planner.decide import decide
 from penstock.planner.fit import REQUIRED, measured_cost
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.work import Work
 from penstock.trainer.profiling.grid import profile_grid, transient_grid
 from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
-from penstock.planner.cost import DescribedCost, Work
+from penstock.planner.cost import DescribedCost
+from penstock.planner.work import Work
 from tests.support.planning import BETWEEN, DEVICE, INSIDE, TINY_GPT2, TINY_LLAMA, cluster, slow_link
 
 PASSES = (Kind.F, Kind.I, Kind.W)

@@ -15,8 +15,8 @@ from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
 from penstock.core.schedule import Kind
-from penstock.planner.cost import Work
 from penstock.planner.fit import MeasuredCost, fit_records, measured_cost
+from penstock.planner.work import Work
 from tests.support.planning import measured, profile
 
 Truth = Callable[[int, int, int], float]

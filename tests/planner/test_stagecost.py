@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.model import ModelSpec
 from penstock.core.schedule import Kind
-from penstock.planner.cost import CostModel, Work
+from penstock.planner.cost import CostModel
 from penstock.planner.fit import measured_cost
 from penstock.planner.stagecost import (
     PASSES,
@@ -23,6 +23,7 @@ from penstock.planner.stagecost import (
     unit_counts,
     unit_totals,
 )
+from penstock.planner.work import Work
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured, problem, profile
 
 MODELS = st.sampled_from([TINY_LLAMA, TINY_GPT2])

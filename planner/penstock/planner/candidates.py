@@ -208,6 +208,8 @@ class Proposer:
             stages=tuple((unit.index, unit.index + 1) for unit in units),
             batch=mesh.microbatch,
             tp=mesh.tp,
+            software=problem.software,
+            sequence_length=problem.sequence_length,
         )
         resident = memory.state_bytes + memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
         held = memory.together_bytes(_HELD, length)[:, 0]

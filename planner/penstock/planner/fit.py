@@ -23,7 +23,8 @@ from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.profile import LinkRecord, Profile, UnitRecord
 from penstock.core.schedule import Kind
-from penstock.planner.cost import Devices, Floats, Work
+from penstock.planner.cost import Devices
+from penstock.planner.work import PASSES_WITH_WORK, Floats, Work
 
 Key = tuple[UnitKind, Kind]
 
@@ -172,13 +173,7 @@ def _on_line(points: Sequence[tuple[int, float]], size: int) -> float:
     return inside + float(last * max(size - sizes[-1], 0.0) - first * max(sizes[0] - size, 0.0))
 
 
-REQUIRED = (
-    (UnitKind.EMBEDDING, Kind.F),
-    (UnitKind.EMBEDDING, Kind.W),
-    *((unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I, Kind.W)),
-    (UnitKind.HEAD, Kind.F),
-)
-"""Every pass that takes time."""
+REQUIRED = PASSES_WITH_WORK
 
 
 def measured_cost(profile: Profile) -> MeasuredCost:

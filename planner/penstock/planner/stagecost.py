@@ -16,8 +16,9 @@ import numpy.typing as npt
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.units import NANOSECONDS_PER_SECOND
-from penstock.planner.cost import CostModel, Floats, Lengths, Work
+from penstock.planner.cost import CostModel
 from penstock.planner.nanoseconds import require_countable, whole_nanoseconds
+from penstock.planner.work import Floats, Lengths, Work
 
 Integers = npt.NDArray[np.int64]
 Stages = tuple[tuple[int, int], ...]
