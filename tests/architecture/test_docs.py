@@ -16,8 +16,9 @@ import typer.core
 import typer.main
 
 from penstock.cli.main import app, main
-from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from penstock.core.cluster import ClusterSpec, DeviceSpec, KernelSpec, LinkSpec, SoftwareSpec
 from penstock.core.cluster_profile import ClusterProfile, ClusterProfileSpec
+from penstock.core.cost_table import CostRow
 from penstock.core.invariants import prove
 from penstock.core.job import JobSpec, Metadata, PipelineJob
 from penstock.core.layout import SlotKind
@@ -283,6 +284,9 @@ JOB_TYPES = once([*documented(Metadata, "metadata"), *documented(JobSpec, "spec"
 CLUSTER_TYPES = [
     ("Fields of the cluster", ClusterSpec),
     ("Fields of the device", DeviceSpec),
+    ("Fields of the kernels", KernelSpec),
+    ("Fields of the software", SoftwareSpec),
+    ("Fields of a row of costs", CostRow),
     ("Fields of a link", LinkSpec),
 ]
 TABLES = [

@@ -14,6 +14,7 @@ from penstock.core.serialization.files import write_json
 from penstock.planner.decide import decide
 from penstock.planner.fit import REQUIRED, measured_cost
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.work import Work
 from penstock.trainer.profiling.grid import profile_grid, transient_grid
 from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
 
@@ -93,7 +94,7 @@ def test_the_planner_can_use_it_and_the_plan_trains(run: RunDir, profile: Profil
     cost, spec = measured_cost(profile), run.read_job().spec
     for unit, kind in REQUIRED:
         assert cost.slowdown(unit, kind) >= 1
-        assert cost.unit_seconds(unit, kind, 2, 24, 40) > 0
+        assert cost.unit_seconds(unit, kind, Work.of(2, 24, 40)) > 0
     plan = decide(problem_from_profile(spec, profile)).plan
     write_json(run.plan, plan.to_manifest())
     train(run)

@@ -14,6 +14,7 @@ from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
 from penstock.planner.cost import DescribedCost
+from penstock.planner.work import Work
 from tests.support.planning import BETWEEN, DEVICE, INSIDE, TINY_GPT2, TINY_LLAMA, cluster, slow_link
 
 PASSES = (Kind.F, Kind.I, Kind.W)
@@ -31,15 +32,15 @@ def test_an_mlp_is_its_three_matrices_at_the_efficiency_of_its_tokens() -> None:
     flops = 2 * 3 * TINY_LLAMA.hidden * TINY_LLAMA.ffn_hidden * 16
     expected = flops / (0.5 * DEVICE.peak_flops) + traffic(16, 6)
     for kind in PASSES:
-        assert described().unit_seconds(UnitKind.MLP, kind, 1, 16, 0) == pytest.approx(expected)
-        assert described().unit_seconds(UnitKind.MLP, kind, 2, 8, 5) == pytest.approx(expected)
+        assert described().unit_seconds(UnitKind.MLP, kind, Work.of(1, 16, 0)) == pytest.approx(expected)
+        assert described().unit_seconds(UnitKind.MLP, kind, Work.of(2, 8, 5)) == pytest.approx(expected)
 
 
 def test_efficiency_is_interpolated_in_the_logarithm_of_tokens() -> None:
     flops = 2 * 3 * TINY_LLAMA.hidden * TINY_LLAMA.ffn_hidden
     for tokens, share in ((1, 0.1), (2, 0.2), (4, 0.3), (16, 0.5), (4096, 0.5)):
         expected = tokens * flops / (share * DEVICE.peak_flops) + traffic(tokens, 6)
-        assert described().unit_seconds(UnitKind.MLP, Kind.W, 1, tokens, 0) == pytest.approx(expected)
+        assert described().unit_seconds(UnitKind.MLP, Kind.W, Work.of(1, tokens, 0)) == pytest.approx(expected)
 
 
 def test_attention_attends_to_the_prefix_and_to_itself() -> None:
@@ -50,24 +51,24 @@ def test_attention_attends_to_the_prefix_and_to_itself() -> None:
     base = matrices / (share * DEVICE.peak_flops) + traffic(n, 6)
     scores = 4 * hidden * pairs / (0.5 * DEVICE.peak_flops)
     cost = described()
-    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.F, 1, n, c) == pytest.approx(base + scores)
-    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.I, 1, n, c) == pytest.approx(base + 2.5 * scores)
-    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.W, 1, n, c) == pytest.approx(base)
+    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.F, Work.of(1, n, c)) == pytest.approx(base + scores)
+    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.I, Work.of(1, n, c)) == pytest.approx(base + 2.5 * scores)
+    assert cost.unit_seconds(UnitKind.ATTENTION, Kind.W, Work.of(1, n, c)) == pytest.approx(base)
 
 
 def test_the_ends_do_their_work_once() -> None:
     cost, logits = described(), 2 * TINY_LLAMA.hidden * TINY_LLAMA.vocab * 16 / (0.5 * DEVICE.peak_flops)
-    assert cost.unit_seconds(UnitKind.HEAD, Kind.F, 1, 16, 0) == pytest.approx(3 * logits + traffic(16, 6))
+    assert cost.unit_seconds(UnitKind.HEAD, Kind.F, Work.of(1, 16, 0)) == pytest.approx(3 * logits + traffic(16, 6))
     for unit, kind in ((UnitKind.HEAD, Kind.I), (UnitKind.HEAD, Kind.W), (UnitKind.EMBEDDING, Kind.I)):
-        assert cost.unit_seconds(unit, kind, 1, [16, 8], [0, 16]).tolist() == [0.0, 0.0]
+        assert cost.unit_seconds(unit, kind, Work.of(1, [16, 8], [0, 16])).tolist() == [0.0, 0.0]
 
 
 def test_tensor_parallelism_divides_the_work_and_adds_a_ring() -> None:
     one, two = described(), described(tp=2)
-    work = one.unit_seconds(UnitKind.MLP, Kind.F, 1, 16, 0) - traffic(16, 6)
+    work = one.unit_seconds(UnitKind.MLP, Kind.F, Work.of(1, 16, 0)) - traffic(16, 6)
     ring = 2 * INSIDE.latency_seconds + 2 * (1 / 2) * 16 * TINY_LLAMA.hidden * 4 / INSIDE.bytes_per_second
-    assert two.unit_seconds(UnitKind.MLP, Kind.F, 1, 16, 0) == pytest.approx(work / 2 + traffic(16, 6) + ring)
-    assert two.unit_seconds(UnitKind.MLP, Kind.W, 1, 16, 0) == pytest.approx(work / 2 + traffic(16, 6))
+    assert two.unit_seconds(UnitKind.MLP, Kind.F, Work.of(1, 16, 0)) == pytest.approx(work / 2 + traffic(16, 6) + ring)
+    assert two.unit_seconds(UnitKind.MLP, Kind.W, Work.of(1, 16, 0)) == pytest.approx(work / 2 + traffic(16, 6))
 
 
 def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
@@ -110,7 +111,7 @@ def test_only_the_head_needs_room_beyond_its_slots() -> None:
 def test_arrays_are_points_side_by_side(unit: UnitKind, kind: Kind, batch: int, points: list[tuple[int, int]]) -> None:
     cost = DescribedCost(model=TINY_GPT2, cluster=cluster(), precision=Precision.FP32)
     lengths, prefixes = np.array(points).T
-    together = cost.unit_seconds(unit, kind, batch, lengths, prefixes)
-    each = [float(cost.unit_seconds(unit, kind, batch, length, prefix)) for length, prefix in points]
+    together = cost.unit_seconds(unit, kind, Work.of(batch, lengths, prefixes))
+    each = [float(cost.unit_seconds(unit, kind, Work.of(batch, length, prefix))) for length, prefix in points]
     assert together.tolist() == pytest.approx(each)
     assert min(each) >= 0.0

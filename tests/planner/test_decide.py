@@ -92,10 +92,12 @@ def predicted(**changes: Any) -> Prediction:
     return found
 
 
-def test_a_prediction_of_described_hardware_has_no_interval() -> None:
+def test_a_prediction_of_described_hardware_is_as_far_off_as_the_description_says() -> None:
     told = decide(problem(), QUICK).plan.prediction
     assert told is not None
-    assert (told.low_seconds, told.high_seconds, told.warnings) == (None, None, ())
+    assert told.low_seconds == pytest.approx((1 - cluster().error) * told.step_seconds)
+    assert told.high_seconds == pytest.approx((1 + cluster().error) * told.step_seconds)
+    assert told.warnings == ()
 
 
 def test_the_interval_widens_with_what_measurements_spread() -> None:

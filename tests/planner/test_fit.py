@@ -16,6 +16,7 @@ from penstock.core.model import UnitKind
 from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
 from penstock.core.schedule import Kind
 from penstock.planner.fit import MeasuredCost, fit_records, measured_cost
+from penstock.planner.work import Work
 from tests.support.planning import measured, profile
 
 Truth = Callable[[int, int, int], float]
@@ -41,27 +42,27 @@ def test_affine_attention_is_recovered_between_and_beyond_the_measured_points(
 
     fit = fit_records(records(UnitKind.ATTENTION, Kind.F, truth, GRID), together=False)
     for b, n, c in BETWEEN:
-        assert float(fit.seconds(b, n, c)) == pytest.approx(truth(b, n, c), rel=2e-3)
-    growth = float(fit.seconds(1, 32, 4096) - fit.seconds(1, 32, 2048))
+        assert float(fit.seconds(Work.of(b, n, c))) == pytest.approx(truth(b, n, c), rel=2e-3)
+    growth = float(fit.seconds(Work.of(1, 32, 4096)) - fit.seconds(Work.of(1, 32, 2048)))
     assert growth == pytest.approx(per_pair * 32 * 2048, rel=2e-2)
 
 
 def test_matrices_cost_the_same_after_any_prefix() -> None:
     fit = fit_records(records(UnitKind.ATTENTION, Kind.W, lambda b, n, c: 1e-6 * b * n + 1e-9 * c, GRID), False)
-    assert float(fit.seconds(1, 16, 0)) == float(fit.seconds(1, 16, 100))
+    assert float(fit.seconds(Work.of(1, 16, 0))) == float(fit.seconds(Work.of(1, 16, 100)))
 
 
 def test_tokens_below_the_grid_lie_on_its_first_line_and_beyond_it_go_on_in_proportion() -> None:
     points = [(1, n, 0) for n in (8, 16, 64)]
     fit = fit_records(records(UnitKind.MLP, Kind.F, lambda b, n, c: 1e-5 + 1e-6 * n, points), together=False)
-    assert float(fit.seconds(1, 2, 0)) == pytest.approx(12e-6)
-    assert float(fit.seconds(4, 64, 0)) == pytest.approx(4 * 74e-6)
+    assert float(fit.seconds(Work.of(1, 2, 0))) == pytest.approx(12e-6)
+    assert float(fit.seconds(Work.of(4, 64, 0))) == pytest.approx(4 * 74e-6)
 
 
 def test_together_is_fitted_apart_from_alone() -> None:
     found = [measured(UnitKind.MLP, Kind.F, length=n, slowdown=1.5) for n in (8, 16)]
-    assert float(fit_records(found, together=True).seconds(1, 12, 0)) == pytest.approx(18e-6)
-    assert float(fit_records(found, together=False).seconds(1, 12, 0)) == pytest.approx(12e-6)
+    assert float(fit_records(found, together=True).seconds(Work.of(1, 12, 0))) == pytest.approx(18e-6)
+    assert float(fit_records(found, together=False).seconds(Work.of(1, 12, 0))) == pytest.approx(12e-6)
 
 
 def whole(attention: Truth, held_out: Truth | None = None, **changes: object) -> MeasuredCost:
@@ -89,8 +90,8 @@ def test_the_report_tells_the_error_on_points_that_took_no_part() -> None:
 def test_held_out_points_leave_the_fit_alone() -> None:
     kept, disturbed = whole(affine), whole(affine, lambda b, n, c: 99.0)
     for b, n, c in itertools.product((1, 2), (8, 50), (0, 60)):
-        expected = kept.unit_seconds(UnitKind.ATTENTION, Kind.F, b, n, c)
-        assert disturbed.unit_seconds(UnitKind.ATTENTION, Kind.F, b, n, c) == expected
+        expected = kept.unit_seconds(UnitKind.ATTENTION, Kind.F, Work.of(b, n, c))
+        assert disturbed.unit_seconds(UnitKind.ATTENTION, Kind.F, Work.of(b, n, c)) == expected
 
 
 def test_the_slowdown_is_the_median_and_never_a_gain() -> None:
@@ -119,7 +120,10 @@ def test_a_time_of_zero_is_refused() -> None:
 
 def test_passes_without_work_take_no_time() -> None:
     units = tuple(r for r in profile().units if (r.unit, r.kind) != (UnitKind.HEAD, Kind.W))
-    assert measured_cost(profile(units)).unit_seconds(UnitKind.HEAD, Kind.W, 1, [4, 8], 0).tolist() == [0.0, 0.0]
+    assert measured_cost(profile(units)).unit_seconds(UnitKind.HEAD, Kind.W, Work.of(1, [4, 8], 0)).tolist() == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_links_are_as_measured_and_others_as_the_slowest() -> None:
@@ -185,7 +189,7 @@ def test_a_pass_goes_on_no_faster_than_its_host_launches_it() -> None:
         return measured_cost(profile(units))
 
     def seconds(host: float | None) -> float:
-        return float(cost(host).unit_seconds(UnitKind.MLP, Kind.F, 1, 16, 0))
+        return float(cost(host).unit_seconds(UnitKind.MLP, Kind.F, Work.of(1, 16, 0)))
 
     assert seconds(None) == seconds(1e-9) < 0.5
     assert seconds(0.5) == pytest.approx(0.5)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.cluster import AttentionKernel, GradientType, SoftwareSpec
 from penstock.core.layout import Precision, SlotKind, stage_parameters, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
 from penstock.planner.memory import StageMemory, state_bytes_per_parameter
@@ -52,3 +54,56 @@ def test_tensor_parallelism_divides_what_it_splits(model: ModelSpec, tp: int) ->
 def test_state_is_eighteen_bytes_in_bf16_and_sixteen_in_fp32() -> None:
     assert state_bytes_per_parameter(Precision.BF16) == 18
     assert state_bytes_per_parameter(Precision.FP32) == 16
+    assert state_bytes_per_parameter(Precision.BF16, GradientType.BF16) == 16
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(4096, 32), (6144, 48)])
+def test_a_layer_of_megatron_keeps_what_korthikanti_counts(hidden: int, heads: int) -> None:
+    """S b h (34 + 5 a s / h) bytes (arXiv 2205.05198, equation 1), norm statistics apart."""
+    length, batch = 1024, 2
+    model = ModelSpec(family=Family.GPT2, layers=2, hidden=hidden, heads=heads, vocab=128, positions=length)
+    megatron = SoftwareSpec(attention=AttentionKernel.UNFUSED, dropout=True)
+    memory = StageMemory(
+        model=model,
+        precision=Precision.BF16,
+        stages=((1, 3),),
+        batch=batch,
+        software=megatron,
+        sequence_length=length,
+    )
+    kept = memory.together_bytes(
+        [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES], [length]
+    )
+    expected = length * batch * hidden * (34 + 5 * heads * length / hidden)
+    assert int(kept[0, 0]) == pytest.approx(expected, rel=2e-3)
+
+
+def test_an_allocator_loses_its_share_of_every_slot() -> None:
+    whole, slack = (
+        StageMemory(
+            model=MODELS[1],
+            precision=Precision.BF16,
+            stages=((1, 3),),
+            batch=1,
+            software=SoftwareSpec(allocator_slack=share),
+        )
+        for share in (0.0, 0.5)
+    )
+    for slot in SlotKind:
+        alone, more = int(whole.slot_bytes(slot, [32])[0, 0]), int(slack.slot_bytes(slot, [32])[0, 0])
+        assert more == pytest.approx(1.5 * alone, abs=4)
+    assert slack.state_bytes == whole.state_bytes
+
+
+def test_gradients_in_bf16_take_half() -> None:
+    wide, narrow = (
+        StageMemory(
+            model=MODELS[1],
+            precision=Precision.BF16,
+            stages=((1, 3),),
+            batch=1,
+            software=SoftwareSpec(gradient_type=kind),
+        )
+        for kind in GradientType
+    )
+    assert narrow.gradient_bytes == wide.gradient_bytes // 2

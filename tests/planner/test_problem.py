@@ -16,6 +16,7 @@ from penstock.core.schedule import Kind
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import MOST_QUANTA, Mesh, meshes
+from penstock.planner.search import Budget
 from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile
 
 Numbers = tuple[int, int, int, int, int]
@@ -120,3 +121,17 @@ def test_a_measured_problem_has_no_tensor_parallelism() -> None:
     measured = problem_from_profile(job(ranks=2, global_batch=2), profile())
     assert {mesh.tp for mesh in meshes(measured)} == {1}
     assert measured.profile_digest == profile().digest
+
+
+def test_a_description_states_how_far_its_times_may_be_off() -> None:
+    prediction = decide(problem(cluster(error=0.2)), Budget(candidates=10)).plan.prediction
+    assert prediction is not None
+    assert prediction.low_seconds == pytest.approx(0.8 * prediction.step_seconds)
+    assert prediction.high_seconds == pytest.approx(1.2 * prediction.step_seconds)
+
+
+def test_devices_go_by_their_nodes_cards_in_order() -> None:
+    four = cluster(num_nodes=2, devices_per_node=4, nics_per_node=2)
+    assert problem(four, ranks=8, global_batch=8).card_of(range(8)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    plain = problem(cluster(num_nodes=2, devices_per_node=4), ranks=8, global_batch=8)
+    assert plain.card_of(range(8)).tolist() == plain.host_of(range(8)).tolist()

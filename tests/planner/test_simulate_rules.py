@@ -19,6 +19,7 @@ from penstock.planner.order import Order, from_schedule
 from penstock.planner.schedules.registry import find
 from penstock.planner.simulate import kernel
 from penstock.planner.simulate.arrays import simulate_arrays
+from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import MILLION, Costs, Hosts, InstructionCosts, hosts, uncontended
 from penstock.planner.simulate.simulation import simulate
 from tests.support.step_costs import equal_costs, random_costs, shape
@@ -83,6 +84,86 @@ def test_compute_goes_on_while_a_message_travels() -> None:
     found = simulate_arrays(parse("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"), costs)
     assert found.makespan_ns == 10 + 10 + 10 + 10 + 10 + 10 + 10 + 10
     assert found.communication_ns.tolist() == [10, 20]
+
+
+def test_blocking_ranks_compute_nothing_while_messages_travel() -> None:
+    """Rank 0 sends after both forwards; rank 1 waits for the first, and spends the time of the second after it."""
+    costs = dataclasses.replace(equal_costs(2, 1, 10, 10, 0, transfer=10), is_blocking=True)
+    found = simulate_arrays(parse("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"), costs)
+    assert found.makespan_ns == (10 + 10) + 10 + 10 + 10 + 10 + 10 + 10 + 10 + 10
+    assert found.communication_ns.tolist() == [40, 40]
+
+
+@pytest.mark.parametrize("transfer", [0, 1, 7, 10, 25])
+def test_blocking_never_helps(transfer: int) -> None:
+    order = find("gpipe").generate(shape(4, 6, 2))
+    costs = equal_costs(4, 2, 10, 10, 10, transfer=transfer)
+    blocked = simulate_arrays(order, dataclasses.replace(costs, is_blocking=True)).makespan_ns
+    free = simulate_arrays(order, costs).makespan_ns
+    assert free <= blocked <= free + 4 * transfer * 6 * 2 * 4
+    assert (blocked == free) == (transfer == 0)
+
+
+def test_cards_of_a_host_carry_messages_at_once() -> None:
+    compute = np.zeros((5, 4, 1), dtype=np.int64)
+    transfer = np.zeros((2, 4, 1), dtype=np.int64)
+    transfer[0, :3, 0] = 10
+    plain = uncontended(compute, transfer)
+    order = find("gpipe").generate(shape(4, 3, 1))
+    shared, apart = (
+        simulate_arrays(order, dataclasses.replace(plain, hosts=hosts((0, 1, 0, 1), 1, cards)), receive_ahead=3)
+        for cards in ((0, 1, 0, 1), (0, 1, 2, 3))
+    )
+    assert apart.makespan_ns == 10 * (3 + 2) < shared.makespan_ns
+
+
+# Steps without a barrier
+
+
+def unbarred(costs: Costs) -> Costs:
+    return dataclasses.replace(costs, has_barrier=False)
+
+
+def test_without_a_barrier_a_step_takes_the_longest_span_of_a_rank() -> None:
+    """1F1B with equal actions: every rank but the first begins later and ends earlier, so rank 0 counts."""
+    order, costs = find("1f1b").generate(shape(4, 8, 1)), equal_costs(4, 1, 10, 10, 10)
+    assert simulate_arrays(order, unbarred(costs)).makespan_ns == simulate_arrays(order, costs).makespan_ns
+
+
+def test_a_parallelogram_has_no_bubble_without_a_barrier() -> None:
+    """The second rank begins one action later and ends one later: neither waits inside its span."""
+    order = parse("0F0,0F1,0F2,0I0,0W0,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1F2,1I2,1W0,1W1,1W2\n")
+    compute = np.full((5, 2, 1), 10, dtype=np.int64)
+    costs = uncontended(compute, np.zeros((2, 2, 1), dtype=np.int64))
+    costs = dataclasses.replace(costs, reduce_ns={Group.NORM: (5, 5)}, optimizer_ns=(7, 7))
+    norm = [Reduction(Group.NORM, (0, 1))]
+    barred = simulate_arrays(order, costs, reductions=norm)
+    free = simulate_arrays(order, unbarred(costs), reductions=norm)
+    assert barred.makespan_ns == 10 + 9 * 10 + 5 + 7
+    assert free.makespan_ns == 9 * 10 + 5 + 7
+    assert free.bubble_ns.tolist() == [0, 0]
+
+
+def test_without_a_barrier_no_rank_waits_for_anothers_end() -> None:
+    order = parse("0F0\n1F0\n")
+    compute = np.zeros((5, 2, 1), dtype=np.int64)
+    compute[0, :, 0] = 10, 40
+    costs = uncontended(compute, np.zeros((2, 2, 1), dtype=np.int64))
+    norm = [Reduction(Group.NORM, (0, 1))]
+    assert simulate_arrays(order, costs, reductions=norm).makespan_ns == 50
+    free = simulate_arrays(order, unbarred(costs), reductions=norm)
+    assert free.makespan_ns == 40
+    assert free.bubble_ns.tolist() == [30, 0]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+def test_no_step_is_longer_without_a_barrier_nor_shorter_than_its_bound(name: str) -> None:
+    order, costs = find(name).generate(shape(4, 6, 2)), equal_costs(4, 2, 10, 11, 12, transfer=3)
+    norm = [Reduction(Group.NORM, (0, 1, 2, 3))]
+    free = simulate_arrays(order, unbarred(costs), reductions=norm).makespan_ns
+    assert free <= simulate_arrays(order, costs, reductions=norm).makespan_ns
+    owners = tuple(range(4))
+    assert free >= lower_bound_ns(unbarred(costs), 6, stage_ranks=owners, split=name == "zb-h1", reductions=norm)
 
 
 def test_messages_of_one_channel_follow_each_other() -> None:

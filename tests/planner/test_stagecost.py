@@ -23,6 +23,7 @@ from penstock.planner.stagecost import (
     unit_counts,
     unit_totals,
 )
+from penstock.planner.work import Work
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured, problem, profile
 
 MODELS = st.sampled_from([TINY_LLAMA, TINY_GPT2])
@@ -46,7 +47,7 @@ COSTS = st.sampled_from([contended(), problem().cost_of(1), problem().cost_of(2)
 def summed(cost: CostModel, model: ModelSpec, stage: tuple[int, int], kind: Kind, slowed: bool, *at: int) -> float:
     units = model.units[stage[0] : stage[1]]
     factors = [cost.slowdown(unit.kind, kind) if slowed else 1.0 for unit in units]
-    seconds = [float(cost.unit_seconds(unit.kind, kind, *at)) for unit in units]
+    seconds = [float(cost.unit_seconds(unit.kind, kind, Work.of(*at))) for unit in units]
     return sum(f * s for f, s in zip(factors, seconds, strict=True)) + cost.action_overhead_seconds
 
 

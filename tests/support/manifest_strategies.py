@@ -15,8 +15,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 import penstock.core
-from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
+from penstock.core.cluster import ClusterSpec, DeviceSpec, KernelSpec, LinkOverride, LinkSpec, SoftwareSpec
 from penstock.core.cluster_profile import ClusterProfileSpec
+from penstock.core.cost_table import CostRow
 from penstock.core.instants import INSTANT
 from penstock.core.job import (
     DataSpec,
@@ -112,6 +113,19 @@ BY_FIELD: dict[type, dict[str, Values]] = {
     PodBinding: {"node_rank": st.integers(0, 3), "num_nodes": st.integers(4, 9)},
     Profile: {"num_ranks": st.just(3), "hosts": st.sampled_from([(), (0, 0, 0), (0, 1, 0)])},
     Prediction: dict.fromkeys(("peak_bytes", "slot_bytes"), st.tuples(*[st.integers(0, 10**18)] * 2)),
+    KernelSpec: dict.fromkeys(
+        (
+            "product_share",
+            "product_memory_share",
+            "attention_share",
+            "attention_backward_share",
+            "stream_share",
+            "row_share",
+        ),
+        st.floats(0.01, 1),
+    ),
+    SoftwareSpec: {"allocator_slack": SHARES},
+    CostRow: {"pairs": st.integers(0, 10**12)},
     DeviceSpec: {
         "efficiency": st.dictionaries(st.integers(1, 4096), st.floats(0.01, 1), min_size=1, max_size=4).map(
             lambda points: tuple(sorted(points.items()))
@@ -289,11 +303,17 @@ def _clusters(draw: st.DrawFn) -> ClusterSpec:
     num_nodes = draw(st.integers(1, 8))
     node = st.integers(0, num_nodes - 1)
     links = st.lists(st.builds(LinkOverride, source=node, target=node, link=valid(LinkSpec)), max_size=3)
+    devices_per_node = draw(st.integers(1, 8))
     return ClusterSpec(
         name=draw(SCALARS[str]),
         device=draw(valid(DeviceSpec)),
         num_nodes=num_nodes,
-        devices_per_node=draw(st.integers(1, 8)),
+        devices_per_node=devices_per_node,
+        nics_per_node=draw(st.none() | st.integers(1, devices_per_node)),
+        intra_node_peer=draw(st.none() | valid(LinkSpec)),
+        software=draw(valid(SoftwareSpec)),
+        error=draw(SHARES),
+        costs=tuple(draw(st.lists(valid(CostRow), max_size=2))),
         intra_node=draw(valid(LinkSpec)),
         inter_node=draw(valid(LinkSpec)),
         links=tuple(draw(links)),

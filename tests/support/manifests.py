@@ -95,9 +95,16 @@ spec:
 CLUSTER = """
 name: lab
 device: {name: card, peakFlops: 1e14, memoryBytes: 16Gi, efficiency: [[1, 0.02], [256, 0.4]], memoryBandwidth: 1e12,
-         constantBytes: 1Gi, actionOverheadSeconds: 1e-5, pricePerHour: 2}
+         constantBytes: 1Gi, actionOverheadSeconds: 1e-5, pricePerHour: 2,
+         kernels: {productShare: 0.7, productEdge: 64, productDepth: 32, productMemoryShare: 0.8, attentionShare: 0.5,
+                   attentionBackwardShare: 0.4, attentionEdge: 100, attentionDepth: 16, attentionRows: 1000,
+                   streamShare: 0.9, rowShare: 0.6, kernelSeconds: 5e-6}}
 numNodes: 2
 devicesPerNode: 4
+nicsPerNode: 2
+error: 0.1
+software: {allocatorSlack: 0.05, launchSeconds: 1e-5}
+costs: [{unit: mlp, pass: F, tokens: 64, pairs: 2080, seconds: 1e-3}]
 intraNode: {latencySeconds: 1e-6, bytesPerSecond: 1e11}
 interNode: {latencySeconds: 1e-5, bytesPerSecond: 1e9}
 links: [{source: 0, target: 1, link: {latencySeconds: 1e-5, bytesPerSecond: 1e8}}]

@@ -16,6 +16,7 @@ from penstock import core
 from penstock.cli import output
 from penstock.cli.commands import (
     administration,
+    clusters,
     fetching,
     old_names,
     planning,
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 setup.register(app)
 planning.register(app)
+clusters.register(app)
 running.register(app)
 serving.register(app)
 old_names.register(app)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.cluster import ClusterSpec
+from penstock.core.cost_table import parse_cost_table
 from penstock.core.job import STDLIB_CORPUS, PipelineJob
 from penstock.core.run.documents import named, read_text
 from penstock.core.schedule import ScheduleSpec, import_spec
@@ -42,9 +43,12 @@ def read_resolved(path: Path, warn: Warn, resolve: Resolve) -> PipelineJob:
     return _with_schedule(PipelineJob.from_manifest(manifest), warn)
 
 
-def read_cluster(path: Path) -> ClusterSpec:
-    """The described hardware in ``path``."""
-    return named(path, ClusterSpec.from_manifest, _load_yaml(path))
+def read_cluster(path: Path, costs: Path | None = None) -> ClusterSpec:
+    """The described hardware in ``path``, with the cost table in ``costs`` if one is named."""
+    cluster = named(path, ClusterSpec.from_manifest, _load_yaml(path))
+    if costs is None:
+        return cluster
+    return dataclasses.replace(cluster, costs=parse_cost_table(read_text(costs), str(costs)))
 
 
 def _load_yaml(path: Path) -> Any:

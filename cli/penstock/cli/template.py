@@ -64,7 +64,11 @@ def template(name: str, path: Path) -> str:
 
 def write_template(path: Path, name: str, *, overwrite: bool) -> None:
     """Write it; raises `UserError` if something is there already, or nothing can be written there."""
-    text = template(name, path)
+    write_new(path, template(name, path), overwrite=overwrite)
+
+
+def write_new(path: Path, text: str, *, overwrite: bool) -> None:
+    """Write ``text``; raises `UserError` if something is there already, or nothing can be written there."""
     try:
         with path.open("w" if overwrite else "x") as file:
             file.write(text)

@@ -17,7 +17,7 @@ from penstock.core.plan import Cost, Plan
 
 
 def plan_at(
-    server: str, job: Path, *, cluster: Path | None, local: Mapping[str, Path | None]
+    server: str, job: Path, *, cluster: Path | None, local: Mapping[str, Path | None], costs: Path | None = None
 ) -> tuple[Plan, Cost | None]:
     """The plan that the service makes of the job, and its cost where a price is given.
 
@@ -30,8 +30,11 @@ def plan_at(
         if value is not None:
             remedy = f"leave {name} out, or --server"
             raise UserError(what=f"{name} is of this machine, and the service plans", where=name, remedy=remedy)
+    if costs is not None and cluster is None:
+        remedy = "describe links and memory in a file, and name it with --cluster"
+        raise UserError(what="--costs needs --cluster: a table tells the times of units alone", remedy=remedy)
     wanted = read_for_service(job, warn)
-    hardware = None if cluster is None else read_cluster(cluster)
+    hardware = None if cluster is None else read_cluster(cluster, costs)
     with connected(server) as client, closing(line()) as shown:
         ended = _ended(client, client.plan(wanted, cluster=hardware).id, shown)
     return _plan_of(ended), ended.cost

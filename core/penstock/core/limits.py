@@ -30,6 +30,7 @@ MOST_BYTES = 10**18
 MOST_NODES = 2**16
 MOST_DEVICES_PER_NODE = 1024
 MOST_LINKS = 100_000
+MOST_COSTS = 10_000
 MOST_SLICES = 65_536
 MOST_STAGES = 1024
 MOST_CHARACTERS = 1024
@@ -74,6 +75,7 @@ def _name(pattern: str, *, may_be_empty: bool = False) -> Limit:
 
 
 _SHARE: Limit = {"minimum": 0, "maximum": 1}
+_SOME_SHARE: Limit = {"exclusiveMinimum": 0, "maximum": 1}
 _BELOW_ONE: Limit = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
 _BYTES: Limit = {"minimum": 0, "maximum": MOST_BYTES}
 _SOME_BYTES: Limit = _count(MOST_BYTES)
@@ -201,6 +203,32 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "numNodes": _count(MOST_NODES),
         "devicesPerNode": _count(MOST_DEVICES_PER_NODE),
         "links": _list(MOST_LINKS),
+        "nicsPerNode": _count(MOST_DEVICES_PER_NODE),
+        "error": _SHARE,
+        "costs": _list(MOST_COSTS),
+    },
+    "CostRow": {
+        "tokens": _count(EXACT),
+        "pairs": _up_to(EXACT),
+        "seconds": _up_to(1e12),
+    },
+    "SoftwareSpec": {"allocatorSlack": _SHARE, "launchSeconds": _up_to(1e12)},
+    "KernelSpec": {
+        **dict.fromkeys(
+            (
+                "productShare",
+                "productMemoryShare",
+                "attentionShare",
+                "attentionBackwardShare",
+                "streamShare",
+                "rowShare",
+            ),
+            _SOME_SHARE,
+        ),
+        **dict.fromkeys(
+            ("productEdge", "productDepth", "attentionEdge", "attentionDepth", "attentionRows"), _up_to(EXACT)
+        ),
+        "kernelSeconds": _up_to(1e12),
     },
     "DeviceSpec": {
         "name": _text(),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkOverride, LinkSpec
+from penstock.core.cluster import ClusterSpec, DeviceSpec, KernelSpec, LinkOverride, LinkSpec, SoftwareSpec
+from penstock.core.cost_table import CostRow
 from penstock.core.job import (
     CheckpointSpec,
     DataSpec,
@@ -126,9 +127,56 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "device": "the one kind of device",
         "numNodes": "nodes",
         "devicesPerNode": "devices of each",
-        "intraNode": "link between devices of a node",
-        "interNode": "link between nodes",
+        "intraNode": "link between devices of a node; what a collective reaches there",
+        "interNode": "link between nodes; with `nicsPerNode` one network card",
         "links": "exceptions: `{source, target, link}` between two nodes, by number",
+        "nicsPerNode": (
+            "network cards of a node, which its devices share evenly; none: all messages of a node share one card, and "
+            "a reduction is one ring over single links"
+        ),
+        "intraNodePeer": "link between two devices of a node where it is slower than `intraNode`",
+        "software": "what the trainer does; the defaults describe penstock's own",
+        "error": "share by which predicted times may be off: the interval of predictions",
+        "costs": "rows measured elsewhere, which count instead of the device's kernels; `--costs` reads them from CSV",
+    },
+    KernelSpec: {
+        "productShare": "of `peakFlops`, reached by a matrix product that is large in every dimension",
+        "productEdge": "a product takes as long as one with so many more rows and columns",
+        "productDepth": "and with so much more depth",
+        "productMemoryShare": "of `memoryBandwidth`, reached by the matrices of a product",
+        "attentionShare": "of `peakFlops`, reached by fused attention forward",
+        "attentionBackwardShare": "the same backward",
+        "attentionEdge": "fused attention takes as long as with so many more keys per query",
+        "attentionDepth": "and with heads that much wider",
+        "attentionRows": "and with so many more rows of queries, over all heads",
+        "streamShare": "of `memoryBandwidth`, reached by elementwise kernels",
+        "rowShare": "of `memoryBandwidth`, reached by kernels that reduce rows: norms, softmax",
+        "kernelSeconds": "least time of any kernel",
+    },
+    SoftwareSpec: {
+        "attention": "`flash` keeps no scores, `unfused` keeps them for backward",
+        "dropout": "whether hidden states and attention are masked",
+        "fusion": (
+            "`epilogue`: products add biases; `grouped`: bias and activation, bias, dropout and residual, and scaling, "
+            "mask and softmax are one kernel each; `none`: one kernel per operation"
+        ),
+        "fusedGradients": "whether W's products add to the gradients themselves, or further kernels do",
+        "gradientType": "`fp32` or `bf16`: in which gradients are summed",
+        "transfers": (
+            "`overlapped`: ranks compute meanwhile; `exchanged`: they send and receive at once and wait; "
+            "`blocking`: one after the other"
+        ),
+        "optimizerBarrier": "whether all ranks wait for the norm of the gradients before the next step",
+        "allocatorSlack": "share of activations' bytes that the allocator loses",
+        "launchSeconds": "time of the host to launch one kernel",
+        "headInForward": "whether the head's F does its whole backward",
+    },
+    CostRow: {
+        "unit": "`embedding`, `attention`, `mlp` or `head`",
+        "pass": "`F`, `I` (gradient of the input) or `W` (gradients of the weights)",
+        "tokens": "of all sequences of the micro-batch's slice",
+        "pairs": "of a query and a key that it attends to, over all sequences",
+        "seconds": "on one rank, collectives of tensor parallelism included",
     },
     DeviceSpec: {
         "name": "for people",
@@ -139,6 +187,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "constantBytes": "memory of the process before any parameter",
         "actionOverheadSeconds": "fixed cost of one action",
         "pricePerHour": "of one device: plans then say what they cost; the planner itself counts device time",
+        "kernels": "how fast kernels are by the shape of their work; given, `efficiency` is not read",
     },
     LinkSpec: {
         "latencySeconds": "seconds to the first byte",

@@ -1,7 +1,8 @@
 """Seconds of every kind of work, from a Profile's measurements or from a described device.
 
-Both models answer the same questions, vectorised over slices: how long F, I or W of a unit takes for B sequences of n
-tokens after c tokens of prefix, alone and with the other ranks of its host computing. Only attention depends on c.
+All models answer the same questions, vectorised over slices: how long F, I or W of a unit takes for so many tokens and
+attended pairs on a rank's device, alone and with the other ranks of its host computing. Only attention depends on the
+pairs.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import ClusterSpec, LinkSpec
+from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
 from penstock.core.schedule import Kind
+from penstock.planner.collectives import GroupTopology, Link
+from penstock.planner.cost_table import table_times
+from penstock.planner.kernels import KernelTimes, has_work
+from penstock.planner.work import Floats, Work
 
-Floats = npt.NDArray[np.float64]
-Lengths = npt.ArrayLike
 Devices = npt.ArrayLike
 
 
 class CostModel(Protocol):
-    """What the planner asks of hardware. Seconds and bytes; arrays broadcast over ``length`` and ``prefix``."""
+    """What the planner asks of a rank's device and its links. Seconds and bytes; arrays go by the work's."""
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -36,7 +39,7 @@ class CostModel(Protocol):
         """Bytes of a rank's process before any parameter."""
         ...
 
-    def unit_seconds(self, unit: UnitKind, kind: Kind, batch: int, length: Lengths, prefix: Lengths) -> Floats:
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """Seconds of one unit's F, I or W while other ranks are idle."""
         ...
 
@@ -61,13 +64,20 @@ class CostModel(Protocol):
         ...
 
 
+class UnitTimes(Protocol):
+    """Seconds of a model's units on one device, without collectives."""
+
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Seconds of one unit's F, I or W."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescribedCost:
-    """Costs of a described cluster: FLOPs over an efficiency curve, plus tensor-parallel sums inside every unit.
+    """Costs of a described cluster: its device's times of units, and tensor-parallel sums inside every unit.
 
-    A unit's time is its matrices' FLOPs at the efficiency of its token count, its attention FLOPs at the best
-    efficiency, its activations' traffic at memory bandwidth, and under tp one ring all-reduce of its hidden state
-    per pass F and I (Megatron-LM, arXiv 1909.08053, section 3).
+    Under tp one all-reduce of a unit's hidden state follows each of its passes F and I (Megatron-LM, arXiv 1909.08053,
+    section 3).
     """
 
     model: ModelSpec
@@ -75,12 +85,26 @@ class DescribedCost:
     precision: Precision
     tp: int = 1
     _links: _Links = field(init=False, repr=False, compare=False)
-    _curve: Floats = field(init=False, repr=False, compare=False)
+    _units: UnitTimes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_links", _Links.of(self.cluster))
-        tokens, shares = zip(*self.cluster.device.efficiency, strict=True)
-        object.__setattr__(self, "_curve", np.array([np.log2(tokens), shares]))
+        object.__setattr__(self, "_units", self._unit_times())
+
+    def _unit_times(self) -> UnitTimes:
+        device, kernels = self.cluster.device, self.cluster.device.kernels
+        if self.cluster.costs:
+            return table_times(self.cluster.costs)
+        if kernels is None:
+            return TokenTimes.of(self.model, device, self.precision, self.tp)
+        return KernelTimes(
+            model=self.model,
+            device=device,
+            kernels=kernels,
+            software=self.cluster.software,
+            precision=self.precision,
+            tp=self.tp,
+        )
 
     @property
     def action_overhead_seconds(self) -> float:
@@ -92,34 +116,20 @@ class DescribedCost:
         """From the device's description."""
         return self.cluster.device.constant_bytes
 
-    def unit_seconds(self, unit: UnitKind, kind: Kind, batch: int, length: Lengths, prefix: Lengths) -> Floats:
-        """See the class; the head's F holds its whole backward, so its I and W are free, as the embedding's I."""
-        n, c = np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64)
-        passes = _passes(unit, kind)
-        if not passes:
-            return np.zeros(np.broadcast(n, c).shape)
-        tokens = batch * n
-        peak = self.cluster.device.peak_flops
-        linear = passes * tokens * linear_flops_per_token(self.model, unit) / self.tp
-        seconds = linear / (peak * self._efficiency(tokens)) + self._memory_seconds(unit, tokens)
-        if unit is UnitKind.ATTENTION and kind is not Kind.W:
-            pairs = batch * (n * c + n * (n + 1) / 2)
-            work = attention_flops(self.model, 1) * pairs * (2.5 if kind is Kind.I else 1.0) / self.tp
-            seconds = seconds + work / (peak * self.cluster.device.efficiency[-1][1])
-        if self.tp > 1 and kind is not Kind.W:
-            seconds = seconds + self._tensor_parallel_seconds(tokens)
-        return seconds + 0.0 * c
-
-    def _efficiency(self, tokens: Floats) -> Floats:
-        return np.interp(np.log2(np.maximum(tokens, 1)), *self._curve)
-
-    def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
-        width = self.model.hidden * (1 if unit is UnitKind.EMBEDDING else 6)
-        return tokens * width * self.precision.compute_bytes / self.cluster.device.memory_bandwidth
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """The device's seconds, and under tp those of the sum that ends the pass; a table's hold it already."""
+        seconds = self._units.unit_seconds(unit, kind, work)
+        is_sharded = self.tp > 1 and not self.cluster.costs
+        if is_sharded and kind is not Kind.W and has_work(unit, kind, self.cluster.software):
+            seconds = seconds + self._tensor_parallel_seconds(work.tokens)
+        return seconds
 
     def _tensor_parallel_seconds(self, tokens: Floats) -> Floats:
+        num_bytes = tokens * self.model.hidden * self.precision.compute_bytes
+        if self.cluster.nics_per_node is not None:
+            return self.topology(range(self.tp)).all_reduce_seconds(num_bytes)
         link = self.cluster.intra_node if self.tp <= self.cluster.devices_per_node else self.cluster.inter_node
-        sent = 2 * (self.tp - 1) / self.tp * tokens * self.model.hidden * self.precision.compute_bytes
+        sent = 2 * (self.tp - 1) / self.tp * num_bytes
         return 2 * (self.tp - 1) * link.latency_seconds + sent / link.bytes_per_second
 
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
@@ -127,11 +137,17 @@ class DescribedCost:
         return 1.0
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
-        """The head's logits in compute and accumulation type; other units work in place."""
-        if unit is not UnitKind.HEAD or kind is not Kind.F:
+        """The head's logits in compute and accumulation type; other units work in place.
+
+        A head whose F leaves its backward to I keeps the logits of all tokens.
+        """
+        if unit is not UnitKind.HEAD or not has_work(unit, kind, self.cluster.software):
             return 0
         width = self.precision.compute_bytes + self.precision.accumulate_bytes
-        return min(batch * length, HEAD_CHUNK_TOKENS) * self.model.vocab * width // self.tp
+        tokens = batch * length
+        if self.cluster.software.head_in_forward:
+            tokens = min(tokens, HEAD_CHUNK_TOKENS)
+        return tokens * self.model.vocab * width // self.tp
 
     def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
         """The link between the devices' nodes, an override if there is one."""
@@ -139,17 +155,77 @@ class DescribedCost:
         return self._links.between(np.asarray(source) // per_node, np.asarray(target) // per_node)
 
     def all_reduce_seconds(self, num_bytes: int, devices: Sequence[int]) -> float:
-        """A ring over ``devices``: 2 (n-1)/n of the bytes over its slowest link (Patarasuk and Yuan, 2009)."""
+        """By the topology of the network cards; without them a ring over ``devices``, at its slowest link."""
         n = len(devices)
         if n < 2:
             return 0.0
+        if self.cluster.nics_per_node is not None:
+            return float(self.topology(devices).all_reduce_seconds(num_bytes))
         latency, per_byte = self.transfer(devices, [*devices[1:], devices[0]])
         return 2 * (n - 1) * float(latency.max() + num_bytes / n * per_byte.max())
 
+    def topology(self, devices: Sequence[int]) -> GroupTopology:
+        """How ``devices`` are spread over nodes, and the links among them: between nodes the slowest of a ring's."""
+        nodes, sizes = np.unique(np.asarray(devices) // self.cluster.devices_per_node, return_counts=True)
+        latency, per_byte = self._links.between(nodes, np.roll(nodes, -1))
+        cards = self.cluster.nics_per_node or 1
+        inside = self.cluster.intra_node
+        return GroupTopology(
+            inside=Link(latency=inside.latency_seconds, per_byte=1.0 / inside.bytes_per_second),
+            between=Link(
+                latency=float(latency.max()), per_byte=float(per_byte.max()) * self.cluster.devices_per_node / cards
+            ),
+            group_sizes=tuple(sizes.tolist()),
+        )
+
     def optimizer_seconds(self, num_parameters: int) -> float:
         """Master weight, gradient and two moments read, three of them and the compute copy written."""
+        device = self.cluster.device
         traffic = num_parameters * (4 * 4 + 3 * 4 + self.precision.compute_bytes)
-        return traffic / self.cluster.device.memory_bandwidth
+        share = device.kernels.stream_share if device.kernels is not None else 1.0
+        return traffic / (share * device.memory_bandwidth)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenTimes:
+    """Times by the efficiency of token counts, where a device's kernels are not described.
+
+    A unit's time is its matrices' FLOPs at the efficiency of its token count, its attention FLOPs at the best
+    efficiency, and its activations' traffic at memory bandwidth.
+    """
+
+    model: ModelSpec
+    device: DeviceSpec
+    precision: Precision
+    tp: int
+    curve: Floats
+    """[log2 of tokens or share, points]."""
+
+    @classmethod
+    def of(cls, model: ModelSpec, device: DeviceSpec, precision: Precision, tp: int) -> TokenTimes:
+        """With the device's curve."""
+        tokens, shares = zip(*device.efficiency, strict=True)
+        curve = np.array([np.log2(tokens), shares])
+        return cls(model=model, device=device, precision=precision, tp=tp, curve=curve)
+
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """The head's F holds its whole backward, so its I and W are free, as the embedding's I."""
+        tokens = work.tokens
+        passes = _passes(unit, kind)
+        if not passes:
+            return np.zeros(tokens.shape)
+        peak = self.device.peak_flops
+        linear = passes * tokens * linear_flops_per_token(self.model, unit) / self.tp
+        efficiency = np.interp(np.log2(np.maximum(tokens, 1)), *self.curve)
+        seconds = linear / (peak * efficiency) + self._memory_seconds(unit, tokens)
+        if unit is UnitKind.ATTENTION and kind is not Kind.W:
+            flops = attention_flops(self.model, 1) * work.pairs * (2.5 if kind is Kind.I else 1.0) / self.tp
+            seconds = seconds + flops / (peak * self.device.efficiency[-1][1])
+        return seconds
+
+    def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
+        width = self.model.hidden * (1 if unit is UnitKind.EMBEDDING else 6)
+        return tokens * width * self.precision.compute_bytes / self.device.memory_bandwidth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -177,7 +253,7 @@ class _Links:
         pairs = sorted(found)
         return cls(
             num_nodes=cluster.num_nodes,
-            inside=_link(cluster.intra_node),
+            inside=_link(cluster.intra_node_peer or cluster.intra_node),
             between_nodes=_link(cluster.inter_node),
             pairs=np.array(pairs, dtype=np.int64),
             others=np.array([found[pair] for pair in pairs]).reshape(-1, 2),

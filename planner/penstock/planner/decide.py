@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from penstock.core.cluster import PENSTOCK
 from penstock.core.errors import UserError
 from penstock.core.job import Objective
 from penstock.core.plan import Plan, Prediction
@@ -21,7 +22,9 @@ from penstock.planner.search import Budget, Evaluation, NothingFitsError, Report
 from penstock.planner.tables import action_transients, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
-"""Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind."""
+"""Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind. Those of
+another software are not: its arenas are its own.
+"""
 
 FIRST_FIT = Budget(candidates=0, neighbours=0, moves=0)
 """A search with this budget ends with the first plan that fits."""
@@ -134,7 +137,7 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
         seated, evaluation = placed(judge, found)
         draft = draft_plan(seated, evaluation)
         program = None
-        if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS:
+        if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS and problem.software == PENSTOCK:
             program = lowered(draft, action_transients(problem, evaluation.candidate))
             evaluation = _with_arena(seated, evaluation, program)
         if max(evaluation.peak_bytes) > problem.memory_limit_bytes:

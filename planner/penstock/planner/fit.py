@@ -23,7 +23,8 @@ from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.profile import LinkRecord, Profile, UnitRecord
 from penstock.core.schedule import Kind
-from penstock.planner.cost import Devices, Floats, Lengths
+from penstock.planner.cost import Devices
+from penstock.planner.work import PASSES_WITH_WORK, Floats, Work
 
 Key = tuple[UnitKind, Kind]
 
@@ -38,14 +39,13 @@ class Fit:
     slopes: Floats
     quadratic: float
 
-    def seconds(self, batch: int, length: Lengths, prefix: Lengths) -> Floats:
-        """Seconds at (B, n, c); below the first node on the line of the first two, beyond the last in proportion."""
-        n, c = np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64)
-        t = batch * n
+    def seconds(self, work: Work) -> Floats:
+        """Seconds of ``work``; below the first node on the line of the first two, beyond the last in proportion."""
+        t, n = work.tokens, work.length
         tokens = np.interp(t, self.token_nodes, self.token_seconds) * np.maximum(t / self.token_nodes[-1], 1.0)
         tokens = tokens - self._first_rate * np.maximum(self.token_nodes[0] - t, 0.0)
         slope = np.interp(n, self.slope_nodes, self.slopes)
-        seconds: Floats = tokens + _pairs(batch, n, c) * slope + self.quadratic * batch * n * n
+        seconds: Floats = tokens + work.pairs * slope + self.quadratic * t * n
         return seconds
 
     @property
@@ -55,11 +55,6 @@ class Fit:
             return 0.0
         (near, far), (low, high) = self.token_nodes[:2], self.token_seconds[:2]
         return float(np.clip((high - low) / (far - near), 0.0, low / near))
-
-
-def _pairs(batch: int | Floats, n: Floats, c: Floats) -> Floats:
-    pairs: Floats = batch * (n * c + n * (n + 1) / 2)
-    return pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +76,7 @@ def fit_records(records: Sequence[UnitRecord], together: bool) -> Fit:
     nodes = np.unique(batches * lengths)
     attends = records[0].unit is UnitKind.ATTENTION and records[0].kind is not Kind.W and bool(prefixes.any())
     slope_nodes = np.unique(lengths[prefixes > 0]) if attends else np.zeros(1)
-    pairs = attends * _pairs(batches, lengths, prefixes)
+    pairs = attends * batches * (lengths * prefixes + lengths * (lengths + 1) / 2)
     squares = (attends and len(set(batches.tolist())) > 1) * batches * lengths**2
     columns = [*_hats(batches * lengths, nodes), *(hat * pairs for hat in _hats(lengths, slope_nodes)), squares]
     seconds = np.array([r.seconds(together=together) for r in records])
@@ -124,12 +119,10 @@ class MeasuredCost:
         """As measured."""
         return self.profile.memory.constant_bytes
 
-    def unit_seconds(self, unit: UnitKind, kind: Kind, batch: int, length: Lengths, prefix: Lengths) -> Floats:
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """From the fit; work a unit does not have (an embedding's I, a head's I and W) takes no time."""
         fit = self.alone.get((unit, kind))
-        if fit is None:
-            return np.zeros(np.broadcast(np.asarray(length), np.asarray(prefix)).shape)
-        return fit.seconds(batch, length, prefix)
+        return np.zeros(work.tokens.shape) if fit is None else fit.seconds(work)
 
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
         """The median measured ratio of together to alone, at least 1."""
@@ -180,13 +173,7 @@ def _on_line(points: Sequence[tuple[int, float]], size: int) -> float:
     return inside + float(last * max(size - sizes[-1], 0.0) - first * max(sizes[0] - size, 0.0))
 
 
-REQUIRED = (
-    (UnitKind.EMBEDDING, Kind.F),
-    (UnitKind.EMBEDDING, Kind.W),
-    *((unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I, Kind.W)),
-    (UnitKind.HEAD, Kind.F),
-)
-"""Every pass that takes time."""
+REQUIRED = PASSES_WITH_WORK
 
 
 def measured_cost(profile: Profile) -> MeasuredCost:
@@ -244,9 +231,13 @@ def _report(key: Key, records: Sequence[UnitRecord], fit: Fit) -> FitReport:
 
 
 def _error(record: UnitRecord, fit: Fit) -> float:
-    predicted = float(fit.seconds(record.batch, record.length, record.prefix))
+    predicted = float(fit.seconds(_work(record)))
     measured = record.seconds(together=False)
     return abs(predicted - measured) / measured
+
+
+def _work(record: UnitRecord) -> Work:
+    return Work.of(record.batch, record.length, record.prefix)
 
 
 def fit_points(profile: Profile) -> tuple[FitPoint, ...]:
@@ -255,9 +246,7 @@ def fit_points(profile: Profile) -> tuple[FitPoint, ...]:
     return tuple(
         FitPoint(
             record=record,
-            predicted_seconds=float(
-                cost.unit_seconds(record.unit, record.kind, record.batch, record.length, record.prefix)
-            )
+            predicted_seconds=float(cost.unit_seconds(record.unit, record.kind, _work(record)))
             * cost.slowdown(record.unit, record.kind),
         )
         for record in profile.units

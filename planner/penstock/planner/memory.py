@@ -2,6 +2,10 @@
 
 Like costs, bytes are sums over units of few kinds, so all stages and slices are counted by one product. The exact
 figure of a plan is its Program's arena; these are what the search goes by before there is one.
+
+A described software stack may keep more than penstock's own trainer: one byte per element of each dropout mask, and
+with unfused attention the softmax, its mask and what the mask leaves of it, (2 + 1 + 2) bytes per score in bf16
+(Korthikanti et al., arXiv 2205.05198, section 4.1: 5 a s^2 b of a layer's s b h (34 + 5 a s / h)).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.core.cluster import PENSTOCK, AttentionKernel, GradientType, SoftwareSpec
 from penstock.core.layout import (
     HIDDEN_STATE_SLOTS,
     Precision,
@@ -27,19 +32,29 @@ from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
 MOST_BYTES = 64 * 2**40
 """Of one unit in a slot: more is counted as this. No rank has it, and 64 bits hold the sum over a model's units."""
 
+MASK_BYTES = 1
+"""Of one element of a dropout mask."""
+
 _REPLICATED = frozenset({"y", "normed", "dy", "rstd", "mean", "x", "g_in", "g_out", "h"})
 
 
-def state_bytes_per_parameter(precision: Precision) -> int:
+def state_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
     """Master weight, gradient and AdamW's two moments in the accumulation type, and the compute copy of bf16."""
     copy = precision.compute_bytes if precision is Precision.BF16 else 0
-    return 4 * precision.accumulate_bytes + copy
+    return 3 * precision.accumulate_bytes + gradient_bytes(precision, gradient_type) + copy
+
+
+def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
+    """Of one element of an accumulated gradient."""
+    return precision.accumulate_bytes if gradient_type is GradientType.FP32 else precision.compute_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
     """Bytes of stages under tensor parallelism ``tp`` (Megatron-LM's split: hidden states and norms are replicated),
-    for micro-batches of ``batch`` sequences.
+    for micro-batches of ``batch`` sequences of ``sequence_length`` tokens, as the ``software`` stack holds them.
+
+    Scores that are kept count as if every query attended to the whole sequence: an upper bound for slices.
     """
 
     model: ModelSpec
@@ -47,6 +62,8 @@ class StageMemory:
     stages: Stages
     batch: int
     tp: int = 1
+    software: SoftwareSpec = PENSTOCK
+    sequence_length: int = 0
 
     @property
     def num_parameters(self) -> Integers:
@@ -60,12 +77,13 @@ class StageMemory:
     @property
     def state_bytes(self) -> Integers:
         """[stages]: parameters, gradients and optimizer state."""
-        return self.num_parameters * state_bytes_per_parameter(self.precision) // self.tp
+        width = state_bytes_per_parameter(self.precision, self.software.gradient_type)
+        return self.num_parameters * width // self.tp
 
     @property
     def gradient_bytes(self) -> Integers:
         """[stages]: what data parallelism sums."""
-        return self.num_parameters * self.precision.accumulate_bytes // self.tp
+        return self.num_parameters * gradient_bytes(self.precision, self.software.gradient_type) // self.tp
 
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
@@ -88,7 +106,26 @@ class StageMemory:
 
     def _unit_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[unit kinds, tokens]."""
-        return _unit_table(self.model, self.precision, slot, self.batch, self.tp, tuple(tokens))
+        shape = (self.model, self.precision, slot, self.batch, self.tp)
+        if self.software == PENSTOCK:
+            return _unit_table(*shape, tuple(tokens))
+        sizes = [
+            [self._with_software(kind, slot, count, _unit_bytes(kind, *shape, count)) for count in tokens]
+            for kind in UNIT_KINDS
+        ]
+        return np.array(sizes, dtype=np.int64)
+
+    def _with_software(self, kind: UnitKind, slot: SlotKind, tokens: int, num_bytes: int) -> int:
+        """A unit's bytes in a slot with what the stack keeps besides, and with what its allocator loses."""
+        if slot is SlotKind.ACTIVATIONS:
+            if self.software.dropout and kind in (UnitKind.ATTENTION, UnitKind.MLP):
+                num_bytes += MASK_BYTES * self.batch * tokens * self.model.hidden
+            if kind is UnitKind.ATTENTION and self.software.attention is AttentionKernel.UNFUSED:
+                kept = self.precision.compute_bytes
+                if self.software.dropout:
+                    kept += self.precision.compute_bytes + MASK_BYTES
+                num_bytes += kept * self.batch * self.model.heads // self.tp * tokens * self.sequence_length
+        return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
 
 
 @functools.lru_cache(maxsize=64)

@@ -38,8 +38,8 @@ from penstock.core.model import UnitKind
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import equal_slices, label_of, stages_per_rank
-from penstock.planner.cost import CostModel, Floats
-from penstock.planner.memory import StageMemory, state_bytes_per_parameter
+from penstock.planner.cost import CostModel
+from penstock.planner.memory import state_bytes_per_parameter
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
 from penstock.planner.schedules.registry import BUILT_IN
@@ -54,7 +54,8 @@ from penstock.planner.stagecost import (
     unit_totals,
 )
 from penstock.planner.stages import balanced_bounds
-from penstock.planner.tables import devices_in_order, unit_bytes
+from penstock.planner.tables import devices_in_order, memory_of, unit_bytes
+from penstock.planner.work import Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,9 +235,7 @@ class _StageTimes:
 
     def end_seconds(self, problem: Problem, mesh: Mesh) -> float:
         """Reductions and the optimizer of the rank with most parameters."""
-        memory = StageMemory(
-            model=problem.model, precision=problem.precision, stages=self.stages, batch=mesh.microbatch, tp=mesh.tp
-        )
+        memory = memory_of(problem, self.stages, mesh.microbatch, mesh.tp)
         per_rank = len(self.stages) // mesh.pp
         elements = per_rank * int(memory.num_parameters.max()) // mesh.tp
         gradients = per_rank * int(memory.gradient_bytes.max())
@@ -355,7 +354,7 @@ def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Fl
     always[-1] += work.state_bytes[head] + held_by[-1] * work.held_bytes[head]
     if problem.model.tied and mesh.pp == 1:
         shared = problem.model.vocab * problem.model.hidden
-        always -= shared * state_bytes_per_parameter(problem.precision) / mesh.tp
+        always -= shared * state_bytes_per_parameter(problem.precision, problem.software.gradient_type) / mesh.tp
     num_inner = problem.model.num_units - 2
     dealt = (num_inner + (always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
     least: Floats = np.maximum(dealt, always.max(axis=0))

@@ -18,11 +18,11 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.planner.candidate import Candidate
-from penstock.planner.cost import Floats
 from penstock.planner.evaluate import VARIED, Simulated, owners_of
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.search import Evaluation
 from penstock.planner.tables import devices_in_order
+from penstock.planner.work import Floats
 
 MOST_SEATS_TRIED_IN_FULL = 7
 MOST_SEATS = 4_096

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import ClusterSpec
+from penstock.core.cluster import PENSTOCK, ClusterSpec, SoftwareSpec
 from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import Precision
@@ -55,6 +55,10 @@ class Problem:
     most_tp: int = 1
     hosts: tuple[int, ...] = ()
     """Every device's; empty where each device has a host of its own."""
+    software: SoftwareSpec = PENSTOCK
+    """What the trainer keeps and sums; penstock's own unless a description says otherwise."""
+    cards: tuple[int, ...] = ()
+    """Every device's network card; empty where each host has one."""
     device_memory_bytes: int = 2**63 - 1
     """What the limit can be raised to."""
     num_places: int | None = None
@@ -63,7 +67,7 @@ class Problem:
     """The factor within which links count as alike; measurements scatter."""
     profile_digest: str = ""
     confidence: Confidence | None = None
-    """Of costs that were measured."""
+    """Of costs: from the spread of measurements, or as a description states it."""
 
     @property
     def late_receives(self) -> bool:
@@ -80,9 +84,17 @@ class Problem:
         numbers = np.asarray(devices, dtype=np.int64)
         return np.array(self.hosts, dtype=np.int64)[numbers] if self.hosts else numbers
 
+    def card_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The network cards of devices, elementwise."""
+        numbers = np.asarray(devices, dtype=np.int64)
+        return np.array(self.cards, dtype=np.int64)[numbers] if self.cards else self.host_of(numbers)
+
 
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
-    """The problem of running ``spec`` on described hardware; tp up to 8 within a node."""
+    """The problem of running ``spec`` on described hardware; tp up to 8 within a node.
+
+    A cost table holds for the tp that is pinned, else for 1.
+    """
     if spec.resources.ranks > cluster.num_devices:
         raise UserError(
             what=f"the job asks for {spec.resources.ranks} ranks, the cluster has {cluster.num_devices} devices",
@@ -100,9 +112,17 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
         device_memory_bytes=cluster.device.memory_bytes,
         cost_of=cost_of,
-        most_tp=math.gcd(MOST_TP, cluster.devices_per_node),
+        most_tp=(spec.parallelism.tp or 1) if cluster.costs else math.gcd(MOST_TP, cluster.devices_per_node),
         hosts=tuple(map(cluster.node_of, range(spec.resources.ranks))),
+        software=cluster.software,
+        cards=tuple(map(cluster.card_of, range(spec.resources.ranks))),
+        confidence=_stated(cluster.error),
     )
+
+
+def _stated(error: float) -> Confidence:
+    """A description says one error for all times."""
+    return Confidence(computing=error, transfers=error, reductions=error, optimizer=error)
 
 
 def common_fields(spec: JobSpec) -> dict[str, Any]:

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 
 from penstock.planner.candidate import Candidate
-from penstock.planner.cost import Floats
 from penstock.planner.problem import Problem
 from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
 from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
 from penstock.planner.tables import stage_memory, static_bytes, unit_bytes
+from penstock.planner.work import Floats
 
 MOST_CORRECTIONS = 4
 

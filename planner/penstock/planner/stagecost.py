@@ -16,8 +16,9 @@ import numpy.typing as npt
 from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.schedule import Kind
 from penstock.core.units import NANOSECONDS_PER_SECOND
-from penstock.planner.cost import CostModel, Floats, Lengths
+from penstock.planner.cost import CostModel
 from penstock.planner.nanoseconds import require_countable, whole_nanoseconds
+from penstock.planner.work import Floats, Lengths, Work
 
 Integers = npt.NDArray[np.int64]
 Stages = tuple[tuple[int, int], ...]
@@ -74,7 +75,8 @@ class StageCosts:
 
 def unit_pass_seconds(cost: CostModel, kind: Kind, batch: int, lengths: Lengths, before: Lengths) -> Floats:
     """[unit kinds, points]: seconds of one pass of each unit kind."""
-    return np.stack([cost.unit_seconds(unit, kind, batch, lengths, before) for unit in UNIT_KINDS])
+    work = Work.of(batch, lengths, before)
+    return np.stack([cost.unit_seconds(unit, kind, work) for unit in UNIT_KINDS])
 
 
 def stage_costs(cost: CostModel, model: ModelSpec, stages: Stages, slices: Sequence[int], batch: int) -> StageCosts:

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.cluster import Transfers
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
-from penstock.planner.cost import Floats
 from penstock.planner.lowering import Transients
-from penstock.planner.memory import StageMemory
+from penstock.planner.memory import StageMemory, gradient_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
-from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, StageCosts, prefixes, unit_counts
+from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, StageCosts, Stages, prefixes, unit_counts
+from penstock.planner.work import Floats
 
 Flags = npt.NDArray[np.bool_]
 
@@ -35,12 +36,19 @@ def devices_in_order(mesh: Mesh) -> tuple[int, ...]:
 
 def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:
     """The byte arithmetic of its stages."""
+    return memory_of(problem, candidate.stages, candidate.mesh.microbatch, candidate.mesh.tp)
+
+
+def memory_of(problem: Problem, stages: Stages, batch: int, tp: int) -> StageMemory:
+    """The byte arithmetic of these stages for micro-batches of ``batch`` sequences."""
     return StageMemory(
         model=problem.model,
         precision=problem.precision,
-        stages=candidate.stages,
-        batch=candidate.mesh.microbatch,
-        tp=candidate.mesh.tp,
+        stages=stages,
+        batch=batch,
+        tp=tp,
+        software=problem.software,
+        sequence_length=problem.sequence_length,
     )
 
 
@@ -53,15 +61,29 @@ def simulation_costs(
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
+    transfers = transfer_table(problem, candidate, stage_ranks, devices)
+    if problem.software.transfers is Transfers.EXCHANGED:
+        compute, transfers = _exchanged(compute, transfers)
     return Costs(
         compute_ns=compute,
         together_ppm=_together(passes),
-        transfer_ns=transfer_table(problem, candidate, stage_ranks, devices),
+        transfer_ns=transfers,
         card_ppm=card_table(problem, mesh, stage_ranks, devices),
         hosts=_hosts(problem, mesh, devices),
         reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
         optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
+        is_blocking=problem.software.transfers is Transfers.BLOCKING,
+        has_barrier=problem.software.optimizer_barrier,
     )
+
+
+def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:
+    """Both tables where ranks wait for exchanges: a message is a part of the action that sends it, and the message that
+    is received meanwhile takes no time of its own.
+    """
+    compute[FORWARD] += transfers[TO_NEXT]
+    compute[[INPUT_GRADIENT, BACKWARD]] += transfers[TO_PREVIOUS]
+    return compute, np.zeros_like(transfers)
 
 
 def _together(passes: StageCosts) -> Integers:
@@ -129,12 +151,16 @@ def _fastest(per_byte: Floats, same_host: Flags) -> Floats:
 
 
 def _hosts(problem: Problem, mesh: Mesh, devices: tuple[int, ...]) -> Hosts:
-    """The hosts of the first replica, and how many replicas share them."""
-    nodes = problem.host_of(devices).tolist()
-    first = nodes[: mesh.pp]
-    number = {node: index for index, node in enumerate(dict.fromkeys(first))}
-    sharing = sum(nodes[i * mesh.pp : (i + 1) * mesh.pp] == first for i in range(mesh.dp))
-    return hosts([number[node] for node in first], replicas=sharing)
+    """The hosts and network cards of the first replica, and how many replicas share these cards."""
+    nodes, cards = problem.host_of(devices).tolist(), problem.card_of(devices).tolist()
+    sharing = sum(cards[i * mesh.pp : (i + 1) * mesh.pp] == cards[: mesh.pp] for i in range(mesh.dp))
+    return hosts(_numbered(nodes[: mesh.pp]), sharing, _numbered(cards[: mesh.pp]))
+
+
+def _numbered(names: Sequence[int]) -> list[int]:
+    """Each name's place among the distinct ones, in the order in which they appear."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return [places[name] for name in names]
 
 
 def _reductions(
@@ -142,7 +168,8 @@ def _reductions(
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
     gradients = _per_rank(stage_memory(problem, candidate).gradient_bytes, stage_ranks, mesh.pp)
-    shared = problem.model.vocab * problem.model.hidden * problem.precision.accumulate_bytes // mesh.tp
+    width = gradient_bytes(problem.precision, problem.software.gradient_type)
+    shared = problem.model.vocab * problem.model.hidden * width // mesh.tp
     ends = (devices[stage_ranks[0]], devices[stage_ranks[-1]])
     seconds = {
         Group.DP: [cost.all_reduce_seconds(n, devices[rank :: mesh.pp]) for rank, n in enumerate(gradients.tolist())],
@@ -219,7 +246,7 @@ def unit_bytes(problem: Problem, tp: int, batch: int) -> tuple[Integers, Integer
     model, length = problem.model, [problem.sequence_length]
     first = {unit.kind: unit.index for unit in reversed(model.units)}
     stages = tuple((first[kind], first[kind] + 1) for kind in UNIT_KINDS)
-    memory = StageMemory(model=model, precision=problem.precision, stages=stages, batch=batch, tp=tp)
+    memory = memory_of(problem, stages, batch, tp)
     state = memory.state_bytes + memory.slot_bytes(SlotKind.KEYS_VALUES_GRADIENTS, length)[:, 0]
     return state, memory.together_bytes(_HELD, length)[:, 0]
 

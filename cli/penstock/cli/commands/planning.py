@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, Output, RunDirectory
+from penstock.cli.commands.options import Cluster, Costs, Job, MeasuredProfile, Output, RunDirectory
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def profile(job: Job, run_dir: RunDirectory = None, form: Output = Format.TEXT) 
 def plan(
     job: Job,
     cluster: Cluster = None,
+    costs: Costs = None,
     profile: MeasuredProfile = None,
     run_dir: RunDirectory = None,
     server: Annotated[str | None, typer.Option("--server", help="Have this service plan.")] = None,
@@ -52,29 +53,33 @@ def plan(
     """Decide how to run a job, and say why.
 
     Without --cluster and --profile the newest measurement of this machine counts, or with --server of the service's.
+    --costs names a CSV file of unit, pass, tokens, pairs and seconds, which count instead of the cluster's device.
     """
     from penstock.cli.local.deciding import plan_data, plan_lines
 
     if server is not None:
         from penstock.cli.whatif import plan_at
 
-        made, cost = plan_at(server, job, cluster=cluster, local={"--profile": profile, "--run-dir": run_dir})
+        local = {"--profile": profile, "--run-dir": run_dir}
+        made, cost = plan_at(server, job, cluster=cluster, costs=costs, local=local)
     else:
-        made, cost = _plan_here(job, cluster, profile, run_dir)
+        made, cost = _plan_here(job, cluster, costs, profile, run_dir)
     if form is Format.TEXT:
         output.show(*plan_lines(made, cost))
     else:
         output.write_data(plan_data(made, cost), form)
 
 
-def _plan_here(job: Path, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> tuple[Plan, Cost | None]:
+def _plan_here(
+    job: Path, cluster: Path | None, costs: Path | None, profile: Path | None, run_dir: Path | None
+) -> tuple[Plan, Cost | None]:
     from penstock.cli.local.deciding import hardware_for, make_plan, store_plan
     from penstock.cli.local.job_files import read_job
     from penstock.core.cluster import ClusterSpec
     from penstock.planner.pricing import cost_of
 
     wanted = read_job(job, output.warn)
-    hardware = hardware_for(wanted.spec, cluster=cluster, profile=profile, run_dir=run_dir)
+    hardware = hardware_for(wanted.spec, cluster=cluster, profile=profile, run_dir=run_dir, costs=costs)
     made = make_plan(wanted.spec, hardware)
     if run_dir is not None:
         store_plan(run_dir, wanted, made, hardware)

@@ -36,16 +36,24 @@ if TYPE_CHECKING:
 Hardware = Profile | ClusterSpec
 
 
-def hardware_for(spec: JobSpec, *, cluster: Path | None, profile: Path | None, run_dir: Path | None) -> Hardware:
+def hardware_for(
+    spec: JobSpec, *, cluster: Path | None, profile: Path | None, run_dir: Path | None, costs: Path | None = None
+) -> Hardware:
     """What to plan for: the hardware that was named, else this machine as it was measured.
 
     Raises:
-        UserError: both are named, the profile is of another machine or model, or nothing was measured.
+        UserError: both are named, costs without a cluster are, the profile is of another machine or model, or nothing
+            was measured.
     """
+    if costs is not None and cluster is None:
+        raise UserError(
+            what="--costs needs --cluster: a table tells the times of units alone",
+            remedy="describe links and memory in a file (penstock cluster init), and name it with --cluster",
+        )
     if cluster is not None and profile is not None:
         raise UserError(what="--cluster and --profile exclude each other", remedy="name one of them")
     if cluster is not None:
-        return read_cluster(cluster)
+        return read_cluster(cluster, costs)
     if profile is not None:
         named = read_profile(profile)
         require_fit(named, profile, spec, identify(spec), time.time())

@@ -8,7 +8,8 @@ For every rank, three chains that any legal order contains:
     all its I and W.
 
 (Slice 0 is always the first forward and the last gradient of a micro-batch.) Contention, cards, posted receives and
-transport instructions only add to these.
+transport instructions only add to these. Without a barrier at the end of steps, only a rank's own work is sure to be
+part of its span.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def lower_bound_ns(
     first, returned, drained = (_least(owners, each, costs.num_ranks) for each in (fill, turn, drain))
     finish = np.maximum(first + busy, returned + owed)
     finish[owners[0]] = max(finish[owners[0]], (first + exposed + drained).max())
-    return int(close_step(finish, costs, reductions))
+    return int(close_step(finish if costs.has_barrier else busy, costs, reductions))
 
 
 def _sums(owners: Nanoseconds, values: Nanoseconds, num_ranks: int) -> Nanoseconds:

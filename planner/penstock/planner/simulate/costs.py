@@ -38,13 +38,16 @@ class Hosts:
     replicas: int = 1
 
 
-def hosts(host_of: Sequence[int], replicas: int = 1) -> Hosts:
-    """Every host has one network card; inside a host every rank has its own."""
-    num_hosts = 1 + max(host_of)
+def hosts(host_of: Sequence[int], replicas: int = 1, network_cards: Sequence[int] | None = None) -> Hosts:
+    """Every host has one network card unless ``network_cards`` numbers every rank's; inside a host every rank has its
+    own.
+    """
+    cards = tuple(host_of if network_cards is None else network_cards)
+    num_cards = 1 + max(cards)
     return Hosts(
         host_of=tuple(host_of),
-        local_cards=tuple(num_hosts + rank for rank in range(len(host_of))),
-        network_cards=tuple(host_of),
+        local_cards=tuple(num_cards + rank for rank in range(len(host_of))),
+        network_cards=cards,
         replicas=replicas,
     )
 
@@ -73,7 +76,9 @@ class Costs:
     host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
     over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
     receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
-    group, every rank's time in one reduction; ``optimizer_ns`` that of its STEP.
+    group, every rank's time in one reduction; ``optimizer_ns`` that of its STEP. ``is_blocking``: ranks compute nothing
+    while they send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
+    (`penstock.planner.simulate.arrays`).
     """
 
     compute_ns: Nanoseconds
@@ -84,6 +89,8 @@ class Costs:
     instructions: InstructionCosts = InstructionCosts()
     reduce_ns: Mapping[Group, tuple[int, ...]] = field(default_factory=dict)
     optimizer_ns: tuple[int, ...] = ()
+    is_blocking: bool = False
+    has_barrier: bool = True
 
     def __post_init__(self) -> None:
         shape = self.compute_ns.shape

@@ -11,6 +11,9 @@ An action of a rank is these steps; each may take time, and the starred ones may
 A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. Work left is kept in
 millionths of a nanosecond and speed in whole millionths, so that splitting a span changes nothing.
 
+Where transfers block, a rank that has sent goes on only after the time of its message, and one that receives spends
+that time as well: of a transfer that went by while it computed, it waits for the part that it missed.
+
 A transfer starts when it is sent and posted and its channel is idle. Those of different channels share their cards, as
 connections do: a link needs a part of each of its two cards, and each card gives each of n transfers one n-th of
 itself, or what the others cannot use where that is more (`_share`).
@@ -54,7 +57,7 @@ SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
 
 # Columns of `cells` in the rows of ranks, which come first: constants, then state. A host's ranks form a ring.
 STOP_AT, LAST_WAIT, RESIDENTS, NEIGHBOUR, POSITION, NEXT_WAIT, STEP, CHANNEL, NUMBER = range(9)
-SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH, NEXT_POST = range(9, 16)
+SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH, NEXT_POST, BEGAN = range(9, 17)
 
 # In the rows of channels, which follow: constants, then state. Of the two cards, the sender's and the receiver's: its
 # row, the millionths of it that the link takes by itself (0 where there is no card), and the next of the channels that
@@ -70,7 +73,7 @@ WIDTH = SPEED + 1
 
 # Entries of `settings`.
 POST_NS, WAIT_RECEIVE_NS, SEND_NS, WAIT_SEND_NS, RECEIVE_AHEAD, REPLICAS, CONTENDED, TRACED = range(8)
-NUM_RANKS, NUM_CHANNELS = range(8, 10)
+NUM_RANKS, NUM_CHANNELS, BLOCKING = range(8, 11)
 
 # Steps of a rank.
 POST, POSTING, RECEIVE, COMPUTE, COMPUTED, RELEASE, SENT = range(7)
@@ -132,10 +135,23 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
         else:
             if settings[TRACED]:
                 actions[index, RECEIVED] = now
+            duration = settings[WAIT_RECEIVE_NS]
+            if settings[BLOCKING]:
+                duration += _missed(actions, cells, messages, rank, channel, now)
+            cells[rank, NUMBER] = -1
             cells[channel, NUM_RECEIVED] += 1
             cells[rank, STEP] = POST
-            duration = settings[WAIT_RECEIVE_NS]
     return duration
+
+
+@numba.njit(cache=True, nogil=True)
+def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int, now: int) -> int:
+    """How much of its next message's transfer went by before the rank came to receive it."""
+    message = cells[channel, FIRST] + cells[channel, NUM_RECEIVED]
+    came_at = cells[rank, SINCE] if cells[rank, NUMBER] >= 0 else now
+    seen = now - max(messages[message, SENT_AT], came_at)
+    missed: int = max(actions[messages[message, SENDER], SENDS_NS] - seen, 0)
+    return missed
 
 
 @numba.njit(cache=True, nogil=True)
@@ -164,6 +180,8 @@ def _compute(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int
     if begins:
         if settings[TRACED]:
             actions[index, START] = now
+        if cells[rank, BUSY] == 0:
+            cells[rank, BEGAN] = now
         cells[rank, BUSY] -= now
         cells[rank, STEP] = COMPUTED
         cells[rank, LEFT] = actions[index, WORK] * MILLION
@@ -226,6 +244,8 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
             messages[cells[channel, FIRST] + cells[channel, NUM_SENT], SENT_AT] = now
             cells[channel, NUM_SENT] += 1
             _depart(actions, cells, messages, clock, settings, channel, now)
+            if settings[BLOCKING]:
+                duration = actions[index, SENDS_NS]
         cells[rank, STEP] = POST
         cells[rank, POSITION] += 1
     return duration
@@ -242,6 +262,7 @@ def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, s
         if cells[channel, NUM_ARRIVED] <= cells[channel, NUM_RELEASED]:
             duration = _block(cells, rank, now, channel, cells[channel, NUM_RELEASED])
         else:
+            cells[rank, NUMBER] = -1
             cells[channel, NUM_RELEASED] += 1
             cells[rank, NEXT_WAIT] += 1
             duration = settings[WAIT_SEND_NS]

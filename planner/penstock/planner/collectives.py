@@ -1,0 +1,84 @@
+"""Seconds of collectives by algorithm and topology: links inside a node, and network cards that its devices share.
+
+A group has g devices on each of N nodes, n = g N in all. What it may use of the network is its devices' even share of
+the node's cards, b bytes per second and device, since all devices of a node reduce at the same time: the end of a step
+comes to all of them at once. Two algorithms compete, as they do in NCCL:
+
+- *Ring* over all n devices, over as many channels as the group's share of the cards carries: every node passes on
+  2 (n - 1) / n of the bytes (Patarasuk and Yuan, 2009), at the slower of the cards and the links inside.
+- *Hierarchical*: reduce-scatter inside each node, a ring over the N nodes for each of the g parts, all-gather inside.
+  The cards carry 2 (N - 1) / N of the bytes, in 2 (N - 1) steps of their latency instead of 2 (n - 1).
+
+The faster one counts. A reduce-scatter or an all-gather takes one of the ring's two passes.
+
+Example: 1 GB over two nodes of eight A100 (235 GB/s inside, eight cards of 22 GB/s). Hierarchical: 7/8 GB at 235 GB/s
+twice, 7.4 ms, and between the nodes 2 x 1/2 x 1/8 GB at 22 GB/s, 5.7 ms: 13.1 ms. The ring takes 1.875 GB at
+8 x 22 = 176 GB/s, 10.7 ms, and is chosen. With one card of 22 GB/s the hierarchy wins with 52.9 ms, against 85.2 ms.
+
+Not modelled: trees (their latency grows with log N, which matters from hundreds of nodes on for small messages),
+reductions inside switches, and other traffic on the cards at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.planner.work import Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """Seconds of a message's first byte, and of each further one."""
+
+    latency: float
+    per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupTopology:
+    """``group_sizes``: the group's devices on each of its nodes. ``between`` is one device's share of the cards."""
+
+    inside: Link
+    between: Link
+    group_sizes: tuple[int, ...]
+
+    def all_reduce_seconds(self, num_bytes: Floats | float) -> Floats:
+        """Of a sum of ``num_bytes`` per device, which every device gets."""
+        return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes=2)
+
+    def reduce_scatter_seconds(self, num_bytes: Floats | float) -> Floats:
+        """Of a sum of ``num_bytes`` per device, of which every device gets its part."""
+        return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes=1)
+
+    def all_gather_seconds(self, num_bytes: Floats | float) -> Floats:
+        """Of ``num_bytes`` that every device gets, and of which each had its part."""
+        return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes=1)
+
+    def _seconds(self, num_bytes: Floats, passes: int) -> Floats:
+        if sum(self.group_sizes) < 2:
+            return np.zeros(num_bytes.shape)
+        if len(self.group_sizes) == 1:
+            return _ring(self.inside, self.group_sizes[0], num_bytes, passes)
+        ring = self._flat_ring(num_bytes, passes)
+        if len(set(self.group_sizes)) > 1 or self.group_sizes[0] == 1:
+            return ring
+        return np.minimum(ring, self._hierarchical(num_bytes, passes))
+
+    def _flat_ring(self, num_bytes: Floats, passes: int) -> Floats:
+        fewest = min(self.group_sizes)
+        inside = self.inside.per_byte if max(self.group_sizes) > 1 else 0.0
+        slowest = Link(latency=self.between.latency, per_byte=max(self.between.per_byte / fewest, inside))
+        return _ring(slowest, sum(self.group_sizes), num_bytes, passes)
+
+    def _hierarchical(self, num_bytes: Floats, passes: int) -> Floats:
+        size = self.group_sizes[0]
+        within = _ring(self.inside, size, num_bytes, passes)
+        return within + _ring(self.between, len(self.group_sizes), num_bytes / size, passes)
+
+
+def _ring(link: Link, size: int, num_bytes: Floats, passes: int) -> Floats:
+    """``passes`` rounds of a ring: size - 1 steps, each of them a part of the bytes to the next device."""
+    seconds: Floats = passes * (size - 1) * (link.latency + num_bytes / size * link.per_byte)
+    return seconds

@@ -1,0 +1,297 @@
+"""Seconds of units from the shapes of their kernels, on a device whose kernels are described.
+
+The problem. A share of the peak by tokens alone makes small models too fast and large ones too slow, since a product's
+efficiency depends on all three of its dimensions, and a layer does more than products: at h = 4096 and sequences of
+1,024 tokens, softmax, masks and norms take a fifth of a layer whose scores are kept.
+
+The model. Three kinds of kernel make up every pass of a unit:
+
+- *Products* of m x k by k x n. Work comes in tiles, the last wave of tiles leaves multiprocessors idle, and a tile
+  needs some depth to fill its pipeline. All three act as if the product were larger, so with the edge e and the depth
+  d0 of the device
+
+      compute = 2 (m + e) (n + e) (k + d0) / (share peak),    memory = bytes / (memory share x bandwidth),
+      seconds = kernel seconds + (compute^3 + memory^3)^(1/3).
+
+  The cube root joins both roofs smoothly: a product at their crossing takes 1.26 times either, which is what
+  measurements show. Seconds grow with m, n and k, and never fall below either roof.
+- *Streams* that read and write memory once (biases, activations, dropout, residuals), and *rows* that reduce rows
+  while doing so (norms, softmax): bytes over the reached share of the bandwidth, and the kernel seconds.
+- *Fused attention*: 4 d FLOPs per query, key and head, as if every query attended to ``attention_edge`` more keys (the
+  halves of blocks that a causal mask leaves idle), every head were ``attention_depth`` wider (exponentials do not
+  shrink with d) and there were ``attention_rows`` more rows of queries (the last wave). Backward is 2.5 times the
+  FLOPs (FlashAttention-2, arXiv 2307.08691, section 3.1).
+
+A pass takes at least as long as the host needs to launch its kernels.
+
+Example: up projection of GPT-3 6.7B (n = 16384, k = 4096) on an A100 (share 0.755 of 312e12, edge 66, depth 55). 6,144
+tokens: 824.6 GFLOP become 848.1, 3.60 ms or 229 TFLOP/s. 64 tokens: compute 75 us and memory 79 us make 97 us, and with
+the kernel itself 103 us, 84 TFLOP/s.
+
+Where the numbers come from. e, d0, the shares and the kernel seconds are fitted to public microbenchmarks of single
+products per device kind; the files in `penstock.core.devices` name them, with the error that remains (A100: 6.3 % mean
+over 36,516 measured products, 4.6 % from 2,048 tokens on). No published training step takes part. Where the smallest
+measured depth is 512, the depth of the formula is hardly determined: on V100 anything from 0 to 300 fits as well, which
+makes W of short slices up to three times as long, so it is the A100's there.
+
+Tried and rejected: explicit tiles, waves and split depth. Its error on A100 is the same (6.3 %), it takes many times as
+long, and its steps make the search prefer slice lengths that land on the edge of a wave, of which no measurement is
+that sure. Efficiency by tokens alone (still there for descriptions without kernels): published steps came out 21 %
+short at h = 2304 and 11 % long at h = 6144.
+
+Complexity: a few array operations per kernel over the *distinct* token counts; only attention looks at every slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.cluster import AttentionKernel, DeviceSpec, Fusion, GradientType, KernelSpec, SoftwareSpec
+from penstock.core.layout import Precision
+from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.schedule import Kind
+from penstock.planner.work import Floats, Work
+
+BACKWARD_FLOPS = 2.5
+"""Of fused attention, as a multiple of its forward."""
+
+MASK_BYTES = 1
+"""Of one element of a dropout mask."""
+
+FUSED_LOSS_BYTES, PLAIN_LOSS_BYTES = 16, 40
+"""Memory traffic of the cross entropy of one logit, forward and backward: conversion to fp32, maximum, sum, gradient.
+Without fused kernels subtraction, exponentials and the one-hot difference are passes of their own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelTimes:
+    """Seconds of a model's units on one kind of device, under a software stack and tensor parallelism ``tp``."""
+
+    model: ModelSpec
+    device: DeviceSpec
+    kernels: KernelSpec
+    software: SoftwareSpec
+    precision: Precision
+    tp: int = 1
+
+    def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Seconds of one unit's F, I or W, without collectives."""
+        if not has_work(unit, kind, self.software):
+            return np.zeros(work.tokens.shape)
+        tokens, places = work.distinct_tokens
+        dense = _Pass(self, tokens)
+        self._add_dense(dense, unit, kind)
+        seconds, launches = dense.seconds[places], dense.launches
+        if unit is UnitKind.ATTENTION and kind is not Kind.W:
+            core = _Pass(self, work.tokens)
+            self._add_attention(core, kind, work)
+            seconds, launches = seconds + core.seconds, launches + core.launches
+        return np.maximum(seconds, launches * self.software.launch_seconds)
+
+    def _add_dense(self, total: _Pass, unit: UnitKind, kind: Kind) -> None:
+        """Everything of the pass that depends on tokens alone."""
+        if unit is UnitKind.EMBEDDING:
+            self._add_embedding(total, kind)
+        elif unit is UnitKind.HEAD:
+            self._add_head(total, kind)
+        else:
+            adds = {Kind.F: self._add_forward, Kind.I: self._add_input_gradient, Kind.W: self._add_weight_gradient}
+            adds[kind](total, unit)
+
+    def _matrices(self, unit: UnitKind) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(columns, depth) of the unit's rising and falling product on one device."""
+        spec = self.model
+        if unit is UnitKind.ATTENTION:
+            return (self._qkv_width, spec.hidden), (spec.hidden, spec.hidden // self.tp)
+        rising = spec.ffn_hidden * (2 if spec.family is Family.LLAMA else 1) // self.tp
+        return (rising, spec.hidden), (spec.hidden, spec.ffn_hidden // self.tp)
+
+    @property
+    def _qkv_width(self) -> int:
+        kv_heads = max(self.model.kv_heads // self.tp, 1)
+        return self.model.hidden // self.tp + 2 * kv_heads * self.model.head_dim
+
+    def _add_forward(self, total: _Pass, unit: UnitKind) -> None:
+        hidden, (rising, falling) = self.model.hidden, self._matrices(unit)
+        total.rows(2 * hidden)
+        total.product(*rising)
+        if unit is UnitKind.ATTENTION:
+            total.stream(2 * self._qkv_width, kernels=3)  # queries, keys and values go to their places
+        else:
+            total.stream(rising[0] + falling[1])
+        total.product(*falling)
+        if self.software.fusion is Fusion.NONE:
+            total.stream(2 * hidden)
+            if self.software.dropout:
+                total.stream(2 * hidden, hidden * MASK_BYTES)
+            total.stream(3 * hidden)
+        else:
+            total.stream(3 * hidden, hidden * MASK_BYTES if self.software.dropout else 0)
+
+    def _add_input_gradient(self, total: _Pass, unit: UnitKind) -> None:
+        hidden, (rising, falling) = self.model.hidden, self._matrices(unit)
+        if self.software.dropout:
+            total.stream(2 * hidden, hidden * MASK_BYTES)
+        total.product(*reversed(falling))
+        if unit is UnitKind.ATTENTION:
+            total.stream(2 * self._qkv_width, kernels=3)
+        else:
+            total.stream(2 * rising[0] + falling[1])
+        total.product(*reversed(rising))
+        if self.software.fusion is Fusion.EPILOGUE:
+            total.rows(4 * hidden)
+        else:
+            total.rows(3 * hidden)
+            total.stream(3 * hidden)
+        total.rows(2 * hidden)  # gradients of the norm's own parameters
+
+    def _add_weight_gradient(self, total: _Pass, unit: UnitKind) -> None:
+        for columns, depth in self._matrices(unit):
+            total.gradient_product(columns, depth)
+            if self.model.family is Family.GPT2:
+                total.stream(columns)
+
+    def _add_embedding(self, total: _Pass, kind: Kind) -> None:
+        hidden = self.model.hidden
+        if kind is Kind.F:
+            total.stream(3 * hidden)
+            if self.software.dropout:
+                total.stream(2 * hidden, hidden * MASK_BYTES)
+        else:
+            total.stream(hidden, 2 * hidden * self._gradient_bytes)
+
+    def _add_head(self, total: _Pass, kind: Kind) -> None:
+        hidden, vocab, is_whole = self.model.hidden, self.model.vocab // self.tp, self.software.head_in_forward
+        loss = PLAIN_LOSS_BYTES if self.software.fusion is Fusion.NONE else FUSED_LOSS_BYTES
+        if kind is Kind.F:
+            total.rows(2 * hidden)
+            total.product(vocab, hidden)
+            total.rows(0, loss * vocab / 2, kernels=3)
+        if kind is (Kind.F if is_whole else Kind.I):
+            total.rows(0, loss * vocab / 2, kernels=3)
+            total.product(hidden, vocab)
+            total.rows(5 * hidden)
+        if kind is (Kind.F if is_whole else Kind.W):
+            total.gradient_product(vocab, hidden)
+
+    def _add_attention(self, total: _Pass, kind: Kind, work: Work) -> None:
+        """Scores, softmax and weighted sum, forward or backward."""
+        heads, head_dim = max(self.model.heads // self.tp, 1), self.model.head_dim
+        if self.software.attention is AttentionKernel.FLASH:
+            total.fused_attention(work, heads, head_dim, backward=kind is Kind.I)
+            return
+        count, queries, keys = work.sequences * heads, work.length, work.keys
+        scores = count * queries * keys
+        is_plain, mask = self.software.fusion is Fusion.NONE, MASK_BYTES * scores
+        for rows, columns, depth in _score_products(kind, queries, keys, head_dim):
+            total.batched_product(count, rows, columns, depth)
+        total.whole_rows((3 if kind is Kind.I else 2) * scores)
+        if is_plain:
+            total.whole_stream(4 * scores, kernels=2)  # scaling and mask
+        if self.software.dropout:
+            total.whole_stream(2 * scores, mask)
+
+    @property
+    def _gradient_bytes(self) -> int:
+        """Of one element of an accumulated gradient."""
+        is_wide = self.software.gradient_type is GradientType.FP32
+        return self.precision.accumulate_bytes if is_wide else self.precision.compute_bytes
+
+
+def has_work(unit: UnitKind, kind: Kind, software: SoftwareSpec) -> bool:
+    """Whether the pass does anything: an embedding has no I, and a head no I and W of its own where F does them."""
+    if unit is UnitKind.HEAD:
+        return kind is Kind.F or not software.head_in_forward
+    return unit is not UnitKind.EMBEDDING or kind is not Kind.I
+
+
+def _score_products(
+    kind: Kind, queries: Floats, keys: Floats, head_dim: int
+) -> tuple[tuple[Floats | int, Floats | int, Floats | int], ...]:
+    """(rows, columns, depth) of one head's products: scores and weighted sum, or the gradients of all four factors."""
+    if kind is Kind.F:
+        return (queries, keys, head_dim), (queries, head_dim, keys)
+    return (
+        (queries, keys, head_dim),
+        (keys, head_dim, queries),
+        (queries, head_dim, keys),
+        (keys, head_dim, queries),
+    )
+
+
+class _Pass:
+    """The kernels of one pass: their seconds, elementwise over tokens, and how many are launched."""
+
+    def __init__(self, times: KernelTimes, tokens: Floats) -> None:
+        self.seconds: Floats = np.zeros(tokens.shape)
+        self.launches = 0
+        self._times, self._tokens = times, tokens
+        self._kernels = times.kernels
+        self._width = times.precision.compute_bytes
+        self._rate = times.kernels.product_share * times.device.peak_flops
+        bandwidth = times.device.memory_bandwidth
+        self._product_bandwidth = times.kernels.product_memory_share * bandwidth
+        self._stream_bandwidth = times.kernels.stream_share * bandwidth
+        self._row_bandwidth = times.kernels.row_share * bandwidth
+
+    def product(self, columns: int, depth: int) -> None:
+        """Tokens x depth by depth x columns."""
+        tokens, width = self._tokens, self._width
+        self._multiply(1, tokens, columns, depth, width * (tokens * (columns + depth) + columns * depth))
+
+    def gradient_product(self, columns: int, depth: int) -> None:
+        """The gradient of such a product's weights, added to what is there."""
+        tokens, width, gradient = self._tokens, self._width, self._times._gradient_bytes
+        is_fused = self._times.software.fused_gradients
+        weights = columns * depth
+        written = 2 * gradient * weights if is_fused else width * weights
+        self._multiply(1, columns, depth, tokens, width * tokens * (columns + depth) + written)
+        if not is_fused:
+            self._move(weights * (width + 2 * gradient), self._stream_bandwidth)
+
+    def batched_product(self, count: int, rows: Floats | int, columns: Floats | int, depth: Floats | int) -> None:
+        """``count`` independent products in one kernel."""
+        elements = rows * depth + depth * columns + rows * columns
+        self._multiply(count, rows, columns, depth, count * self._width * elements)
+
+    def _multiply(
+        self, count: int, rows: Floats | int, columns: Floats | int, depth: Floats | int, num_bytes: Floats | int
+    ) -> None:
+        edge = self._kernels.product_edge
+        padded = (rows + edge) * (columns + edge) * (depth + self._kernels.product_depth)
+        compute, memory = 2 * count * padded / self._rate, num_bytes / self._product_bandwidth
+        self._add(np.cbrt(compute * compute * compute + memory * memory * memory))
+
+    def fused_attention(self, work: Work, heads: int, head_dim: int, *, backward: bool) -> None:
+        """One kernel over all queries, keys and heads."""
+        kernels = self._kernels
+        share = kernels.attention_backward_share if backward else kernels.attention_share
+        pairs = heads * (work.pairs + kernels.attention_edge * work.tokens)
+        flops = 4 * (head_dim + kernels.attention_depth) * pairs * (BACKWARD_FLOPS if backward else 1.0)
+        waves = 1 + kernels.attention_rows / (heads * work.tokens)
+        self._add(flops * waves / (share * self._times.device.peak_flops))
+
+    def stream(self, elements: float, other_bytes: float = 0, *, kernels: int = 1) -> None:
+        """``elements`` of the compute type and ``other_bytes``, both per token, read or written once."""
+        self._move(self._tokens * (elements * self._width + other_bytes), self._stream_bandwidth, kernels)
+
+    def rows(self, elements: float, other_bytes: float = 0, *, kernels: int = 1) -> None:
+        """The same by kernels that reduce rows."""
+        self._move(self._tokens * (elements * self._width + other_bytes), self._row_bandwidth, kernels)
+
+    def whole_stream(self, elements: Floats, other_bytes: Floats | int = 0, *, kernels: int = 1) -> None:
+        """``elements`` and ``other_bytes`` in all, read or written once."""
+        self._move(elements * self._width + other_bytes, self._stream_bandwidth, kernels)
+
+    def whole_rows(self, elements: Floats) -> None:
+        """The same by kernels that reduce rows."""
+        self._move(elements * self._width, self._row_bandwidth)
+
+    def _move(self, num_bytes: Floats | float, bandwidth: float, kernels: int = 1) -> None:
+        self._add(num_bytes / bandwidth, kernels)
+
+    def _add(self, seconds: Floats | float, kernels: int = 1) -> None:
+        self.seconds = self.seconds + seconds + kernels * self._kernels.kernel_seconds
+        self.launches += kernels

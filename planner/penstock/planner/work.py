@@ -1,0 +1,57 @@
+"""The work of slices, of which all costs are functions: tokens, query-key pairs and the sequences they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.model import UnitKind
+from penstock.core.schedule import Kind
+
+Floats = npt.NDArray[np.float64]
+Lengths = npt.ArrayLike
+
+PASSES_WITH_WORK = (
+    (UnitKind.EMBEDDING, Kind.F),
+    (UnitKind.EMBEDDING, Kind.W),
+    *((unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I, Kind.W)),
+    (UnitKind.HEAD, Kind.F),
+)
+"""Every pass that takes time in penstock's own trainer: the head's F does its whole backward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Work:
+    """The work of one pass of a unit on slices, elementwise.
+
+    B sequences of n tokens after c of prefix are B n tokens and B (n c + n (n + 1) / 2) pairs. The work of a slice of
+    another form (packed documents, a part of the keys) is its own tokens and pairs.
+    """
+
+    tokens: Floats
+    pairs: Floats
+    sequences: int = 1
+
+    @classmethod
+    def of(cls, batch: int, length: Lengths, prefix: Lengths) -> Work:
+        """The work of ``batch`` sequences of ``length`` causal tokens after ``prefix`` others; both broadcast."""
+        n, c = np.broadcast_arrays(np.asarray(length, dtype=np.float64), np.asarray(prefix, dtype=np.float64))
+        return cls(tokens=batch * n, pairs=batch * (n * c + n * (n + 1) / 2), sequences=batch)
+
+    @property
+    def length(self) -> Floats:
+        """Tokens of one sequence."""
+        return self.tokens / self.sequences
+
+    @property
+    def keys(self) -> Floats:
+        """Keys that the last token of each sequence attends to: the mean and half a slice."""
+        return self.pairs / self.tokens + (self.length - 1) / 2
+
+    @property
+    def distinct_tokens(self) -> tuple[Floats, npt.NDArray[np.intp]]:
+        """The distinct counts of tokens, ascending, and the place of each slice's among them."""
+        distinct, places = np.unique(self.tokens, return_inverse=True)
+        return distinct, places.reshape(self.tokens.shape)
