@@ -27,7 +27,7 @@ from penstock.core.devices import cluster_of, device_kind
 from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
-from penstock.planner.candidate import Candidate
+from penstock.planner.candidate import Candidate, equal_slices
 from penstock.planner.evaluate import Simulated
 from penstock.planner.outlines import outlines
 from penstock.planner.pins import pinned_stages
