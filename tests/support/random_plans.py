@@ -156,7 +156,13 @@ def random_pin(chance: random.Random, spec: JobSpec) -> ParallelismSpec:
     )
 
 
-def beating(spec: JobSpec, cluster: ClusterSpec, free: Plan | None, pins: Sequence[ParallelismSpec]) -> list[str]:
+def beating(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    free: Plan | None,
+    pins: Sequence[ParallelismSpec],
+    tolerated: float = SLOWER_THAN_A_PIN,
+) -> list[str]:
     """What is wrong: pins that are faster than the free plan, or fit where that found nothing."""
     found = []
     for pin in pins:
@@ -166,18 +172,20 @@ def beating(spec: JobSpec, cluster: ClusterSpec, free: Plan | None, pins: Sequen
         seconds = step_seconds(pinned)
         if free is None:
             found.append(f"nothing fits, but {told(pin)} does, in {seconds:.4g} s")
-        elif step_seconds(free) > SLOWER_THAN_A_PIN * seconds:
+        elif step_seconds(free) > tolerated * seconds:
             found.append(f"{step_seconds(free):.4g} s free ({told(full_pin(free))}), {seconds:.4g} s with {told(pin)}")
     return found
 
 
-def slower_with_more(less: Plan | None, more: Plan | None, of_what: str) -> list[str]:
+def slower_with_more(
+    less: Plan | None, more: Plan | None, of_what: str, tolerated: float = SLOWER_THAN_WITH_LESS
+) -> list[str]:
     """What is wrong if a plan with more of something is slower than with less of it, or there is none."""
     if less is None:
         return []
     if more is None:
         return [f"nothing fits with {of_what}"]
-    if step_seconds(more) > SLOWER_THAN_WITH_LESS * step_seconds(less):
+    if step_seconds(more) > tolerated * step_seconds(less):
         return [f"{step_seconds(less):.4g} s, and {step_seconds(more):.4g} s with {of_what}"]
     return []
 

@@ -102,11 +102,12 @@ def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...
 def outlines(problem: Problem) -> list[Outline]:
     """Every outline that obeys what is pinned, in a fixed order."""
     found: list[Outline] = []
+    balanced: dict[tuple[int, int], Stages] = {}
     by_work = sorted(meshes(problem), key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
         work = _Work.of(problem, tp, batch)
-        for pp, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
-            found += _of_pipelines(problem, work, pp, list(same))
+        for _, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
+            found += _of_pipelines(problem, work, list(same), balanced)
     return found
 
 
@@ -175,13 +176,16 @@ class _Work:
         )
 
 
-def _of_pipelines(problem: Problem, work: _Work, pp: int, same: Sequence[Mesh]) -> Iterator[Outline]:
-    """Outlines of meshes that differ in their replicas alone."""
-    wanted = slice_counts(problem, pp)
+def _of_pipelines(
+    problem: Problem, work: _Work, same: Sequence[Mesh], balanced: dict[tuple[int, int], Stages]
+) -> Iterator[Outline]:
+    """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp and by their number."""
+    wanted = slice_counts(problem, same[0].pp)
     chosen = np.searchsorted(work.counts, wanted)
     one_of_each = {stages_per_rank(schedule): schedule for schedule in schedules_for(problem, same[0])}
     by_stages = {
-        per_rank: _StageTimes.of(problem, work, same[0], schedule) for per_rank, schedule in one_of_each.items()
+        per_rank: _StageTimes.of(problem, work, _stages(problem, work, same[0], schedule, balanced))
+        for per_rank, schedule in one_of_each.items()
     }
     for mesh in same:
         hops, room = next(iter(by_stages.values())).hop_seconds(problem, mesh), _room(problem, work, mesh)
@@ -212,10 +216,8 @@ class _StageTimes:
     largest: Floats
 
     @classmethod
-    def of(cls, problem: Problem, work: _Work, mesh: Mesh, schedule: str | ScheduleSpec) -> _StageTimes:
-        """Balanced for the middle number of slices."""
-        slices = work.slicings[len(work.slicings) // 2]
-        stages = time_balanced_stages(problem, mesh, slices, num_stages(problem, mesh, schedule))
+    def of(cls, problem: Problem, work: _Work, stages: Stages) -> _StageTimes:
+        """Of these stages."""
         seconds = unit_counts(problem.model, stages) @ work.seconds + work.cost.action_overhead_seconds
         return cls(
             work=work,
@@ -242,6 +244,17 @@ class _StageTimes:
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
         cost = self.work.cost
         return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas)
+
+
+def _stages(
+    problem: Problem, work: _Work, mesh: Mesh, schedule: str | ScheduleSpec, known: dict[tuple[int, int], Stages]
+) -> Stages:
+    """Balanced for the middle number of slices and the first size of micro-batches that comes: others change little."""
+    key = (mesh.tp, num_stages(problem, mesh, schedule))
+    if key not in known:
+        slices = work.slicings[len(work.slicings) // 2]
+        known[key] = time_balanced_stages(problem, mesh, slices, key[1])
+    return known[key]
 
 
 def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], num_stages: int) -> Stages:

@@ -37,8 +37,8 @@ from penstock.planner.work import Floats
 
 MOST_CORRECTIONS = 4
 
-NEARLY = 1.25
-SHORT_WALK = 20_000
+NEARLY = 1.1
+SHORT_WALK = 4_000
 """Of longer walks, which take milliseconds, the third step is left out where the second is so far above the limit."""
 
 STANDS_FOR = {"zb": ("zb-h1",), "zbv": ()}
