@@ -26,7 +26,7 @@ from penstock.core.model import Family, ModelSpec
 ROOT = Path(__file__).parents[1]
 BATCHES = (2, 1536)
 REPEATS = 3
-TARGET_SECONDS, TARGET_BYTES = 5.0, 2**30
+TARGET_SECONDS, TARGET_BYTES = 10.0, 2**30
 
 MODEL = ModelSpec(family=Family.GPT2, layers=96, hidden=12288, heads=96, vocab=50257, positions=2048)
 CLUSTER = ClusterSpec(
@@ -112,7 +112,7 @@ def markdown(results: dict[str, Any]) -> str:
             "|---:|---|---:|---:|---:|---:|---|",
             *map(_row, rows),
             "",
-            f"Target: warm under 5 s and 1 GiB, on two quiet cores; {'met' if met else 'not met'}.",
+            f"Target: warm under 10 s, as for up to 1,024 devices, and 1 GiB; {'met' if met else 'not met'}.",
             "",
         ]
     )
