@@ -63,12 +63,13 @@ def with_absolute_schedule(spec: Mapping[str, Any], folder: Path) -> dict[str, A
 
 def part(spec: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]:
     """What lies below ``keys``; nothing where the manifest has another form, which reading it will refuse."""
-    found: Any = spec
+    below = spec
     for key in keys:
-        found = found.get(key)
-        if not isinstance(found, Mapping):
+        value = below.get(key)
+        if not isinstance(value, Mapping):
             return {}
-    return found
+        below = value
+    return below
 
 
 def with_absolute_path(spec: Mapping[str, Any], keys: Sequence[str], folder: Path) -> dict[str, Any]:
