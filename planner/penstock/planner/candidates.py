@@ -20,6 +20,8 @@ from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitio
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
 V_SHAPED = "zbv"
+CAPPED = frozenset({V_SHAPED, "v-half", "v-min", "interleaved-1f1b", "interleaved-zb"})
+"""Schedules that hold little, or more than other bounds say, by their placement or their caps."""
 V_FILLS = 2
 """Beyond so many micro-batches per rank the pipeline fills too rarely for two stages per rank to matter much."""
 V_ACTIONS = 30_000
@@ -76,12 +78,12 @@ def in_flight_slices(mesh: Mesh, num_slices: int, schedule: str) -> list[int]:
     micro-batch and one more for every later rank (Seq1F1B, arXiv 2406.03488, section 3.2).
 
     No order holds fewer without waiting more; ``zb`` could where room is short, but such plans are not looked for.
-    ``zbv`` is told its room, and keeps to it down to one micro-batch.
+    The others keep within their caps down to one micro-batch.
     """
     most = mesh.num_microbatches * num_slices
     if schedule == "gpipe":
         return [most] * mesh.pp
-    if schedule == V_SHAPED:
+    if schedule in CAPPED:
         return [num_slices] * mesh.pp
     return [min(most, num_slices + mesh.pp - 1 - stage) for stage in range(mesh.pp)]
 
@@ -103,12 +105,17 @@ def schedules_for(problem: Problem, mesh: Mesh, num_slices: int) -> tuple[str | 
 
 def most_stages_per_rank(problem: Problem, mesh: Mesh, num_slices: int) -> int:
     """Of the schedules worth trying."""
-    return max(map(stages_per_rank, schedules_for(problem, mesh, num_slices)))
+    return max(stages_per_rank(schedule, problem, mesh) for schedule in schedules_for(problem, mesh, num_slices))
 
 
-def stages_per_rank(schedule: str | ScheduleSpec) -> int:
-    """By name; one is enough to tell imported ones from these, since their number of stages is their own."""
-    return find(schedule).stages_per_rank if isinstance(schedule, str) else 1
+def stages_per_rank(schedule: str | ScheduleSpec, problem: Problem, mesh: Mesh) -> int:
+    """By name, and by the number of stages that is pinned; one is enough to tell imported ones from these, since their
+    number of stages is their own.
+    """
+    if not isinstance(schedule, str):
+        return 1
+    stages = problem.pinned.stages
+    return find(schedule).per_rank(mesh.pp, None if stages is None else len(stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,8 @@ class Proposer:
         shortage = self.static_shortage(mesh)
         if shortage is not None:
             return shortage
-        by_stages = itertools.groupby(schedules_for(self.problem, mesh, 1), key=stages_per_rank)
+        schedules = schedules_for(self.problem, mesh, 1)
+        by_stages = itertools.groupby(schedules, key=lambda schedule: stages_per_rank(schedule, self.problem, mesh))
         offers = [self._offers(mesh, per_rank, tuple(schedules)) for per_rank, schedules in by_stages]
         found = [candidate for offer in offers if not isinstance(offer, Shortage) for candidate in offer]
         return found or offers[0]

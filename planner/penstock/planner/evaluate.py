@@ -19,10 +19,11 @@ from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import Order
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
-from penstock.planner.schedules.greedy_order import Variants
 from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.interleaved import INTERLEAVED
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
 from penstock.planner.schedules.v_shape import ZBV
+from penstock.planner.schedules.variants import Variants
 from penstock.planner.schedules.zero_bubble import ZB
 from penstock.planner.search import Evaluation
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
@@ -53,10 +54,10 @@ REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
 TRIED_COUNTS = (1, 2, 4, 8, 16, 32)
 """Numbers of slices at which a mesh's bound is taken."""
 
-SPLIT = frozenset({"zb-h1", "zb", "zbv"})
+SPLIT = frozenset({"zb-h1", "zb", "zbv", "v-half", "v-min", "interleaved-zb"})
 """The built-in schedules that run I and W in place of B."""
 
-VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV}
+VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERLEAVED}
 """The built-in schedules that choose among several orders."""
 
 CAPLESS = 0
@@ -174,13 +175,12 @@ class Simulated:
             return self._simulated(dataclasses.replace(candidate, variant=CAPLESS), in_full)
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with its schedule's best variant over as many micro-batches as fill the pipeline twice."""
+        """The candidate with its schedule's best variant."""
         if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
         inputs = self.schedule_inputs(candidate, str(candidate.schedule))
-        count = min(inputs.num_microbatches, 2 * inputs.num_ranks)
         try:
-            variant = VARIED[candidate.schedule].best(dataclasses.replace(inputs, num_microbatches=count)).variant
+            variant = VARIED[candidate.schedule].best(inputs).variant
         except UserError:
             variant = CAPLESS
         return dataclasses.replace(candidate, variant=variant)
@@ -257,7 +257,7 @@ class Simulated:
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
         if isinstance(candidate.schedule, ScheduleSpec):
-            order = order_from_spec(candidate.schedule, **_shape(candidate))
+            order = order_from_spec(candidate.schedule, **_shape(candidate), num_stages=len(candidate.stages))
         else:
             order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
         _check_shape(order, candidate)
@@ -271,15 +271,17 @@ class Simulated:
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
         """What the generator is given; costs and stash only where it uses them."""
-        if not find(name).uses_costs:
-            return ScheduleInputs(**_shape(candidate))
-        owners = stage_ranks(name, candidate.mesh.pp)
+        num_ranks, generator = candidate.mesh.pp, find(name)
+        per_rank = generator.per_rank(num_ranks, len(candidate.stages))
+        if not generator.uses_costs:
+            return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
+        owners = generator.stage_ranks(num_ranks, len(candidate.stages))
         passes = self.stage_costs(candidate).together_ns
         transfers = self.costs(candidate, owners).transfer_ns
         forward, exchanged, returned = stash_tables(self.problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
-            stages_per_rank=find(name).stages_per_rank,
+            stages_per_rank=per_rank,
             forward_ns=rows(passes[0]),
             input_ns=rows(passes[1]),
             weight_ns=rows(passes[2]),
@@ -299,10 +301,10 @@ def owners_of(candidate: Candidate) -> tuple[int, ...]:
     """The rank of every stage."""
     schedule = candidate.schedule
     if isinstance(schedule, str):
-        return stage_ranks(schedule, candidate.mesh.pp)
+        return stage_ranks(schedule, candidate.mesh.pp, len(candidate.stages))
     if schedule.generator == CSV:
         return parsed_schedule(schedule.text).stage_ranks
-    return stage_ranks(schedule.generator, candidate.mesh.pp)
+    return stage_ranks(schedule.generator, candidate.mesh.pp, len(candidate.stages))
 
 
 class _Shape(TypedDict):
