@@ -134,6 +134,12 @@ def test_a_recipe_from_costs_needs_no_costs_and_stays_small() -> None:
     assert len(spec.text) < order.num_actions // 8
 
 
+def test_a_recorded_order_outlives_the_version_of_its_generator() -> None:
+    inputs = dataclasses.replace(shape(2, 2, 2), variant=1)
+    spec = dataclasses.replace(to_spec("zb", inputs), version=1)
+    assert order_from_spec(spec, num_ranks=2, num_microbatches=2, num_slices=2).same_as(find("zb").generate(inputs))
+
+
 BOMB = base64.b64encode(zlib.compress(bytes(100 * MOST_ACTIONS), level=1)).decode()
 CUT = base64.b64encode(zlib.compress(bytes(400))[:-4]).decode()
 

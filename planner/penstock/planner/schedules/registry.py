@@ -1,6 +1,6 @@
 """Generators by name, and recipes: a plan stores a schedule that follows from its shape as a name and a version.
 
-One that was made from costs is recorded whole.
+One that was made from costs is recorded whole, and stays readable when its generator changes or is gone.
 """
 
 from __future__ import annotations
@@ -117,10 +117,9 @@ def order_from_spec(
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
         return from_schedule(imported(spec, **shape))
-    generator = find(spec.generator, spec.version)
     if spec.text:
         return replay(spec.text, **shape)
-    return generator.of_shape(**shape, num_stages=num_stages)
+    return find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
 
 
 def from_spec(
