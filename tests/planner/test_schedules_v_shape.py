@@ -117,5 +117,5 @@ def test_a_cap_below_one_micro_batch_is_refused() -> None:
 
 
 def test_an_unknown_variant_is_refused() -> None:
-    with pytest.raises(UserError, match="15 is not a variant of zbv"):
-        zbv(dataclasses.replace(equal_inputs(2, 1, 1), variant=15))
+    with pytest.raises(UserError, match="17 is not a variant of zbv"):
+        zbv(dataclasses.replace(equal_inputs(2, 1, 1), variant=17))

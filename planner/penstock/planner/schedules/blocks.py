@@ -19,7 +19,10 @@ follow with the same period in descending order, so the steady state of S slices
 micro-batches of a shorter sequence. Slice S - 1 is the last forward and the first gradient, so I starts S - 1 periods
 later than with one slice. Memory in slices grows by S - 1 (as under 1F1B over slices), while the bubble shrinks to 1/S.
 Keys and values of a micro-batch live across its slices, from its first F to its last I, which no order over slices can
-avoid.
+avoid. A *whole* block has the slices of a micro-batch follow each other as closely as they can, in a period as long as
+all of them. A slice then waits for S - 1 passes instead of S - 1 periods, so less is held, but the uneven pace leaves
+fewer waits that W fits into: after refinement either form is ahead by up to 3 % at some memory, the even one more
+often.
 
 **Tight memory**: below V-Min no block with a full period exists. ``stretch`` starts micro-batches (not slices) more
 rarely, in percent of the full period; `SEQUENTIAL` runs them one after another, which every memory holds that can hold
@@ -40,6 +43,9 @@ import numpy.typing as npt
 
 from penstock.planner.schedules.pipeline import Ints, Pipeline
 
+MOST_WHOLE_SLICES = 16
+"""Whole blocks of more slices are made as if they were not: placing them takes time with the cube of their number."""
+
 SEQUENTIAL = 0
 """The ``stretch`` at which a micro-batch starts when the one before has ended everywhere."""
 
@@ -50,7 +56,7 @@ class Block:
 
     ``in_slots`` counts every pass as one slot and transfers as nothing. ``down`` is the slack of a hop, in percent of a
     mean pass, in the forwards of even rounds of stages (K stages each) and in the gradients of odd ones; ``up`` is that
-    of the others.
+    of the others. ``is_whole`` makes the block of a micro-batch with all its slices.
     """
 
     in_slots: bool
@@ -58,33 +64,40 @@ class Block:
     up: int
     is_fused: bool
     stretch: int = 100
+    is_whole: bool = False
 
 
 def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
     """The repeated block as a word."""
-    times = np.array([100, 100, 100, 0, 0])[:, None].repeat(pipeline.num_stages, axis=1)
+    num_slices, owners, per_rank = pipeline.num_slices, pipeline.owners, pipeline.stages_per_rank
+    is_whole = block.is_whole and num_slices <= MOST_WHOLE_SLICES
+    num_placed = num_slices if is_whole else 1
+    times = np.full((3, pipeline.num_stages, num_placed), 100)
+    hops = np.zeros((2, pipeline.num_stages), dtype=np.int64)
     if not block.in_slots:
-        times = 100 * pipeline.mean_ns
-    owners = pipeline.owners
+        each = pipeline.durations.reshape(3, pipeline.num_stages, -1)[:, :, :num_slices]
+        times = 100 * (each if is_whole else pipeline.mean_ns[:3, :, None])
+        crosses = owners[1:] != owners[:-1]
+        hops[0, :-1], hops[1, 1:] = 100 * pipeline.mean_ns[3, :-1] * crosses, 100 * pipeline.mean_ns[4, 1:] * crosses
     work = np.zeros(pipeline.num_ranks, dtype=np.int64)
-    np.add.at(work, owners, times[:3].sum(axis=0))
+    np.add.at(work, owners, times.sum(axis=(0, 2)))
     period = max(int(work.max()), 1)
     is_odd = (np.arange(pipeline.num_stages) // pipeline.num_ranks) % 2
-    mean_pass = period // (3 * pipeline.stages_per_rank)
-    slack = np.where(np.stack([is_odd, 1 - is_odd]) == 1, block.up, block.down) * mean_pass // 100
-    crosses = owners[1:] != owners[:-1]
-    hops = slack.copy()
-    hops[0, :-1] += times[3, :-1] * crosses
-    hops[1, 1:] += times[4, 1:] * crosses
-    offsets = np.zeros((3, pipeline.num_stages), dtype=np.int64)
-    turn = (pipeline.num_slices - 1) * period
-    _place(owners, pipeline.stages_per_rank, times[:3], hops, period, turn, block.is_fused, offsets)
-    between = pipeline.num_slices * period * block.stretch // 100
+    slack = np.where(np.stack([is_odd, 1 - is_odd]) == 1, block.up, block.down)
+    hops += slack * (period // (3 * per_rank * num_placed)) // 100
+    between = period if is_whole else 0
+    turn = 0 if is_whole else (num_slices - 1) * period
+    offsets = np.zeros((3, pipeline.num_stages, num_placed), dtype=np.int64)
+    _place(owners, per_rank, times, hops, period, turn, block.is_fused, offsets)
+    if not is_whole:
+        offsets = offsets + period * np.arange(num_slices)
+        between = num_slices * period
+    between = between * block.stretch // 100
     if block.stretch == SEQUENTIAL:
-        between = int((offsets + times[:3]).max()) + turn
-    keys = offsets[:, pipeline.owned].transpose(1, 0, 2).reshape(pipeline.num_ranks, -1)
+        between = int(offsets.max() + times.max())
+    keys = offsets[:, pipeline.owned].transpose(1, 0, 2, 3).reshape(pipeline.num_ranks, -1, num_slices)
     word = np.empty((pipeline.num_ranks, keys.shape[1] * pipeline.num_units), dtype=np.int8)
-    _merge(np.ascontiguousarray(keys), period, between, pipeline.num_slices, pipeline.num_units, word)
+    _merge(np.ascontiguousarray(keys), between, pipeline.num_units, word)
     return word
 
 
@@ -92,25 +105,35 @@ def word_of(block: Block, pipeline: Pipeline) -> npt.NDArray[np.int8]:
 def _place(
     owners: Ints, per_rank: int, times: Ints, hops: Ints, period: int, turn: int, is_fused: bool, offsets: Ints
 ) -> None:
-    """Fill ``offsets`` [F I W, stage] with the times at which the passes of slice 0 (of I and W: the last) start."""
-    num_stages, num_ranks = len(owners), len(owners) // per_rank
-    taken = np.zeros((num_ranks, 3 * per_rank, 2), dtype=np.int64)
-    counts = np.zeros(num_ranks, dtype=np.int64)
-    time = 0
-    for stage in range(num_stages):
-        time = _reserve(taken, counts, owners[stage], time, times[0, stage], period)
-        offsets[0, stage] = time
-        time += times[0, stage] + hops[0, stage]
-    time = offsets[0, num_stages - 1] + times[0, num_stages - 1] + turn
-    for stage in range(num_stages - 1, -1, -1):
-        length = times[1, stage] + (times[2, stage] if is_fused else 0)
-        time = _reserve(taken, counts, owners[stage], time, length, period)
-        offsets[1, stage] = time
-        offsets[2, stage] = time + times[1, stage]
-        time += times[1, stage] + hops[1, stage]
-    if not is_fused:
+    """Fill ``offsets`` [F I W, stage, slice in turn] with the times at which the passes start."""
+    num_stages, num_slices = len(owners), times.shape[2]
+    taken = np.zeros((num_stages // per_rank, 3 * per_rank * num_slices, 2), dtype=np.int64)
+    counts = np.zeros(num_stages // per_rank, dtype=np.int64)
+    for part in range(num_slices):
+        time = 0
+        for stage in range(num_stages):
+            if part > 0:
+                time = max(time, offsets[0, stage, part - 1] + times[0, stage, part - 1])
+            time = _reserve(taken, counts, owners[stage], time, times[0, stage, part], period)
+            offsets[0, stage, part] = time
+            time += times[0, stage, part] + hops[0, stage]
+    turned = offsets[0, num_stages - 1, num_slices - 1] + times[0, num_stages - 1, num_slices - 1] + turn
+    for part in range(num_slices):
+        time = turned
         for stage in range(num_stages - 1, -1, -1):
-            offsets[2, stage] = _reserve(taken, counts, owners[stage], offsets[2, stage], times[2, stage], period)
+            if part > 0:
+                time = max(time, offsets[1, stage, part - 1] + times[1, stage, part - 1])
+            length = times[1, stage, part] + (times[2, stage, part] if is_fused else 0)
+            time = _reserve(taken, counts, owners[stage], time, length, period)
+            offsets[1, stage, part] = time
+            time += times[1, stage, part]
+            offsets[2, stage, part] = time
+            time += hops[1, stage]
+    if not is_fused:
+        for part in range(num_slices):
+            for stage in range(num_stages - 1, -1, -1):
+                time, length = offsets[2, stage, part], times[2, stage, part]
+                offsets[2, stage, part] = _reserve(taken, counts, owners[stage], time, length, period)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -145,15 +168,16 @@ def _is_free(taken: Ints, count: int, rank: int, start: int, length: int, period
 
 
 @numba.njit(cache=True, nogil=True)
-def _merge(keys: Ints, period: int, between: int, num_slices: int, num_units: int, word: npt.NDArray[np.int8]) -> None:
-    """Sort every rank's actions by time: queue q's unit u comes ``keys[rank, q]`` after slice u mod S of its
-    micro-batch.
+def _merge(keys: Ints, between: int, num_units: int, word: npt.NDArray[np.int8]) -> None:
+    """Sort every rank's actions by time: queue q's unit u comes at ``keys[rank, q, u mod S]`` of its micro-batch.
+
+    Units of a queue stay in turn, also where W of a later slice was placed before that of an earlier one.
     """
-    num_ranks, num_queues = keys.shape
+    num_ranks, num_queues, num_slices = keys.shape
     due = np.empty(num_queues, dtype=np.int64)
     units = np.empty(num_queues, dtype=np.int64)
     for rank in range(num_ranks):
-        due[:], units[:] = keys[rank], 0
+        due[:], units[:] = keys[rank, :, 0], 0
         for step in range(word.shape[1]):
             queue = 0
             for other in range(1, num_queues):
@@ -162,6 +186,6 @@ def _merge(keys: Ints, period: int, between: int, num_slices: int, num_units: in
             word[rank, step] = queue
             units[queue] += 1
             unit = units[queue]
-            due[queue] = keys[rank, queue] + unit % num_slices * period + unit // num_slices * between
+            due[queue] = max(due[queue], keys[rank, queue, unit % num_slices] + unit // num_slices * between)
             if unit == num_units:
                 due[queue] = 1 << 62

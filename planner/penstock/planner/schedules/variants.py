@@ -16,16 +16,21 @@ about a third of that. `DEPTHS` are percentages of these K - 1; `fine_depths` ad
 repeated building blocks, those that fill the memory best (`blocks`: they are good where many micro-batches follow each
 other), and list schedules (`greedy`: good for few micro-batches and odd costs). Each is refined with several patiences.
 On 658 random pipelines (2 to 24 ranks, 1 to 4 stages each, 1 to 64 micro-batches, 1 to 4 slices, depths from 15 to 250
-percent) the best of 162 combinations is 0.3 % better in the mean than the 6 of `LEAN` and 0.1 % better than the 18 of
-`FULL`; blocks alone or list schedules alone lose 0.5 % and 1.3 %.
+percent of 1F1B's) the best of 162 combinations was 0.3 % better in the mean than the fullest block and one list
+schedule with three patiences, which is a part of `LEAN`, and 0.1 % better than the four fullest blocks and two list
+schedules. Blocks alone lose 0.8 %, list schedules alone 1.3 %.
 
-**Cost**: `LEAN` passes 18 times over the actions at each of 14 depths, about 20 ms for 2,000 actions; `FULL` about ten
-times that. Both are linear in the number of actions.
+Tried and rejected: ranking seeds by their first pass alone (0.1 % behind, and a sixth of the time saved), and refining
+a depth's order under the caller's caps (not monotone).
+
+**Cost**: all is linear in the number of actions. `Variants.best` takes about 80 ms per 1,000 actions, an order of a
+named variant 5 ms, `Variants.frontier` 0.3 to 0.6 s; pipelines of more than `LONG_ACTIONS` take less each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +58,7 @@ PARTS_OF_SLICE = 12
 """Depths are counted in twelfths of a slice."""
 
 NUM_DEPTHS = 14
-"""Memory targets that `Variants.best` compares; variant n is that of ``depths(num_ranks)[n - 1]``."""
+"""Memory targets by formula that `Variants.best` compares; variant n is that of ``depths(num_ranks)[n - 1]``."""
 
 CAPLESS_DEPTH = -1
 """Stands for variant 0 among depths."""
@@ -77,6 +82,19 @@ BLOCKS = tuple(
 )
 """The building blocks to choose from."""
 
+WHOLE_BLOCKS = tuple(
+    Block(False, down, up, is_fused, stretch, is_whole=True)
+    for is_fused in (False, True)
+    for down, up, stretch in (
+        *((*slack, 100) for slack in ((0, 0), (50, 0), (0, 50), (100, 0), (0, 100), (100, 100), (200, 200))),
+        *((0, 0, stretch) for stretch in (125, 150, 200)),
+    )
+)
+"""Those of all slices of a micro-batch, for several slices."""
+
+NAMED_BLOCKS = (Block(True, 0, 0, False), Block(True, 100, 0, False))
+"""V-Min and V-Half: what they hold are the last two targets that `Variants.best` compares."""
+
 ONE_BY_ONE = Block(True, 0, 0, True, SEQUENTIAL)
 """One micro-batch after the other: the least memory of all."""
 
@@ -85,21 +103,27 @@ ONE_BY_ONE = Block(True, 0, 0, True, SEQUENTIAL)
 class Effort:
     """How many seeds are refined at a depth.
 
-    They are V-Min, the ``num_blocks`` fullest blocks, as many that are the fastest with what they hold by themselves,
-    and list schedules that fill a wait with W from each of ``greedy`` percent of its time on; all with every one of
-    ``patiences``. Then the best is improved by as many trials as ``trial_actions`` allow, at most `MOST_TRIALS`. Of the
-    fastest, ``num_simulated`` are simulated.
+    They are V-Min, the ``num_blocks`` fullest blocks, as many that are the fastest with what they hold by themselves
+    (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent of its time on; all
+    with every one of ``patiences``. Then the best is improved by as many trials as ``trial_actions`` allow, at most
+    `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated.
     """
 
     num_blocks: int
     greedy: tuple[int, ...]
     patiences: tuple[int, ...]
+    is_ranking: bool = True
     num_simulated: int = 1
     trial_actions: int = 0
 
 
 LEAN = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50, 100))
 FULL = Effort(num_blocks=3, greedy=(0, 50), patiences=(0, 50, 100), num_simulated=3, trial_actions=40_000)
+
+LONG = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50), is_ranking=False)
+
+LONG_ACTIONS = 10_000
+"""Pipelines with more actions are treated with `LONG` effort throughout."""
 
 MOST_TRIALS = 20
 
@@ -130,7 +154,7 @@ class Variants:
     @property
     def count(self) -> int:
         """Variants that `best` compares."""
-        return 1 + NUM_DEPTHS
+        return 1 + NUM_DEPTHS + len(NAMED_BLOCKS)
 
     def order(self, inputs: ScheduleInputs) -> Order:
         """The order of the variant that ``inputs`` names; raises `UserError` for a number that is none."""
@@ -139,8 +163,8 @@ class Variants:
         if inputs.variant == CAPLESS and self.capless is not None:
             return self.capless(inputs)
         seeds = self._seeds(inputs)
-        every = depths(inputs.num_ranks)
-        depth = usual_depth(inputs.num_ranks) if inputs.variant == CAPLESS else every[inputs.variant - 1]
+        usual = usual_depth(inputs.num_ranks)
+        depth = usual if inputs.variant == CAPLESS else seeds.lean_depths()[inputs.variant - 1]
         return seeds.pipeline.order(seeds.fastest(seeds.caps(depth), LEAN)[0])
 
     def best(self, inputs: ScheduleInputs) -> ScheduleInputs:
@@ -150,8 +174,9 @@ class Variants:
         """
         if inputs.variant is not None:
             return inputs
-        every = depths(inputs.num_ranks)
-        points = self._points(inputs, every, LEAN)
+        seeds = self._seeds(inputs)
+        every = seeds.lean_depths()
+        points = self._points(seeds, every, LEAN)
         candidates = {
             CAPLESS if point.depth == CAPLESS_DEPTH else 1 + every.index(point.depth): point.makespan_ns
             for point in points
@@ -160,8 +185,9 @@ class Variants:
 
     def frontier(self, inputs: ScheduleInputs) -> tuple[Point, ...]:
         """The orders within the caps of which none is both faster and leaner than another, the leanest first."""
-        is_short = 3 * inputs.num_stages * inputs.num_units <= FULL_ACTIONS
-        points = self._points(inputs, None, FULL if is_short else LEAN)
+        seeds = self._seeds(inputs)
+        wanted = sorted({*fine_depths(inputs), *seeds.held_depths()})
+        points = self._points(seeds, wanted, FULL)
         points.sort(key=lambda point: (sum(point.peaks), point.makespan_ns))
         kept: list[Point] = []
         for point in points:
@@ -181,12 +207,9 @@ class Variants:
         caps = (base * (pipeline.peaks(word) / np.maximum(base, 1)).max()).astype(np.int64)
         return pipeline.order(min((refine(pipeline, word, caps, each) for each in LEAN.patiences), key=_step)[1])
 
-    def _points(self, inputs: ScheduleInputs, wanted: tuple[int, ...] | None, effort: Effort) -> list[Point]:
-        """The simulated orders that keep within the caps, by rising depth; equal caps are made once.
-
-        Without depths that are ``wanted`` they are the fine ones and those that blocks hold.
-        """
-        seeds = self._seeds(inputs)
+    def _points(self, seeds: _Seeds, wanted: Iterable[int], effort: Effort) -> list[Point]:
+        """The simulated orders that keep within the caps, at the ``wanted`` depths; equal caps are made once."""
+        inputs = seeds.inputs
         usual = seeds.caps(usual_depth(inputs.num_ranks))
         points: list[Point] = []
         if self.capless is not None:
@@ -198,7 +221,7 @@ class Variants:
         limits = np.array(inputs.caps or usual, dtype=np.int64)
         _require_one_microbatch(self.name, limits, seeds.base_caps)
         made: set[tuple[int, ...]] = set()
-        for depth in wanted or sorted({*fine_depths(inputs), *seeds.held_depths()}):
+        for depth in wanted:
             caps = seeds.caps(depth)
             key = tuple(caps.tolist())
             if key in made or not (caps <= limits).any():
@@ -213,7 +236,8 @@ class Variants:
 
     def _seeds(self, inputs: ScheduleInputs) -> _Seeds:
         pipeline = self._pipeline(inputs)
-        words = [word_of(block, pipeline) for block in BLOCKS]
+        blocks = BLOCKS if inputs.num_slices == 1 else BLOCKS + WHOLE_BLOCKS
+        words = [word_of(block, pipeline) for block in blocks]
         words += self.more_seeds(pipeline) if self.more_seeds else []
         peaks = np.array([pipeline.peaks(word) for word in words])
         return _Seeds(
@@ -221,7 +245,6 @@ class Variants:
             pipeline=pipeline,
             words=words,
             peaks=peaks,
-            makespans=np.array([refine(pipeline, *pair, 0)[0] for pair in zip(words, peaks, strict=True)]),
             base_caps=pipeline.peaks(word_of(ONE_BY_ONE, pipeline)),
             all_caps=np.bincount(pipeline.ranks, weights=np.maximum(pipeline.stash, 0)).astype(np.int64),
         )
@@ -247,9 +270,6 @@ def usual_depth(num_ranks: int) -> int:
     return PARTS_OF_SLICE * (num_ranks - 1)
 
 
-FULL_ACTIONS = 20_000
-"""Longer pipelines are treated with `LEAN` effort throughout."""
-
 FINE_ACTIONS = 20_000
 """Actions over the steps between depth 0 and 1F1B's, at most: short pipelines are compared at more depths."""
 
@@ -261,17 +281,14 @@ def fine_depths(inputs: ScheduleInputs) -> tuple[int, ...]:
     return tuple(sorted({*depths(inputs.num_ranks), *range(0, 3 * usual // 2 + 1, step)}))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Seeds:
-    """The repeated blocks of one pipeline, what they hold, and how long they take with that; ``all_caps`` suffice for
-    any order.
-    """
+    """The repeated blocks of one pipeline and what they hold; ``all_caps`` suffice for any order."""
 
     inputs: ScheduleInputs
     pipeline: Pipeline
     words: list[Word]
     peaks: Ints
-    makespans: Ints
     base_caps: Ints
     all_caps: Ints
 
@@ -281,6 +298,12 @@ class _Seeds:
         caps: Ints = np.minimum(self.base_caps + beyond, self.all_caps)
         return caps
 
+    @functools.cached_property
+    def makespans(self) -> Ints:
+        """How long the seeds take with what they hold by themselves, after one pass."""
+        pairs = zip(self.words, self.peaks, strict=True)
+        return np.array([refine(self.pipeline, word, peaks, 0, 0)[0] for word, peaks in pairs], dtype=np.int64)
+
     @property
     def _slices(self) -> npt.NDArray[np.float64]:
         """[ranks]: the stash of a mean slice on all stages of a rank."""
@@ -289,18 +312,27 @@ class _Seeds:
         of_ranks = np.bincount(ranks, weights=stash, minlength=self.pipeline.num_ranks)
         return of_ranks.astype(np.float64) / self.pipeline.num_units
 
+    def lean_depths(self) -> tuple[int, ...]:
+        """The depths of all variants but `CAPLESS`."""
+        named = [BLOCKS.index(block) for block in NAMED_BLOCKS]
+        return (*depths(self.pipeline.num_ranks), *self._least_depths(named))
+
     def held_depths(self) -> tuple[int, ...]:
         """The least depths that hold the blocks without fusion and stretch, such as V-Half, and other seeds."""
         is_plain = [block.stretch == 100 and not block.is_fused and block.in_slots for block in BLOCKS]
-        is_plain += [True] * (len(self.words) - len(BLOCKS))
-        beyond = (self.peaks[is_plain] - self.base_caps) * PARTS_OF_SLICE / np.maximum(self._slices, 1)
+        return self._least_depths([*np.flatnonzero(is_plain), *range(len(BLOCKS), len(self.words))])
+
+    def _least_depths(self, numbers: list[int]) -> tuple[int, ...]:
+        beyond = (self.peaks[numbers] - self.base_caps) * PARTS_OF_SLICE / np.maximum(self._slices, 1)
         return tuple(np.ceil(beyond.max(axis=1)).astype(np.int64).tolist())
 
     def fastest(self, caps: Ints, effort: Effort) -> list[Word]:
         """The words of the shortest steps at these caps, which are one of the targets, the shortest first."""
+        if len(self.pipeline.durations) > LONG_ACTIONS:
+            effort = LONG
         refined = [
             refine(self.pipeline, word, caps, patience)
-            for word in (*self._blocks(caps, effort.num_blocks), *self._greedy(caps, effort.greedy))
+            for word in (*self._blocks(caps, effort), *self._greedy(caps, effort.greedy))
             for patience in effort.patiences
         ]
         refined.sort(key=_step)
@@ -309,11 +341,13 @@ class _Seeds:
             refined.insert(0, improve(self.pipeline, refined[0], caps, num_trials))
         return [word for _, word in refined[: effort.num_simulated]]
 
-    def _blocks(self, caps: Ints, count: int) -> list[Word]:
+    def _blocks(self, caps: Ints, effort: Effort) -> list[Word]:
         """V-Min, whose order is by micro-batch, the blocks that take most of the memory, and those that are fastest."""
         fitting = np.flatnonzero((self.peaks <= caps).all(axis=1))
         fullest = fitting[np.argsort(-self.peaks[fitting].sum(axis=1), kind="stable")]
-        fastest = fitting[np.argsort(self.makespans[fitting], kind="stable")]
+        makespans = self.makespans[fitting] if effort.is_ranking else -self.peaks[fitting].sum(axis=1)
+        fastest = fitting[np.argsort(makespans, kind="stable")]
+        count = effort.num_blocks
         leanest = fitting[fitting == 0]
         return [self.words[number] for number in dict.fromkeys([*leanest, *fullest[:count], *fastest[:count]])]
 
