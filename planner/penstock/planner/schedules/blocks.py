@@ -43,7 +43,7 @@ import numpy.typing as npt
 
 from penstock.planner.schedules.pipeline import Ints, Pipeline
 
-MOST_WHOLE_SLICES = 16
+MOST_WHOLE_SLICES = 6
 """Whole blocks of more slices are made as if they were not: placing them takes time with the cube of their number."""
 
 SEQUENTIAL = 0

@@ -24,7 +24,7 @@ Tried and rejected: ranking seeds by their first pass alone (0.1 % behind, and a
 a depth's order under the caller's caps (not monotone).
 
 **Cost**: all is linear in the number of actions. `Variants.best` takes about 80 ms per 1,000 actions, an order of a
-named variant 5 ms, `Variants.frontier` 0.3 to 0.6 s; pipelines of more than `LONG_ACTIONS` take less each.
+named variant 5 ms, `Variants.frontier` 0.3 to 0.6 s; long pipelines take less.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from penstock.core.errors import UserError
 from penstock.planner.order import Order
-from penstock.planner.schedules.blocks import SEQUENTIAL, Block, word_of
+from penstock.planner.schedules.blocks import MOST_WHOLE_SLICES, SEQUENTIAL, Block, word_of
 from penstock.planner.schedules.greedy_order import (
     UNLIMITED,
     Limits,
@@ -90,7 +90,7 @@ WHOLE_BLOCKS = tuple(
         *((0, 0, stretch) for stretch in (125, 150, 200)),
     )
 )
-"""Those of all slices of a micro-batch, for several slices."""
+"""Those of all slices of a micro-batch, for a few slices."""
 
 NAMED_BLOCKS = (Block(True, 0, 0, False), Block(True, 100, 0, False))
 """V-Min and V-Half: what they hold are the last two targets that `Variants.best` compares."""
@@ -122,8 +122,13 @@ FULL = Effort(num_blocks=3, greedy=(0, 50), patiences=(0, 50, 100), num_simulate
 
 LONG = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50), is_ranking=False)
 
-LONG_ACTIONS = 10_000
-"""Pipelines with more actions are treated with `LONG` effort throughout."""
+LEAN_ACTIONS, FULL_ACTIONS = 3_000, 10_000
+"""Pipelines with more actions are treated with `LONG` effort in place of `LEAN` and of `FULL`, and `Variants.best`
+compares only `LONG_VARIANTS` of them.
+"""
+
+LONG_VARIANTS = (1, 3, 5, 7, 10, 12, 14, 15, 16)
+"""V-Min, V-Half, 1F1B's memory and a few on either side."""
 
 MOST_TRIALS = 20
 
@@ -176,7 +181,9 @@ class Variants:
             return inputs
         seeds = self._seeds(inputs)
         every = seeds.lean_depths()
-        points = self._points(seeds, every, LEAN)
+        is_long = len(seeds.pipeline.durations) > LEAN_ACTIONS
+        wanted = [every[number - 1] for number in LONG_VARIANTS] if is_long else every
+        points = self._points(seeds, wanted, LEAN)
         candidates = {
             CAPLESS if point.depth == CAPLESS_DEPTH else 1 + every.index(point.depth): point.makespan_ns
             for point in points
@@ -236,7 +243,7 @@ class Variants:
 
     def _seeds(self, inputs: ScheduleInputs) -> _Seeds:
         pipeline = self._pipeline(inputs)
-        blocks = BLOCKS if inputs.num_slices == 1 else BLOCKS + WHOLE_BLOCKS
+        blocks = BLOCKS + WHOLE_BLOCKS if 1 < inputs.num_slices <= MOST_WHOLE_SLICES else BLOCKS
         words = [word_of(block, pipeline) for block in blocks]
         words += self.more_seeds(pipeline) if self.more_seeds else []
         peaks = np.array([pipeline.peaks(word) for word in words])
@@ -328,7 +335,7 @@ class _Seeds:
 
     def fastest(self, caps: Ints, effort: Effort) -> list[Word]:
         """The words of the shortest steps at these caps, which are one of the targets, the shortest first."""
-        if len(self.pipeline.durations) > LONG_ACTIONS:
+        if len(self.pipeline.durations) > (LEAN_ACTIONS if effort == LEAN else FULL_ACTIONS):
             effort = LONG
         refined = [
             refine(self.pipeline, word, caps, patience)
