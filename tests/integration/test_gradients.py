@@ -41,6 +41,37 @@ def test_planned_schedules(
     check(worker_pool, plan)
 
 
+VIRTUAL = {
+    "eager-1f1b": 1,
+    "interleaved-1f1b": 3,
+    "interleaved-zb": 3,
+    "v-half": 2,
+    "v-min": 2,
+    "zbv": 3,
+}
+"""Stages per rank."""
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("schedule", VIRTUAL)
+@pytest.mark.parametrize("slicing", ["equal", "unequal"])
+@pytest.mark.parametrize(("pp", "dp", "num_microbatches"), [(2, 1, 3), (2, 2, 5), (3, 1, 2), (4, 1, 5)])
+def test_schedules_of_several_stages_per_rank(
+    worker_pool: WorkerPool, family: Family, schedule: str, slicing: str, pp: int, dp: int, num_microbatches: int
+) -> None:
+    plan = small_plan(
+        family=family,
+        schedule=schedule,
+        slices=SLICES[slicing],
+        pp=pp,
+        dp=dp,
+        num_stages=pp * VIRTUAL[schedule],
+        num_microbatches=num_microbatches,
+        layers=6,
+    )
+    check(worker_pool, plan)
+
+
 @pytest.mark.parametrize("family", Family)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("pp", "num_stages", "dp"), [(1, 2, 1), (2, 4, 1), (2, 4, 2), (2, 6, 1), (4, 8, 1)])

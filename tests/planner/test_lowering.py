@@ -164,13 +164,13 @@ def _num_posted(rank: RankProgram) -> list[int]:
 def test_schedules_of_every_family_have_one_late_receive_next_to_an_action(
     schedule: str, num_slices: int, dp: int, pp: int
 ) -> None:
-    """Posted from the start of the step, a rank of a V has up to 16 of them."""
+    """Posted from the start of the step, a rank of a V has up to 16 of them. In a loop a rank receives both ways."""
     shape = small_plan(schedule=schedule, pp=pp, dp=dp, slices=(4,) * num_slices, num_microbatches=5, layers=6)
     early, late = (program_of(replace(shape, receive_ahead=4, late_receives=flag)) for flag in (False, True))
     more, less = prove(early).live_bytes, prove(late, num_places=NUM_PLACES).live_bytes
     assert all(a >= b for a, b in zip(more, less, strict=True))
     for before, after in zip(early.ranks, late.ranks, strict=True):
-        assert max(_num_posted(after)) == 1 <= max(_num_posted(before))
+        assert max(_num_posted(after)) <= (2 if schedule == "interleaved-zb" else 1) <= max(_num_posted(before))
         assert _num_before_the_first_action(after) <= 2
     assert max(_num_posted(early.ranks[0])) >= 4
     assert _num_before_the_first_action(late.ranks[0]) == 0, "only its later actions receive anything"

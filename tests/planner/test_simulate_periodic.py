@@ -16,7 +16,7 @@ from penstock.core.schedule import Group, Schedule, parse_schedule
 from penstock.planner.order import BACKWARD, INPUT_GRADIENT, RECOMPUTE, Order, from_schedule
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import find
-from penstock.planner.schedules.zero_bubble import zb_order
+from penstock.planner.schedules.zero_bubble import ZB
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
 from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import MILLION, Costs, InstructionCosts, compute_table, hosts, uncontended
@@ -108,7 +108,7 @@ def test_a_variant_of_zb_is_continued() -> None:
     )
 
     def generate(count: int) -> Order:
-        return zb_order(dataclasses.replace(inputs, num_microbatches=count))
+        return ZB.order(dataclasses.replace(inputs, num_microbatches=count))
 
     costs = equal_costs(6, 2, 10, 10, 10)
     found = extrapolate(generate, 150, costs)

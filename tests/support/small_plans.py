@@ -40,7 +40,7 @@ def small_plan(
 ) -> Plan:
     """A plan with stages of nearly equal numbers of units, as many as the schedule has unless told otherwise."""
     model = small_model(family, layers=layers)
-    recipe = ScheduleSpec(generator=schedule) if isinstance(schedule, str) else schedule
+    recipe = ScheduleSpec(generator=schedule, version=find(schedule).version) if isinstance(schedule, str) else schedule
     per_rank = find(schedule).stages_per_rank if isinstance(schedule, str) else 1
     return Plan(
         model=model,

@@ -103,8 +103,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "pp": "ranks of one pipeline",
         "microBatch": "sequences in one micro-batch",
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
-        "schedule": "`gpipe`, `1f1b`, `zb-h1`, `zb`, `zbv`, an installed one, or a CSV file",
-        "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two stages per rank",
+        "schedule": "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",
+        "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two or more per rank",
         "recompute": "`true` is refused: the planner places no recomputation yet; a CSV schedule may hold `R` actions",
     },
     CheckpointSpec: {

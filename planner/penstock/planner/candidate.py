@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.problem import Mesh
-from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import Stages
 
 
@@ -42,8 +41,3 @@ def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:
     """``count`` lengths that differ by at most one token, longest first."""
     short, longer = divmod(sequence_length, count)
     return (short + 1,) * longer + (short,) * (count - longer)
-
-
-def stages_per_rank(schedule: str | ScheduleSpec) -> int:
-    """By name; one is enough to tell imported ones from these, since their number of stages is their own."""
-    return find(schedule).stages_per_rank if isinstance(schedule, str) else 1

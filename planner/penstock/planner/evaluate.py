@@ -18,10 +18,11 @@ from penstock.planner.outlines import REPEATING
 from penstock.planner.problem import Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
 from penstock.planner.room import Room, enough_microbatches
-from penstock.planner.schedules.greedy_order import Variants
 from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.interleaved import INTERLEAVED
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
 from penstock.planner.schedules.v_shape import ZBV
+from penstock.planner.schedules.variants import Variants
 from penstock.planner.schedules.zero_bubble import ZB
 from penstock.planner.search import Evaluation
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
@@ -43,14 +44,17 @@ from penstock.planner.tables import (
 
 DEFAULT_RECEIVE_AHEAD = 4
 
-SPLIT = frozenset({"zb-h1", "zb", "zbv"})
+SPLIT = frozenset({"zb-h1", "zb", "zbv", "v-half", "v-min", "interleaved-zb"})
 """The built-in schedules that run I and W in place of B."""
 
-VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV}
+VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERLEAVED}
 """The built-in schedules that choose among several orders."""
 
 CAPLESS = 0
 """The variant that minds no cap: its bytes tell how much is missing."""
+
+MOST_COMPARED_ACTIONS = 20_000
+"""Of longer steps the variants are not compared with one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +128,26 @@ class Simulated:
             found = self._simulated(dataclasses.replace(varied, variant=CAPLESS), in_full)
         if varied is candidate:
             return found
-        return dataclasses.replace(found, num_actions=(1 + VARIED[candidate.schedule].count) * found.num_actions)
+        return dataclasses.replace(found, num_actions=2 * found.num_actions)
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with its schedule's best variant over as many micro-batches as fill the pipeline twice."""
+        """The candidate with the variant of its schedule that has most room."""
         if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
         inputs = self.schedule_inputs(candidate, str(candidate.schedule))
-        count = min(inputs.num_microbatches, 2 * enough_microbatches(candidate, self.receive_ahead))
+        short = min(inputs.num_microbatches, 2 * enough_microbatches(candidate, self.receive_ahead))
+        inputs = VARIED[candidate.schedule].roomiest(dataclasses.replace(inputs, num_microbatches=short))
+        return dataclasses.replace(candidate, variant=inputs.variant)
+
+    def best_variant(self, candidate: Candidate) -> Candidate:
+        """The candidate with its schedule's fastest variant, which takes `Variants.best` its time to find."""
+        if candidate.schedule not in VARIED or candidate.num_actions > MOST_COMPARED_ACTIONS:
+            return candidate
+        inputs = self.schedule_inputs(dataclasses.replace(candidate, variant=None), str(candidate.schedule))
         try:
-            variant = VARIED[candidate.schedule].best(dataclasses.replace(inputs, num_microbatches=count)).variant
+            return dataclasses.replace(candidate, variant=VARIED[candidate.schedule].best(inputs).variant)
         except UserError:
-            variant = CAPLESS
-        return dataclasses.replace(candidate, variant=variant)
+            return candidate
 
     def _simulated(self, candidate: Candidate, in_full: bool) -> Evaluation:
         if in_full or candidate.schedule not in REPEATING:
@@ -210,7 +221,7 @@ class Simulated:
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
         if isinstance(candidate.schedule, ScheduleSpec):
-            order = order_from_spec(candidate.schedule, **_shape(candidate))
+            order = order_from_spec(candidate.schedule, **_shape(candidate), num_stages=len(candidate.stages))
         else:
             order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
         _check_shape(order, candidate)
@@ -224,15 +235,17 @@ class Simulated:
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
         """What the generator is given; costs and stash only where it uses them."""
-        if not find(name).uses_costs:
-            return ScheduleInputs(**_shape(candidate))
-        owners = stage_ranks(name, candidate.mesh.pp)
+        num_ranks, generator = candidate.mesh.pp, find(name)
+        per_rank = generator.per_rank(num_ranks, len(candidate.stages))
+        if not generator.uses_costs:
+            return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
+        owners = generator.stage_ranks(num_ranks, len(candidate.stages))
         passes = self.stage_costs(candidate).together_ns
         transfers = self.costs(candidate, owners).transfer_ns
         forward, exchanged, returned = stash_tables(self.problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),
-            stages_per_rank=find(name).stages_per_rank,
+            stages_per_rank=per_rank,
             forward_ns=rows(passes[0]),
             input_ns=rows(passes[1]),
             weight_ns=rows(passes[2]),
@@ -252,10 +265,10 @@ def owners_of(candidate: Candidate) -> tuple[int, ...]:
     """The rank of every stage."""
     schedule = candidate.schedule
     if isinstance(schedule, str):
-        return stage_ranks(schedule, candidate.mesh.pp)
+        return stage_ranks(schedule, candidate.mesh.pp, len(candidate.stages))
     if schedule.generator == CSV:
         return parsed_schedule(schedule.text).stage_ranks
-    return stage_ranks(schedule.generator, candidate.mesh.pp)
+    return stage_ranks(schedule.generator, candidate.mesh.pp, len(candidate.stages))
 
 
 class _Shape(TypedDict):

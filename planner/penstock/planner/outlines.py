@@ -37,12 +37,12 @@ import numpy as np
 from penstock.core.model import UnitKind
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
-from penstock.planner.candidate import equal_slices, label_of, stages_per_rank
+from penstock.planner.candidate import equal_slices, label_of
 from penstock.planner.cost import CostModel
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
-from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.schedules.registry import BUILT_IN, find
 from penstock.planner.stagecost import (
     PASSES,
     UNIT_KINDS,
@@ -84,7 +84,8 @@ NUM_SLICES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 
 """The numbers of slices that are looked at, where none is pinned; their neighbours are tried around what is best."""
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
-V_SHAPED = "zbv"
+VIRTUAL = ("zbv", "interleaved-zb")
+"""Schedules of several stages per rank that are looked at."""
 
 
 def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
@@ -95,8 +96,8 @@ def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...
     if mesh.pp == 1:
         return ("1f1b",)
     if pinned.stages is not None:
-        return SCHEDULES if len(pinned.stages) == mesh.pp else (V_SHAPED,)
-    return (*SCHEDULES, V_SHAPED) if 2 * mesh.pp <= problem.model.num_units else SCHEDULES
+        return SCHEDULES if len(pinned.stages) == mesh.pp else VIRTUAL
+    return (*SCHEDULES, *VIRTUAL) if 2 * mesh.pp <= problem.model.num_units else SCHEDULES
 
 
 def outlines(problem: Problem) -> list[Outline]:
@@ -182,7 +183,7 @@ def _of_pipelines(
     """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp and by their number."""
     wanted = slice_counts(problem, same[0].pp)
     chosen = np.searchsorted(work.counts, wanted)
-    one_of_each = {stages_per_rank(schedule): schedule for schedule in schedules_for(problem, same[0])}
+    one_of_each = {stages_per_rank(problem, same[0], each): each for each in schedules_for(problem, same[0])}
     by_stages = {
         per_rank: _StageTimes.of(problem, work, _stages(problem, work, same[0], schedule, balanced))
         for per_rank, schedule in one_of_each.items()
@@ -191,7 +192,7 @@ def _of_pipelines(
         hops, room = next(iter(by_stages.values())).hop_seconds(problem, mesh), _room(problem, work, mesh)
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
-            times = by_stages[stages_per_rank(schedule)]
+            times = by_stages[stages_per_rank(problem, mesh, schedule)]
             steps = _step_seconds(times, mesh, name, hops, room)[chosen] + times.end_seconds(problem, mesh)
             needed = _least_bytes(problem, work, mesh, name)[chosen]
             for count, seconds, num_bytes in zip(wanted, steps.tolist(), needed.tolist(), strict=True):
@@ -269,7 +270,15 @@ def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], nu
 def num_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
     """How many stages the mesh's ranks have together under the schedule."""
     imported = imported_schedule(problem.pinned)
-    return mesh.pp * stages_per_rank(schedule) if imported is None else imported.num_stages
+    return mesh.pp * stages_per_rank(problem, mesh, schedule) if imported is None else imported.num_stages
+
+
+def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:
+    """By the schedule's name and the number of stages that is pinned; one for imported ones, which have their own."""
+    if not isinstance(schedule, str):
+        return 1
+    pinned = problem.pinned.stages
+    return find(schedule).per_rank(mesh.pp, None if pinned is None else len(pinned))
 
 
 def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
@@ -277,8 +286,8 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
     if schedule not in BUILT_IN:
         even: Floats = mesh.num_microbatches * times.totals.sum(axis=(0, 1)) / mesh.pp
         return even
-    if stages_per_rank(schedule) > 1:
-        return _v_shaped_seconds(times, mesh, hops, room)
+    if len(times.stages) > mesh.pp:
+        return _virtual_seconds(times, mesh, schedule, hops, room)
     slices = times.work.counts
     f, i, w = times.totals / slices
     busy = f + i + w
@@ -313,16 +322,20 @@ def _from_here_on(parts: Floats) -> Floats:
     return sums
 
 
-def _v_shaped_seconds(times: _StageTimes, mesh: Mesh, hops: Floats, room: Floats) -> Floats:
-    """The same for two stages per rank. On their ways there and back, slices of both pass every hop four times."""
-    slices, pp = times.work.counts, mesh.pp
+def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
+    """The same for several stages per rank, each of which holds its slices for its own way to the last one and back."""
+    slices, num_stages = times.work.counts, len(times.stages)
+    owners = np.array(find(schedule).stage_ranks(mesh.pp, num_stages))
     f, i, w = times.totals / slices
-    busy = (f + i + w)[:pp] + (f + i + w)[pp:][::-1]
-    ways = _from_here_on(f + i)
-    under_way = ways[:pp] + ways[pp:][::-1] + 4 * hops.sum(axis=0)
-    period = under_way / np.maximum(2 * ((room - 1) * slices + 1), 1)
+    per_rank = num_stages // mesh.pp
+    messages = 2 * hops.mean(axis=0) * np.arange(num_stages - 1, -1, -1)[:, None]
+    busy, under_way = np.zeros((2, mesh.pp, len(slices)))
+    np.add.at(busy, owners, f + i + w)
+    np.add.at(under_way, owners, _from_here_on(f + i) + messages)
+    period = under_way / np.maximum(per_rank * ((room - 1) * slices + 1), 1)
     seconds: Floats = mesh.num_microbatches * slices * np.maximum(busy, period).max(axis=0)
-    seconds += f[: pp - 1].sum(axis=0) + hops.sum(axis=0)
+    first = f + i + w if schedule == "interleaved-1f1b" else f
+    seconds += first[: mesh.pp - 1].sum(axis=0) + hops.sum(axis=0)
     return seconds
 
 

@@ -211,7 +211,8 @@ def _can_have_stages(problem: Problem, pp: int) -> bool:
 def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:
     """How many stages ``pp`` ranks may have, by the pinned schedule or else any."""
     if isinstance(pinned.schedule, str):
-        return (pp * find(pinned.schedule).stages_per_rank,)
+        num_stages = None if pinned.stages is None else len(pinned.stages)
+        return (pp * find(pinned.schedule).per_rank(pp, num_stages),)
     return (pp,) if pp == 1 or pinned.schedule is not None else (pp, 2 * pp)
 
 

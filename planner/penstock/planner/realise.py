@@ -21,7 +21,11 @@ from penstock.planner.schedules.registry import from_spec
 def schedule_of(plan: Plan) -> Schedule:
     """The plan's schedule, from its recipe."""
     return from_spec(
-        plan.schedule, num_ranks=plan.pp, num_microbatches=plan.num_microbatches, num_slices=len(plan.slices)
+        plan.schedule,
+        num_ranks=plan.pp,
+        num_microbatches=plan.num_microbatches,
+        num_slices=len(plan.slices),
+        num_stages=len(plan.stages),
     )
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from penstock.planner.candidate import Candidate
 from penstock.planner.problem import Problem
+from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
@@ -41,8 +42,11 @@ NEARLY = 1.1
 SHORT_WALK = 4_000
 """Of longer walks, which take milliseconds, the third step is left out where the second is so far above the limit."""
 
-STANDS_FOR = {"zb": ("zb-h1",), "zbv": ()}
+STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
 """Schedules that are told their room, and those whose order they may have where there is room for it."""
+
+LEANEST = 1
+"""The variant of such a schedule that holds the least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +86,17 @@ class Room:
                 yield found
 
     def _walk(self, shape: Candidate, name: str, num_microbatches: int) -> Walk:
-        key = (name, shape.mesh.pp, num_microbatches, len(shape.slices))
+        key = (name, shape.mesh.pp, num_microbatches, len(shape.slices), len(shape.stages))
         if key not in self._walks:
-            order = find(name).of_shape(
-                num_ranks=shape.mesh.pp, num_microbatches=num_microbatches, num_slices=len(shape.slices)
+            generator = find(name)
+            inputs = ScheduleInputs(
+                num_ranks=shape.mesh.pp,
+                num_microbatches=num_microbatches,
+                num_slices=len(shape.slices),
+                stages_per_rank=generator.per_rank(shape.mesh.pp, len(shape.stages)),
+                variant=LEANEST if name in STANDS_FOR else None,
             )
+            order = generator.generate(inputs)
             late = self.problem.late_receives
             self._walks[key] = Walk.of(order, self.receive_ahead, late_receives=late)
         return self._walks[key]
@@ -121,7 +131,7 @@ class Room:
 
     def _bytes(self, candidate: Candidate, walk: Walk) -> tuple[Integers, Integers]:
         """[ranks]: what is always there, and the slots at their high water."""
-        owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp)
+        owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages))
         sizes = stage_memory(self.problem, candidate).slot_bytes
         always = np.array(static_bytes(self.problem, candidate, owners))
         return always, walk.high_water_bytes(sizes, candidate.slices)
@@ -129,13 +139,13 @@ class Room:
     def _per_rank(self, candidate: Candidate, of_kinds: Integers) -> Integers:
         """[ranks]: the sum of what units of each kind take over all units of the rank."""
         sums = np.zeros(candidate.mesh.pp, dtype=np.int64)
-        owners = list(stage_ranks(str(candidate.schedule), candidate.mesh.pp))
+        owners = list(stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages)))
         np.add.at(sums, owners, unit_counts(self.problem.model, candidate.stages) @ of_kinds)
         return sums
 
     def _partition(self, shape: Candidate, always: Integers, slope: Floats) -> Candidate | MemoryShortage:
         """The fastest stages if a rank holds ``slope`` micro-batches of its units, and ``always`` bytes besides."""
-        owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp))
+        owners = list(stage_ranks(str(shape.schedule), shape.mesh.pp, len(shape.stages)))
         state, held = unit_bytes(self.problem, shape.mesh.tp, shape.mesh.microbatch)
         kinds = [UNIT_KINDS.index(unit.kind) for unit in self.problem.model.units]
         room = (self.problem.memory_limit_bytes - always) // (len(owners) // shape.mesh.pp)
@@ -201,4 +211,4 @@ def enough_microbatches(shape: Candidate, receive_ahead: int) -> int:
     """
     if shape.schedule == "gpipe":
         return shape.mesh.num_microbatches
-    return min(shape.mesh.num_microbatches, (2 * shape.mesh.pp + receive_ahead) // len(shape.slices) + 3)
+    return min(shape.mesh.num_microbatches, (2 * len(shape.stages) + receive_ahead) // len(shape.slices) + 3)

@@ -103,6 +103,10 @@ class Judge(Protocol):
         """Makes outlines into candidates."""
         ...
 
+    def best_variant(self, candidate: Candidate) -> Candidate:
+        """The same with the best of its schedule's orders."""
+        ...
+
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
         """Simulate it, where it repeats itself perhaps not ``in_full``."""
         ...
@@ -342,17 +346,17 @@ class _Search:
                         best = found
 
     def settle(self) -> None:
-        """Simulate the best in full, and H1's order beside one of ``zb``, until it is still the best afterwards."""
+        """Simulate the best in full, and beside it other orders of its schedule, until it stays the best."""
         settled: set[Candidate] = set()
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)
             if not best.is_exact:
                 self.fitting.remove(best)
                 self.file(self.judge.evaluate(best.candidate, in_full=True))
-            plain = with_h1(best.candidate)
-            if plain not in settled and self.fits(found := self._exact(plain)):
-                self.fitting.append(found)
-                settled.add(plain)
+            for other in (with_h1(best.candidate), self.judge.best_variant(best.candidate)):
+                if other not in settled and self.fits(found := self._exact(other)):
+                    self.fitting.append(found)
+                    settled.add(other)
             if not self.fitting:
                 raise self.nothing_fits()
 

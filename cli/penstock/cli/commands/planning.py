@@ -114,7 +114,7 @@ class ScheduleFormat(enum.StrEnum):
 
 
 def show_schedule(
-    name: Annotated[str, typer.Argument(help="gpipe, 1f1b, zb-h1, zb, zbv, an installed one, or a CSV file.")],
+    name: Annotated[str, typer.Argument(help="1f1b, zb, zbv, another built-in or installed one, or a CSV file.")],
     ranks: Annotated[int, typer.Option(help="Pipeline ranks.")] = 4,
     microbatches: Annotated[int, typer.Option(help="Micro-batches.")] = 4,
     slices: Annotated[int, typer.Option(help="Slices of each micro-batch.")] = 1,

@@ -14,14 +14,15 @@ from penstock.planner.schedules.inputs import ScheduleInputs
 ENTRY_POINT_GROUP = "penstock.schedules"
 
 
-def one_stage_each(num_ranks: int) -> tuple[int, ...]:
-    """Stage s on rank s."""
-    return tuple(range(num_ranks))
+def looped(num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Stage s on rank s mod K (interleaved 1F1B, arXiv 2104.04473); with one stage per rank, stage s on rank s."""
+    return (*range(num_ranks),) * stages_per_rank
 
 
-def along_a_v(num_ranks: int) -> tuple[int, ...]:
-    """Stages 0 to K - 1 on ranks 0 to K - 1, and as many again on the way back."""
-    return (*range(num_ranks), *reversed(range(num_ranks)))
+def in_waves(num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Down the ranks, up again, and so on: with two stages per rank a V, with four a W."""
+    down = tuple(range(num_ranks))
+    return tuple(rank for number in range(stages_per_rank) for rank in (reversed(down) if number % 2 else down))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,27 +30,37 @@ class Generator:
     """A pure function from integers to an order, known by name and version.
 
     A change of its output is a new version, since plans name it. ``uses_costs`` says that costs, stash and caps
-    change the order: a recipe then holds the order itself. ``stage_ranks`` places its stages on so many ranks.
+    change the order: a recipe then holds the order itself. ``place`` gives the rank of every stage for so many ranks
+    and stages per rank. A rank has
+    ``stages_per_rank`` of them; if the schedule ``is_virtual``, any number from two on that the plan has.
     """
 
     name: str
     version: int
     generate: Callable[[ScheduleInputs], Order]
     uses_costs: bool
-    stage_ranks: Callable[[int], tuple[int, ...]] = one_stage_each
+    place: Callable[[int, int], tuple[int, ...]] = looped
+    stages_per_rank: int = 1
+    is_virtual: bool = False
 
-    @property
-    def stages_per_rank(self) -> int:
-        """How many stages each rank has."""
-        return len(self.stage_ranks(1))
+    def stage_ranks(self, num_ranks: int, num_stages: int | None = None) -> tuple[int, ...]:
+        """The rank of every stage."""
+        return self.place(num_ranks, self.per_rank(num_ranks, num_stages))
 
-    def of_shape(self, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Order:
+    def per_rank(self, num_ranks: int, num_stages: int | None = None) -> int:
+        """The stages of each rank where a plan has ``num_stages``; the usual number if it cannot have as many."""
+        wanted, rest = divmod(num_stages or 0, num_ranks)
+        return wanted if rest == 0 and self.is_virtual and wanted > 1 else self.stages_per_rank
+
+    def of_shape(
+        self, *, num_ranks: int, num_microbatches: int, num_slices: int, num_stages: int | None = None
+    ) -> Order:
         """The order where every action costs the same."""
         inputs = ScheduleInputs(
             num_ranks=num_ranks,
             num_microbatches=num_microbatches,
             num_slices=num_slices,
-            stages_per_rank=self.stages_per_rank,
+            stages_per_rank=self.per_rank(num_ranks, num_stages),
         )
         return self.generate(inputs)
 

@@ -25,6 +25,14 @@ def one_f_one_b(inputs: ScheduleInputs) -> Order:
     return keyed_order(inputs, [(FORWARD, partial(_forward, inputs)), (BACKWARD, _backward)])
 
 
+def eager_1f1b(inputs: ScheduleInputs) -> Order:
+    """Slice-level 1F1B whose forwards run twice as far ahead (Eager1F1B of JaxPP): transfers of up to half a round
+    are hidden, for at most 2 K + S - 2 - 2 rank slices held.
+    """
+    forward = partial(_eager_forward, inputs)
+    return keyed_order(inputs, [(FORWARD, forward), (BACKWARD, _backward)])
+
+
 def zb_h1(inputs: ScheduleInputs) -> Order:
     """Slice-level ZB-H1: split backward, the weight gradients of rank r run r rounds late.
 
@@ -46,6 +54,11 @@ def warm_up(inputs: ScheduleInputs, rank: int) -> int:
 
 def _forward(inputs: ScheduleInputs, units: Units, rank: int) -> Units:
     return 3 * np.maximum(units - warm_up(inputs, rank), 0)
+
+
+def _eager_forward(inputs: ScheduleInputs, units: Units, rank: int) -> Units:
+    ahead = warm_up(inputs, rank) + inputs.num_ranks - 1 - rank
+    return 3 * np.maximum(units - ahead, 0)
 
 
 def _backward(units: Units, rank: int) -> Units:

@@ -1,24 +1,27 @@
 """Generators by name, and recipes: a plan stores a schedule that follows from its shape as a name and a version.
 
-One that was made from costs is recorded whole.
+One that was made from costs is recorded whole, and stays readable when its generator changes or is gone.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import nearest
 from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.planner.order import Order, from_schedule, to_schedule
-from penstock.planner.schedules.generator import Generator, along_a_v, installed_generators
+from penstock.planner.schedules.generator import Generator, in_waves, installed_generators, looped
 from penstock.planner.schedules.gpipe import gpipe
 from penstock.planner.schedules.imported import imported
 from penstock.planner.schedules.inputs import ScheduleInputs
-from penstock.planner.schedules.one_f_one_b import one_f_one_b, zb_h1
+from penstock.planner.schedules.one_f_one_b import eager_1f1b, one_f_one_b, zb_h1
 from penstock.planner.schedules.recorded import record, replay
+
+# These load numba; ranks get by without it.
 
 
 def _zb(inputs: ScheduleInputs) -> Order:
-    # Loads numba; ranks get by without it.
     from penstock.planner.schedules.zero_bubble import zb
 
     return zb(inputs)
@@ -30,14 +33,46 @@ def _zbv(inputs: ScheduleInputs) -> Order:
     return zbv(inputs)
 
 
+def _v_half(inputs: ScheduleInputs) -> Order:
+    from penstock.planner.schedules.v_shape import v_half
+
+    return v_half(inputs)
+
+
+def _v_min(inputs: ScheduleInputs) -> Order:
+    from penstock.planner.schedules.v_shape import v_min
+
+    return v_min(inputs)
+
+
+def _interleaved_1f1b(inputs: ScheduleInputs) -> Order:
+    from penstock.planner.schedules.grouped import interleaved_1f1b
+
+    return interleaved_1f1b(inputs)
+
+
+def _interleaved_zb(inputs: ScheduleInputs) -> Order:
+    from penstock.planner.schedules.interleaved import interleaved_zb
+
+    return interleaved_zb(inputs)
+
+
+_WAVES: dict[str, Any] = {"uses_costs": True, "place": in_waves, "stages_per_rank": 2}
+_LOOPS: dict[str, Any] = {"place": looped, "stages_per_rank": 2, "is_virtual": True}
+
 BUILT_IN = {
     generator.name: generator
     for generator in (
         Generator(name="gpipe", version=1, generate=gpipe, uses_costs=False),
         Generator(name="1f1b", version=1, generate=one_f_one_b, uses_costs=False),
+        Generator(name="eager-1f1b", version=1, generate=eager_1f1b, uses_costs=False),
         Generator(name="zb-h1", version=1, generate=zb_h1, uses_costs=False),
-        Generator(name="zb", version=1, generate=_zb, uses_costs=True),
-        Generator(name="zbv", version=1, generate=_zbv, uses_costs=True, stage_ranks=along_a_v),
+        Generator(name="zb", version=2, generate=_zb, uses_costs=True),
+        Generator(name="zbv", version=2, generate=_zbv, is_virtual=True, **_WAVES),
+        Generator(name="v-half", version=1, generate=_v_half, **_WAVES),
+        Generator(name="v-min", version=1, generate=_v_min, **_WAVES),
+        Generator(name="interleaved-1f1b", version=1, generate=_interleaved_1f1b, uses_costs=False, **_LOOPS),
+        Generator(name="interleaved-zb", version=1, generate=_interleaved_zb, uses_costs=True, **_LOOPS),
     )
 }
 
@@ -58,9 +93,9 @@ def find(name: str, version: int | None = None) -> Generator:
     return generator
 
 
-def stage_ranks(name: str, num_ranks: int) -> tuple[int, ...]:
+def stage_ranks(name: str, num_ranks: int, num_stages: int | None = None) -> tuple[int, ...]:
     """The rank of every stage under the schedule ``name``."""
-    return find(name).stage_ranks(num_ranks)
+    return find(name).stage_ranks(num_ranks, num_stages)
 
 
 def to_spec(name: str, inputs: ScheduleInputs) -> ScheduleSpec:
@@ -70,20 +105,33 @@ def to_spec(name: str, inputs: ScheduleInputs) -> ScheduleSpec:
     return ScheduleSpec(generator=name, version=generator.version, text=text)
 
 
-def order_from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Order:
-    """The schedule of a recipe, as arrays."""
+def order_from_spec(
+    spec: ScheduleSpec,
+    *,
+    num_ranks: int,
+    num_microbatches: int,
+    num_slices: int,
+    num_stages: int | None = None,
+) -> Order:
+    """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default as many as is usual."""
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
         return from_schedule(imported(spec, **shape))
-    generator = find(spec.generator, spec.version)
     if spec.text:
         return replay(spec.text, **shape)
-    return generator.of_shape(**shape)
+    return find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
 
 
-def from_spec(spec: ScheduleSpec, *, num_ranks: int, num_microbatches: int, num_slices: int) -> Schedule:
+def from_spec(
+    spec: ScheduleSpec,
+    *,
+    num_ranks: int,
+    num_microbatches: int,
+    num_slices: int,
+    num_stages: int | None = None,
+) -> Schedule:
     """The schedule of a recipe, as objects: equal on every rank that asks."""
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
         return imported(spec, **shape)
-    return to_schedule(order_from_spec(spec, **shape))
+    return to_schedule(order_from_spec(spec, **shape, num_stages=num_stages))

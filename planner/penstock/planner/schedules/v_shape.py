@@ -1,60 +1,37 @@
-"""Two stages per rank along a V (the placement of ZB-V, arXiv 2401.10241, section 6), over slices.
+"""Several stages per rank in waves (arXiv 2401.10241, section 6, and 2405.15362), over slices: zbv, v-half and v-min.
 
-Stage s < K is on rank s, and the others come back: stage 2 K - 1 - s is there too, so rank 0 has both ends of the
-model. A stage is half as long, so the pipeline fills in half the time, and a micro-batch turns into its backward on
-rank 0 without a message. The order is made by list scheduling from costs, as zb's is.
+With two stages per rank, stage s < K is on rank s, and the others come back: stage 2 K - 1 - s is there too, so rank 0
+has both ends of the model. A stage is half as long, so the pipeline fills in half the time, a micro-batch turns into
+its backward on rank 0 without a message, and all ranks hold equally much. With more stages per rank the wave goes on.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from penstock.core.errors import UserError
 from penstock.planner.order import Order
-from penstock.planner.schedules.generator import along_a_v
-from penstock.planner.schedules.greedy_order import (
-    UNLIMITED,
-    Ints,
-    Limits,
-    Variants,
-    cost_table,
-    greedy_order,
-    least_caps,
-)
+from penstock.planner.schedules.blocks import Block
+from penstock.planner.schedules.generator import in_waves
 from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.variants import Variants
 
-PATIENCE = (0, 0, 50)
-"""By variant, the percentage of W's time from which a wait is filled with it. Variant 0 minds no cap."""
+ZBV = Variants(name="zbv", place=in_waves)
+
+HALF = Block(in_slots=True, down=100, up=0, is_fused=False)
+MINIMUM = Block(in_slots=True, down=0, up=0, is_fused=False)
 
 
 def zbv(inputs: ScheduleInputs) -> Order:
-    """The order of ``inputs.variant``, or without one the order of the variant with the shortest simulated step.
+    """The order of ``inputs.variant``, or without one the fastest order within the caps.
 
     Raises `UserError` if a cap cannot hold one micro-batch.
     """
-    return zbv_order(ZBV.best(inputs))
+    return ZBV.best_order(inputs) if inputs.variant is None else ZBV.order(inputs)
 
 
-def zbv_order(inputs: ScheduleInputs) -> Order:
-    """The order of the variant that ``inputs`` names."""
-    if inputs.variant is None or not 0 <= inputs.variant < len(PATIENCE):
-        raise UserError(what=f"{inputs.variant} is not a variant of zbv", where="schedule zbv")
-    owned = np.argsort(along_a_v(inputs.num_ranks), kind="stable").reshape(inputs.num_ranks, -1)
-    lag = np.full(inputs.num_stages, UNLIMITED)
-    depth = lag.copy()
-    depth[-1] = inputs.num_slices
-    caps = np.array(inputs.caps, dtype=np.int64)
-    if not inputs.caps or inputs.variant == 0:
-        caps = _usual_caps(inputs, owned)
-    limits = Limits(depth=depth, lag=lag, caps=caps, patience=PATIENCE[inputs.variant])
-    return greedy_order(inputs, "zbv", owned, limits)
+def v_half(inputs: ScheduleInputs) -> Order:
+    """V-Half: about half of 1F1B's memory, whatever the caps: its block repeated, and refined in what it holds."""
+    return ZBV.of_block(inputs, HALF)
 
 
-ZBV = Variants(order=zbv_order, count=len(PATIENCE))
-
-
-def _usual_caps(inputs: ScheduleInputs, owned: Ints) -> Ints:
-    """What 1F1B holds on rank 0: a micro-batch, and a slice more for every later rank."""
-    largest = cost_table(inputs, "forward_stash")[owned].sum(axis=1).max(axis=1)
-    caps: Ints = least_caps(inputs, owned) + (inputs.num_ranks - 1) * largest
-    return caps
+def v_min(inputs: ScheduleInputs) -> Order:
+    """V-Min: about a third of 1F1B's memory, whatever the caps: its block repeated, and refined in what it holds."""
+    return ZBV.of_block(inputs, MINIMUM)

@@ -1,0 +1,24 @@
+"""Several stages per rank in a loop and a split backward, over slices: orders from costs, under caps.
+
+Building blocks repeat per micro-batch instead of per group, which needs no whole groups and holds less: with F = I = W
+a block without slack holds K (V + 1) / 3 stages on rank 0, that is (1 + 1 / V) / 3 of 1F1B's memory and W's wait. Where
+memory allows, the orders of `grouped` are often faster, and are among the seeds.
+"""
+
+from __future__ import annotations
+
+from penstock.planner.order import Order
+from penstock.planner.schedules.generator import looped
+from penstock.planner.schedules.grouped import grouped_words
+from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.variants import Variants
+
+INTERLEAVED = Variants(name="interleaved-zb", place=looped, more_seeds=grouped_words)
+
+
+def interleaved_zb(inputs: ScheduleInputs) -> Order:
+    """The order of ``inputs.variant``, or without one the fastest order within the caps.
+
+    Raises `UserError` if a cap cannot hold one micro-batch.
+    """
+    return INTERLEAVED.best_order(inputs) if inputs.variant is None else INTERLEAVED.order(inputs)

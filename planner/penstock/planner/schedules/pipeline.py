@@ -1,0 +1,234 @@
+"""A pipeline with a split backward as flat tables, and its orders as words, for compiled passes over them.
+
+Every rank has a queue for each kind and stage of its own, and takes the units of a queue in turn: unit u of F is slice
+u mod S of micro-batch u div S, unit u of I and W is slice S - 1 - (u mod S). So the order of a rank is a *word*: the
+queue of each of its actions. Queue ``kind * stages_per_rank + place`` holds F, I or W (0, 1, 2) of the rank's stage
+``owned[rank, place]``. Micro-batches never overtake each other within a queue, which no published schedule does either.
+
+Actions are numbered ``(kind * stages + stage) * units + unit``. An action has at most two successors that wait for it:
+the same pass of the neighbouring stage (after a transfer, if that is on another rank), and the first I of a micro-batch
+after its last F on the last stage, or W after I. The same tables with successors and predecessors exchanged describe
+the step that runs backwards in time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import UserError
+from penstock.planner.order import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Order, join_ranks
+from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
+
+Ints = npt.NDArray[np.int64]
+
+F, I, W = range(3)  # noqa: E741  the field's own name for the input-gradient pass
+
+CODES = np.array([FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT], dtype=np.int32)
+"""The kinds F, I and W as an `Order` numbers them."""
+
+TIMES = {"forward_ns": 1, "input_ns": 1, "weight_ns": 1, "send_forward_ns": 0, "send_backward_ns": 0}
+STASHES = {"forward_stash": 1, "input_stash": 0, "weight_stash": -1}
+"""Tables of `ScheduleInputs`, and what stands in each cell of an empty one."""
+
+MOST_STAGES_PER_RANK = 42
+"""Queues are numbered in eight bits."""
+
+TO_PASS, TO_OTHER = range(2)
+"""Columns of links: the same pass of the neighbouring stage, and another pass of the same stage."""
+
+
+def cost_table(inputs: ScheduleInputs, name: str) -> Ints:
+    """[stage, slice] of the table called ``name``; filled with its default if empty."""
+    table: StageTable = getattr(inputs, name)
+    shape = (inputs.num_stages, inputs.num_slices)
+    return np.array(table, dtype=np.int64) if table else np.full(shape, (TIMES | STASHES)[name], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Links:
+    """Per action its successors (-1: none), the nanoseconds of the transfers to them, and how many it succeeds."""
+
+    successors: Ints
+    delays: Ints
+    num_awaited: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pipeline:
+    """The tables of one pipeline; see the module.
+
+    ``durations``, ``stash`` (change in what its rank holds) and ``ranks`` are per action; ``first_actions`` [rank,
+    queue] is unit 0 of each queue. ``links`` are those of the step, and those of the step that runs backwards in time.
+    ``mean_ns`` [8, stage] holds the mean over slices of F, I, W and of both transfers.
+    """
+
+    owned: Ints
+    num_microbatches: int
+    num_slices: int
+    durations: Ints
+    stash: Ints
+    ranks: Ints
+    first_actions: Ints
+    links: tuple[Links, Links]
+    mean_ns: Ints
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.owned)
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages of each rank."""
+        return int(self.owned.shape[1])
+
+    @property
+    def num_units(self) -> int:
+        """Slices of all micro-batches: the length of every queue."""
+        return self.num_microbatches * self.num_slices
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of all ranks."""
+        return self.owned.size
+
+    @property
+    def owners(self) -> Ints:
+        """[stages]: the rank of every stage."""
+        owners = np.empty(self.num_stages, dtype=np.int64)
+        owners[self.owned] = np.arange(self.num_ranks)[:, None]
+        return owners
+
+    @property
+    def work_ns(self) -> Ints:
+        """[ranks]: nanoseconds of all actions of a rank."""
+        return np.bincount(self.ranks, weights=self.durations, minlength=self.num_ranks).astype(np.int64)
+
+    def peaks(self, word: npt.NDArray[np.int8]) -> Ints:
+        """[ranks]: the most stash held at once."""
+        peaks = np.zeros(self.num_ranks, dtype=np.int64)
+        _walk(word, self.first_actions, self.stash, peaks)
+        return peaks
+
+    def order(self, word: npt.NDArray[np.int8]) -> Order:
+        """The word as an order."""
+        units = np.zeros(word.shape, dtype=np.int32)
+        _number(word, units)
+        kinds, places = np.divmod(word.astype(np.int64), self.stages_per_rank)
+        stages = np.take_along_axis(self.owned, places, axis=1)
+        microbatches, parts = np.divmod(units, self.num_slices)
+        parts = np.where(kinds == F, parts, self.num_slices - 1 - parts)
+        rows = np.stack([CODES[kinds], stages, microbatches, parts], axis=2).astype(np.int32)
+        return join_ranks(
+            list(rows),
+            num_stages=self.num_stages,
+            num_microbatches=self.num_microbatches,
+            num_slices=self.num_slices,
+        )
+
+    def word(self, order: Order) -> npt.NDArray[np.int8]:
+        """The order as a word; its queues have to be in turn, and a B counts as I with W directly after it."""
+        places = np.zeros(self.num_stages, dtype=np.int64)
+        places[self.owned] = np.arange(self.stages_per_rank)
+        word = np.zeros((self.num_ranks, 3 * self.stages_per_rank * self.num_units), dtype=np.int8)
+        kinds_of = {FORWARD: (F,), INPUT_GRADIENT: (I,), WEIGHT_GRADIENT: (W,)}
+        for rank in range(self.num_ranks):
+            steps = range(order.offsets[rank], order.offsets[rank + 1])
+            word[rank] = [
+                kind * self.stages_per_rank + places[order.stages[step]]
+                for step in steps
+                for kind in kinds_of.get(int(order.kinds[step]), (I, W))
+            ]
+        return word
+
+
+def pipeline_of(inputs: ScheduleInputs, owned: Ints) -> Pipeline:
+    """The tables of ``inputs`` where rank r has the stages ``owned[r]``, rising."""
+    check_balance(inputs)
+    if inputs.stages_per_rank > MOST_STAGES_PER_RANK:
+        raise UserError(
+            what=f"{inputs.stages_per_rank} stages per rank are more than {MOST_STAGES_PER_RANK}",
+            where="schedule",
+            remedy="pin fewer stages",
+        )
+    times = [cost_table(inputs, name) for name in TIMES]
+    stashes = [cost_table(inputs, name) for name in STASHES]
+    num_ranks, num_stages, num_units = inputs.num_ranks, inputs.num_stages, inputs.num_units
+    owners = np.empty(num_stages, dtype=np.int64)
+    owners[owned] = np.arange(num_ranks)[:, None]
+    forward = np.arange(num_units) % inputs.num_slices
+    backward = inputs.num_slices - 1 - forward
+    parts = (forward, backward, backward)
+    stages = owned[:, None, :] + num_stages * np.arange(3)[:, None]
+    return Pipeline(
+        owned=owned,
+        num_microbatches=inputs.num_microbatches,
+        num_slices=inputs.num_slices,
+        durations=np.concatenate([times[kind][:, parts[kind]].ravel() for kind in (F, I, W)]),
+        stash=np.concatenate([stashes[kind][:, parts[kind]].ravel() for kind in (F, I, W)]),
+        ranks=np.tile(np.repeat(owners, num_units), 3),
+        first_actions=stages.reshape(num_ranks, -1) * num_units,
+        links=_links(inputs, owners, times[3][:, forward], times[4][:, backward]),
+        mean_ns=np.stack([-(-table.sum(axis=1) // inputs.num_slices) for table in times]),
+    )
+
+
+def _links(inputs: ScheduleInputs, owners: Ints, down: Ints, up: Ints) -> tuple[Links, Links]:
+    """``down`` and ``up`` [stage, unit] are the transfers to the next and to the previous stage."""
+    shape = (3, inputs.num_stages, inputs.num_units)
+    actions = np.arange(3 * inputs.num_stages * inputs.num_units).reshape(shape)
+    crosses = (owners[1:] != owners[:-1])[:, None]
+    links = np.full((2, *shape, 2), -1, dtype=np.int64)
+    delays = np.zeros((2, *shape, 2), dtype=np.int64)
+    last, every = inputs.num_slices - 1, slice(None, None, inputs.num_slices)
+    pairs = (
+        ((F, slice(0, -1)), (F, slice(1, None)), TO_PASS, down[:-1] * crosses),
+        ((I, slice(1, None)), (I, slice(0, -1)), TO_PASS, up[1:] * crosses),
+        ((I,), (W,), TO_OTHER, 0),
+        ((F, -1, slice(last, None, inputs.num_slices)), (I, -1, every), TO_OTHER, 0),
+    )
+    for before, after, column, delay in pairs:
+        for side, (here, there) in enumerate(((before, after), (after, before))):
+            links[side][(*here, ..., column)] = actions[there]
+            delays[side][(*here, ..., column)] = delay
+    flat, times = links.reshape(2, -1, 2), delays.reshape(2, -1, 2)
+    counts = (flat >= 0).sum(axis=2)
+    return Links(flat[0], times[0], counts[1]), Links(flat[1], times[1], counts[0])
+
+
+def check_balance(inputs: ScheduleInputs) -> None:
+    """Raise `UserError` unless every slice gives back what it took."""
+    forward, gradient, weight = (cost_table(inputs, name) for name in STASHES)
+    if (forward < 0).any() or (forward + gradient < 0).any() or (forward + gradient + weight != 0).any():
+        raise UserError(
+            what="gives back more or less than was taken",
+            where="stash tables",
+            remedy="F, I and W of a slice must sum to 0, and F alone, and F with I, be 0 or more",
+        )
+
+
+@numba.njit(cache=True, nogil=True)
+def _walk(word: npt.NDArray[np.int8], first_actions: Ints, stash: Ints, peaks: Ints) -> None:
+    units = np.zeros(first_actions.shape[1], dtype=np.int64)
+    for rank in range(len(word)):
+        units[:] = 0
+        held = 0
+        for queue in word[rank]:
+            held += stash[first_actions[rank, queue] + units[queue]]
+            units[queue] += 1
+            peaks[rank] = max(peaks[rank], held)
+
+
+@numba.njit(cache=True, nogil=True)
+def _number(word: npt.NDArray[np.int8], units: npt.NDArray[np.int32]) -> None:
+    """The unit of every action of ``word``."""
+    counts = np.zeros(128, dtype=np.int32)
+    for rank in range(len(word)):
+        counts[:] = 0
+        for step in range(word.shape[1]):
+            units[rank, step] = counts[word[rank, step]]
+            counts[word[rank, step]] += 1
