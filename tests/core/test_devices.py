@@ -29,7 +29,7 @@ def test_every_number_has_a_source_with_a_date(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_a_cluster_of_it_is_as_large_as_asked(name: str) -> None:
+def test_a_cluster_has_as_many_nodes_as_asked_for(name: str) -> None:
     kind = device_kind(name)
     cluster = cluster_of(kind, 3)
     assert cluster.num_devices == 3 * kind.devices_per_node

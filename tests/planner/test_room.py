@@ -61,7 +61,7 @@ def peak(judge: Simulated, candidate: Candidate) -> int:
 
 @settings(max_examples=40)
 @given(PROBLEMS, st.floats(0, 1))
-def test_whenever_any_candidate_fits_one_is_found(chosen: dict[str, Any], place: float) -> None:
+def test_a_plan_is_found_whenever_any_partition_fits(chosen: dict[str, Any], place: float) -> None:
     roomy = problem(**chosen)
     peaks = sorted({peak(Simulated(roomy), each) for each in every_candidate(roomy)})
     limit = peaks[int(place**3 * (len(peaks) - 1))]

@@ -56,7 +56,7 @@ LARGE = Sizes(
 
 
 def random_job(chance: random.Random, sizes: Sizes = SMALL) -> tuple[JobSpec, ClusterSpec]:
-    """A job that nothing of is pinned, and the hardware for it."""
+    """A job without pins, and the hardware for it."""
     ranks = chance.choice(sizes.devices)
     layers, hidden, heads = chance.choice(sizes.models)
     tokens = chance.choice(sizes.tokens)
@@ -171,9 +171,11 @@ def beating(
             continue
         seconds = step_seconds(pinned)
         if free is None:
-            found.append(f"nothing fits, but {told(pin)} does, in {seconds:.4g} s")
+            found.append(f"nothing fits, but {pin_text(pin)} does, in {seconds:.4g} s")
         elif step_seconds(free) > tolerated * seconds:
-            found.append(f"{step_seconds(free):.4g} s free ({told(full_pin(free))}), {seconds:.4g} s with {told(pin)}")
+            found.append(
+                f"{step_seconds(free):.4g} s free ({pin_text(full_pin(free))}), {seconds:.4g} s with {pin_text(pin)}"
+            )
     return found
 
 
@@ -190,7 +192,7 @@ def slower_with_more(
     return []
 
 
-def told(pin: ParallelismSpec) -> str:
+def pin_text(pin: ParallelismSpec) -> str:
     """A pin in a line."""
     return f"dp {pin.dp} tp {pin.tp} pp {pin.pp}, micro-batch {pin.micro_batch}, {pin.slices} slices, {pin.schedule}"
 

@@ -1,4 +1,4 @@
-"""Reads what users write: clusters, and jobs as whoever runs them reads them."""
+"""Reads the files that users write: clusters, and jobs as a service reads them."""
 
 from __future__ import annotations
 

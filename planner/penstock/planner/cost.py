@@ -20,7 +20,7 @@ from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flo
 from penstock.core.schedule import Kind
 from penstock.planner.collectives import GroupTopology, Link
 from penstock.planner.cost_table import table_times
-from penstock.planner.kernels import KernelTimes, has_work
+from penstock.planner.kernels import BACKWARD_FLOPS, KernelTimes, has_work
 from penstock.planner.work import Floats, Work
 
 Devices = npt.ArrayLike
@@ -219,7 +219,7 @@ class TokenTimes:
         efficiency = np.interp(np.log2(np.maximum(tokens, 1)), *self.curve)
         seconds = linear / (peak * efficiency) + self._memory_seconds(unit, tokens)
         if unit is UnitKind.ATTENTION and kind is not Kind.W:
-            flops = attention_flops(self.model, 1) * work.pairs * (2.5 if kind is Kind.I else 1.0) / self.tp
+            flops = attention_flops(self.model, 1) * work.pairs * (BACKWARD_FLOPS if kind is Kind.I else 1.0) / self.tp
             seconds = seconds + flops / (peak * self.device.efficiency[-1][1])
         return seconds
 

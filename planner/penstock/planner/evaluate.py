@@ -67,14 +67,10 @@ class Simulated:
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _proposers: list[Proposer] = field(default_factory=list)
+    proposer: Proposer = field(init=False, repr=False, compare=False)
 
-    @property
-    def proposer(self) -> Proposer:
-        """Makes outlines into candidates."""
-        if not self._proposers:
-            self._proposers.append(Proposer(self.problem, Room(self.problem, self.receive_ahead)))
-        return self._proposers[0]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "proposer", Proposer(self.problem, Room(self.problem, self.receive_ahead)))
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in."""

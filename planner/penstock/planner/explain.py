@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from penstock.core.job import Objective
 from penstock.core.plan import Alternative, slices_text
 from penstock.core.units import format_bytes, format_seconds, to_seconds
@@ -63,14 +65,13 @@ def _effort(result: Result) -> str:
 
 
 def _floor(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
-    """How far the step is from what is proved to be out of reach; where money counts, no step is."""
+    """How far the step is above the floor; there is none for what a plan costs."""
     if problem.objective is not Objective.TIME:
         return ()
     least = floor_ns(problem, meshes(problem))
     more, tokens = 100 * (chosen.step_ns / max(least, 1) - 1), grid(problem)
-    places = f" with slices at multiples of {tokens} tokens" if len(chosen.candidate.slices) > 1 else ""
-    work = f"no plan{places} is below {format_seconds(to_seconds(least))}, which the work alone takes"
-    return (f"{work}; this one is {more:.1f} % above",)
+    work = f"no plan with slices at multiples of {tokens} tokens is below {format_seconds(to_seconds(least))}"
+    return (f"{work}, which the work alone takes; this one is {more:.1f} % above",)
 
 
 def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
@@ -92,7 +93,8 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     too_large = [each for each in result.too_large if max(each.peak_bytes) > problem.memory_limit_bytes]
     too_large = sorted(too_large, key=lambda each: each.step_ns)[:MOST_REJECTED]
     found += [_alternative(each, f"needs {format_bytes(max(each.peak_bytes))} on a rank") for each in too_large]
-    for shortage in result.shortages[:MOST_REJECTED]:
+    lacking = {each.candidate.label: each for each in reversed(result.shortages)}
+    for shortage in itertools.islice(reversed(lacking.values()), MOST_REJECTED):
         reason = f"no stages fit; those found lack {format_bytes(shortage.missing_bytes)} on a rank"
         found.append(Alternative(label=shortage.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
     return tuple(found)

@@ -1,10 +1,10 @@
 """A step that no plan is shorter than: the model's work by its cheapest slicing, spread evenly over all ranks.
 
 Every rank is busy for the work of its stages, so the busiest is for at least the mean: M micro-batches of the model's
-F, I and W, over the ranks of a pipeline. The cheapest way to slice a sequence is a shortest path from its beginning to
-its end, where going from one token to another costs what a slice of these tokens does. The path is looked for among
-`MOST_QUANTA` places, so the floor holds for plans whose slices begin at these. Waiting, messages and reductions only
-add to it, and it says nothing of memory: a plan above it may be the best there is.
+F, I and W, over the ranks of a pipeline. The cheapest way to slice a sequence is that of a flush of one micro-batch
+over one stage (`penstock.planner.slicing_flush`), among slices that begin at one of `MOST_QUANTA` places: the floor
+holds for plans with such slices. Waiting, messages and reductions only add to it, and it says nothing of memory: a plan
+above it may be the best there is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from penstock.core.layout import num_parameters
 from penstock.core.units import to_nanoseconds
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.slicing import tabulate
+from penstock.planner.slicing import SlicingProblem, tabulate
+from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import PASSES, Integers, unit_counts, unit_pass_seconds
 
 MOST_QUANTA = 64
@@ -54,12 +55,9 @@ def _work_ns(problem: Problem, tp: int, batch: int) -> int:
         seconds = sum(counts @ unit_pass_seconds(cost, kind, batch, *points) for kind in PASSES)
         return whole_nanoseconds(seconds)
 
-    quantum = grid(problem)
-    cost_ns = tabulate(slice_ns, sequence_length=problem.sequence_length, quantum=quantum)
-    num_quanta = problem.sequence_length // quantum
-    least = np.full(num_quanta + 1, np.iinfo(np.int64).max)
-    least[0] = 0
-    for done in range(1, num_quanta + 1):
-        lengths = np.arange(1, done + 1)
-        least[done] = (least[done - lengths] + cost_ns[lengths, done - lengths]).min()
-    return int(least[-1])
+    shape = {"sequence_length": problem.sequence_length, "quantum": grid(problem)}
+    slicing = best_flush_slicing(
+        SlicingProblem(cost_ns=tabulate(slice_ns, **shape), **shape), num_microbatches=1, num_stages=1
+    )
+    assert slicing is not None, "every slicing is allowed"
+    return slicing.total_ns

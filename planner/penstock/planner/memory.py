@@ -27,13 +27,11 @@ from penstock.core.layout import (
     unit_buffers,
 )
 from penstock.core.model import ModelSpec, UnitKind
+from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
 
 MOST_BYTES = 64 * 2**40
 """Of one unit in a slot: more is counted as this. No rank has it, and 64 bits hold the sum over a model's units."""
-
-MASK_BYTES = 1
-"""Of one element of a dropout mask."""
 
 _REPLICATED = frozenset({"y", "normed", "dy", "rstd", "mean", "x", "g_in", "g_out", "h"})
 

@@ -11,17 +11,20 @@ of c there and back. Where S is larger than d the other turns are the rank's own
 
     period >= (q + max(0, S - d) t) / max(S, d)
 
+from the slice on that is the first to wait for one to come back, max(S, d) slices after the first.
 Under 1F1B d is K - r, so a message costs time however many slices there are. Pipette (arXiv 2405.18093) calls this the
 hidden critical path. Orders that are told their room have the n that it allows. Along a V a rank holds two slices of
 each micro-batch: its first stage's for 2 K - r stages there and back, its second's for r + 1, together always the same.
 
 The fill is what the busiest rank cannot work while the first slices come and the last go: the sum over the other
-stages of t under 1F1B, of f + i - w under ZB-H1 (arXiv 2401.10241), of f where there is room for W to fill the rest,
-and of the largest slices' t under a flush. The end is reductions and the optimizer of the rank with most parameters.
+stages of t under 1F1B and of f + i - w under ZB-H1 (arXiv 2401.10241), with messages there and back, and of the largest
+slices' t under a flush. Where there is room for W to fill the rest, a rank only waits for f of the stages before it.
+The end is reductions and the optimizer of the rank with most parameters.
 
-The bytes are a bound, up to rounding: rank r holds the state of its units and the activations of n_r micro-batches of
-them. However units are dealt, the limit L must allow sum over r of (L - always_r) / (state + n_r held) units. The least
-L for which that is all of them follows directly.
+The bytes are those of units of mean size that can be dealt in parts: rank r holds the state of its units and the
+activations of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held)
+units. The least L for which that is all of them follows directly. Real units are dealt whole, so plans need more; where
+attention and MLP differ much, a plan may need less by a part of a unit.
 
 Estimates decide only what is looked at first. Everything that is chosen was simulated.
 """
@@ -60,7 +63,7 @@ from penstock.planner.work import Floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
-    """A mesh with a number of slices and a schedule: the estimate of its step, and bytes that a rank needs at least."""
+    """A mesh with a number of slices and a schedule: estimates of its step, and of bytes that a rank needs at least."""
 
     mesh: Mesh
     num_slices: int
@@ -130,7 +133,7 @@ def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: s
     if schedule in REPEATING or problem.pinned.schedule is not None:
         return True
     num_actions = 3 * num_stages(problem, mesh, schedule) * mesh.num_microbatches * num_slices
-    return num_actions <= MOST_ACTIONS_IN_FULL or mesh.pp == 1
+    return num_actions <= MOST_ACTIONS_IN_FULL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -140,8 +143,6 @@ class _Work:
     ``seconds`` [F I W, unit kinds, slices] of the slicings one after another, which begin at ``starts``.
     """
 
-    tp: int
-    batch: int
     cost: CostModel
     slicings: tuple[tuple[int, ...], ...]
     starts: Integers
@@ -166,8 +167,6 @@ class _Work:
         seconds = np.stack([unit_pass_seconds(cost, kind, batch, lengths, before) for kind in PASSES]) * slowdown
         state, held = unit_bytes(problem, tp, batch)
         return cls(
-            tp=tp,
-            batch=batch,
             cost=cost,
             slicings=tuple(map(tuple, slicings)),
             starts=np.cumsum([0, *counts[:-1]]),
@@ -189,7 +188,7 @@ def _of_pipelines(
         for per_rank, schedule in one_of_each.items()
     }
     for mesh in same:
-        hops, room = next(iter(by_stages.values())).hop_seconds(problem, mesh), _room(problem, work, mesh)
+        hops, room = _hop_seconds(problem, work, mesh), _room(problem, work, mesh)
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[stages_per_rank(problem, mesh, schedule)]
@@ -227,15 +226,6 @@ class _StageTimes:
             largest=np.maximum.reduceat(seconds, work.starts, axis=2),
         )
 
-    def hop_seconds(self, problem: Problem, mesh: Mesh) -> Floats:
-        """[ranks - 1, slicings]: the message of one slice between neighbours."""
-        devices = np.array(devices_in_order(mesh)[: mesh.pp])
-        latency, per_byte = self.work.cost.transfer(devices[:-1], devices[1:])
-        width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
-        num_bytes = width * problem.sequence_length / self.work.counts
-        seconds: Floats = latency[:, None] + per_byte[:, None] * num_bytes
-        return seconds
-
     def end_seconds(self, problem: Problem, mesh: Mesh) -> float:
         """Reductions and the optimizer of the rank with most parameters."""
         memory = memory_of(problem, self.stages, mesh.microbatch, mesh.tp)
@@ -245,6 +235,16 @@ class _StageTimes:
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
         cost = self.work.cost
         return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas)
+
+
+def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
+    """[ranks - 1, slicings]: the message of one slice between neighbours."""
+    devices = np.array(devices_in_order(mesh)[: mesh.pp])
+    latency, per_byte = work.cost.transfer(devices[:-1], devices[1:])
+    width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
+    num_bytes = width * problem.sequence_length / work.counts
+    seconds: Floats = latency[:, None] + per_byte[:, None] * num_bytes
+    return seconds
 
 
 def _stages(
@@ -291,23 +291,32 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
     slices = times.work.counts
     f, i, w = times.totals / slices
     busy = f + i + w
-    num_slices, messages = mesh.num_microbatches * slices, 2 * hops.sum(axis=0)
+    num_slices, down = mesh.num_microbatches * slices, hops.sum(axis=0)
     seconds: Floats
     if schedule == "gpipe":
-        seconds = num_slices * busy.max(axis=0) + _others(times.largest.sum(axis=0), busy) + messages
+        seconds = num_slices * busy.max(axis=0) + _others(times.largest.sum(axis=0), busy) + 2 * down
         return seconds
     ranks_on = np.arange(mesh.pp, 0, -1)[:, None] + np.zeros(len(slices))
     turns = ranks_on if schedule != "zb" else np.clip((room - 1) * slices + 1, 1, 2 * ranks_on)
     way = _from_here_on(busy if schedule == "1f1b" else f + i)
     way[:-1] += 2 * _from_here_on(hops)
     period = (way + np.maximum(slices - turns, 0) * busy) / np.maximum(slices, turns)
-    seconds = num_slices * np.maximum(busy, period).max(axis=0) + messages
+    of_ranks = _steady_seconds(num_slices, busy, period, np.maximum(slices, turns))
     if schedule == "1f1b":
-        return seconds + _others(busy, busy)
-    shortest = _others(f, busy)
-    plain = np.maximum(_others(f + i - w, busy), shortest)
+        seconds = of_ranks.max(axis=0) + _others(busy, busy) + 2 * down
+        return seconds
+    earlier = np.concatenate([np.zeros((1, len(slices))), (f[:-1] + hops).cumsum(axis=0)])
+    shortest = (of_ranks + earlier).max(axis=0)
+    plain = np.maximum(of_ranks.max(axis=0) + _others(f + i - w, busy) + 2 * down, shortest)
     spare = np.clip(turns[0] / mesh.pp - 1, 0, 1) if schedule == "zb" else 0.0
-    return seconds + spare * shortest + (1 - spare) * plain
+    seconds = spare * shortest + (1 - spare) * plain
+    return seconds
+
+
+def _steady_seconds(num_slices: Integers, busy: Floats, period: Floats, turns: Floats) -> Floats:
+    """[ranks, slicings]: work and waits for messages; the first slices, a loop's ``turns``, wait for none."""
+    seconds: Floats = num_slices * busy + np.maximum(period - busy, 0) * np.maximum(num_slices - turns, 0)
+    return seconds
 
 
 def _others(parts: Floats, busy: Floats) -> Floats:
@@ -333,7 +342,7 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
     np.add.at(busy, owners, f + i + w)
     np.add.at(under_way, owners, _from_here_on(f + i) + messages)
     period = under_way / np.maximum(per_rank * ((room - 1) * slices + 1), 1)
-    seconds: Floats = mesh.num_microbatches * slices * np.maximum(busy, period).max(axis=0)
+    seconds: Floats = _steady_seconds(mesh.num_microbatches * slices, busy, period, room * slices).max(axis=0)
     first = f + i + w if schedule == "interleaved-1f1b" else f
     seconds += first[: mesh.pp - 1].sum(axis=0) + hops.sum(axis=0)
     return seconds

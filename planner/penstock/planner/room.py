@@ -1,7 +1,7 @@
 """Stages that every rank has room for: cut by time, and moved as far as the bytes that the simulator counts ask for.
 
 Under an order that does not depend on the stages, a rank's bytes follow from its own units and grow with them. So there
-are three steps, each exact about what fits, and each slower than the one before:
+are three steps, each slower than the one before; whatever they give fits by the walk through the order:
 
 1. Stages balanced by time alone. Where every rank holds them nothing else is asked, and more memory changes nothing.
 2. What a rank holds of its units, as so many micro-batches of them, is read off the walk through the order, and the
@@ -9,8 +9,9 @@ are three steps, each exact about what fits, and each slower than the one before
 3. For every rank the most units that it can hold, found by bisection, once for those that begin with an attention and
    once with an MLP. The partition under these is the fastest that fits; where there is none, none fits.
 
-The last step is for one stage per rank. Of a rank's several stages each may take an equal share of the room, which is a
-guess, so there the second step has the last word.
+The last step is for one stage per rank, and left out for long walks whose second step is far above the limit, which is
+then the last word and may be wrong. So it is for several stages per rank, each of which may take an equal share of the
+room, a guess.
 
 An order that is told its room keeps to it down to one micro-batch. Its stages are cut for that, and for what ZB-H1
 holds where that fits, too: with more room it waits less.
@@ -38,9 +39,10 @@ from penstock.planner.work import Floats
 
 MOST_CORRECTIONS = 4
 
-NEARLY = 1.1
-SHORT_WALK = 4_000
-"""Of longer walks, which take milliseconds, the third step is left out where the second is so far above the limit."""
+NEARLY, SHORT_WALK = 1.1, 4_000
+"""Walks of more actions take milliseconds: there the third step is only for what the second brought below ``NEARLY``
+times the limit.
+"""
 
 STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
 """Schedules that are told their room, and those whose order they may have where there is room for it."""

@@ -2,15 +2,15 @@
 
 Every outline - a mesh, a number of slices, a schedule - has an estimate of its step and a bound of its bytes
 (`penstock.planner.outlines`). Those that could fit are made into candidates by rising estimate, each of which fits its
-rank by the bytes that the simulator counts, and is simulated unless a proved bound rules it out. The walk ends when
-estimates are so far above the best simulated step that no estimate was ever seen to err as much.
+rank by the bytes that the simulator counts, and is simulated unless a proved bound rules it out. The walk ends when the
+estimates that are left, corrected by what was simulated so far, are `SLACK` above the best step. That is no proof.
 
 Then the neighbours of the best outlines are tried, whatever their estimates: one slice more or fewer, half or twice as
 many, the next mesh in every direction, every schedule; and again from whatever is better. At last the boundaries of the
 best few kinds between slices and between stages are moved, as long as the simulator agrees.
 
-The limit decides only which outlines can fit and how their stages are cut. What fits in less memory is looked at with
-more of it, too, at the same place among the others or behind faster ones.
+The limit decides which outlines can fit, how stages are cut that do not fit as time alone would have them, and the
+orders and estimates of schedules that are told their room. All else is looked at as it would be with another limit.
 
 Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
 """
@@ -35,7 +35,7 @@ from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
 
 SLACK = 1.05
-"""Steps were never simulated to take so much less than their estimate."""
+"""An allowance for estimates above their steps. Those of few micro-batches over uneven stages are up to 7 % above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def usual_budget(num_devices: int) -> Budget:
 class Ending(enum.StrEnum):
     """Why a search looked no further."""
 
-    EVERYTHING = "all were looked at"
+    EVERYTHING = "all that could fit were looked at"
     ESTIMATES = "by their estimates no others come near"
     BUDGET = "others were not looked at when the budget was spent"
 
@@ -256,7 +256,7 @@ class _Search:
             self.open(outline)
 
     def open(self, outline: Outline) -> None:
-        """Judge the outline's candidates, the most promising of the same slicing first."""
+        """Judge the outline's candidates, or note their bounds where these rule them out."""
         if outline in self.opened:
             return
         self.opened.add(outline)

@@ -24,8 +24,8 @@ FORBIDDEN = 1 << 60
 # holds, and, from there on, of every entry of their nanoseconds.
 RESIDENT, HELD, FIRST_NS = range(3)
 
-# Columns of `stages` [k] and of `factors` [k]. Units are at most so many from an odd or an even one on: in models they
-# alternate.
+# Columns of `stages` [k] and of `factors` [k]. How many units a stage may own depends on whether its first one's number
+# is even or odd, since attention and MLP alternate.
 LIMIT, FIXED_NS, MOST_FROM_EVEN, MOST_FROM_ODD = range(4)
 IN_FLIGHT, SLOWDOWN = range(2)
 
