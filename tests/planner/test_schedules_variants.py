@@ -126,11 +126,11 @@ def test_blocks_run_and_refined_ones_hold_no_more(
     prove_order(tables.order(word))
     caps = tables.peaks(word)
     assert (peak_stash(inputs, tables.order(word)) == caps).all()
-    makespan, refined = refine(tables, word, caps, patience)
+    makespan, refined, starts = refine(tables, word, caps, patience)
     prove_order(tables.order(refined))
     assert (tables.peaks(refined) <= caps).all()
     assert makespan >= tables.work_ns.max()
-    better, improved = improve(tables, (makespan, refined), caps, 3)
+    better, improved, _ = improve(tables, (makespan, refined, starts), caps, 3)
     assert better <= makespan
     assert (tables.peaks(improved) <= caps).all()
 
@@ -141,7 +141,7 @@ def test_without_transfers_to_share_a_refined_step_is_the_simulated_one(inputs: 
     """Transfers that are shorter than passes never wait for their channel, and four receives are posted ahead."""
     tables = pipeline(dataclasses.replace(inputs, receive_ahead=64), looped)
     word = word_of(HALF, tables)
-    makespan, refined = refine(tables, word, tables.peaks(word), 50)
+    makespan, refined, _ = refine(tables, word, tables.peaks(word), 50)
     free = dataclasses.replace(inputs, receive_ahead=64)
     assert makespan_ns(free, tables.order(refined)) == makespan
 

@@ -34,6 +34,10 @@ MOST_LAID_OUT = 8
 
 MOST_TIGHTER_SEARCHES = 4
 """Each asks for twice as much more room as the one before."""
+
+CLOSE_ENOUGH = 1.003
+"""A plan that takes no longer than so many times the best candidate is worth no further search."""
+
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 """Limits that are tried where nothing fits, each as a multiple of what came closest with the one before."""
 
@@ -53,8 +57,16 @@ class Decision:
     def score(self, problem: Problem) -> float:
         """What is minimised: seconds, or those of all devices together."""
         assert self.plan.prediction is not None, "a plan that was decided is predicted"
-        seconds = self.plan.prediction.step_seconds
-        return seconds * (self.plan.num_ranks if problem.objective is Objective.COST else 1)
+        return _score(problem, self.plan.prediction.step_seconds, self.plan.num_ranks)
+
+    def aim(self, problem: Problem) -> float:
+        """The same of the search's best candidate, whose arena may not fit."""
+        best = self.result.best
+        return _score(problem, to_seconds(best.step_ns), best.candidate.mesh.num_devices)
+
+
+def _score(problem: Problem, step_seconds: float, num_devices: int) -> float:
+    return step_seconds * (num_devices if problem.objective is Objective.COST else 1)
 
 
 def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None) -> Decision:
@@ -87,7 +99,7 @@ def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None 
                 break
         else:
             best = found if best is None else min(best, found, key=lambda each: each.score(problem))
-            missing = found.overshoot_bytes
+            missing = found.overshoot_bytes if found.score(problem) > CLOSE_ENOUGH * found.aim(problem) else 0
         if missing <= 0:
             break
         limit = asked.memory_limit_bytes - missing * 2**number

@@ -22,7 +22,7 @@ from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
 from penstock.planner.schedules.v_shape import ZBV
-from penstock.planner.schedules.variants import Variants
+from penstock.planner.schedules.variants import QUICK_FROM, Growing, Variants
 from penstock.planner.schedules.zero_bubble import ZB
 from penstock.planner.search import Evaluation
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
@@ -52,6 +52,9 @@ VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERL
 
 CAPLESS = 0
 """The variant that minds no cap: its bytes tell how much is missing."""
+
+MAKING = 4
+"""Making an order from costs and simulating it takes as long as simulating it so often."""
 
 MOST_COMPARED_ACTIONS = 20_000
 """Of longer steps the variants are not compared with one another."""
@@ -124,7 +127,7 @@ class Simulated:
             found = self._simulated(dataclasses.replace(varied, variant=CAPLESS), in_full)
         if varied is candidate:
             return found
-        return dataclasses.replace(found, num_actions=2 * found.num_actions)
+        return dataclasses.replace(found, num_actions=MAKING * found.num_actions)
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
         """The candidate with the variant of its schedule that has most room."""
@@ -136,9 +139,13 @@ class Simulated:
         return dataclasses.replace(candidate, variant=inputs.variant)
 
     def best_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with its schedule's fastest variant, which takes `Variants.best` its time to find."""
-        if candidate.schedule not in VARIED or candidate.num_actions > MOST_COMPARED_ACTIONS:
+        """The candidate with its schedule's fastest variant, which takes `Variants.best` its time to find; of a long step
+        with the variant of as much memory that more effort is made for.
+        """
+        if candidate.schedule not in VARIED:
             return candidate
+        if candidate.num_actions > MOST_COMPARED_ACTIONS and candidate.variant is not None:
+            return dataclasses.replace(candidate, variant=candidate.variant % QUICK_FROM)
         inputs = self.schedule_inputs(dataclasses.replace(candidate, variant=None), str(candidate.schedule))
         try:
             return dataclasses.replace(candidate, variant=VARIED[candidate.schedule].best(inputs).variant)
@@ -146,16 +153,12 @@ class Simulated:
             return candidate
 
     def _simulated(self, candidate: Candidate, in_full: bool) -> Evaluation:
-        if in_full or candidate.schedule not in REPEATING:
-            order = self.order(candidate)
+        growing = self._growing(candidate)
+        if in_full or (growing.first is None and candidate.schedule not in REPEATING):
+            order = growing.generate(candidate.mesh.num_microbatches)
+            _check_shape(order, candidate)
             return self._evaluation(candidate, order, self._times(candidate, order), is_exact=True)
-        inputs = self.schedule_inputs(candidate, str(candidate.schedule))
-
-        @functools.cache
-        def generate(count: int) -> Order:
-            return find(str(candidate.schedule)).generate(dataclasses.replace(inputs, num_microbatches=count))
-
-        owners = owners_of(candidate)
+        generate, owners = functools.cache(growing.generate), owners_of(candidate)
         found = extrapolate(
             generate,
             candidate.mesh.num_microbatches,
@@ -163,8 +166,20 @@ class Simulated:
             receive_ahead=self.receive_ahead,
             late_receives=self.problem.late_receives,
             reductions=self._reductions(candidate, owners),
+            first=growing.first,
+            multiple=growing.period,
         )
         return self._evaluation(candidate, generate(found.num_simulated), found.times, is_exact=found.is_exact)
+
+    def _growing(self, candidate: Candidate) -> Growing:
+        """The orders of the candidate's schedule for its own and for other numbers of micro-batches."""
+        if candidate.schedule not in BUILT_IN:
+            return Growing(generate=lambda count: self.order(candidate))
+        name = str(candidate.schedule)
+        inputs = self.schedule_inputs(candidate, name)
+        if name in VARIED:
+            return VARIED[name].growing(inputs)
+        return Growing(generate=lambda count: find(name).generate(dataclasses.replace(inputs, num_microbatches=count)))
 
     def _evaluation(self, candidate: Candidate, order: Order, times: StepTimes, *, is_exact: bool) -> Evaluation:
         """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""

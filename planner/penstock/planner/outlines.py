@@ -46,6 +46,7 @@ from penstock.planner.memory import state_bytes_per_parameter
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
 from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.schedules.repeat import enough
 from penstock.planner.stagecost import (
     PASSES,
     UNIT_KINDS,
@@ -129,10 +130,13 @@ def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
 
 
 def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> bool:
-    """Whether its step repeats itself, or is short enough to be simulated in full for a search."""
+    """Whether its step repeats itself and does so soon, or is short enough to be simulated in full for a search."""
     if schedule in REPEATING or problem.pinned.schedule is not None:
         return True
-    num_actions = 3 * num_stages(problem, mesh, schedule) * mesh.num_microbatches * num_slices
+    num_microbatches = mesh.num_microbatches
+    if schedule in VIRTUAL:
+        num_microbatches = min(num_microbatches, 3 * enough(mesh.pp, num_slices))
+    num_actions = 3 * num_stages(problem, mesh, schedule) * num_microbatches * num_slices
     return num_actions <= MOST_ACTIONS_IN_FULL
 
 
@@ -140,13 +144,13 @@ def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: s
 class _Work:
     """What units take for one micro-batch at a degree of tensor parallelism, for every number of slices.
 
-    ``seconds`` [F I W, unit kinds, slices] of the slicings one after another, which begin at ``starts``.
+    ``sums`` and ``largest`` [F I W, unit kinds, slicings] are the seconds of all slices, and of the longest one.
     """
 
     cost: CostModel
     slicings: tuple[tuple[int, ...], ...]
-    starts: Integers
-    seconds: Floats
+    sums: Floats
+    largest: Floats
     state_bytes: Integers
     held_bytes: Integers
 
@@ -166,11 +170,12 @@ class _Work:
         slowdown = np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES])
         seconds = np.stack([unit_pass_seconds(cost, kind, batch, lengths, before) for kind in PASSES]) * slowdown
         state, held = unit_bytes(problem, tp, batch)
+        starts = np.cumsum([0, *counts[:-1]])
         return cls(
             cost=cost,
             slicings=tuple(map(tuple, slicings)),
-            starts=np.cumsum([0, *counts[:-1]]),
-            seconds=seconds,
+            sums=np.add.reduceat(seconds, starts, axis=2),
+            largest=np.maximum.reduceat(seconds, starts, axis=2),
             state_bytes=state,
             held_bytes=held,
         )
@@ -208,7 +213,9 @@ def _of_pipelines(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _StageTimes:
-    """Seconds [F I W, stages, slicings] of stages that are balanced by time: of all slices, and of the largest one."""
+    """Seconds [F I W, stages, slicings] of stages that are balanced by time: of all slices, and of the largest one, as if
+    all kinds of units took longest in the same.
+    """
 
     work: _Work
     stages: Stages
@@ -218,12 +225,12 @@ class _StageTimes:
     @classmethod
     def of(cls, problem: Problem, work: _Work, stages: Stages) -> _StageTimes:
         """Of these stages."""
-        seconds = unit_counts(problem.model, stages) @ work.seconds + work.cost.action_overhead_seconds
+        of_kinds, overhead = unit_counts(problem.model, stages), work.cost.action_overhead_seconds
         return cls(
             work=work,
             stages=stages,
-            totals=np.add.reduceat(seconds, work.starts, axis=2),
-            largest=np.maximum.reduceat(seconds, work.starts, axis=2),
+            totals=of_kinds @ work.sums + overhead * work.counts,
+            largest=of_kinds @ work.largest + overhead,
         )
 
     def end_seconds(self, problem: Problem, mesh: Mesh) -> float:
@@ -337,7 +344,8 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
     owners = np.array(find(schedule).stage_ranks(mesh.pp, num_stages))
     f, i, w = times.totals / slices
     per_rank = num_stages // mesh.pp
-    messages = 2 * hops.mean(axis=0) * np.arange(num_stages - 1, -1, -1)[:, None]
+    mean_hop = hops.sum(axis=0) / max(mesh.pp - 1, 1)
+    messages = 2 * mean_hop * np.arange(num_stages - 1, -1, -1)[:, None]
     busy, under_way = np.zeros((2, mesh.pp, len(slices)))
     np.add.at(busy, owners, f + i + w)
     np.add.at(under_way, owners, _from_here_on(f + i) + messages)

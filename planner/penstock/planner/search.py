@@ -182,6 +182,9 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     )
 
 
+NEAR = 1.02
+"""Kinds of plan this close to the best may become the best by a better order."""
+
 LEAST_FITTING = 8
 """So many that fit are looked for among those that hold the least, before their neighbours are."""
 
@@ -319,12 +322,16 @@ class _Search:
 
     def improve(self) -> None:
         """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""
+        most_actions = self.num_actions + self.budget.moved_actions
+        for best in self._best_kinds():
+            self._improve(best, most_actions)
+
+    def _best_kinds(self) -> list[Evaluation]:
+        """The best of each of the best few meshes, schedules and numbers of slices."""
         kinds: dict[tuple[object, ...], Evaluation] = {}
         for each in sorted(self.fitting, key=self.rank):
             kinds.setdefault((each.candidate.mesh, each.candidate.schedule, len(each.candidate.slices)), each)
-        most_actions = self.num_actions + self.budget.moved_actions
-        for best in list(kinds.values())[: self.budget.starts]:
-            self._improve(best, most_actions)
+        return list(kinds.values())[: self.budget.starts]
 
     def _improve(self, best: Evaluation, most_actions: int) -> None:
         """Move its boundaries, largest steps first, as long as the simulator finds it faster."""
@@ -346,19 +353,29 @@ class _Search:
                         best = found
 
     def settle(self) -> None:
-        """Simulate the best in full, and beside it other orders of its schedule, until it stays the best."""
+        """Look for better orders of the best few kinds' schedules, and simulate the best in full until it stays that."""
         settled: set[Candidate] = set()
+        kinds, best_score = self._best_kinds(), self.best_score()
+        assert best_score is not None, "something fits by now"
+        for each in kinds:
+            if self.rank(each)[0] <= NEAR * best_score:
+                self._vary(each, settled)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)
             if not best.is_exact:
                 self.fitting.remove(best)
                 self.file(self.judge.evaluate(best.candidate, in_full=True))
-            for other in (with_h1(best.candidate), self.judge.best_variant(best.candidate)):
-                if other not in settled and self.fits(found := self._exact(other)):
-                    self.fitting.append(found)
-                    settled.add(other)
+            self._vary(best, settled)
             if not self.fitting:
                 raise self.nothing_fits()
+
+    def _vary(self, evaluation: Evaluation, settled: set[Candidate]) -> None:
+        """Simulate other orders of its schedule."""
+        candidate = evaluation.candidate
+        for other in {with_h1(candidate): None, self.judge.best_variant(candidate): None}:
+            if other != candidate and other not in settled and self.fits(found := self._exact(other)):
+                self.fitting.append(found)
+                settled.add(other)
 
     def _exact(self, candidate: Candidate) -> Evaluation:
         found = self.judge.evaluate(candidate)

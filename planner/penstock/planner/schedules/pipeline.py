@@ -115,7 +115,7 @@ class Pipeline:
         return peaks
 
     def order(self, word: npt.NDArray[np.int8]) -> Order:
-        """The word as an order."""
+        """The word, of this or any other number of micro-batches, as an order."""
         units = np.zeros(word.shape, dtype=np.int32)
         _number(word, units)
         kinds, places = np.divmod(word.astype(np.int64), self.stages_per_rank)
@@ -126,7 +126,7 @@ class Pipeline:
         return join_ranks(
             list(rows),
             num_stages=self.num_stages,
-            num_microbatches=self.num_microbatches,
+            num_microbatches=word.shape[1] // (3 * self.stages_per_rank * self.num_slices),
             num_slices=self.num_slices,
         )
 

@@ -49,7 +49,7 @@ from penstock.planner.schedules.pipeline import Ints, Pipeline
 Word = npt.NDArray[np.int8]
 
 WINDOW = 160
-"""How many places ahead a wait is searched for something to run."""
+"""How many places ahead a wait is searched for something to run; the first is that of what is awaited."""
 
 TRIED_PATIENCES = (0, 25, 50, 100)
 MOST_DISTURBED = 0.3
@@ -59,8 +59,12 @@ UNKNOWN = 1 << 60
 """A time that is not known; above all that are."""
 
 
-def refine(pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds: int = 1) -> tuple[int, Word]:
-    """The shortest step that the passes find within ``caps``, and its word; ``word`` itself has to keep within them."""
+Run = tuple[int, Word, Ints]
+"""The length of a step, its word, and when every action starts."""
+
+
+def refine(pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds: int = 1) -> Run:
+    """The shortest step that the passes find within ``caps``; ``word`` itself has to keep within them."""
     expected = np.full(len(pipeline.durations), UNKNOWN)
     best = _pass(pipeline, word, caps, patience, expected)
     for _ in range(num_rounds):
@@ -70,10 +74,10 @@ def refine(pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds
         if forward[0] >= best[0]:
             break
         best = forward
-    return best[:2]
+    return best
 
 
-def improve(pipeline: Pipeline, best: tuple[int, Word], caps: Ints, num_trials: int) -> tuple[int, Word]:
+def improve(pipeline: Pipeline, best: Run, caps: Ints, num_trials: int) -> Run:
     """The shortest step of so many trials from the ``best`` of `refine`.
 
     Each runs the best word so far at disturbed durations, and refines that. A trial with the same step is
@@ -92,10 +96,23 @@ def improve(pipeline: Pipeline, best: tuple[int, Word], caps: Ints, num_trials: 
     return best
 
 
+def run_as_is(pipeline: Pipeline, word: Word) -> Run:
+    """The word without any overtaking, whatever it holds."""
+    unlimited = np.full(pipeline.num_ranks, UNKNOWN)
+    return _pass(pipeline, word, unlimited, 0, np.full(len(pipeline.durations), UNKNOWN), window=1)
+
+
 def _pass(
-    pipeline: Pipeline, word: Word, caps: Ints, patience: int, expected: Ints, *, is_reversed: bool = False
-) -> tuple[int, Word, Ints]:
-    """The step's length, its word, and when every action starts; ``expected`` is that of an earlier pass."""
+    pipeline: Pipeline,
+    word: Word,
+    caps: Ints,
+    patience: int,
+    expected: Ints,
+    *,
+    is_reversed: bool = False,
+    window: int = WINDOW,
+) -> Run:
+    """One pass; ``expected`` is when actions start in an earlier one."""
     links = pipeline.links[is_reversed]
     run = np.empty(word.shape, dtype=np.int8)
     starts = np.zeros(len(pipeline.durations), dtype=np.int64)
@@ -114,6 +131,7 @@ def _pass(
         caps,
         expected,
         patience,
+        window,
         new_clock(num_ranks, np.ones(num_ranks, dtype=bool)),
         run,
         starts,
@@ -136,6 +154,7 @@ def _run(
     caps: Ints,
     expected: Ints,
     patience: int,
+    window: int,
     clock: Clock,
     run: Word,
     starts: Ints,
@@ -158,7 +177,7 @@ def _run(
             awaited = max(now, expected[action]) if num_awaited[action] else ready[action]
             step, before, soonest = _overtaking(
                 word[rank], following[rank], step, first_actions[rank], units[rank], num_units, is_reversed, ahead,
-                durations, stash, num_awaited, ready, spare[rank], now, awaited, patience,
+                durations, stash, num_awaited, ready, spare[rank], now, awaited, patience, window,
             )  # fmt: skip
         waits[rank] = step < 0
         if step < 0:
@@ -201,13 +220,14 @@ def _overtaking(
     now: int,
     awaited: int,
     patience: int,
+    window: int,
 ) -> tuple[int, int, int]:
     """The place of the action that runs in place of the one at ``step`` and the place before it; -1 if none does, and
     when one of those that were seen gets ready.
     """
     ahead[:] = 0
     soonest, change, most, num_seen, before = UNKNOWN, 0, 0, 0, -1
-    for _ in range(WINDOW):
+    for _ in range(window):
         if step == len(word) or num_seen == len(ahead):
             break
         queue = word[step]

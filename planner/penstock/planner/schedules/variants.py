@@ -23,13 +23,18 @@ schedules. Blocks alone lose 0.8 %, list schedules alone 1.3 %.
 Tried and rejected: ranking seeds by their first pass alone (0.1 % behind, and a sixth of the time saved), and refining
 a depth's order under the caller's caps (not monotone).
 
-**Cost**: all is linear in the number of actions. `Variants.best` takes about 80 ms per 1,000 actions, an order of a
-named variant 5 ms, `Variants.frontier` 0.3 to 0.6 s; long pipelines take less.
+**Many micro-batches**: what is made are orders of a few, whose middle is repeated (`repeat`), so that the work does not
+grow with their number. Steps of such orders are compared by two that are simulated, with one round and with two, and
+continued in a straight line.
+
+**Cost**: all is linear in the number of actions, or in those of the short step. `Variants.best` takes about 80 ms per
+1,000 actions, an order of a named variant 5 ms, `Variants.frontier` 0.3 to 0.6 s; long pipelines take less.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -49,7 +54,8 @@ from penstock.planner.schedules.greedy_order import (
 )
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.pipeline import Ints, Pipeline, pipeline_of
-from penstock.planner.schedules.refine import Word, improve, refine
+from penstock.planner.schedules.refine import Run, Word, improve, refine, run_as_is
+from penstock.planner.schedules.repeat import Round, enough, rounds, start_times
 
 CAPLESS = 0
 """The variant that minds no cap, so it always can be made."""
@@ -99,38 +105,63 @@ ONE_BY_ONE = Block(True, 0, 0, True, SEQUENTIAL)
 """One micro-batch after the other: the least memory of all."""
 
 
+QUICK_FROM = 64
+"""Variant n + QUICK_FROM is at the depth of variant n, of less effort where pipelines are long: for a search."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
     """How many seeds are refined at a depth.
 
-    They are V-Min, the ``num_blocks`` fullest blocks, as many that are the fastest with what they hold by themselves
+    They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks, as many that are the fastest with what they hold by themselves
     (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent of its time on; all
     with every one of ``patiences``. Then the best is improved by as many trials as ``trial_actions`` allow, at most
-    `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated.
+    `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated. Rounds are looked for in the ``num_repeated``
+    shortest steps, of up to ``most_rounds`` micro-batches or as many as a group has, at as many times of each.
     """
 
     num_blocks: int
     greedy: tuple[int, ...]
     patiences: tuple[int, ...]
     is_ranking: bool = True
+    has_leanest: bool = True
     num_simulated: int = 1
     trial_actions: int = 0
+    num_repeated: int = 3
+    most_rounds: int = 4
 
 
 LEAN = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50, 100))
 FULL = Effort(num_blocks=3, greedy=(0, 50), patiences=(0, 50, 100), num_simulated=3, trial_actions=40_000)
 
 LONG = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50), is_ranking=False)
+LONGEST = Effort(num_blocks=1, greedy=(), patiences=(0, 50), is_ranking=False)
+QUICK = Effort(
+    num_blocks=1, greedy=(0,), patiences=(50,), is_ranking=False, has_leanest=False, num_repeated=1, most_rounds=1
+)
+BRISK, QUICKEST = replace(QUICK, patiences=(0, 50)), replace(QUICK, greedy=())
 
-LEAN_ACTIONS, FULL_ACTIONS = 3_000, 10_000
+LEAN_ACTIONS, FULL_ACTIONS, LONG_ACTIONS = 3_000, 10_000, 50_000
 """Pipelines with more actions are treated with `LONG` effort in place of `LEAN` and of `FULL`, and `Variants.best`
-compares only `LONG_VARIANTS` of them.
+compares only `LONG_VARIANTS` of them; those with more than `LONG_ACTIONS` with `LONGEST` effort.
 """
 
 LONG_VARIANTS = (1, 3, 5, 7, 10, 12, 14, 15, 16)
 """V-Min, V-Half, 1F1B's memory and a few on either side."""
 
 MOST_TRIALS = 20
+
+NUM_TIMED = 3
+"""Rounds that are run to know how long one takes."""
+
+TIGHT = 1.001
+"""A round this close to its work is not improved further."""
+
+NEARLY_TIGHT = 1.02
+"""Where repeated orders take longer than so many times their work, longer rounds are tried, too."""
+
+MOST_ACTIONS_IN_FULL = 30_000
+"""Steps of more actions are made of rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -140,7 +171,23 @@ class Point:
     depth: int
     makespan_ns: int
     peaks: tuple[int, ...]
-    order: Order
+    generate: Callable[[], Order]
+
+    @property
+    def order(self) -> Order:
+        """The order itself."""
+        return self.generate()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Growing:
+    """Orders of ``first`` micro-batches and of any multiple of ``period`` more. With a ``first`` each is the one before
+    it with a round more; without, they are made anew for each number.
+    """
+
+    generate: Callable[[int], Order]
+    first: int | None = None
+    period: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,14 +210,34 @@ class Variants:
 
     def order(self, inputs: ScheduleInputs) -> Order:
         """The order of the variant that ``inputs`` names; raises `UserError` for a number that is none."""
-        if inputs.variant is None or not 0 <= inputs.variant < self.count:
+        if inputs.variant is None or not 0 <= inputs.variant % QUICK_FROM < self.count:
             raise UserError(what=f"{inputs.variant} is not a variant of {self.name}", where=f"schedule {self.name}")
         if inputs.variant == CAPLESS and self.capless is not None:
             return self.capless(inputs)
-        seeds = self._seeds(inputs)
+        return self._made(inputs).order
+
+    def _made(self, inputs: ScheduleInputs) -> _Made:
+        assert inputs.variant is not None, "callers name one"
+        shape, number = self._shape(inputs), inputs.variant % QUICK_FROM
         usual = usual_depth(inputs.num_ranks)
-        depth = usual if inputs.variant == CAPLESS else seeds.lean_depths()[inputs.variant - 1]
-        return seeds.pipeline.order(seeds.fastest(seeds.caps(depth), LEAN)[0])
+        depth = usual if number == CAPLESS else shape.seeds.lean_depths()[number - 1]
+        return shape.fastest(depth, LEAN if inputs.variant < QUICK_FROM else QUICK)[0]
+
+    def growing(self, inputs: ScheduleInputs) -> Growing:
+        """The order of the variant that ``inputs`` names, and those of fewer micro-batches that it begins and ends as."""
+
+
+        def made_anew(count: int) -> Order:
+            return self.order(replace(inputs, num_microbatches=count))
+
+        if inputs.variant == CAPLESS and self.capless is not None:
+            return Growing(generate=made_anew)
+        made, all_of_them = self._made(inputs), inputs.num_microbatches
+        if made.again is None:
+            return Growing(generate=lambda count: made.order if count == all_of_them else made_anew(count))
+        period = made.again.num_microbatches
+        first = all_of_them - made.num_rounds * period
+        return Growing(first=first, period=period, generate=lambda count: made.with_rounds((count - first) // period))
 
     def best(self, inputs: ScheduleInputs) -> ScheduleInputs:
         """The same inputs with the variant of the shortest simulated step named (of equals the first).
@@ -179,11 +246,11 @@ class Variants:
         """
         if inputs.variant is not None:
             return inputs
-        seeds = self._seeds(inputs)
-        every = seeds.lean_depths()
-        is_long = len(seeds.pipeline.durations) > LEAN_ACTIONS
+        shape = self._shape(inputs)
+        every = shape.seeds.lean_depths()
+        is_long = len(shape.seeds.pipeline.durations) > LEAN_ACTIONS
         wanted = [every[number - 1] for number in LONG_VARIANTS] if is_long else every
-        points = self._points(seeds, wanted, LEAN)
+        points = self._points(shape, wanted, LEAN)
         candidates = {
             CAPLESS if point.depth == CAPLESS_DEPTH else 1 + every.index(point.depth): point.makespan_ns
             for point in points
@@ -191,21 +258,21 @@ class Variants:
         return replace(inputs, variant=min(candidates, key=lambda variant: candidates[variant]))
 
     def roomiest(self, inputs: ScheduleInputs) -> ScheduleInputs:
-        """The same inputs with the variant named that has the largest memory target within the caps, a guess at `best`
-        that makes no order; the leanest where none is within them.
+        """The same inputs with the quick variant named that has the largest memory target within the caps, a guess at
+        `best` that makes no order; the leanest where none is within them.
         """
         if inputs.variant is not None or not inputs.caps:
             return self.best(inputs)
-        seeds, limits = self._seeds(inputs), np.array(inputs.caps, dtype=np.int64)
+        seeds, limits = self._shape(inputs).seeds, np.array(inputs.caps, dtype=np.int64)
         every = seeds.lean_depths()
         within = [depth for depth in every if (seeds.caps(depth) <= limits).all()]
-        return replace(inputs, variant=1 + every.index(max(within, default=min(every))))
+        return replace(inputs, variant=QUICK_FROM + 1 + every.index(max(within, default=min(every))))
 
     def frontier(self, inputs: ScheduleInputs) -> tuple[Point, ...]:
         """The orders within the caps of which none is both faster and leaner than another, the leanest first."""
-        seeds = self._seeds(inputs)
-        wanted = sorted({*fine_depths(inputs), *seeds.held_depths()})
-        points = self._points(seeds, wanted, FULL)
+        shape = self._shape(inputs)
+        wanted = sorted({*fine_depths(shape.seeds.inputs), *shape.seeds.held_depths()})
+        points = self._points(shape, wanted, FULL)
         points.sort(key=lambda point: (sum(point.peaks), point.makespan_ns))
         kept: list[Point] = []
         for point in points:
@@ -225,17 +292,16 @@ class Variants:
         caps = (base * (pipeline.peaks(word) / np.maximum(base, 1)).max()).astype(np.int64)
         return pipeline.order(min((refine(pipeline, word, caps, each) for each in LEAN.patiences), key=_step)[1])
 
-    def _points(self, seeds: _Seeds, wanted: Iterable[int], effort: Effort) -> list[Point]:
-        """The simulated orders that keep within the caps, at the ``wanted`` depths; equal caps are made once."""
-        inputs = seeds.inputs
+    def _points(self, shape: _Shape, wanted: Iterable[int], effort: Effort) -> list[Point]:
+        """The orders that keep within the caps, at the ``wanted`` depths; equal caps are made once."""
+        inputs, seeds = shape.inputs, shape.seeds
         usual = seeds.caps(usual_depth(inputs.num_ranks))
         points: list[Point] = []
         if self.capless is not None:
-            order = self.capless(inputs)
-            peaks = peak_stash(inputs, order)
-            usual = np.maximum(usual, peaks)
-            if not inputs.caps or (peaks <= np.array(inputs.caps)).all():
-                points.append(_point(inputs, CAPLESS_DEPTH, peaks, order))
+            point = shape.point_of(CAPLESS_DEPTH, self.capless)
+            usual = np.maximum(usual, point.peaks)
+            if not inputs.caps or (np.array(point.peaks) <= np.array(inputs.caps)).all():
+                points.append(point)
         limits = np.array(inputs.caps or usual, dtype=np.int64)
         _require_one_microbatch(self.name, limits, seeds.base_caps)
         made: set[tuple[int, ...]] = set()
@@ -245,12 +311,16 @@ class Variants:
             if key in made or not (caps <= limits).any():
                 continue
             made.add(key)
-            words = seeds.fastest(caps, effort)
-            every = [_point(inputs, depth, seeds.pipeline.peaks(word), seeds.pipeline.order(word)) for word in words]
+            every = [_point(inputs, depth, each) for each in shape.fastest(depth, effort)]
             point = min(every, key=lambda point: point.makespan_ns)
             if (np.array(point.peaks) <= limits).all():
                 points.append(point)
         return points
+
+    def _shape(self, inputs: ScheduleInputs) -> _Shape:
+        return _Shape(
+            inputs=inputs, seeds_of=functools.cache(self._seeds), pipeline_of=functools.cache(self._pipeline)
+        )
 
     def _seeds(self, inputs: ScheduleInputs) -> _Seeds:
         pipeline = self._pipeline(inputs)
@@ -344,10 +414,9 @@ class _Seeds:
         beyond = (self.peaks[numbers] - self.base_caps) * PARTS_OF_SLICE / np.maximum(self._slices, 1)
         return tuple(np.ceil(beyond.max(axis=1)).astype(np.int64).tolist())
 
-    def fastest(self, caps: Ints, effort: Effort) -> list[Word]:
-        """The words of the shortest steps at these caps, which are one of the targets, the shortest first."""
-        if len(self.pipeline.durations) > (LEAN_ACTIONS if effort == LEAN else FULL_ACTIONS):
-            effort = LONG
+    def refined(self, caps: Ints, effort: Effort) -> list[Run]:
+        """Steps at these caps, which are one of the targets, the shortest first."""
+        effort = _affordable(effort, len(self.pipeline.durations))
         refined = [
             refine(self.pipeline, word, caps, patience)
             for word in (*self._blocks(caps, effort), *self._greedy(caps, effort.greedy))
@@ -357,7 +426,7 @@ class _Seeds:
         num_trials = min(effort.trial_actions // len(self.pipeline.durations), MOST_TRIALS)
         if num_trials > 0 and refined[0][0] > self.pipeline.work_ns.max():
             refined.insert(0, improve(self.pipeline, refined[0], caps, num_trials))
-        return [word for _, word in refined[: effort.num_simulated]]
+        return refined
 
     def _blocks(self, caps: Ints, effort: Effort) -> list[Word]:
         """V-Min, whose order is by micro-batch, the blocks that take most of the memory, and those that are fastest."""
@@ -366,7 +435,7 @@ class _Seeds:
         makespans = self.makespans[fitting] if effort.is_ranking else -self.peaks[fitting].sum(axis=1)
         fastest = fitting[np.argsort(makespans, kind="stable")]
         count = effort.num_blocks
-        leanest = fitting[fitting == 0]
+        leanest = fitting[fitting == 0] if effort.has_leanest else fitting[:0]
         return [self.words[number] for number in dict.fromkeys([*leanest, *fullest[:count], *fastest[:count]])]
 
     def _greedy(self, caps: Ints, patiences: tuple[int, ...]) -> list[Word]:
@@ -380,11 +449,164 @@ class _Seeds:
         return [greedy_word(inputs, owned, limits) for limits in every]
 
 
-def _point(inputs: ScheduleInputs, depth: int, peaks: Ints, order: Order) -> Point:
-    return Point(depth=depth, makespan_ns=makespan_ns(inputs, order), peaks=tuple(peaks.tolist()), order=order)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Made:
+    """A word of few micro-batches with so many rounds more; ``length_ns`` is what `refine` would make of all."""
+
+    pipeline: Pipeline
+    word: Word
+    length_ns: int
+    again: Round | None = None
+    num_rounds: int = 0
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """[ranks]: the most stash held at once, which rounds do not change."""
+        return tuple(self.pipeline.peaks(self.word).tolist())
+
+    @property
+    def order(self) -> Order:
+        """With all rounds."""
+        return self.with_rounds(self.num_rounds)
+
+    def with_rounds(self, count: int) -> Order:
+        """With so many."""
+        return self.pipeline.order(self.again.repeated(self.word, count) if self.again else self.word)
 
 
-def _step(refined: tuple[int, Word]) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Shape:
+    """The orders of ``inputs``: of all micro-batches at once, or where these are many, of few that repeat themselves."""
+
+    inputs: ScheduleInputs
+    seeds_of: Callable[[ScheduleInputs], _Seeds]
+    pipeline_of: Callable[[ScheduleInputs], Pipeline]
+
+    @property
+    def seeds(self) -> _Seeds:
+        """Those of the shortest step that is made."""
+        return self.seeds_of(self._short(1) if self._is_long else self.inputs)
+
+    @property
+    def _is_long(self) -> bool:
+        num_ranks, num_slices = self.inputs.num_ranks, self.inputs.num_slices
+        num_actions = 3 * self.inputs.num_stages * self.inputs.num_units
+        return num_actions > MOST_ACTIONS_IN_FULL and self.inputs.num_microbatches > 2 * enough(num_ranks, num_slices)
+
+    def _short(self, period: int) -> ScheduleInputs:
+        """The shortest that grows into all micro-batches by rounds of ``period``."""
+        first = enough(self.inputs.num_ranks, self.inputs.num_slices)
+        return replace(self.inputs, num_microbatches=first + (self.inputs.num_microbatches - first) % period)
+
+    def fastest(self, depth: int, effort: Effort) -> list[_Made]:
+        """The shortest steps at a depth, the shortest first."""
+        made: list[_Made] = []
+        for period in self._periods(effort.most_rounds) if self._is_long else ():
+            made += self._repeated(depth, effort, period)
+            if made and min(map(_length, made)) <= NEARLY_TIGHT * self._work_ns:
+                break
+        if not made:
+            seeds = self.seeds_of(self.inputs)
+            refined = seeds.refined(seeds.caps(depth), effort)
+            made += [_Made(pipeline=seeds.pipeline, word=word, length_ns=length) for length, word, _ in refined]
+        return sorted(made, key=_length)[: effort.num_simulated]
+
+    def _periods(self, most: int) -> Iterable[int]:
+        """Of rounds: few micro-batches, and where a loop is filled by groups of them, as many as a group has."""
+        of_group = -(-self.inputs.num_ranks // self.inputs.num_slices)
+        has_groups = most > 1 and self.inputs.stages_per_rank > 1
+        return sorted({*range(1, most + 1), *([of_group] if has_groups else [])})
+
+    @property
+    def _work_ns(self) -> float:
+        """Of the busiest rank in all micro-batches."""
+        seeds = self.seeds
+        return float(seeds.pipeline.work_ns.max()) * self.inputs.num_microbatches / seeds.inputs.num_microbatches
+
+    def _repeated(self, depth: int, effort: Effort, period: int) -> list[_Made]:
+        """Those that repeat rounds of ``period`` micro-batches, up to the first with a round that has no waits."""
+        short = self._short(period)
+        seeds, made = self.seeds_of(short), list[_Made]()
+        caps = seeds.caps(depth)
+        num_rounds = (self.inputs.num_microbatches - short.num_microbatches) // period
+        longer = self.pipeline_of(replace(short, num_microbatches=short.num_microbatches + NUM_TIMED * period))
+        busiest_ns = seeds.pipeline.work_ns.max() * period / short.num_microbatches
+        for run in seeds.refined(caps, effort)[: effort.num_repeated]:
+            for again in itertools.islice(rounds(seeds.pipeline, run, period), effort.num_repeated):
+                word = again.repeated(run[1], NUM_TIMED)
+                if (longer.peaks(word) > caps).any():
+                    continue
+                round_ns = _last_round_ns(longer, word, again)
+                made.append(
+                    _Made(
+                        pipeline=seeds.pipeline,
+                        word=run[1],
+                        length_ns=run[0] + num_rounds * round_ns,
+                        again=again,
+                        num_rounds=num_rounds,
+                    )
+                )
+                if round_ns <= TIGHT * busiest_ns and len(made) >= effort.num_simulated:
+                    return made
+        return made
+
+    def point_of(self, depth: int, generate: Callable[[ScheduleInputs], Order]) -> Point:
+        """The order of a formula."""
+        first = self.seeds.inputs
+        peaks = tuple(peak_stash(first, generate(first)).tolist())
+
+        def order(num_rounds: int) -> Order:
+            return generate(replace(first, num_microbatches=first.num_microbatches + num_rounds))
+
+        num_rounds = self.inputs.num_microbatches - first.num_microbatches
+        length_ns = _continued_ns(first, order, 1, num_rounds)
+        return Point(depth=depth, makespan_ns=length_ns, peaks=peaks, generate=lambda: generate(self.inputs))
+
+
+def _last_round_ns(pipeline: Pipeline, word: Word, again: Round) -> int:
+    """How much later than one before it the last of `NUM_TIMED` rounds begins."""
+    length = again.actions.shape[1]
+    starts = start_times(pipeline, run_as_is(pipeline, word))
+    ranks, last = np.arange(len(word)), again.places + (NUM_TIMED - 1) * length
+    return int((starts[ranks, last] - starts[ranks, last - length]).max())
+
+
+def _continued_ns(first: ScheduleInputs, order: Callable[[int], Order], period: int, num_rounds: int) -> int:
+    """The simulated step of ``num_rounds`` rounds of ``period`` micro-batches more than ``first``: many of them by
+    those of one and two.
+    """
+
+    def simulated(count: int) -> int:
+        inputs = replace(first, num_microbatches=first.num_microbatches + count * period)
+        return makespan_ns(inputs, order(count))
+
+    if num_rounds <= 2:
+        return simulated(num_rounds)
+    one, two = simulated(1), simulated(2)
+    return two + (num_rounds - 2) * (two - one)
+
+
+def _point(inputs: ScheduleInputs, depth: int, made: _Made) -> Point:
+    period = made.again.num_microbatches if made.again else 0
+    first = replace(inputs, num_microbatches=inputs.num_microbatches - made.num_rounds * period)
+    length_ns = _continued_ns(first, made.with_rounds, period, made.num_rounds)
+    return Point(depth=depth, makespan_ns=length_ns, peaks=made.peaks, generate=lambda: made.order)
+
+
+def _affordable(effort: Effort, num_actions: int) -> Effort:
+    """Less of it for more actions."""
+    if effort == QUICK:
+        return BRISK if num_actions <= LEAN_ACTIONS else QUICK if num_actions <= LONG_ACTIONS else QUICKEST
+    if num_actions <= (LEAN_ACTIONS if effort == LEAN else FULL_ACTIONS):
+        return effort
+    return LONG if num_actions <= LONG_ACTIONS else LONGEST
+
+
+def _length(made: _Made) -> int:
+    return made.length_ns
+
+
+def _step(refined: Run) -> int:
     return refined[0]
 
 

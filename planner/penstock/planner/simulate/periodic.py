@@ -56,15 +56,21 @@ def extrapolate(
     receive_ahead: int = 2,
     late_receives: bool = False,
     reductions: Sequence[Reduction] = (),
+    first: int | None = None,
+    multiple: int = 1,
 ) -> Extrapolation:
-    """The times of ``generate(num_microbatches)``, where ``generate`` gives the order for any number of micro-batches.
+    """The times of ``generate(num_microbatches)``, where ``generate`` gives the order for any number of micro-batches,
+    or for ``first`` of them and any ``multiple`` more.
 
-    Its orders have one stage per rank, and with more micro-batches they repeat the same part more often. That is so for
-    1f1b and zb-h1 by their formulas; a variant of zb may change its mind after what was looked at, so the step of a
-    plan is simulated in full in the end.
+    With more micro-batches its orders repeat the same part more often. That is so for 1f1b and zb-h1 by their formulas,
+    and for orders with a ``first`` by their making. A variant of zb without it may change its mind after what was
+    looked at, so the step of a plan is simulated in full in the end.
     """
-    first = _first_count(costs)
-    if 2 * first >= num_microbatches:
+    if first is None:
+        first, second = _first_count(costs), 2 * _first_count(costs)
+    else:
+        first, second = first + 2 * multiple, first + 6 * multiple
+    if second >= num_microbatches:
         order = generate(num_microbatches)
         times = simulate_arrays(
             order, costs, receive_ahead=receive_ahead, late_receives=late_receives, reductions=reductions
@@ -75,16 +81,16 @@ def extrapolate(
     def step_of(count: int) -> _Step:
         return _traced(generate(count), costs, receive_ahead, late_receives, reductions)
 
-    for count in (first, 2 * first):
+    for count in (first, second):
         is_short = 2 * count < num_microbatches
-        cut = _find_cut(generate, step_of(count), receive_ahead, late_receives) if is_short else None
+        cut = _find_cut(generate, step_of(count), receive_ahead, late_receives, multiple) if is_short else None
         if cut is not None:
             base = count + (num_microbatches - count) % cut.period
             num_periods = (num_microbatches - base) // cut.period
             times = _continued(step_of(base).times, step_of(base + cut.period).times, num_periods, 1)
             return Extrapolation(times=times, num_simulated=base + cut.period, is_exact=True)
-    times = _continued(step_of(first).times, step_of(2 * first).times, num_microbatches - first, first)
-    return Extrapolation(times=times, num_simulated=2 * first, is_exact=False)
+    times = _continued(step_of(first).times, step_of(second).times, num_microbatches - first, second - first)
+    return Extrapolation(times=times, num_simulated=second, is_exact=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -118,10 +124,12 @@ def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator:
     return dataclasses.replace(times, **totals, reductions=(), trace=times.trace[:, :0])
 
 
-def _find_cut(generate: Callable[[int], Order], step: _Step, receive_ahead: int, late_receives: bool) -> Cut | None:
+def _find_cut(
+    generate: Callable[[int], Order], step: _Step, receive_ahead: int, late_receives: bool, multiple: int
+) -> Cut | None:
     """Two times between which the step repeats itself, if there are such."""
     order, linked = step.order, step.linked
-    for period in range(1, MOST_MICROBATCHES_PER_PERIOD + 1):
+    for period in range(multiple, max(MOST_MICROBATCHES_PER_PERIOD, multiple) + 1, multiple):
         cut = _cut(order, linked, period)
         if cut is not None and _repeats(order, linked, receive_ahead, cut):
             longer = generate(order.num_microbatches + period)
@@ -183,7 +191,9 @@ def _repeats(order: Order, linked: Linked, receive_ahead: int, cut: Cut) -> bool
     again = once + np.repeat(cut.shift, lengths)
     rounds = actions[again, link.ROUND] - actions[once, link.ROUND]
     waits = actions[again, link.STOP_WAIT] - actions[once, link.STOP_WAIT]
-    num_sent = np.bincount(linked.channels.sources, minlength=order.num_ranks) * cut.period * order.num_slices
+    of_channels = np.diff(linked.first_messages) // order.num_microbatches * cut.period
+    num_sent = np.zeros(order.num_ranks, dtype=np.int64)
+    np.add.at(num_sent, linked.channels.sources, of_channels)
     return (
         np.array_equal(order.kinds[once], order.kinds[again])
         and np.array_equal(order.slices[once], order.slices[again])
