@@ -19,7 +19,8 @@ each micro-batch: its first stage's for 2 K - r stages there and back, its secon
 The fill is what the busiest rank cannot work while the first slices come and the last go: the sum over the other
 stages of t under 1F1B and of f + i - w under ZB-H1 (arXiv 2401.10241), with messages there and back, and of the largest
 slices' t under a flush. Where there is room for W to fill the rest, a rank only waits for f of the stages before it.
-The end is reductions and the optimizer of the rank with most parameters.
+No step is shorter than what the busiest network card has to send. The end is reductions and the optimizer of the rank
+with most parameters.
 
 The bytes are those of units of mean size that can be dealt in parts: rank r holds the state of its units and the
 activations of n_r micro-batches of them, so the limit L must allow sum over r of (L - always_r) / (state + n_r held)
@@ -194,10 +195,13 @@ def _of_pipelines(
     }
     for mesh in same:
         hops, room = _hop_seconds(problem, work, mesh), _room(problem, work, mesh)
+        carried = mesh.num_microbatches * work.counts * _card_seconds(problem, mesh, hops)
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[stages_per_rank(problem, mesh, schedule)]
-            steps = _step_seconds(times, mesh, name, hops, room)[chosen] + times.end_seconds(problem, mesh)
+            steps = _step_seconds(times, mesh, name, hops, room)
+            steps = np.maximum(steps, stages_per_rank(problem, mesh, schedule) * carried)[chosen]
+            steps += times.end_seconds(problem, mesh)
             needed = _least_bytes(problem, work, mesh, name)[chosen]
             for count, seconds, num_bytes in zip(wanted, steps.tolist(), needed.tolist(), strict=True):
                 if not is_simulated_soon(problem, mesh, count, schedule):
@@ -251,6 +255,19 @@ def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
     width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
     num_bytes = width * problem.sequence_length / work.counts
     seconds: Floats = latency[:, None] + per_byte[:, None] * num_bytes
+    return seconds
+
+
+def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
+    """[slicings]: how long the busiest network card sends messages of one slice, of all replicas that share it."""
+    if mesh.pp == 1:
+        return np.zeros(hops.shape[1])
+    devices = np.array(devices_in_order(mesh)).reshape(mesh.dp, mesh.pp)
+    cards, nodes = problem.card_of(devices[0]), problem.host_of(devices[0])
+    leaves = nodes[:-1] != nodes[1:]
+    sent = np.bincount(np.concatenate([cards[:-1][leaves], cards[1:][leaves]]), minlength=1)
+    sharing = (problem.card_of(devices[:, 0]) == cards[0]).sum()
+    seconds: Floats = sharing * sent.max() * hops.max(axis=0)
     return seconds
 
 

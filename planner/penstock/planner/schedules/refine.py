@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.planner.clock import Clock, never, new_clock, next_cell, next_time, set_time, time_of
-from penstock.planner.schedules.pipeline import Ints, Pipeline
+from penstock.planner.schedules.pipeline import TO_PASS, Ints, Pipeline
 
 Word = npt.NDArray[np.int8]
 
@@ -113,6 +113,24 @@ def _pass(
     window: int = WINDOW,
 ) -> Run:
     """One pass; ``expected`` is when actions start in an earlier one."""
+    if not is_reversed and window > 1:
+        within = _pass_within(pipeline, word, caps, patience, expected, pipeline.receive_ahead, is_reversed, window)
+        if within[0] >= 0:
+            return within
+    return _pass_within(pipeline, word, caps, patience, expected, UNKNOWN, is_reversed, window)
+
+
+def _pass_within(
+    pipeline: Pipeline,
+    word: Word,
+    caps: Ints,
+    patience: int,
+    expected: Ints,
+    most_sent: int,
+    is_reversed: bool,
+    window: int,
+) -> Run:
+    """The pass with at most ``most_sent`` messages of a channel that nobody takes; a negative length if it got stuck."""
     links = pipeline.links[is_reversed]
     run = np.empty(word.shape, dtype=np.int8)
     starts = np.zeros(len(pipeline.durations), dtype=np.int64)
@@ -132,6 +150,7 @@ def _pass(
         expected,
         patience,
         window,
+        most_sent,
         new_clock(num_ranks, np.ones(num_ranks, dtype=bool)),
         run,
         starts,
@@ -155,6 +174,7 @@ def _run(
     expected: Ints,
     patience: int,
     window: int,
+    most_sent: int,
     clock: Clock,
     run: Word,
     starts: Ints,
@@ -167,21 +187,27 @@ def _run(
     spare, waits = caps.copy(), np.zeros(num_ranks, dtype=np.bool_)
     units, ready = np.zeros(first_actions.shape, dtype=np.int64), np.zeros(len(durations), dtype=np.int64)
     ahead = np.empty(first_actions.shape[1], dtype=np.int64)
-    makespan = 0
+    starts[:] = -1
+    num_passes = len(durations) // 3
+    makespan, num_run = 0, 0
     now = next_time(clock)
     while now < never(clock):
         rank = next_cell(clock)
         step, before, soonest = heads[rank], -1, UNKNOWN
         action = _action(first_actions[rank, word[rank, step]], units[rank, word[rank, step]], num_units, is_reversed)
-        if num_awaited[action] or ready[action] > now:
+        is_full = _is_full(action, num_units, most_sent, successors, ranks, starts)
+        if num_awaited[action] or ready[action] > now or is_full:
             awaited = max(now, expected[action]) if num_awaited[action] else ready[action]
+            if is_full:
+                awaited = UNKNOWN
             step, before, soonest = _overtaking(
                 word[rank], following[rank], step, first_actions[rank], units[rank], num_units, is_reversed, ahead,
                 durations, stash, num_awaited, ready, spare[rank], now, awaited, patience, window,
+                most_sent, successors, ranks, starts,
             )  # fmt: skip
         waits[rank] = step < 0
         if step < 0:
-            set_time(clock, rank, min(soonest, never(clock)))
+            set_time(clock, rank, never(clock) if soonest == UNKNOWN else soonest)
         else:
             queue = word[rank, step]
             action = _action(first_actions[rank, queue], units[rank, queue], num_units, is_reversed)
@@ -194,12 +220,34 @@ def _run(
             units[rank, queue] += 1
             spare[rank] -= stash[action]
             starts[action] = now
+            num_run += 1
             end = now + durations[action]
             makespan = max(makespan, end)
             _release(action, end, successors, delays, num_awaited, ready, ranks, waits, clock)
+            if most_sent < num_units:
+                sender = _sender(action, num_units, num_passes)
+                if sender >= 0 and waits[ranks[sender]] and time_of(clock, ranks[sender]) > now:
+                    set_time(clock, ranks[sender], now)
             set_time(clock, rank, end if counts[rank] < num_steps else never(clock))
         now = next_time(clock)
-    return makespan
+    return makespan if num_run == len(durations) else -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_full(action: int, num_units: int, most_sent: int, successors: Ints, ranks: Ints, starts: Ints) -> bool:
+    """Whether the action's message would be one too many on its way."""
+    successor = successors[action, TO_PASS]
+    if successor < 0 or action % num_units < most_sent or ranks[successor] == ranks[action]:
+        return False
+    return bool(starts[successor - most_sent] < 0)
+
+
+@numba.njit(cache=True, nogil=True)
+def _sender(action: int, num_units: int, num_passes: int) -> int:
+    """The action whose message this one takes; -1 if there is none."""
+    if action < num_passes:
+        return action - num_units if action >= num_units else -1
+    return action + num_units if action + num_units < 2 * num_passes else -1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -221,6 +269,10 @@ def _overtaking(
     awaited: int,
     patience: int,
     window: int,
+    most_sent: int,
+    successors: Ints,
+    ranks: Ints,
+    starts: Ints,
 ) -> tuple[int, int, int]:
     """The place of the action that runs in place of the one at ``step`` and the place before it; -1 if none does, and
     when one of those that were seen gets ready.
@@ -237,7 +289,7 @@ def _overtaking(
             if num_awaited[action] == 0:
                 if ready[action] > now:
                     soonest = min(soonest, ready[action])
-                elif (
+                elif not _is_full(action, num_units, most_sent, successors, ranks, starts) and (
                     (stash[action] <= 0 or stash[action] + most <= spare)
                     and now + durations[action] - patience * durations[action] // 100 <= awaited
                 ):  # fmt: skip
