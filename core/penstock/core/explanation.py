@@ -58,8 +58,8 @@ class Method(enum.StrEnum):
 class Variation(Manifest):
     """What a changed job or changed hardware would give: a predicted step, or in ``refusal`` why there is none.
 
-    ``gain`` is the change of tokens per second per device as a share. ``plan`` describes the plan that was found, where
-    it is another.
+    ``gain`` is the change of tokens per second per device as a share. ``plan`` is the label of the plan that a new
+    search found.
     """
 
     change: str
@@ -68,21 +68,27 @@ class Variation(Manifest):
     tokens_per_second_per_device: float | None = None
     model_flops_utilization: float | None = None
     gain: float | None = None
-    peak_bytes: int | None = None
     plan: str = ""
     refusal: str = ""
+
+    @property
+    def how(self) -> str:
+        """How it was computed, for people, and what a new search found."""
+        return f"{self.method.value}: {self.plan}" if self.plan else self.method.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial(Manifest):
-    """A plan that was run for ``steps`` steps: its predicted step, and the median of those measured after warm-up.
+    """A plan that was run: its predicted step, and the median of the ``steps`` that were measured after warm-up.
 
-    ``failure`` says why nothing was measured.
+    ``spread`` is the longest of them less the shortest, as a share of the median. ``failure`` says why nothing was
+    measured.
     """
 
     plan: str
     predicted_seconds: float
     measured_seconds: float | None = None
+    spread: float = 0.0
     steps: int = 0
     chosen: bool = False
     failure: str = ""

@@ -35,7 +35,7 @@ class Prediction(Manifest):
     A step is expected between ``low_seconds`` and ``high_seconds``, by how far the measurements it is predicted from
     spread; none of described hardware. ``warnings`` say why it may be further off. ``bubble`` and ``waiting`` are those
     of all ranks (`penstock.core.bubble`); plans of version 0.1.0 have none. ``peak_flops`` is what one device does at
-    most, where that is known. ``explanation`` says why this plan was chosen.
+    most, where that is known, and ``speed`` what follows from it. ``explanation`` says why this plan was chosen.
     """
 
     step_seconds: float
@@ -52,6 +52,7 @@ class Prediction(Manifest):
     bubble: Lost | None = None
     waiting: Lost | None = None
     peak_flops: float | None = None
+    speed: Speed | None = None
     explanation: Explanation | None = None
 
     @property
@@ -205,6 +206,7 @@ class Plan(Manifest):
             bubble=None,
             waiting=None,
             peak_flops=None,
+            speed=None,
             explanation=None,
         )
         return dataclasses.replace(self, prediction=prediction)
@@ -224,4 +226,4 @@ class Plan(Manifest):
         return cls.from_manifest(for_ranks)
 
 
-_CONFIDENCE = ("lowSeconds", "highSeconds", "warnings", "bubble", "waiting", "peakFlops", "explanation")
+_CONFIDENCE = ("lowSeconds", "highSeconds", "warnings", "bubble", "waiting", "peakFlops", "speed", "explanation")

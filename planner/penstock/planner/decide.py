@@ -186,6 +186,8 @@ def _explained_plan(laid_out: _LaidOut, problem: Problem, result: Result, place:
     prediction = dataclasses.replace(
         _prediction(laid_out.evaluation), peak_flops=problem.peak_flops, explanation=why.explanation
     )
+    speed = dataclasses.replace(laid_out.draft, prediction=prediction).speed()
+    prediction = dataclasses.replace(prediction, speed=speed)
     return dataclasses.replace(
         laid_out.draft,
         program_digest=laid_out.program.digest if laid_out.program else "",

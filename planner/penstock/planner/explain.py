@@ -61,9 +61,9 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
 def _parts(chosen: Evaluation) -> str:
     if chosen.parts is not None:
         shares = (f"{name} {lost.range_text}" for name, lost in chosen.parts.named if lost.worst)
-        return f"where the step goes, as the mean over ranks (and the largest of one): {', '.join(shares)}"
+        return f"parts of the step, mean over ranks (largest of one): {', '.join(shares)}"
     shares = (f"{name} {100 * part / chosen.step_ns:.1f} %" for name, part in _rank_ns(chosen).items() if part)
-    return f"where the step goes, on the busiest rank: {', '.join(shares)}"
+    return f"parts of the step, on the busiest rank: {', '.join(shares)}"
 
 
 def _time_limit(chosen: Evaluation) -> tuple[str, ...]:
