@@ -277,7 +277,7 @@ def test_a_plan_for_people_says_why(tmp_path: Path, cluster: str, capsys: Captur
     assert "units per stage: 2 x 9" in shown
     assert "predicted step" in shown
     assert re.search(
-        r"predicted speed [\d,.]+ tokens/s per device, MFU [\d.]+ %: .* causal pairs, of 10 TFLOP/s", shown
+        r"predicted speed [\d,.]+ tokens/s per device, MFU [\d.]+ % \(.* causal pairs, of 10 TFLOP/s", shown
     )
     assert "pinned: dp 1, pp 2, microBatch 1, slices 2, schedule 1f1b, stages 4/4" in shown
     assert re.search(r"what if +step +tokens/s per device +MFU +gain +how", shown)

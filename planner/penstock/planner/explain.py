@@ -92,7 +92,7 @@ def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
         return f"memory is a limit: {best.candidate.label} is {gain:.1f} % faster, but needs {needed} of {allowed}"
     excluded = result.num_outlines_too_large
     if excluded or result.shortages or result.too_large:
-        before = f"{excluded} outlines need more in any case, and" if excluded else "some candidates do not fit, but"
+        before = f"{excluded:,} outlines need more in any case, and" if excluded else "some candidates do not fit, but"
         return f"memory excludes plans: {before} none that was simulated beyond the limit is faster"
     return "memory is no limit: no plan was left out for want of it"
 

@@ -280,8 +280,8 @@ def _speed_lines(plan: Plan, prediction: Prediction) -> list[str]:
         return []
     if prediction.peak_flops is None:
         return [f"predicted speed {speed.text}"]
-    peak = f"{prediction.peak_flops / 1e12:,.4g} TFLOP/s of a device"
-    return [f"predicted speed {speed.text}: FLOPs of the model over causal pairs, of {peak}"]
+    peak = f"{prediction.peak_flops / 1e12:,.4g} TFLOP/s per device"
+    return [f"predicted speed {speed.text} (the model's FLOPs over causal pairs, of {peak})"]
 
 
 def _interval(prediction: Prediction) -> str:
