@@ -94,7 +94,7 @@ def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
     if excluded or result.shortages or result.too_large:
         before = f"{excluded:,} outlines need more in any case, and" if excluded else "some candidates do not fit, but"
         return f"memory excludes plans: {before} none that was simulated beyond the limit is faster"
-    return "memory is no limit: no plan was left out for want of it"
+    return "no plan was left out for want of memory"
 
 
 def _too_large(problem: Problem, result: Result) -> list[Evaluation]:
