@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.local import deciding, trials
-from penstock.cli.local.trials import ENDLESS, MEASURED_STEPS, fastest
+from penstock.cli.local.trials import ENDLESS, FEWEST_STEPS, MOST_STEPS, fastest
 from penstock.cli.main import main
 from penstock.core.errors import RunError, UserError
 from penstock.core.host.stopping import StopRequestedError
@@ -31,7 +31,6 @@ from tests.support.local_run import local_identity, local_job, local_profile
 from tests.support.manifests import example
 
 Captured = pytest.CaptureFixture[str]
-STEPS = WARM_UP_STEPS + MEASURED_STEPS
 
 
 class Timed(FakeWorkers):
@@ -82,7 +81,8 @@ def test_the_fastest_measured_plan_is_kept(plans: tuple[Plan, ...], capsys: Capt
     assert kept.prediction.explanation is not None
     told = kept.prediction.explanation.trials
     assert [trial.measured_seconds for trial in told] == [0.25, 0.125, 0.5], "without the steps of warm-up"
-    assert [trial.steps for trial in told] == [MEASURED_STEPS] * 3
+    assert [trial.steps for trial in told] == [8, 16, FEWEST_STEPS], "for two seconds, and five steps at least"
+    assert [trial.spread for trial in told] == [0.0, 0.0, 0.0]
     assert [trial.chosen for trial in told] == [False, True, False]
     predicted = [plan.prediction.step_seconds for plan in plans if plan.prediction]
     assert [trial.predicted_seconds for trial in told] == predicted
@@ -93,6 +93,20 @@ def test_the_fastest_measured_plan_is_kept(plans: tuple[Plan, ...], capsys: Capt
     first = next(iter(labels))
     assert reasons[first].startswith("measured 250 ms, 100.0 % slower, predicted ")
     assert capsys.readouterr().err.count("measured") == 3
+
+
+def test_steps_that_are_very_short_are_counted(plans: tuple[Plan, ...]) -> None:
+    kept = fastest(local_job(), plans[:1], Timed([0.001]))
+    assert kept.prediction is not None
+    assert kept.prediction.explanation is not None
+    assert kept.prediction.explanation.trials[0].steps == MOST_STEPS
+
+
+def test_a_gain_within_the_spread_is_called_chance(plans: tuple[Plan, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statistics.quantiles", lambda seconds, n: (0.1, 0.1, 0.15))
+    kept = fastest(local_job(), plans[:2], Timed([0.26, 0.25]))
+    told = "which may be chance: the next is 4.0% slower, and steps of a plan spread by 20.0%"
+    assert kept.reasons[-1].endswith(told)
 
 
 def test_a_trial_saves_and_validates_nothing_and_leaves_nothing(plans: tuple[Plan, ...]) -> None:
@@ -132,7 +146,7 @@ def trials_shown(plan: Plan) -> list[str]:
 
 
 def test_nothing_that_ran_is_a_failure(plans: tuple[Plan, ...]) -> None:
-    with pytest.raises(RunError, match="none of 3 plans took 10 steps: rank 1"):
+    with pytest.raises(RunError, match="none of 3 plans could be measured: rank 1"):
         fastest(local_job(), plans, Timed([0, 0, 0]))
 
 

@@ -81,8 +81,7 @@ class Variation(Manifest):
 class Trial(Manifest):
     """A plan that was run: its predicted step, and the median of the ``steps`` that were measured after warm-up.
 
-    ``spread`` is the longest of them less the shortest, as a share of the median. ``failure`` says why nothing was
-    measured.
+    ``spread`` is their interquartile range as a share of the median. ``failure`` says why nothing was measured.
     """
 
     plan: str

@@ -155,8 +155,8 @@ def _trials(trials: Sequence[Trial]) -> Markup:
         rows.append((trial.plan, format_seconds(predicted), format_seconds(measured), error, result))
     chosen = next((i for i, trial in enumerate(trials) if trial.chosen), None)
     listing = table(("plan", "predicted", "measured", "error", "result"), rows, numbers=(1, 2, 3), chosen=chosen)
-    steps, spread = max(trial.steps for trial in trials), max(trial.spread for trial in trials)
-    text = f"Measured is the median of {steps} steps after warm-up, which were up to {spread:.0%} of it apart."
+    spread = max(trial.spread for trial in trials)
+    text = f"Measured is the median of steps after warm-up, whose interquartile range was up to {spread:.0%} of it."
     note = element("p", text, class_="note")
     return card(listing, note, title="Plans that were run before one was kept")
 

@@ -30,8 +30,9 @@ from penstock.core.serialization.files import write_atomically, write_json
 from penstock.core.units import format_bytes, format_seconds
 from penstock.planner.replay import candidate_of
 
-MEASURED_STEPS = 5
-"""A trial's step is the median of so many, after the trainer's warm-up."""
+FEWEST_STEPS, MOST_STEPS = 5, 100
+LEAST_SECONDS = 2.0
+"""A trial's step is the median of those after the trainer's warm-up: of five, and of more where they are short."""
 
 POLL_SECONDS = 0.1
 ENDLESS = 2**20
@@ -56,7 +57,7 @@ def fastest(job: PipelineJob, plans: tuple[Plan, ...], workers: Workers | None =
             trials.append(trial)
     measured = [(trial.measured_seconds, i) for i, trial in enumerate(trials) if trial.measured_seconds is not None]
     if not measured:
-        raise RunError(f"none of {len(plans)} plans took {WARM_UP_STEPS + MEASURED_STEPS} steps: {trials[0].failure}")
+        raise RunError(f"none of {len(plans)} plans could be measured: {trials[0].failure}")
     _, best = min(measured)
     trials[best] = dataclasses.replace(trials[best], chosen=True)
     return _kept(plans[best], tuple(trials), best)
@@ -78,7 +79,8 @@ def tried(
         except (RunError, UserError) as error:
             return dataclasses.replace(trial, failure=str(error).splitlines()[0])
     median = statistics.median(seconds)
-    spread = (max(seconds) - min(seconds)) / median if median else 0.0
+    lower, _, upper = statistics.quantiles(seconds, n=4)
+    spread = (upper - lower) / median if median else 0.0
     return dataclasses.replace(trial, measured_seconds=median, spread=spread, steps=len(seconds))
 
 
@@ -104,8 +106,7 @@ def _steps(
     report: Callable[[str], None],
 ) -> Iterator[float]:
     """Seconds of the steps after warm-up; no rank is left, however it ends."""
-    wanted = WARM_UP_STEPS + MEASURED_STEPS
-    metrics = MetricsFollower(run.metrics)
+    metrics, measured = MetricsFollower(run.metrics), 0.0
     report("starting")
     ranks = workers.train(job, run, 1, plan.num_ranks, None)
     try:
@@ -113,10 +114,12 @@ def _steps(
             outcome = ranks.wait(POLL_SECONDS)
             requests.check()
             for entry in metrics.new():
-                report(f"step {entry.step + 1} of {wanted}, {format_seconds(entry.step_seconds)}")
-                if entry.step >= WARM_UP_STEPS:
+                report(f"step {entry.step + 1}, {format_seconds(entry.step_seconds)}")
+                count = entry.step + 1 - WARM_UP_STEPS
+                if count > 0:
+                    measured += entry.step_seconds
                     yield entry.step_seconds
-                if entry.step + 1 >= wanted:
+                if count >= MOST_STEPS or (count >= FEWEST_STEPS and measured >= LEAST_SECONDS):
                     return
             if outcome is not None and outcome.failure is not None:
                 raise refusal(outcome.failure) if outcome.failure.refused else RunError(outcome.failure.message)
@@ -165,12 +168,25 @@ def _reason(trials: tuple[Trial, ...], best: int) -> str:
     measured = sum(trial.measured_seconds is not None for trial in trials)
     assert kept.measured_seconds is not None, "the fastest was measured"
     told = f"the fastest of {measured} plans that were run here: {format_seconds(kept.measured_seconds)} per step"
+    doubt = _doubt(kept, [trial for i, trial in enumerate(trials) if i != best])
     if best == 0:
-        return f"{told}, also the best by prediction"
+        return f"{told}, also the best by prediction{doubt}"
     if first.measured_seconds is None:
-        return f"{told}, while the best by prediction failed"
+        return f"{told}, while the best by prediction failed{doubt}"
     gain = 100 * (1 - kept.measured_seconds / first.measured_seconds)
-    return f"{told}, {gain:.1f} % faster than the best by prediction"
+    return f"{told}, {gain:.1f} % faster than the best by prediction{doubt}"
+
+
+def _doubt(kept: Trial, others: list[Trial]) -> str:
+    """Whether the next fastest is so near that the order may be chance."""
+    seconds = [(trial.measured_seconds, trial.spread) for trial in others if trial.measured_seconds is not None]
+    if not seconds or kept.measured_seconds is None:
+        return ""
+    following, spread = min(seconds)
+    slower, spread = following / kept.measured_seconds - 1, max(spread, kept.spread)
+    if slower >= spread:
+        return ""
+    return f", which may be chance: the next is {slower:.1%} slower, and steps of a plan spread by {spread:.1%}"
 
 
 class _Preparing(Reporter):

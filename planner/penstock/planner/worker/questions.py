@@ -13,6 +13,7 @@ from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 
 SMALLER = "plan a smaller search: pin dp, pp or slices"
+PLAIN = "plan without what-if, which takes a search for each change, or pin dp, pp or slices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
