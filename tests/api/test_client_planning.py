@@ -54,6 +54,15 @@ def test_a_plan_is_asked_for_and_followed(service: Service) -> None:
         assert found.cost is None
 
 
+def test_changes_are_planned_too_on_request(service: Service) -> None:
+    planner = FakePlanner()
+    with client_with(service, planner) as client:
+        for what_if in (False, True):
+            *_, found = client.follow_plan(client.plan(tiny_job(), cluster=cluster(), what_if=what_if).id)
+            assert found.state == "Succeeded"
+    assert [question.what_if for question in planner.questions] == [False, True]
+
+
 def test_a_price_comes_back_as_a_cost(service: Service) -> None:
     with client_with(service, FakePlanner()) as client:
         priced = cluster(device=dataclasses.replace(DEVICE, price_per_hour=2.0))

@@ -31,10 +31,9 @@ from penstock.api.service import Service, open_service
 from penstock.api.settings import Settings
 from penstock.api.store import plan_requests
 from penstock.api.store.plan_requests import State, StoredRequest, Wanted
-from penstock.planner.decide import decide
-from penstock.planner.problem import problem_from_cluster
+from penstock.planner.worker.__main__ import answer
 from penstock.planner.worker.process import ProcessPlanner
-from penstock.planner.worker.questions import Answer
+from penstock.planner.worker.questions import Answer, Question
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster
 from tests.support.service import NOW, Clock, new_service
@@ -250,8 +249,9 @@ def test_a_killed_service_plans_anew_and_alike(here: Service, tmp_path: Path, cl
     again = open_service(Settings(folder=tmp_path), clock)
     desk = desk_of(again, ProcessPlanner())
     found = [ended_at(desk, again, each) for each in "rs"]
-    expected = decide(problem_from_cluster(tiny_job().spec, cluster())).plan.digest
-    assert [(each.state, each.begun, each.plan_digest) for each in found] == [(State.SUCCEEDED, 2, expected)] * 2
+    expected = answer(Question(spec=tiny_job().spec, cluster=cluster())).plan
+    assert expected is not None
+    assert [(each.state, each.begun, each.plan_digest) for each in found] == [(State.SUCCEEDED, 2, expected.digest)] * 2
     for each in "rs":
         killed.cancel(each)
     again.close()

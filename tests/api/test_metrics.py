@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import statistics
 from collections.abc import Mapping
 from functools import partial
@@ -20,10 +21,11 @@ from penstock.api.metrics.jobs import DAY_SECONDS, GAUGES, JobsCollector
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.api.store import schema as tables
+from penstock.api.store.standing import Promise, Standing
 from penstock.core.lifecycle import Phase
 from tests.support.filled_job import enter, running_job
 from tests.support.listening import ear
-from tests.support.sample_run import sample_metrics
+from tests.support.sample_run import explained_plan, sample_metrics, sample_plan
 from tests.support.service import Clock, add_job, client_of, new_service, step_records
 
 Labels = frozenset[tuple[str, str]]
@@ -56,7 +58,7 @@ class TestJobs:
     def test_a_running_one_shows_what_it_promised_and_what_it_does(self, service: Service) -> None:
         running_job(service, steps=8)
         found = of_job(service)
-        assert found.keys() == {*GAUGES, "failures_total"}
+        assert found.keys() == {*GAUGES, "failures_total"} - {"model_flops_utilization"}, "no peak is known"
         assert (found["step"], found["num_steps"], found["failures_total"]) == (9, 10, 0)
         assert found["predicted_step_seconds"] == 0.2306
         assert found["predicted_peak_bytes"] == 485 * 2**20
@@ -64,8 +66,38 @@ class TestJobs:
         steps = sample_metrics()[:8]
         assert found["step_seconds"] == pytest.approx(statistics.median(each.step_seconds for each in steps))
         assert found["tokens_per_second"] == pytest.approx(steps[-1].tokens_per_second)
+        plan = sample_plan()
+        tokens = plan.global_batch * plan.sequence_length / plan.num_ranks
+        assert found["tokens_per_second_per_device"] == pytest.approx(tokens / found["step_seconds"])
         assert found["memory_limit_bytes"] == 4 * 2**30
         assert found["last_report_timestamp_seconds"] == service.clock()
+
+    def test_the_share_of_a_known_peak_is_that_of_the_measured_step(self) -> None:
+        plan = explained_plan()
+        standing = Standing(
+            namespace="default",
+            name="tiny",
+            phase=Phase.RUNNING,
+            phase_entered_at=0.0,
+            attempt=1,
+            failures=0,
+            num_steps=10,
+            memory_limit_bytes=1,
+            plan_digest=plan.digest,
+            step=3,
+            loss=None,
+            step_seconds=0.25,
+            reported_at=0.0,
+            tokens_per_second=None,
+            peak_bytes=None,
+        )
+        promise = Promise(step_seconds=1.0, peak_bytes=1, of_a_second=plan.speed(1.0))
+        speed = plan.speed(0.25)
+        assert speed is not None
+        _, utilization = GAUGES["model_flops_utilization"]
+        assert utilization(standing, promise) == pytest.approx(speed.model_flops_utilization)
+        assert utilization(dataclasses.replace(standing, phase=Phase.RECOVERING), promise) is None
+        assert utilization(standing, None) is None
 
     def test_one_that_does_not_run_has_no_speed(self, service: Service) -> None:
         uid = running_job(service).uid

@@ -22,12 +22,13 @@ from penstock.api.pages.job import event_text
 from penstock.api.service import Service
 from penstock.api.store import jobs
 from penstock.core.lifecycle import AttemptState, Phase
+from penstock.planner.worker.questions import Answer
 from tests.support.executing import World
 from tests.support.fake_planner import FakePlanner
 from tests.support.fake_supervisors import Script
 from tests.support.filled_job import enter, running_job
 from tests.support.planning import DEVICE, cluster
-from tests.support.sample_run import sample_plan
+from tests.support.sample_run import explained_plan, sample_plan
 from tests.support.service import NOW, Clock, add_job, client_of, new_service
 from tests.support.whatif import asked_for, desk_of, turn_until
 
@@ -241,6 +242,8 @@ def test_jobs_are_compared(service: Service) -> None:
     assert "9 of 10 7 of 10 0 of 10" in found
     differing = re.findall(r'<tr class="differs"><td class="key">([^<]*)', answer)
     assert {"steps", "loss", "schedule"} <= set(differing)
+    assert "speed, measured" in found
+    assert re.search(r"speed, predicted [\d,]+ tokens/s per device", found)
     assert read(client, "/").links.count("/compare") == 1
 
 
@@ -326,6 +329,19 @@ def test_a_plan_with_a_price_says_what_it_costs(service: Service) -> None:
     assert cost["perHour"] == 3.0
     assert cost["wholeJob"] == pytest.approx(3.0 * seconds / 3600 * 10)
     assert "cost of an hour 3.00" in words(read(client, f"/plans/{request}"))
+
+
+def test_a_plan_says_how_fast_it_is_and_what_would_help(service: Service) -> None:
+    client, plan = client_of(service), explained_plan()
+    request = client.post("/v1/plans", json=asked_for() | {"whatIf": True}).json()["id"]
+    desk = desk_of(service, FakePlanner(answer=Answer(plan=plan)))
+    turn_until(desk, lambda: client.get(f"/v1/plans/{request}").json()["state"] == "Succeeded")
+    found = words(read(client, f"/plans/{request}"))
+    speed = plan.speed()
+    assert speed is not None
+    assert f"of a device {speed.tokens_per_second_per_device:,.0f} tokens/s MFU {speed.utilization_text}" in found
+    assert "What would help" in found
+    assert "new search: dp 1 x tp 1 x pp 4" in found
 
 
 @pytest.mark.parametrize("query", ["", "job=default/tiny", "job=tiny&job=tiny", "job=a/b" + "&job=a/b" * 4])

@@ -21,10 +21,9 @@ from penstock.core.fitness import OLDEST_SECONDS
 from penstock.core.layout import Precision
 from penstock.core.plan import Plan
 from penstock.core.serialization import yamltext
-from penstock.planner.decide import decide
-from penstock.planner.measured import problem_from_profile
-from penstock.planner.problem import problem_from_cluster
+from penstock.planner.worker.__main__ import answer as answer_to
 from penstock.planner.worker.process import ProcessPlanner
+from penstock.planner.worker.questions import Question
 from tests.support.fake_planner import FakePlanner
 from tests.support.planning import cluster, profile_for
 from tests.support.service import Clock, client_of, job_manifest, new_service
@@ -77,7 +76,8 @@ def test_described_hardware_is_planned_for_as_the_planner_does(service: Service,
     asked = ask(client, asked_for())
     assert (asked["state"], asked["plan"], asked["error"]) == ("Queued", None, None)
     found = planned(service, client, asked["id"])
-    expected = decide(problem_from_cluster(SPEC, cluster())).plan
+    expected = answer_to(Question(spec=SPEC, cluster=cluster())).plan
+    assert expected is not None
     assert (found["state"], found["planDigest"]) == ("Succeeded", expected.digest)
     assert Plan.from_manifest(found["plan"]) == expected
     assert found["plan"]["reasons"]
@@ -87,11 +87,32 @@ def test_described_hardware_is_planned_for_as_the_planner_does(service: Service,
 def test_a_measured_machine_is_planned_for_as_the_planner_does(service: Service, client: TestClient) -> None:
     measured = profile_for(SPEC)
     digest = keep_profile(service, measured)
-    expected = decide(problem_from_profile(SPEC, measured)).plan.digest
+    expected = answer_to(Question(spec=SPEC, profile=measured)).plan
+    assert expected is not None
     for body in ({"job": tiny_job().to_manifest()}, {"job": tiny_job().to_manifest(), "profile": digest}):
         asked = ask(client, body)
         assert asked["profile"] == digest
-        assert planned(service, client, asked["id"])["planDigest"] == expected
+        assert planned(service, client, asked["id"])["planDigest"] == expected.digest
+
+
+def test_what_would_help_is_planned_on_request(service: Service, client: TestClient) -> None:
+    """The same plan, and each change with a search of its own; without, only what the plan itself says."""
+    plans = []
+    for body in (asked_for(), asked_for() | {"whatIf": True}):
+        found = planned(service, client, ask(client, body)["id"])
+        assert found["state"] == "Succeeded"
+        plans.append(found["plan"])
+    assert plans[0]["programDigest"] == plans[1]["programDigest"]
+    assert plans[0]["prediction"]["speed"]["tokensPerSecondPerDevice"] > 0
+    few, all_of_them = ({each["method"] for each in variations(plan)} for plan in plans)
+    assert few == {"same plan simulated"}
+    assert "new search" in all_of_them
+    assert len(variations(plans[0])) < len(variations(plans[1]))
+
+
+def variations(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = plan["prediction"]["explanation"]["variations"]
+    return found
 
 
 def test_what_fits_nowhere_fails_with_place_and_remedy(service: Service, client: TestClient) -> None:

@@ -276,7 +276,39 @@ def test_a_plan_for_people_says_why(tmp_path: Path, cluster: str, capsys: Captur
     shown = capsys.readouterr().out
     assert "units per stage: 2 x 9" in shown
     assert "predicted step" in shown
+    assert re.search(
+        r"predicted speed [\d,.]+ tokens/s per device, MFU [\d.]+ % \(.* causal pairs, of 10 TFLOP/s", shown
+    )
+    assert "pinned: dp 1, pp 2, microBatch 1, slices 2, schedule 1f1b, stages 4/4" in shown
+    assert re.search(r"what if +step +tokens/s per device +MFU +gain +how", shown)
+    assert re.search(r"links 10 % faster +[\d.]+ m?s +[\d,.]+ +[\d.]+% +\+[\d.]+ % +same plan simulated", shown)
+    assert "new search" not in shown
     assert "compute" in shown
+
+
+def test_what_would_help_is_planned_on_request(tmp_path: Path, cluster: str, capsys: Captured) -> None:
+    """Every change is there, and says how it was computed; the plan itself is the same."""
+    job = write_job(tmp_path / "job.yaml", resources__ranks=4)
+    plans = []
+    for options in ([], ["--what-if"]):
+        assert main(["plan", job, "--cluster", cluster, *options, "--output", "json"]) == 0
+        plans.append(Plan.from_manifest(json.loads(capsys.readouterr().out)))
+    assert plans[0].program_digest == plans[1].program_digest
+    assert plans[1].prediction is not None
+    assert plans[1].prediction.explanation is not None
+    variations = plans[1].prediction.explanation.variations
+    names = {each.change.partition(",")[0] for each in variations}
+    assert names == {
+        "links 10 % faster",
+        "10 GiB more memory per device",
+        "one node more",
+        "one node fewer",
+        "twice the micro-batches",
+        "sequences twice as long",
+    }
+    assert all(each.step_seconds is not None or each.refusal for each in variations)
+    assert main(["plan", job, "--cluster", cluster, "--what-if"]) == 0
+    assert re.search(r"one node more, 6 devices +[\d.]+ m?s .* new search: dp ", capsys.readouterr().out)
 
 
 def test_a_plan_says_how_sure_its_prediction_is() -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from penstock.cli import remote
 from penstock.cli.remote import failure_lines, last_words_of, watch_job
-from penstock.client import Client, Job, Place, Progress, Status
+from penstock.client import Client, Job, JobPlan, Place, Progress, Status
 from penstock.core.lifecycle import AttemptState, Phase
 from tests.support.application import Application, here
 from tests.support.executing import World
 from tests.support.fake_supervisors import Script
+from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, job_manifest, new_service
 from tests.support.shown_line import Remembering
 
@@ -28,6 +29,12 @@ class Followed:
 
     def __init__(self, *life: Status) -> None:
         self._life = life
+        self.asked = 0
+
+    def plans_of(self, place: Place) -> tuple[JobPlan, ...]:
+        self.asked += 1
+        plan = sample_plan()
+        return (JobPlan(revision=1, attempt=1, created_at="", digest=plan.digest, plan=plan),)
 
     def follow(self, place: Place) -> Iterator[Job]:
         return (Job(manifest=job_manifest(place.name), status=status, etag="1", created_at="") for status in self._life)
@@ -65,6 +72,20 @@ def test_a_life_is_told(screen: io.StringIO, shown: Remembering) -> None:
         ("step 1/4  loss 3.000  2 s per step  6 s left", 0.25),
         ("step 4/4  loss 2.500  2 s per step", 1.0),
     ]
+
+
+def test_steps_have_the_speed_of_the_plan_that_they_go_by(screen: io.StringIO, shown: Remembering) -> None:
+    """It is fetched once."""
+    plan = sample_plan()
+    steps = [replace(running(step, step_seconds=2.0), plan_digest=plan.digest) for step in (1, 2, 4)]
+    client = Followed(*steps)
+    watch_job(cast(Client, client), TINY)
+    speed = plan.speed(2.0)
+    assert speed is not None
+    assert shown.texts[-1] == f"step 4/4  2 s per step  {speed.text}"
+    assert client.asked == 1
+    other = Followed(replace(running(1, step_seconds=2.0), plan_digest="other"))
+    watch_job(cast(Client, other), TINY)
 
 
 def test_a_job_that_fails_fails_the_command(screen: io.StringIO, shown: Remembering) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from penstock.agent.attempt import read_result
 from penstock.cli.local.reporting import report_data, trace_path, versions, write_report
 from penstock.cli.summary import Summary, rendered, summarise
 from penstock.core.errors import UserError
+from penstock.core.model import step_flops
 from penstock.core.records import WARM_UP_STEPS
 from penstock.core.run.folder import RunDir, metrics_line
 from penstock.core.serialization.files import write_json
@@ -30,7 +32,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def text(summary: Summary) -> str:
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=io.StringIO(), width=240)
     for each in rendered(summary):
         console.print(each, markup=False)
     written = console.file
@@ -49,6 +51,11 @@ def test_a_summary_compares_promise_and_result(run: RunDir) -> None:
     assert (summary.first_loss, summary.last_loss) == (5.0, 5.0 / NUM_STEPS)
     assert (summary.validation_loss, summary.unigram_loss) == (2.5, 6.0)
     assert summary.steps == NUM_STEPS
+    assert summary.predicted_speed == prediction.speed
+    tokens = local_plan().global_batch * local_plan().sequence_length
+    assert summary.measured_speed is not None
+    assert summary.measured_speed.tokens_per_second_per_device == tokens / 0.25 / local_plan().num_ranks
+    assert summary.measured_speed.model_flops_utilization is None
 
 
 def test_a_summary_survives_its_manifest(run: RunDir) -> None:
@@ -93,9 +100,25 @@ def test_the_text_names_what_matters(run: RunDir) -> None:
     assert "step time" in shown
     assert "peak memory" in shown
     assert "16,384 tokens/s" in shown
+    assert "tokens/s per device" in shown
+    assert "MFU" not in shown, "nothing is known of this device's peak"
     assert "loss 5.000 at first" in shown
     assert "guessing by token frequency gives 6.000" in shown
     assert "\x1b" not in shown
+
+
+def test_the_share_of_the_peak_is_predicted_and_measured(run: RunDir) -> None:
+    plan = run.read_plan()
+    assert plan.prediction is not None
+    known = dataclasses.replace(plan.prediction, peak_flops=1e12)
+    known = dataclasses.replace(known, speed=dataclasses.replace(plan, prediction=known).speed())
+    write_json(run.plan, dataclasses.replace(plan, prediction=known).to_manifest())
+    summary = summarise(run, "Succeeded", 2, read_result(run))
+    for speed, seconds in ((summary.predicted_speed, known.step_seconds), (summary.measured_speed, 0.25)):
+        assert speed is not None
+        flops = step_flops(plan.model, plan.global_batch, plan.sequence_length)
+        assert speed.model_flops_utilization == pytest.approx(flops / (seconds * plan.num_ranks * 1e12))
+    assert re.search(r"MFU +[\d.]+% +[\d.]+%", text(summary))
 
 
 def test_a_doubtful_prediction_says_so_next_to_what_was_measured(run: RunDir) -> None:

@@ -23,7 +23,7 @@ from penstock.core.serialization import yamltext
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds, to_nanoseconds, to_seconds
 from tests.support.old_fields import OF_A_PLAN, unknown_fields
-from tests.support.sample_run import confident_plan, sample_plan
+from tests.support.sample_run import confident_plan, explained_plan, sample_plan
 
 MODEL = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=16)
 LINK = LinkSpec(latency_seconds=1e-5, bytes_per_second=1e9)
@@ -102,6 +102,14 @@ def test_ranks_of_0_1_0_read_the_plan_that_ranks_are_given() -> None:
     assert Plan.with_confidence(given, plan.confidence) == plan
     assert sample_plan().for_ranks == sample_plan()
     assert Plan.with_confidence(given, {}) == plan.for_ranks
+
+
+def test_ranks_are_given_no_explanation() -> None:
+    plan = explained_plan()
+    given = plan.for_ranks.to_manifest()
+    assert unknown_fields(given, *OF_A_PLAN) == set()
+    assert Plan.with_confidence(given, plan.confidence) == plan
+    assert Plan.from_manifest(json.loads(json.dumps(plan.to_manifest()))) == plan
 
 
 @pytest.mark.parametrize("given", [[], {}, {"prediction": []}, {"prediction": None}, None])

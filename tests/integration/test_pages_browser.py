@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,12 +17,14 @@ from penstock.api.service import Service
 from penstock.api.settings import Limits
 from penstock.api.store import jobs
 from penstock.core.lifecycle import Phase
+from penstock.core.plan import Plan
 from penstock.core.serialization import yamltext
 from penstock.view.report import report
 from tests.support import chromium
 from tests.support.filled_job import enter, report_step, run_job, running_job
 from tests.support.listening import answering
 from tests.support.sample_report import sample_report
+from tests.support.sample_run import explained_plan, sample_plan
 from tests.support.service import add_job, client_of, job_manifest, new_service
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
@@ -235,6 +238,13 @@ def all_pages(site: Site) -> list[str]:
     return ["/", "/submit", *jobs_pages, "/profiles", compared, "/whatif", f"/profiles/{digest}"]
 
 
+def test_changes_are_planned_too_where_that_is_marked(page: Page, site: Site) -> None:
+    page.goto(f"{site.url}/whatif")
+    with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/plans")) as asked:
+        page.get_by_label("also plan with faster links").check()
+    assert (asked.value.post_data_json or {})["whatIf"] is True
+
+
 LONG_NAME = "a-job-with-a-name-as-long-as-names-of-jobs-may-be-on-a-cluster"
 
 
@@ -255,9 +265,10 @@ def barriers(page: Page) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_a_report_fits_its_window_and_has_no_barrier(page: Page, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("plan", [sample_plan(), explained_plan()], ids=["plain", "explained"])
+def test_a_report_fits_its_window_and_has_no_barrier(page: Page, tmp_path: Path, plan: Plan, width: int) -> None:
     path = tmp_path / "report.html"
-    path.write_text(report(sample_report()))
+    path.write_text(report(dataclasses.replace(sample_report(), plan=plan)))
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(path.as_uri())
     expect(page.locator("[data-figure=loss] .main-svg").first).to_be_visible()

@@ -79,7 +79,7 @@ def test_a_prediction_s_bubble_is_that_of_its_simulated_step() -> None:
     busiest = told.bubble_seconds / told.step_seconds
     assert busiest <= told.waiting.mean <= told.waiting.worst <= told.bubble.worst
     assert busiest < told.waiting.worst
-    assert f"over ranks, waiting is {told.waiting.text}" in "; ".join(plan.reasons)
+    assert f"waiting {told.waiting.range_text}" in plan.reasons[1]
 
 
 def predicted(**changes: Any) -> Prediction:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
+
+from penstock.core.explanation import Explanation, StepParts
 from penstock.core.units import format_bytes
-from penstock.planner.decide import decide
-from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _slower, alternatives, reasons
+from penstock.planner.decide import best_plans, decide
+from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _slower, alternatives, explained
 from penstock.planner.problem import Problem
-from penstock.planner.search import Budget, Ending, Result
+from penstock.planner.search import Budget, Ending, Evaluation, Result
 from tests.support.planning import problem
 
 WIDE = Budget(candidates=200, moves=20)
@@ -23,13 +26,20 @@ def result(memory: int = 2**30) -> Result:
     return decide(asked(memory), WIDE).result
 
 
+def reasons(about: Problem, found: Result, chosen: Evaluation, place: int = 1) -> tuple[str, ...]:
+    return explained(about, found, chosen, place).reasons
+
+
 def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     found = result()
     best = found.best
-    label, parts, slices, memory, effort, floor = reasons(asked(), found, best)
+    label, parts, slices, memory, time_limit, memory_limit, pinned, effort, floor = reasons(asked(), found, best)
     assert label.startswith(best.candidate.label)
-    shares = [float(share) for share in re.findall(r"([\d.]+) %", parts.partition(";")[0])]
-    assert abs(sum(shares) - 100) < 0.4
+    means = [float(share) for share in re.findall(r"[a-z] ([\d.]+) %", parts)]
+    assert abs(sum(means) - 100) < 0.4
+    assert time_limit.startswith("limited by ")
+    assert memory_limit == "no plan was left out for want of memory"
+    assert pinned == "nothing is pinned"
     assert ("not sliced" in slices) == (len(best.candidate.slices) == 1)
     assert format_bytes(max(best.peak_bytes)) in memory
     assert f"{found.num_judged} candidates of {found.num_outlines} outlines" in effort
@@ -45,13 +55,15 @@ def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
     assert found.best.candidate.label not in labels
     for each in told:
         if each.step_seconds is None:
-            assert re.fullmatch(r"takes at least .*, whatever its order", each.reason)
+            assert re.fullmatch(r"takes at least .* \([\d.]+ % slower\), whatever its order", each.reason)
             continue
         slower = 100 * (each.step_seconds / (found.best.step_ns / 1e9) - 1)
         if slower > 0:
-            assert each.reason.startswith(f"{slower:.1f} % slower, mostly ")
+            assert each.reason.startswith(f"{slower:.1f} % slower")
+            changes = [float(change) for change in re.findall(r"[a-z] ([+-][\d.]+) %", each.reason)]
+            assert sum(changes) == pytest.approx(slower, abs=0.3)
         else:
-            assert each.reason in ("equally fast, but takes more memory", "equally fast")
+            assert each.reason in ("equally fast, but takes more memory", "equally fast, with as much memory")
 
 
 def test_what_was_rejected_says_what_it_lacks() -> None:
@@ -100,3 +112,67 @@ def test_another_costs_more_devices_only_if_it_does() -> None:
     mesh = replace(best.candidate.mesh, dp=2 * best.candidate.mesh.dp)
     wider = replace(faster, candidate=replace(best.candidate, mesh=mesh))
     assert _slower(wider, best) == f"50.0 % faster, but on {mesh.num_devices} devices, not {mesh.num_devices // 2}"
+
+
+def test_the_reason_of_another_is_the_difference_of_the_parts() -> None:
+    best = result().best
+    assert best.parts is not None
+    slower = round(1.25 * best.step_ns)
+    waiting = replace(best.parts.waiting, mean=(0.25 + best.parts.waiting.mean) / 1.25)
+    others = {name: replace(part, mean=part.mean / 1.25) for name, part in best.parts.named if name != "waiting"}
+    other = replace(best, step_ns=slower, parts=StepParts(waiting=waiting, **others))
+    assert _slower(other, best) == "25.0 % slower: waiting +25.0 %"
+
+
+def test_the_explanation_says_the_same_as_data() -> None:
+    about = problem(ranks=4, global_batch=4, pp=2, slices=(3, 8, 5))
+    decision = decide(about, WIDE)
+    prediction = decision.plan.prediction
+    assert prediction is not None
+    told = prediction.explanation
+    assert told is not None
+    assert Explanation.from_manifest(told.to_manifest()) == told
+    assert told.pinned == ("pp 2", "slices 3/8/5")
+    assert f"pinned: {', '.join(told.pinned)}" in decision.plan.reasons
+    assert set(told.limits) < set(decision.plan.reasons)
+    assert told.search is not None
+    assert (told.search.ending, told.search.candidates) == (decision.result.ending.value, decision.result.num_judged)
+    assert told.search.floor_seconds is not None
+    assert told.search.floor_seconds <= prediction.step_seconds
+    assert told.parts is not None
+    assert sum(part.mean for _, part in told.parts.named) == pytest.approx(1.0)
+    assert told.parts.waiting == prediction.waiting
+    busiest = prediction.compute_seconds / prediction.step_seconds
+    assert told.parts.compute.worst == pytest.approx(busiest)
+
+
+def test_memory_is_called_a_limit_only_where_a_faster_plan_needs_more() -> None:
+    found = result(memory=600_000)
+    about = asked(600_000)
+    faster = [each for each in found.too_large if each.step_ns < found.best.step_ns]
+    told = explained(about, found, found.best).explanation.limits[-1]
+    assert told.startswith("memory is a limit: ") == bool(faster)
+    large = replace(found.best, step_ns=found.best.step_ns // 2, peak_bytes=(700_000,) * 4)
+    told = explained(about, replace(found, too_large=(large,)), found.best).explanation.limits[-1]
+    assert told == f"memory is a limit: {large.candidate.label} is 50.0 % faster, but needs 684 KiB of 586 KiB"
+
+
+def test_the_best_plans_are_distinct_and_in_the_order_of_their_predictions() -> None:
+    about = asked()
+    decision = decide(about, WIDE)
+    plans = list(best_plans(about, decision, 3))
+    assert plans[0] == decision.plan
+    assert len(plans) == 3
+    assert len({plan.reasons[0].partition(":")[0] for plan in plans}) == 3
+    seconds = [plan.prediction.step_seconds for plan in plans if plan.prediction]
+    assert seconds == sorted(seconds)
+    assert [plan.reasons[-2].partition(" of ")[0] for plan in plans] == [
+        "the best",
+        "number 2 by prediction",
+        "number 3 by prediction",
+    ]
+
+
+def test_a_plan_that_is_pinned_whole_has_no_rivals() -> None:
+    pinned = problem(ranks=2, pp=2, dp=1, micro_batch=1, slices=2, schedule="1f1b")
+    assert len(list(best_plans(pinned, decide(pinned, WIDE), 5))) == 1

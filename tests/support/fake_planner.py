@@ -10,15 +10,17 @@ from tests.support.sample_run import sample_plan
 
 @dataclass
 class FakePlanner:
-    """Answers at the second poll. ``asked`` holds the keys of what was begun."""
+    """Answers at the second poll. ``asked`` holds the keys of what was begun, ``questions`` what was asked."""
 
     answer: Answer = field(default_factory=lambda: Answer(plan=sample_plan()))
     asked: list[str] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
     polls: dict[str, int] = field(default_factory=dict)
 
     def start(self, key: str, question: Question) -> None:
         if key not in self.polls:
             self.asked.append(key)
+            self.questions.append(question)
             self.polls[key] = 0
 
     def poll(self, key: str) -> Answer | None:

@@ -11,7 +11,9 @@ import math
 import random
 from collections.abc import Iterable
 
+from penstock.core.bubble import Lost
 from penstock.core.comparison import FitPoint, RankMemory
+from penstock.core.explanation import Explanation, Method, SearchEnd, StepParts, Trial, Variation
 from penstock.core.layout import Precision, stage_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Alternative, Plan, Prediction
@@ -148,6 +150,54 @@ def confident_plan() -> Plan:
     assert plan.prediction is not None
     more = {"low_seconds": 0.21, "high_seconds": 0.25, "warnings": ("the machine was busy",)}
     return dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, **more))  # type: ignore[arg-type]
+
+
+def explained_plan() -> Plan:
+    """The sample plan with everything that a plan says of itself: parts, trials, what would help, a known peak."""
+    plan = sample_plan()
+    assert plan.prediction is not None
+    lost = [Lost(mean=mean, worst=worst, rank=1) for mean, worst in SHARES]
+    parts = StepParts(
+        **dict(zip(("compute", "waiting", "communication", "reductions", "optimizer"), lost, strict=True))
+    )
+    explanation = Explanation(
+        parts=parts,
+        limits=("limited by compute: rank 1 computes for 89.4 % of the step",),
+        pinned=("pp 2",),
+        search=SearchEnd(ending="all that could fit were looked at", candidates=46, outlines=206, floor_seconds=0.19),
+        variations=(
+            Variation(
+                change="one node more, 4 devices",
+                method=Method.NEW_SEARCH,
+                step_seconds=0.112,
+                tokens_per_second_per_device=9143.0,
+                model_flops_utilization=0.41,
+                gain=0.029,
+                plan="dp 1 x tp 1 x pp 4, 4 micro-batches of 1, 4 slices, zb",
+            ),
+            Variation(
+                change="links 10 % faster",
+                method=Method.SAME_PLAN,
+                step_seconds=0.2301,
+                tokens_per_second_per_device=8900.0,
+                model_flops_utilization=0.4,
+                gain=0.002,
+            ),
+            Variation(change="sequences twice as long", method=Method.NEW_SEARCH, refusal="nothing fits in 4 GiB"),
+        ),
+        trials=(
+            Trial(plan="zbv, 4 slices", predicted_seconds=0.2306, failure="rank 1 was killed"),
+            Trial(
+                plan="zb, 4 slices", predicted_seconds=0.24, measured_seconds=0.25, spread=0.04, steps=5, chosen=True
+            ),
+        ),
+    )
+    prediction = dataclasses.replace(plan.prediction, peak_flops=1e12, explanation=explanation)
+    return dataclasses.replace(plan, prediction=prediction)
+
+
+SHARES = ((0.86, 0.894), (0.07, 0.09), (0.02, 0.025), (0.012, 0.012), (0.038, 0.038))
+"""Mean and largest share of each part of the sample plan's step."""
 
 
 def sample_plan() -> Plan:

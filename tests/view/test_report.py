@@ -27,7 +27,7 @@ from penstock.view.report import (
 )
 from penstock.view.report_plan import compute_difference, model_text, plan_facts
 from tests.support.sample_report import sample_report
-from tests.support.sample_run import MIB, sample_metrics, sample_plan
+from tests.support.sample_run import MIB, explained_plan, sample_metrics, sample_plan
 
 VOID = {"meta", "br"}
 TITLES = [
@@ -216,6 +216,48 @@ def test_waiting_is_told_of_all_ranks() -> None:
     shown = Page(report(dataclasses.replace(data, plan=dataclasses.replace(data.plan, prediction=told))))
     assert "Waiting for other ranks, over all ranks: 5.0 % on average, 10.0 % on rank 1." in shown.texts("p")
     assert "Bubble: 20.0 % on average, 30.0 % on rank 1." in shown.texts("p")
+
+
+def test_the_parts_are_shown_over_all_ranks_where_they_are_known(full: Page) -> None:
+    shown = Page(report(dataclasses.replace(sample_report(), plan=explained_plan())))
+    assert {"86.0%", "89.4%", "7.0%", "9.0%", "2.5%"} <= set(shown.texts("td"))
+    assert {"mean", "most"} <= set(shown.texts("th"))
+    assert "mean" not in full.texts("th")
+
+
+def test_what_would_help_says_how_it_was_computed(full: Page) -> None:
+    shown = Page(report(dataclasses.replace(sample_report(), plan=explained_plan())))
+    cells = shown.texts("td")
+    assert "What would help" in shown.texts("h3")
+    assert {"one node more, 4 devices", "112 ms", "9,143", "41.0%", "+2.9%"} <= set(cells)
+    assert "new search: dp 1 x tp 1 x pp 4, 4 micro-batches of 1, 4 slices, zb" in cells
+    assert "same plan simulated" in cells
+    assert "nothing fits in 4 GiB" in cells
+    assert "What would help" not in full.texts("h3")
+
+
+def test_trials_are_shown_with_the_one_that_was_kept(full: Page) -> None:
+    shown = Page(report(dataclasses.replace(sample_report(), plan=explained_plan())))
+    cells = shown.texts("td")
+    assert {"zb, 4 slices", "240 ms", "250 ms", "−4.0%", "kept", "failed: rank 1 was killed"} <= set(cells)
+    assert "Plans that were run before one was kept" not in full.texts("h3")
+
+
+def test_speed_is_per_device_and_as_a_share_of_a_known_peak(full: Page) -> None:
+    plan = explained_plan()
+    data = dataclasses.replace(sample_report(), plan=plan)
+    measured = plan.speed(measured_step_seconds(data))
+    assert measured is not None
+    shown = Page(report(data))
+    per_device = f"{measured.tokens_per_second_per_device:,.0f} per device"
+    assert any(
+        text.startswith(f"{per_device}, MFU {measured.utilization_text}, median of") for text in shown.texts("dd")
+    )
+    assert any(text.startswith(f"{per_device}, median of") for text in full.texts("dd"))
+    predicted = plan.speed()
+    assert predicted is not None
+    assert any(text.startswith(f"Speed: {predicted.text}. MFU counts the model's FLOPs") for text in shown.texts("p"))
+    assert any(re.fullmatch(r"Speed: [\d,]+ tokens/s per device\.", text) for text in full.texts("p"))
 
 
 def test_the_end_names_machine_versions_and_command(full: Page) -> None:

@@ -20,6 +20,7 @@ from penstock.core.errors import REMEDY, UserError
 from penstock.core.failure import LAST_WORDS, read_failure
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LOSSES, Phase
+from penstock.core.plan import Plan
 from penstock.core.serialization.secret_files import write_secret
 from penstock.core.units import format_age, format_seconds
 
@@ -163,7 +164,7 @@ def watch_job(client: Client, place: Place) -> int:
 def follow_job(client: Client, place: Place) -> Job:
     """Tell every change until the job has ended or is suspended; the job as it is then."""
     phase: Phase | None = None
-    text, shown = "", line()
+    text, shown, plans = "", line(), _Plans(client, place)
     try:
         for job in client.follow(place):
             told = job.status.progress
@@ -177,19 +178,38 @@ def follow_job(client: Client, place: Place) -> Job:
                 if not job.resting:
                     shown.update(f"{phase} ...", None)
             elif told is not None:
-                text = _under_way(told)
+                text = _under_way(told, plans.newest(job.status.plan_digest))
                 shown.update(text, told.step / told.num_steps)
     finally:
         shown.close()
     return job
 
 
-def _under_way(told: Progress) -> str:
+class _Plans:
+    """The plan that a job goes by, fetched once for each digest: steps have a speed by it."""
+
+    def __init__(self, client: Client, place: Place) -> None:
+        self._client, self._place = client, place
+        self._digest: str | None = None
+        self._plan: Plan | None = None
+
+    def newest(self, digest: str | None) -> Plan | None:
+        """The plan with that digest, if the job has it."""
+        if digest != self._digest:
+            found = () if digest is None else self._client.plans_of(self._place)
+            self._plan = next((each.plan for each in found if each.digest == digest), None)
+            self._digest = digest
+        return self._plan
+
+
+def _under_way(told: Progress, plan: Plan | None) -> str:
     parts = [f"step {told.step}/{told.num_steps}"]
     if told.loss is not None:
         parts.append(f"loss {told.loss:.3f}")
     if told.step_seconds is not None:
         parts.append(f"{format_seconds(told.step_seconds)} per step")
+        speed = plan.speed(told.step_seconds) if plan is not None else None
+        parts += [speed.text] if speed is not None else []
         if left := told.num_steps - told.step:
             parts.append(f"{format_seconds(left * told.step_seconds)} left")
     return "  ".join(parts)

@@ -24,7 +24,9 @@ def timeline_lines(plan: Plan, timeline: Timeline) -> list[RenderableType]:
         busy = timeline.busy_ns(rank)
         peak = format_bytes(timeline.peak_bytes[rank]) if timeline.peak_bytes else "–"
         table.add_row(str(rank), _share(busy, timeline), _share(timeline.step_ns - busy, timeline), peak)
-    return [plan_line(plan), "", gantt_text(timeline, width=terminal_width()), "", table]
+    speed = plan.speed(to_seconds(timeline.step_ns))
+    told = [] if speed is None else [f"step {format_seconds(to_seconds(timeline.step_ns))}, {speed.text}"]
+    return [plan_line(plan), *told, "", gantt_text(timeline, width=terminal_width()), "", table]
 
 
 def _share(nanoseconds: int, timeline: Timeline) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from penstock.core.curves import curves_of
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan, slices_text
 from penstock.core.run.folder import RunDir
+from penstock.core.speed import Speed, format_rate
 from penstock.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Summary(Manifest):
     predicted_peak_bytes: int | None = None
     measured_peak_bytes: int | None = None
     tokens_per_second: float | None = None
+    predicted_speed: Speed | None = None
+    measured_speed: Speed | None = None
     plan: str = ""
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -52,10 +55,13 @@ def plan_line(plan: Plan) -> str:
     return f"{mesh}, {batches}, {slices}, schedule {plan.schedule.generator}"
 
 
-def search_text(candidates: int, best_step_seconds: float | None) -> str:
-    """How far a search for a plan is. The best so far may still be improved: only the plan says its step."""
+def search_text(candidates: int, best_step_seconds: float | None, change: str = "") -> str:
+    """How far a search for a plan is, or for one with a ``change``.
+
+    The best so far may still be improved: only the plan says its step.
+    """
     best = "" if best_step_seconds is None else f", best so far {format_seconds(best_step_seconds)} per step"
-    return f"{candidates} simulated{best}"
+    return f"{change}{': ' if change else ''}{candidates} simulated{best}"
 
 
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
@@ -64,6 +70,7 @@ def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> 
     curves = curves_of(metrics)
     plan = run.read_plan() if run.plan.exists() else None
     prediction = plan.prediction if plan else None
+    measured = curves.step_seconds.value if curves.step_seconds else None
     return Summary(
         job=job.metadata.name,
         phase=phase,
@@ -74,10 +81,12 @@ def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> 
         validation_loss=_number(result, "validation_loss"),
         unigram_loss=_number(result, "unigram_loss"),
         predicted_step_seconds=prediction.step_seconds if prediction else None,
-        measured_step_seconds=curves.step_seconds.value if curves.step_seconds else None,
+        measured_step_seconds=measured,
         predicted_peak_bytes=max(prediction.peak_bytes, default=None) if prediction else None,
         measured_peak_bytes=max((m.peak_bytes for m in metrics), default=None),
         tokens_per_second=curves.tokens_per_second.value if curves.tokens_per_second else None,
+        predicted_speed=plan.speed() if plan else None,
+        measured_speed=plan.speed(measured) if plan and measured else None,
         plan=plan_line(plan) if plan else "",
         reasons=plan.reasons if plan else (),
         warnings=(*(prediction.warnings if prediction else ()), *run.damaged_metrics()),
@@ -104,6 +113,8 @@ def rendered(summary: Summary) -> list[RenderableType]:
         ("peak memory", summary.predicted_peak_bytes, summary.measured_peak_bytes, format_bytes),
     ):
         table.add_row(*_compared(name, predicted, measured, form))
+    for row in _speeds(summary):
+        table.add_row(*row)
     parts += ["", table, *(f"warning: {warning}" for warning in summary.warnings)]
     parts += ["", Text("Result", style="bold"), *(f"  {line}" for line in _results(summary))]
     if summary.sample:
@@ -119,6 +130,18 @@ def _compared(name: str, predicted: float | None, measured: float | None, form: 
     texts = ["–" if value is None else form(value) for value in (predicted, measured)]
     error = f"{100 * prediction_error(predicted, measured):+.1f} %" if predicted and measured else "–"
     return [name, *texts, error]
+
+
+def _speeds(summary: Summary) -> Iterator[list[str]]:
+    """Tokens per second per device, and the share of the devices' peak where that is known."""
+    predicted, measured = summary.predicted_speed, summary.measured_speed
+    for name, field, form in (
+        ("tokens/s per device", "tokens_per_second_per_device", format_rate),
+        ("MFU", "model_flops_utilization", "{:.1%}".format),
+    ):
+        values = getattr(predicted, field, None), getattr(measured, field, None)
+        if any(values):
+            yield _compared(name, *values, form)
 
 
 def _results(summary: Summary) -> list[str]:

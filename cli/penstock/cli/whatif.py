@@ -17,9 +17,16 @@ from penstock.core.plan import Cost, Plan
 
 
 def plan_at(
-    server: str, job: Path, *, cluster: Path | None, local: Mapping[str, Path | None], costs: Path | None = None
+    server: str,
+    job: Path,
+    *,
+    cluster: Path | None,
+    local: Mapping[str, object],
+    costs: Path | None = None,
+    what_if: bool = False,
 ) -> tuple[Plan, Cost | None]:
-    """The plan that the service makes of the job, and its cost where a price is given.
+    """The plan that the service makes of the job, with ``what_if`` also of changed ones, and its cost where a price is
+    given.
 
     ``local`` are options that mean this machine alone.
 
@@ -36,7 +43,7 @@ def plan_at(
     wanted = read_for_service(job, warn)
     hardware = None if cluster is None else read_cluster(cluster, costs)
     with connected(server) as client, closing(line()) as shown:
-        ended = _ended(client, client.plan(wanted, cluster=hardware).id, shown)
+        ended = _ended(client, client.plan(wanted, cluster=hardware, what_if=what_if).id, shown)
     return _plan_of(ended), ended.cost
 
 
@@ -56,7 +63,7 @@ def progress_text(found: PlanRequest) -> str:
     told = found.progress
     if not told.candidates:
         return "waiting" if found.state == "Queued" else "planning"
-    return search_text(told.candidates, told.best_step_seconds)
+    return search_text(told.candidates, told.best_step_seconds, told.change)
 
 
 def _plan_of(found: PlanRequest) -> Plan:

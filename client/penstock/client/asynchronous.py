@@ -207,10 +207,18 @@ class AsyncClient:
         return [job async for job in self.follow(place)][-1]
 
     async def plan(
-        self, job: PipelineJob, *, cluster: ClusterSpec | None = None, profile: str | None = None
+        self,
+        job: PipelineJob,
+        *,
+        cluster: ClusterSpec | None = None,
+        profile: str | None = None,
+        what_if: bool = False,
     ) -> PlanRequest:
-        """Ask for a plan without running, for described hardware or a stored profile; else for its own machine."""
-        return await self._do(planning.ask(job, cluster, profile, new_key()))
+        """Ask for a plan without running, for described hardware or a stored profile; else for its own machine.
+
+        With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has what each gives.
+        """
+        return await self._do(planning.ask(job, cluster, profile, new_key(), what_if=what_if))
 
     async def planned(self, request: str) -> PlanRequest:
         """A request for a plan as it is."""

@@ -20,12 +20,15 @@ ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search(KnownFields):
-    """How far planning is: divisions opened, candidates simulated, the best that fits."""
+    """How far planning is: divisions opened, candidates simulated, the best that fits; ``change`` is what is different
+    in the search of a changed job.
+    """
 
     divisions: int = 0
     candidates: int = 0
     best: str = ""
     best_step_seconds: float | None = None
+    change: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,13 +78,17 @@ class ProfileEntry(KnownFields):
     fresh: bool
 
 
-def ask(job: PipelineJob, cluster: ClusterSpec | None, profile: str | None, key: str) -> Call[PlanRequest]:
+def ask(
+    job: PipelineJob, cluster: ClusterSpec | None, profile: str | None, key: str, *, what_if: bool = False
+) -> Call[PlanRequest]:
     """Plan without running; sent again with the same key it is asked once."""
     body: dict[str, Any] = {"job": job.to_manifest()}
     if cluster is not None:
         body["cluster"] = cluster.to_manifest()
     if profile is not None:
         body["profile"] = profile
+    if what_if:
+        body["whatIf"] = True
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
     read = PlanRequest.from_manifest
     return Call(method="POST", path="/v1/plans", read=read, body=json.dumps(body).encode(), headers=headers)

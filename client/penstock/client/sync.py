@@ -202,9 +202,19 @@ class Client:
         *_, last = self.follow(place)
         return last
 
-    def plan(self, job: PipelineJob, *, cluster: ClusterSpec | None = None, profile: str | None = None) -> PlanRequest:
-        """Ask for a plan without running, for described hardware or a stored profile; else for its own machine."""
-        return self._do(planning.ask(job, cluster, profile, new_key()))
+    def plan(
+        self,
+        job: PipelineJob,
+        *,
+        cluster: ClusterSpec | None = None,
+        profile: str | None = None,
+        what_if: bool = False,
+    ) -> PlanRequest:
+        """Ask for a plan without running, for described hardware or a stored profile; else for its own machine.
+
+        With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has what each gives.
+        """
+        return self._do(planning.ask(job, cluster, profile, new_key(), what_if=what_if))
 
     def planned(self, request: str) -> PlanRequest:
         """A request for a plan as it is."""

@@ -174,9 +174,9 @@ def attention_flops(spec: ModelSpec, pairs: int) -> int:
 
 
 def step_flops(spec: ModelSpec, num_sequences: int, sequence_length: int) -> int:
-    """Forward and backward FLOPs of one step: 3 x linear plus 3 x attention per token (as PaLM, arXiv 2204.02311, B).
+    """Forward and backward FLOPs of one step: 3 x linear plus 3 x attention over causal pairs.
 
-    The recomputed scores of flash attention are not counted, so that utilisation is comparable across kernels.
+    Nothing that is recomputed counts, so that utilization is comparable across kernels (`penstock.core.speed`).
     """
     block = sum(linear_flops_per_token(spec, kind) for kind in (UnitKind.ATTENTION, UnitKind.MLP))
     linear = (spec.layers * block + linear_flops_per_token(spec, UnitKind.HEAD)) * sequence_length

@@ -10,11 +10,13 @@ from typing import Any, Self
 
 from penstock.core.bubble import Lost
 from penstock.core.errors import UserError
+from penstock.core.explanation import Explanation
 from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
 from penstock.core.schedule import ScheduleSpec
+from penstock.core.speed import Speed, speed_of
 
 
 def slices_text(slices: Iterable[int]) -> str:
@@ -32,7 +34,8 @@ class Prediction(Manifest):
 
     A step is expected between ``low_seconds`` and ``high_seconds``, by how far the measurements it is predicted from
     spread; none of described hardware. ``warnings`` say why it may be further off. ``bubble`` and ``waiting`` are those
-    of all ranks (`penstock.core.bubble`); plans of version 0.1.0 have none.
+    of all ranks (`penstock.core.bubble`); plans of version 0.1.0 have none. ``peak_flops`` is what one device does at
+    most, where that is known, and ``speed`` what follows from it. ``explanation`` says why this plan was chosen.
     """
 
     step_seconds: float
@@ -48,6 +51,9 @@ class Prediction(Manifest):
     warnings: tuple[str, ...] = ()
     bubble: Lost | None = None
     waiting: Lost | None = None
+    peak_flops: float | None = None
+    speed: Speed | None = None
+    explanation: Explanation | None = None
 
     @property
     def waiting_text(self) -> str:
@@ -163,6 +169,20 @@ class Plan(Manifest):
         """Sequences of one step over all replicas."""
         return self.dp * self.num_microbatches * self.microbatch
 
+    def speed(self, step_seconds: float | None = None) -> Speed | None:
+        """How fast a step of ``step_seconds`` is, by default of the predicted; none without a time."""
+        prediction = self.prediction
+        if step_seconds is None:
+            step_seconds = prediction.step_seconds if prediction else 0.0
+        return speed_of(
+            self.model,
+            num_sequences=self.global_batch,
+            sequence_length=self.sequence_length,
+            num_devices=self.num_ranks,
+            step_seconds=step_seconds,
+            peak_flops=prediction.peak_flops if prediction else None,
+        )
+
     @property
     def digest(self) -> str:
         """SHA-256 of the manifest form."""
@@ -179,13 +199,21 @@ class Plan(Manifest):
         if self.prediction is None:
             return self
         prediction = dataclasses.replace(
-            self.prediction, low_seconds=None, high_seconds=None, warnings=(), bubble=None, waiting=None
+            self.prediction,
+            low_seconds=None,
+            high_seconds=None,
+            warnings=(),
+            bubble=None,
+            waiting=None,
+            peak_flops=None,
+            speed=None,
+            explanation=None,
         )
         return dataclasses.replace(self, prediction=prediction)
 
     @property
     def confidence(self) -> dict[str, Any]:
-        """The prediction's interval and warnings, and its bubble and waiting, in manifest form."""
+        """What the prediction has beyond what version 0.1.0 knew, in manifest form."""
         written = self.prediction.to_manifest() if self.prediction else {}
         return {name: written[name] for name in _CONFIDENCE if name in written}
 
@@ -198,4 +226,4 @@ class Plan(Manifest):
         return cls.from_manifest(for_ranks)
 
 
-_CONFIDENCE = ("lowSeconds", "highSeconds", "warnings", "bubble", "waiting")
+_CONFIDENCE = ("lowSeconds", "highSeconds", "warnings", "bubble", "waiting", "peakFlops", "speed", "explanation")

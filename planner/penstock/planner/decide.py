@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 
 from penstock.core.cluster import PENSTOCK
 from penstock.core.errors import UserError
@@ -13,7 +14,7 @@ from penstock.core.program import Program
 from penstock.core.units import MEBIBYTE, bytes_apart, to_seconds
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
-from penstock.planner.explain import alternatives, reasons
+from penstock.planner.explain import explained
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Problem, meshes
@@ -47,11 +48,14 @@ class Decision:
     """The plan, how it was found, and its Program unless that is too large to lower here.
 
     ``overshoot_bytes`` is what the arena of a better candidate takes above the limit, 0 if there is no better one.
+    ``chosen`` is the plan's candidate as ``judge`` simulated it.
     """
 
     plan: Plan
     result: Result
     program: Program | None
+    judge: Simulated
+    chosen: Evaluation
     overshoot_bytes: int = 0
 
     def score(self, problem: Problem) -> float:
@@ -146,27 +150,83 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
     """
     needs: list[tuple[int, str]] = []
     for found in itertools.islice((result.best, *result.others), MOST_LAID_OUT):
-        seated, evaluation = placed(judge, found)
-        draft = draft_plan(seated, evaluation)
-        program = None
-        if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS and problem.software == PENSTOCK:
-            program = lowered(draft, action_transients(problem, evaluation.candidate))
-            evaluation = _with_arena(seated, evaluation, program)
-        if max(evaluation.peak_bytes) > problem.memory_limit_bytes:
-            needs.append((max(evaluation.peak_bytes), evaluation.candidate.label))
+        laid_out = _laid_out(judge, found, problem)
+        if laid_out.peak_bytes > problem.memory_limit_bytes:
+            needs.append((laid_out.peak_bytes, laid_out.evaluation.candidate.label))
             continue
-        if program is not None:
-            prove_plan(draft, program, _room(problem, evaluation.candidate), num_places=problem.num_places)
-        plan = dataclasses.replace(
-            draft,
-            program_digest=program.digest if program else "",
-            prediction=_with_interval(_prediction(evaluation), problem.confidence),
-            reasons=reasons(problem, result, evaluation),
-            alternatives=alternatives(problem, result, evaluation),
-        )
         overshoot = needs[0][0] - problem.memory_limit_bytes if needs else 0
-        return Decision(plan=plan, result=result, program=program, overshoot_bytes=overshoot)
+        plan = _explained_plan(laid_out, problem, result, place=1)
+        return Decision(
+            plan=plan,
+            result=result,
+            program=laid_out.program,
+            overshoot_bytes=overshoot,
+            judge=judge,
+            chosen=found,
+        )
     raise NothingFitsError(*min(needs))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _LaidOut:
+    """A candidate as a Plan without explanation, its Program unless that is too large, and its exact bytes."""
+
+    draft: Plan
+    evaluation: Evaluation
+    program: Program | None
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.evaluation.peak_bytes)
+
+
+def _laid_out(judge: Simulated, found: Evaluation, problem: Problem) -> _LaidOut:
+    """The candidate placed on devices and lowered; proved if it fits."""
+    seated, evaluation = placed(judge, found)
+    draft = draft_plan(seated, evaluation)
+    program = None
+    if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS and problem.software == PENSTOCK:
+        program = lowered(draft, action_transients(problem, evaluation.candidate))
+        evaluation = _with_arena(seated, evaluation, program)
+        if max(evaluation.peak_bytes) <= problem.memory_limit_bytes:
+            prove_plan(draft, program, _room(problem, evaluation.candidate), num_places=problem.num_places)
+    return _LaidOut(draft=draft, evaluation=evaluation, program=program)
+
+
+def _explained_plan(laid_out: _LaidOut, problem: Problem, result: Result, place: int) -> Plan:
+    why = explained(problem, result, laid_out.evaluation, place)
+    prediction = dataclasses.replace(
+        _prediction(laid_out.evaluation), peak_flops=problem.peak_flops, explanation=why.explanation
+    )
+    speed = dataclasses.replace(laid_out.draft, prediction=prediction).speed()
+    prediction = dataclasses.replace(prediction, speed=speed)
+    return dataclasses.replace(
+        laid_out.draft,
+        program_digest=laid_out.program.digest if laid_out.program else "",
+        prediction=_with_interval(prediction, problem.confidence),
+        reasons=why.reasons,
+        alternatives=why.alternatives,
+    )
+
+
+def best_plans(problem: Problem, decision: Decision, count: int) -> Iterator[Plan]:
+    """The decision's plan and the next best by prediction, ``count`` at most, one of each label: mesh, number of slices
+    and schedule. Those that differ in boundaries alone are nearly as fast, and those whose arena does not fit are
+    passed over.
+    """
+    yield decision.plan
+    labels, place = {decision.chosen.candidate.label}, 1
+    for found in decision.result.others:
+        if place >= count:
+            return
+        label = found.candidate.label
+        if label in labels:
+            continue
+        laid_out = _laid_out(decision.judge, found, problem)
+        if laid_out.peak_bytes <= problem.memory_limit_bytes:
+            labels.add(label)
+            place += 1
+            yield _explained_plan(laid_out, problem, decision.result, place)
 
 
 def _room(problem: Problem, candidate: Candidate) -> list[int]:

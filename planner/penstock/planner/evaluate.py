@@ -206,6 +206,7 @@ class Simulated:
             is_exact=is_exact,
             bubble=times.bubble,
             waiting=times.waiting,
+            parts=times.parts,
             **parts,
         )
 

@@ -3,44 +3,115 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from penstock.core.explanation import Explanation, SearchEnd
 from penstock.core.job import Objective
 from penstock.core.plan import Alternative, slices_text
-from penstock.core.units import format_bytes, format_seconds, to_seconds
+from penstock.core.schedule import CSV
+from penstock.core.units import bytes_apart, format_bytes, format_seconds, to_seconds
 from penstock.planner.floor import floor_ns, grid
 from penstock.planner.problem import Problem, meshes
 from penstock.planner.search import Evaluation, Result
 
 MOST_ALTERNATIVES = 5
 MOST_REJECTED = 5
+LEAST_SHARE = 0.0005
+"""Changes of a part of the step below this share of it are not named."""
 
 
-def reasons(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
-    """The choice in a few sentences, for people."""
-    candidate = chosen.candidate
-    return (
-        f"{candidate.label}: {format_seconds(to_seconds(chosen.step_ns))} per step",
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explained:
+    """A choice for people, as sentences and alternatives, and for programs."""
+
+    reasons: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+    explanation: Explanation
+
+
+def explained(problem: Problem, result: Result, chosen: Evaluation, place: int = 1) -> Explained:
+    """Why ``chosen`` is the plan. ``place`` is its place by prediction: the best has 1."""
+    floor = floor_seconds(problem)
+    limits = (*_time_limit(chosen), _memory_limit(problem, result, chosen))
+    pinned = pins(problem)
+    sentences = (
+        f"{chosen.candidate.label}: {format_seconds(to_seconds(chosen.step_ns))} per step",
         _parts(chosen),
         _slices(problem, chosen),
         _memory(problem, chosen),
-        _effort(result),
-        *_floor(problem, chosen),
+        *limits,
+        f"pinned: {', '.join(pinned)}" if pinned else "nothing is pinned",
+        _effort(result, place),
+        *(() if floor is None else (_floor(problem, chosen, floor),)),
+    )
+    search = SearchEnd(
+        ending=result.ending.value,
+        candidates=result.num_judged,
+        outlines=result.num_outlines,
+        floor_seconds=floor,
+    )
+    return Explained(
+        reasons=sentences,
+        alternatives=alternatives(problem, result, chosen),
+        explanation=Explanation(parts=chosen.parts, limits=limits, pinned=pinned, search=search),
     )
 
 
 def _parts(chosen: Evaluation) -> str:
-    shares = {
-        "compute": chosen.compute_ns,
-        "waiting for other ranks": chosen.bubble_ns,
-        "communication": chosen.communication_ns,
-        "reductions": chosen.reduction_ns,
-        "optimizer": chosen.optimizer_ns,
-    }
-    told = (f"{100 * share / chosen.step_ns:.1f} % {name}" for name, share in shares.items() if share)
-    of_all = (
-        "" if chosen.waiting is None or not chosen.waiting.worst else f"; over ranks, waiting is {chosen.waiting.text}"
-    )
-    return f"the busiest rank's step: {', '.join(told)}{of_all}"
+    if chosen.parts is not None:
+        shares = (f"{name} {lost.range_text}" for name, lost in chosen.parts.named if lost.worst)
+        return f"parts of the step, mean over ranks (largest of one): {', '.join(shares)}"
+    shares = (f"{name} {100 * part / chosen.step_ns:.1f} %" for name, part in _rank_ns(chosen).items() if part)
+    return f"parts of the step, on the busiest rank: {', '.join(shares)}"
+
+
+def _time_limit(chosen: Evaluation) -> tuple[str, ...]:
+    """The largest part of the step, and the largest loss besides compute."""
+    if chosen.parts is None:
+        return ()
+    compute = chosen.parts.compute
+    lost = {name: part for name, part in chosen.parts.named if name != "compute"}
+    most = max(lost, key=lambda name: lost[name].mean)
+    busy = f"rank {compute.rank} computes for {100 * compute.worst:.1f} % of the step"
+    if not lost[most].worst:
+        return (f"limited by compute: {busy}",)
+    if lost[most].mean > compute.mean:
+        return (f"limited by {most}, {lost[most].text}: {busy}",)
+    return (f"limited by compute: {busy}, and the largest loss is {most}, {lost[most].text}",)
+
+
+def _memory_limit(problem: Problem, result: Result, chosen: Evaluation) -> str:
+    """Whether more memory would make room for a plan that is known to be faster."""
+    limit = problem.memory_limit_bytes
+    faster = [each for each in _too_large(problem, result) if each.step_ns < chosen.step_ns]
+    if faster:
+        best = min(faster, key=lambda each: each.step_ns)
+        gain = 100 * (1 - best.step_ns / chosen.step_ns)
+        needed, allowed = bytes_apart(max(best.peak_bytes), limit)
+        return f"memory is a limit: {best.candidate.label} is {gain:.1f} % faster, but needs {needed} of {allowed}"
+    excluded = result.num_outlines_too_large
+    if excluded or result.shortages or result.too_large:
+        before = f"{excluded:,} outlines need more in any case, and" if excluded else "some candidates do not fit, but"
+        return f"memory excludes plans: {before} none that was simulated beyond the limit is faster"
+    return "no plan was left out for want of memory"
+
+
+def _too_large(problem: Problem, result: Result) -> list[Evaluation]:
+    """Those beyond the problem's own limit, which may be above that of the search."""
+    return [each for each in result.too_large if max(each.peak_bytes) > problem.memory_limit_bytes]
+
+
+def pins(problem: Problem) -> tuple[str, ...]:
+    """What the job's ``parallelism`` pins, as people write it."""
+    told = []
+    for name, value in problem.pinned.to_manifest().items():
+        if isinstance(value, Mapping):
+            value = "imported" if value.get("generator") == CSV else value.get("generator", "imported")
+        elif isinstance(value, list):
+            value = "/".join(f"{each:g}" for each in value)
+        told.append(f"{name} {value}")
+    return tuple(told)
 
 
 def _memory(problem: Problem, chosen: Evaluation) -> str:
@@ -60,18 +131,23 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
     return "sequences are not sliced: no plan with slices that was simulated is better"
 
 
-def _effort(result: Result) -> str:
-    return f"the best of {result.num_judged} candidates of {result.num_outlines} outlines, and {result.ending}"
+def _effort(result: Result, place: int) -> str:
+    rank = "the best" if place == 1 else f"number {place} by prediction"
+    return f"{rank} of {result.num_judged} candidates of {result.num_outlines} outlines, and {result.ending}"
 
 
-def _floor(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
-    """How far the step is above the floor; there is none for what a plan costs."""
+def floor_seconds(problem: Problem) -> float | None:
+    """What no step is shorter than; there is none for what a plan costs."""
     if problem.objective is not Objective.TIME:
-        return ()
-    least = floor_ns(problem, meshes(problem))
-    more, tokens = 100 * (chosen.step_ns / max(least, 1) - 1), grid(problem)
-    work = f"no plan with slices at multiples of {tokens} tokens is below {format_seconds(to_seconds(least))}"
-    return (f"{work}, which the work alone takes; this one is {more:.1f} % above",)
+        return None
+    return to_seconds(floor_ns(problem, meshes(problem)))
+
+
+def _floor(problem: Problem, chosen: Evaluation, floor: float) -> str:
+    """How far the step is above the floor."""
+    more, tokens = 100 * (to_seconds(chosen.step_ns) / max(floor, 1e-9) - 1), grid(problem)
+    work = f"no plan with slices at multiples of {tokens} tokens is below {format_seconds(floor)}"
+    return f"{work}, which the work alone takes; this one is {more:.1f} % above"
 
 
 def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[Alternative, ...]:
@@ -88,11 +164,11 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     for out in ruled_out:
         if out.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
             seen.add(out.candidate.label)
-            reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))}, whatever its order"
+            more = _percent(out.bound_ns / chosen.step_ns - 1)
+            reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), whatever its order"
             found.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
-    too_large = [each for each in result.too_large if max(each.peak_bytes) > problem.memory_limit_bytes]
-    too_large = sorted(too_large, key=lambda each: each.step_ns)[:MOST_REJECTED]
-    found += [_alternative(each, f"needs {format_bytes(max(each.peak_bytes))} on a rank") for each in too_large]
+    too_large = sorted(_too_large(problem, result), key=lambda each: each.step_ns)[:MOST_REJECTED]
+    found += [_alternative(each, _excess(problem, each, chosen)) for each in too_large]
     lacking = {each.candidate.label: each for each in reversed(result.shortages)}
     for shortage in itertools.islice(reversed(lacking.values()), MOST_REJECTED):
         reason = f"no stages fit; those found lack {format_bytes(shortage.missing_bytes)} on a rank"
@@ -109,19 +185,42 @@ def _alternative(evaluation: Evaluation, reason: str) -> Alternative:
     )
 
 
+def _excess(problem: Problem, other: Evaluation, chosen: Evaluation) -> str:
+    needed, allowed = bytes_apart(max(other.peak_bytes), problem.memory_limit_bytes)
+    faster = f", though {_percent(other.step_ns / chosen.step_ns - 1)}" if other.step_ns < chosen.step_ns else ""
+    return f"needs {needed} on a rank, of {allowed} allowed{faster}"
+
+
 def _slower(other: Evaluation, chosen: Evaluation) -> str:
+    """How the other compares with the chosen, and the parts of the step that make the difference."""
     if other.step_ns < chosen.step_ns:
         faster = f"{100 * (1 - other.step_ns / chosen.step_ns):.1f} % faster"
         devices, fewer = other.candidate.mesh.num_devices, chosen.candidate.mesh.num_devices
         return f"{faster}, but on {devices} devices, not {fewer}" if devices > fewer else faster
     if other.step_ns == chosen.step_ns:
         more = max(other.peak_bytes) > max(chosen.peak_bytes)
-        return "equally fast, but takes more memory" if more else "equally fast"
-    parts = {
-        "compute": other.compute_ns - chosen.compute_ns,
-        "waiting": other.bubble_ns - chosen.bubble_ns,
-        "communication": other.communication_ns - chosen.communication_ns,
-        "reductions": other.reduction_ns - chosen.reduction_ns,
+        return "equally fast, but takes more memory" if more else "equally fast, with as much memory"
+    before, after = _rank_ns(chosen), _rank_ns(other)
+    changes = {name: (after[name] - before[name]) / chosen.step_ns for name in before}
+    slower = _percent(other.step_ns / chosen.step_ns - 1)
+    listed = sorted((name for name in changes if abs(changes[name]) >= LEAST_SHARE), key=lambda name: -changes[name])
+    told = ", ".join(f"{name} {100 * changes[name]:+.1f} %" for name in listed)
+    return f"{slower}: {told}" if told else slower
+
+
+def _rank_ns(evaluation: Evaluation) -> dict[str, float]:
+    """The parts of the step, which add up to it: as the mean over ranks, else those of the busiest rank."""
+    if evaluation.parts is not None:
+        return {name: lost.mean * evaluation.step_ns for name, lost in evaluation.parts.named}
+    return {
+        "compute": evaluation.compute_ns,
+        "waiting": evaluation.bubble_ns,
+        "communication": evaluation.communication_ns,
+        "reductions": evaluation.reduction_ns,
+        "optimizer": evaluation.optimizer_ns,
     }
-    most = max(parts, key=lambda name: parts[name])
-    return f"{100 * (other.step_ns / chosen.step_ns - 1):.1f} % slower, mostly {most}"
+
+
+def _percent(more: float) -> str:
+    """A change of a time: ``12.3 % slower``."""
+    return f"{100 * abs(more):.1f} % {'slower' if more >= 0 else 'faster'}"

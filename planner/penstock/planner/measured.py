@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from penstock.core.devices import reported_peak_flops
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.profile import Profile
@@ -34,6 +35,7 @@ def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
         confidence=confidence_in(profile, cost.reports),
+        peak_flops=reported_peak_flops(profile.key.device, profile.precision),
     )
 
 

@@ -68,6 +68,8 @@ class Problem:
     profile_digest: str = ""
     confidence: Confidence | None = None
     """Of costs: from the spread of measurements, or as a description states it."""
+    peak_flops: float | None = None
+    """Of one device, where that is known (`penstock.core.speed`)."""
 
     @property
     def late_receives(self) -> bool:
@@ -117,6 +119,7 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         software=cluster.software,
         cards=tuple(map(cluster.card_of, range(spec.resources.ranks))),
         confidence=_stated(cluster.error),
+        peak_flops=cluster.device.peak_flops,
     )
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.core.bubble import Lost
+from penstock.core.explanation import StepParts
 from penstock.core.job import Objective
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
@@ -89,6 +90,7 @@ class Evaluation:
     bubble: Lost | None = None
     waiting: Lost | None = None
     """Over all ranks, as shares of the step."""
+    parts: StepParts | None = None
 
 
 class Judge(Protocol):
@@ -145,6 +147,8 @@ class Result:
     num_outlines: int
     num_judged: int
     ending: Ending
+    num_outlines_too_large: int = 0
+    """Outlines whose least bytes are above the limit, which were not opened."""
 
 
 class NothingFitsError(Exception):
@@ -179,6 +183,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         num_outlines=len(run.opened),
         num_judged=len(run.seen),
         ending=run.ending,
+        num_outlines_too_large=sum(each.least_bytes > problem.memory_limit_bytes for each in run.outlines),
     )
 
 

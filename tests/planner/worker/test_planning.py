@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import PenstockError
 from penstock.core.job import JobSpec
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
 from penstock.planner.replay import simulated
+from penstock.planner.variations import CHANGES, same_plan_variations, with_variations
 from penstock.planner.worker.__main__ import Counter, answer
 from penstock.planner.worker.process import ProcessPlanner
 from penstock.planner.worker.questions import Answer, Progress, Question
@@ -41,7 +46,7 @@ def asked(spec: JobSpec) -> Answer:
 def test_the_process_plans_as_the_planner_does() -> None:
     found = asked(job())
     assert found.plan is not None
-    assert found.plan.digest == decide(problem_from_profile(job(), profile())).plan.digest
+    assert found.plan == explained(decide(problem_from_profile(job(), profile())).plan, profile())
     assert found.timeline == simulated(found.plan, profile()).timeline
     assert found.error == ""
 
@@ -58,7 +63,33 @@ def test_a_tighter_limit_of_the_machine_is_kept(name: str) -> None:
 
 def test_a_described_cluster_is_planned_for() -> None:
     found = answer(Question(spec=job(), cluster=cluster()))
-    assert found.plan == decide(problem_from_cluster(job(), cluster())).plan
+    assert found.plan == explained(decide(problem_from_cluster(job(), cluster())).plan, cluster())
+
+
+def test_more_plans_are_answered_best_first_and_each_says_what_would_help_it() -> None:
+    found = answer(Question(spec=job(ranks=4, global_batch=4), cluster=cluster(), num_plans=3))
+    assert found.plan is not None
+    plans = (found.plan, *found.others)
+    assert len(plans) == 3
+    predictions = [plan.prediction for plan in plans if plan.prediction is not None]
+    assert [each.step_seconds for each in predictions] == sorted(each.step_seconds for each in predictions)
+    assert all(each.explanation and each.explanation.variations for each in predictions)
+
+
+def test_changes_are_planned_again_on_request_each_with_progress_of_its_own() -> None:
+    told: list[Progress] = []
+    found = answer(Question(spec=job(), cluster=cluster(), what_if=True), Counter(told.append))
+    assert found.plan is not None
+    assert found.plan.prediction is not None
+    assert found.plan.prediction.explanation is not None
+    assert len(found.plan.prediction.explanation.variations) == len(CHANGES) - 1, "there is one node"
+    searches = itertools.groupby(told, key=lambda each: each.change)
+    assert [next(progress).candidates for _, progress in searches] == [1] * len(CHANGES)
+
+
+def explained(plan: Plan, hardware: Profile | ClusterSpec) -> Plan:
+    """The plan with what it gains from changes."""
+    return with_variations(plan, same_plan_variations(plan, job(), hardware))
 
 
 def test_what_does_not_fit_is_said_with_place_and_remedy() -> None:

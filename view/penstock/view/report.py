@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock.core.comparison import prediction_error
 from penstock.core.lifecycle import Phase
+from penstock.core.speed import format_rate
 from penstock.core.units import format_bytes, to_seconds
 from penstock.view.axis import signed, time_unit
 from penstock.view.charts import Figure
@@ -107,7 +108,13 @@ def _speed(data: ReportData) -> _Tile:
     usual = data.run.tokens_per_second
     if usual is None:
         return _Tile("Throughput", "–", "", "no step was reported")
-    return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", usual.origin)
+    seconds = measured_step_seconds(data)
+    speed = data.plan.speed(seconds) if data.plan and seconds else None
+    if speed is None:
+        return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", usual.origin)
+    share = f", MFU {speed.utilization_text}" if speed.utilization_text else ""
+    each = f"{format_rate(speed.tokens_per_second_per_device)} per device{share}"
+    return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", f"{each}, {usual.origin}")
 
 
 def _step(data: ReportData) -> _Tile:

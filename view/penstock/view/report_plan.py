@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from penstock.core.comparison import prediction_error
+from penstock.core.explanation import Trial, Variation
 from penstock.core.layout import num_parameters
 from penstock.core.plan import Alternative, Plan, Prediction, slices_text
+from penstock.core.speed import format_rate
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view.axis import large, signed, time_unit
@@ -75,9 +78,11 @@ def why_section(data: ReportData) -> Section:
         items = (element("li", reason) for reason in plan.reasons)
         parts.append(card(element("ul", *items, class_="reasons"), class_="seven" if plan.prediction else "full"))
     if plan.prediction:
-        parts.append(_step_parts(plan.prediction, "five" if plan.reasons else "full"))
-    body = element("div", *parts, class_="grid")
-    return Section(anchor=anchor, title=title, body=Markup(body + _alternatives(plan) + _rejected(plan)))
+        parts.append(_step_parts(plan, plan.prediction, "five" if plan.reasons else "full"))
+    explanation = plan.prediction.explanation if plan.prediction else None
+    told = (_trials(explanation.trials), _variations(explanation.variations)) if explanation else ()
+    body = join((element("div", *parts, class_="grid"), *told, _alternatives(plan), _rejected(plan)))
+    return Section(anchor=anchor, title=title, body=body)
 
 
 _PARTS: Final = (
@@ -89,26 +94,90 @@ _PARTS: Final = (
 )
 
 
-def _step_parts(prediction: Prediction, class_: str) -> Markup:
+def _step_parts(plan: Plan, prediction: Prediction, class_: str) -> Markup:
     whole = prediction.step_seconds or 1.0
+    of_all = dict(_all_ranks(prediction))
     shares = [(name, getattr(prediction, field), colour) for name, field, colour in _PARTS]
     bar = (
         element("i", style=f"flex:{seconds / whole:.5f};background:var(--{colour})") for _, seconds, colour in shares
     )
     rows = [
-        (_named_swatch(name, colour), format_seconds(seconds), f"{seconds / whole:.1%}")
+        (_named_swatch(name, colour), format_seconds(seconds), f"{seconds / whole:.1%}", *of_all.get(name, ()))
         for name, seconds, colour in shares
     ]
-    rows.append((element("b", "step"), format_seconds(prediction.step_seconds), ""))
+    blank = ("", "", "") if of_all else ("",)
+    rows.append((element("b", "step"), format_seconds(prediction.step_seconds), *blank))
     if prediction.low_seconds is not None and prediction.high_seconds is not None:
-        rows.append((element("span", "from"), format_seconds(prediction.low_seconds), ""))
-        rows.append((element("span", "to"), format_seconds(prediction.high_seconds), ""))
+        rows.append((element("span", "from"), format_seconds(prediction.low_seconds), *blank))
+        rows.append((element("span", "to"), format_seconds(prediction.high_seconds), *blank))
     strip = element("div", *bar, class_="parts", role="img", aria_label="shares of the step, listed below")
-    listing = table(("busiest rank", "predicted", "share"), rows, numbers=(1, 2))
-    notes = [f"Waiting for other ranks, over all ranks: {prediction.waiting_text}."]
+    headers = ("busiest rank", "predicted", "share", *(("mean", "most") if of_all else ()))
+    listing = table(headers, rows, numbers=tuple(range(1, len(headers))))
+    notes = _speed_notes(plan, prediction)
+    notes += ["Mean and most are shares of the step over all ranks."] if of_all else []
+    notes += [f"Waiting for other ranks, over all ranks: {prediction.waiting_text}."]
     notes += [f"Bubble: {prediction.bubble.text}."] if prediction.bubble else []
     notes += [f"Warning: {warning}." for warning in prediction.warnings]
     return card(strip, listing, paragraphs(notes), title="Where a step goes", class_=class_)
+
+
+def _all_ranks(prediction: Prediction) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Each part's share of the step, as the mean over ranks and the largest of one."""
+    parts = prediction.explanation.parts if prediction.explanation else None
+    if parts is not None:
+        for (name, lost), (shown, _, _) in zip(parts.named, _PARTS, strict=True):
+            assert name.startswith(shown), "parts come in one order"
+            yield shown, (f"{lost.mean:.1%}", f"{lost.worst:.1%}")
+
+
+def _speed_notes(plan: Plan, prediction: Prediction) -> list[str]:
+    speed = plan.speed()
+    if speed is None:
+        return []
+    if prediction.peak_flops is None:
+        return [f"Speed: {speed.text}."]
+    peak = f"{prediction.peak_flops / 1e12:,.4g} TFLOP/s per device"
+    convention = f"MFU counts the model's FLOPs over causal pairs, nothing that is computed twice, of {peak}."
+    return [f"Speed: {speed.text}. {convention}"]
+
+
+def _trials(trials: Sequence[Trial]) -> Markup:
+    """Plans that were run for a few steps, in the order of their predictions."""
+    if not trials:
+        return Markup()
+    rows = []
+    for trial in trials:
+        measured, predicted = trial.measured_seconds, trial.predicted_seconds
+        if measured is None:
+            rows.append((trial.plan, format_seconds(predicted), "", "", f"failed: {trial.failure}"))
+            continue
+        error, result = signed(prediction_error(predicted, measured)), "kept" if trial.chosen else "slower"
+        rows.append((trial.plan, format_seconds(predicted), format_seconds(measured), error, result))
+    chosen = next((i for i, trial in enumerate(trials) if trial.chosen), None)
+    listing = table(("plan", "predicted", "measured", "error", "result"), rows, numbers=(1, 2, 3), chosen=chosen)
+    spread = max(trial.spread for trial in trials)
+    text = f"Measured is the median of steps after warm-up, whose interquartile range was up to {spread:.0%} of it."
+    note = element("p", text, class_="note")
+    return card(listing, note, title="Plans that were run before one was kept")
+
+
+def _variations(variations: Sequence[Variation]) -> Markup:
+    """What changed jobs and hardware would give, the most helpful first."""
+    if not variations:
+        return Markup()
+    rows = []
+    for each in variations:
+        tokens, share = each.tokens_per_second_per_device, each.model_flops_utilization
+        numbers = (
+            "" if each.step_seconds is None else format_seconds(each.step_seconds),
+            "" if tokens is None else format_rate(tokens),
+            "" if share is None else f"{share:.1%}",
+            "" if each.gain is None else signed(each.gain),
+        )
+        rows.append((each.change, *numbers, each.refusal or each.how))
+    headers = ("change", "step", "tokens/s per device", "MFU", "gain", "how")
+    note = element("p", "Gain is in tokens per second per device.", class_="note")
+    return card(table(headers, rows, numbers=(1, 2, 3, 4)), note, title="What would help")
 
 
 def _named_swatch(name: str, colour: str) -> Markup:

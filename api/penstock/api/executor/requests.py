@@ -148,7 +148,7 @@ class Desk:
         wanted = self._service.read(lambda connection: plan_requests.wanted(connection, request))
         digest = wanted.profile
         profile = None if digest is None else self._service.read(lambda c: profiles.get(c, digest))[1]
-        return Question(spec=wanted.job.spec, profile=profile, cluster=wanted.cluster)
+        return Question(spec=wanted.job.spec, profile=profile, cluster=wanted.cluster, what_if=wanted.what_if)
 
     def _give_up(self, request: StoredRequest, now: float) -> None:
         if self._claim(request, now):

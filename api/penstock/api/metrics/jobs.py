@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 
 from penstock.api.store.standing import Count, Promise, Standing, counts, failed, promises, standings
 from penstock.core.lifecycle import Phase
+from penstock.core.speed import Speed
 
 MOST_JOBS, MOST_FAILED = 1000, 100
 DAY_SECONDS = 86_400.0
@@ -46,6 +47,17 @@ def _running(value: Callable[[Standing], float | None]) -> Value:
     return lambda job, promise: value(job) if job.phase is Phase.RUNNING else None
 
 
+def _speed(value: Callable[[Speed], float | None]) -> Value:
+    """Of the measured step: the plan says how many tokens and FLOPs that is."""
+
+    def tell(job: Standing, promise: Promise | None) -> float | None:
+        speed = promise.of_a_second if promise else None
+        of_a_second = value(speed) if speed and job.phase is Phase.RUNNING else None
+        return of_a_second / job.step_seconds if of_a_second is not None and job.step_seconds else None
+
+    return tell
+
+
 def _heard(job: Standing) -> float:
     return max(job.reported_at or 0.0, job.phase_entered_at)
 
@@ -68,6 +80,14 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
     "tokens_per_second": (
         "Tokens per second in the newest step, while running",
         _running(lambda job: job.tokens_per_second),
+    ),
+    "tokens_per_second_per_device": (
+        "Tokens per second and device in the steps of the newest report, while running",
+        _speed(lambda speed: speed.tokens_per_second_per_device),
+    ),
+    "model_flops_utilization": (
+        "Share of the devices' peak that the model's FLOPs take, where the peak is known, while running",
+        _speed(lambda speed: speed.model_flops_utilization),
     ),
     "peak_bytes": (
         "Most memory any rank used in the newest step, while running",

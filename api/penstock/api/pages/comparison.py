@@ -100,6 +100,15 @@ def _seconds(of: Callable[..., float | None]) -> Callable[[JobData], str]:
     return tell
 
 
+def _speed(of: Callable[..., float | None]) -> Callable[[JobData], str]:
+    def tell(job: JobData) -> str:
+        plan, seconds = job.report.plan, of(job.report)
+        speed = plan.speed(seconds) if plan and seconds else None
+        return NOTHING if speed is None else speed.text
+
+    return tell
+
+
 def _bytes(of: Callable[..., int | None]) -> Callable[[JobData], str]:
     def tell(job: JobData) -> str:
         found = of(job.report)
@@ -122,6 +131,8 @@ RESULTS: dict[str, Callable[[JobData], str]] = {
     "throughput": _throughput,
     "step, measured": _seconds(measured_step_seconds),
     "step, predicted": _seconds(predicted_step_seconds),
+    "speed, measured": _speed(measured_step_seconds),
+    "speed, predicted": _speed(predicted_step_seconds),
     "bubble, measured": lambda job: _bubble(job.report.measured),
     "bubble, predicted": lambda job: _bubble(job.report.plan.prediction if job.report.plan else None),
     "memory, measured": _bytes(measured_peak_bytes),

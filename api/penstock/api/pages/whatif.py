@@ -11,6 +11,7 @@ from penstock.api.store.plan_requests import State, StoredRequest
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Cost, Plan
 from penstock.core.serialization import yamltext
+from penstock.core.speed import format_rate
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
@@ -85,7 +86,7 @@ def whatif_page(namespace: str, like: PipelineJob | None = None) -> Page:
     """The controls, and a place for the answer: of a model of its own in ``namespace``, or of the job ``like``."""
     job = _example(namespace) if like is None else _resembling(like)
     base = f'<script type="application/json" id="base">{json_in_html({"job": job, "cluster": CLUSTER})}</script>'
-    form = element("form", *map(_control, _controls(like)), id="whatif", class_="controls")
+    form = element("form", *map(_control, _controls(like)), _changes_too(), id="whatif", class_="controls")
     parts = (
         element("div", element("h1", "What if"), class_="head"),
         element("p", *_words(like), class_="under"),
@@ -139,6 +140,13 @@ def _words(like: PipelineJob | None) -> tuple[str, ...]:
     return "The model of ", link, f", {model.layers} layers, width {model.hidden:,}, {rest}"
 
 
+def _changes_too() -> Markup:
+    """Whether to ask with ``whatIf``, which takes a search more for each change."""
+    box = element("input", type="checkbox", name="whatIf")
+    words = "also plan with faster links, more memory, a node more or fewer, more micro-batches, longer sequences"
+    return element("label", box, f" {words}", class_="check")
+
+
 def _control(control: Control) -> Markup:
     options = (_option(control, value) for value in control.values)
     select = element("select", *options, data_paths=" ".join(control.paths))
@@ -163,6 +171,7 @@ def _answer(stored: StoredRequest, plan: Plan | None, cost: Cost | None) -> Mark
     if plan is None:
         told = stored.progress
         seen = f"{told.get('candidates', 0):,} candidates of {told.get('divisions', 0):,} divisions simulated"
+        seen = f"{told['change']}, {seen}" if told.get("change") else seen
         return element("p", f"{stored.state.value}: {seen}.", class_="lead")
     data = ReportData(job=stored.name, phase="", command="", plan=plan)
     return join((_numbers(plan, cost), *(make(data).markup for make in (plan_section, why_section))))
@@ -178,10 +187,14 @@ def _numbers(plan: Plan, cost: Cost | None) -> Markup:
     if prediction is None:
         return Markup()
     tokens = plan.global_batch * plan.sequence_length / prediction.step_seconds
+    speed = plan.speed()
+    assert speed is not None, "a step that was simulated takes time"
     return facts(
         {
             "step": format_seconds(prediction.step_seconds),
             "throughput": f"{tokens:,.0f} tokens/s",
+            "of a device": f"{format_rate(speed.tokens_per_second_per_device)} tokens/s",
+            **({"MFU": speed.utilization_text} if speed.utilization_text else {}),
             "memory": format_bytes(max(prediction.peak_bytes, default=0)),
             "waiting for other ranks": prediction.waiting_text,
             **({} if prediction.bubble is None else {"bubble": prediction.bubble.text}),

@@ -70,7 +70,7 @@ _REQUEST_ROW = {
     "createdBy": "ci",
     "createdAt": BEGAN,
     "finishedAt": None,
-    "progress": {"divisions": 6, "candidates": 240, "best": "pp 4, 8 slices, zb", "bestStepSeconds": 1.8},
+    "progress": {"divisions": 6, "candidates": 240, "best": "pp 4, 8 slices, zb", "bestStepSeconds": 1.8, "change": ""},
     "error": None,
     "planDigest": None,
 }

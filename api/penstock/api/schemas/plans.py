@@ -27,6 +27,7 @@ class SearchView(Wire):
     candidates: int = Field(description="Plans that were simulated.")
     best: str = Field(description="The best that fits so far; empty before there is one.")
     best_step_seconds: float | None
+    change: str = Field(description="What differs in this search, of a request with `whatIf`; else empty.")
 
 
 class MistakeView(Wire):
@@ -186,6 +187,7 @@ def _request_fields(stored: StoredRequest) -> dict[str, Any]:
             candidates=told.candidates,
             best=told.best,
             best_step_seconds=told.best_step_seconds,
+            change=told.change,
         ),
         "error": None if not stored.error else MistakeView(**stored.error),
         "plan_digest": stored.plan_digest,

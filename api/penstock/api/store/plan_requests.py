@@ -48,11 +48,14 @@ class NoSuchRequestError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted(Manifest):
-    """What is to be planned: a job for described hardware, or for a machine by its profile's digest."""
+    """What is to be planned: a job for described hardware, or for a machine by its profile's digest; with ``what_if``
+    changed jobs and hardware, too.
+    """
 
     job: PipelineJob
     profile: str | None = None
     cluster: ClusterSpec | None = None
+    what_if: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from penstock.core.job import ResourcesSpec
 from penstock.core.lifecycle import Phase
 from penstock.core.manifest import limits_lifted
 from penstock.core.plan import Plan
+from penstock.core.speed import Speed
 
 MOST_DIGESTS = 500
 """Of one question: databases take only so many parameters."""
@@ -53,10 +54,14 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
-    """What a plan predicted of a step: its length, and the bytes of the rank that needs most."""
+    """What a plan predicted of a step: its length, and the bytes of the rank that needs most.
+
+    ``of_a_second`` is the speed of a step that takes a second: one of s seconds is s times slower.
+    """
 
     step_seconds: float
     peak_bytes: int
+    of_a_second: Speed | None = None
 
 
 def counts(connection: Connection, since: float) -> dict[Phase, Count]:
@@ -129,4 +134,6 @@ def promises(connection: Connection, digests: Collection[str]) -> Mapping[str, P
 
 def _promise(plan: Plan) -> Promise | None:
     told = plan.prediction
-    return None if told is None else Promise(step_seconds=told.step_seconds, peak_bytes=max(told.peak_bytes))
+    if told is None:
+        return None
+    return Promise(step_seconds=told.step_seconds, peak_bytes=max(told.peak_bytes), of_a_second=plan.speed(1.0))

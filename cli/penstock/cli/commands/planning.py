@@ -48,22 +48,30 @@ def plan(
     profile: MeasuredProfile = None,
     run_dir: RunDirectory = None,
     server: Annotated[str | None, typer.Option("--server", help="Have this service plan.")] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Plan with more memory, other nodes and so on too: what would help most?")
+    ] = False,
+    trial: Annotated[
+        int | None,
+        typer.Option("--trial", metavar="N", min=2, max=20, help="Run the N best plans here for some steps."),
+    ] = None,
     form: Output = Format.TEXT,
 ) -> None:
     """Decide how to run a job, and say why.
 
     Without --cluster and --profile the newest measurement of this machine counts, or with --server of the service's.
     --costs names a CSV file of unit, pass, tokens, pairs and seconds, which count instead of the cluster's device.
+    --what-if takes a further search for each of six changes. --trial keeps the plan whose measured step is the fastest.
     """
     from penstock.cli.local.deciding import plan_data, plan_lines
 
     if server is not None:
         from penstock.cli.whatif import plan_at
 
-        local = {"--profile": profile, "--run-dir": run_dir}
-        made, cost = plan_at(server, job, cluster=cluster, costs=costs, local=local)
+        local = {"--profile": profile, "--run-dir": run_dir, "--trial": trial}
+        made, cost = plan_at(server, job, cluster=cluster, costs=costs, local=local, what_if=what_if)
     else:
-        made, cost = _plan_here(job, cluster, costs, profile, run_dir)
+        made, cost = _plan_here(job, cluster, costs, profile, run_dir, what_if=what_if, trial=trial)
     if form is Format.TEXT:
         output.show(*plan_lines(made, cost))
     else:
@@ -71,16 +79,26 @@ def plan(
 
 
 def _plan_here(
-    job: Path, cluster: Path | None, costs: Path | None, profile: Path | None, run_dir: Path | None
+    job: Path,
+    cluster: Path | None,
+    costs: Path | None,
+    profile: Path | None,
+    run_dir: Path | None,
+    *,
+    what_if: bool,
+    trial: int | None,
 ) -> tuple[Plan, Cost | None]:
-    from penstock.cli.local.deciding import hardware_for, make_plan, store_plan
+    from penstock.cli.local.deciding import hardware_for, make_plan, store_plan, try_plans
     from penstock.cli.local.job_files import read_job
     from penstock.core.cluster import ClusterSpec
     from penstock.planner.pricing import cost_of
 
     wanted = read_job(job, output.warn)
     hardware = hardware_for(wanted.spec, cluster=cluster, profile=profile, run_dir=run_dir, costs=costs)
-    made = make_plan(wanted.spec, hardware)
+    if trial is not None:
+        made = try_plans(wanted, hardware, trial, run_dir, what_if=what_if)
+    else:
+        made = make_plan(wanted.spec, hardware, what_if=what_if)
     if run_dir is not None:
         store_plan(run_dir, wanted, made, hardware)
     return made, cost_of(made, wanted.spec, hardware if isinstance(hardware, ClusterSpec) else None)

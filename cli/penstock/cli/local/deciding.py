@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from penstock.agent.probe import identify
 from penstock.agent.profiles import Profiles, profiles_folder, require_fit
 from penstock.cli.local.job_files import read_job
-from penstock.cli.local.runs import require_unused
+from penstock.cli.local.runs import check_local, require_unused
+from penstock.cli.local.trials import fastest
 from penstock.cli.manifests import read_cluster
 from penstock.cli.output import warn, working
 from penstock.cli.summary import plan_line, search_text
 from penstock.core.cluster import ClusterSpec
+from penstock.core.comparison import prediction_error
 from penstock.core.errors import UserError
+from penstock.core.explanation import Explanation, Trial, Variation
 from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.plan import Cost, Plan, Prediction
 from penstock.core.profile import Profile
@@ -25,10 +28,12 @@ from penstock.core.run.documents import COST, read_plan, read_profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically, write_json
+from penstock.core.speed import format_rate
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
-from penstock.planner.worker.searching import answer_of, plan_for, question_of
+from penstock.planner.worker.questions import Progress
+from penstock.planner.worker.searching import answer_of, best_plans_for, plan_for, question_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,16 +74,48 @@ def hardware_for(
     return found
 
 
-def make_plan(spec: JobSpec, hardware: Hardware) -> Plan:
-    """The best plan, with progress on the terminal.
+def make_plan(spec: JobSpec, hardware: Hardware, *, what_if: bool = False) -> Plan:
+    """The best plan, with progress on the terminal; with ``what_if`` also for changed jobs and hardware.
 
     Raises:
         UserError: nothing fits, what is pinned cannot run, or the search is too large.
     """
     with working("planning") as report:
-        return plan_for(
-            spec, hardware, lambda progress: report(search_text(progress.candidates, progress.best_step_seconds))
+        return plan_for(spec, hardware, lambda progress: report(progress_text(progress)), what_if=what_if)
+
+
+def try_plans(job: PipelineJob, hardware: Hardware, count: int, run_dir: Path | None, *, what_if: bool) -> Plan:
+    """The fastest of the best ``count`` plans, which are run here for a few steps each.
+
+    Raises:
+        UserError: the hardware is described, the run directory holds a run, or planning or the trials found a mistake.
+        RunError: no plan ran.
+    """
+    if isinstance(hardware, ClusterSpec):
+        raise UserError(
+            what="--trial runs plans on this machine, and --cluster plans for described hardware",
+            where="--trial",
+            remedy="leave out --cluster: measure this machine with penstock profile JOB, and plan for that",
         )
+    if what_if:
+        raise UserError(
+            what="--trial and --what-if exclude each other: changed hardware cannot be tried",
+            where="--what-if",
+            remedy="try plans first, then plan once more with --what-if",
+        )
+    check_local(job)
+    if run_dir is not None:
+        require_unused(RunDir(run_dir))
+    with working("planning") as report:
+        plans = best_plans_for(job.spec, hardware, lambda progress: report(progress_text(progress)), count)
+    if len(plans) == 1:
+        warn("there is one plan to try: no other mesh, number of slices or schedule that fits was simulated")
+    return fastest(job, plans)
+
+
+def progress_text(progress: Progress) -> str:
+    """How far a search is, in a line."""
+    return search_text(progress.candidates, progress.best_step_seconds, progress.change)
 
 
 def simulate_plan(plan: Plan, hardware: Hardware) -> Timeline:
@@ -154,9 +191,11 @@ def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
         *plan.reasons,
     ]
     if plan.prediction is not None:
-        lines += ["", *_prediction_lines(plan.prediction)]
+        lines += ["", *_prediction_lines(plan, plan.prediction)]
     if cost is not None:
         lines.append(_cost_line(cost))
+    if plan.prediction is not None and plan.prediction.explanation is not None:
+        lines += _explanation_lines(plan.prediction.explanation)
     if plan.alternatives:
         table = Table("considered", "step", "memory", "why not", box=None, padding=(0, 2), title_justify="left")
         for each in plan.alternatives:
@@ -173,7 +212,50 @@ def stages_text(plan: Plan) -> str:
     return ", ".join(f"{count} x {units}" if count > 1 else str(units) for units, count in runs)
 
 
-def _prediction_lines(prediction: Prediction) -> list[str]:
+def _explanation_lines(explanation: Explanation) -> list[RenderableType]:
+    """Trials and what would help, as tables; what reasons say is not repeated."""
+    from rich.table import Table
+
+    lines: list[RenderableType] = []
+    if explanation.trials:
+        table = Table("tried", "predicted", "measured", "spread", "error", "", box=None, padding=(0, 2))
+        for trial in explanation.trials:
+            table.add_row(*trial_row(trial))
+        lines += ["", table]
+    if explanation.variations:
+        has_share = any(each.model_flops_utilization is not None for each in explanation.variations)
+        share = ("MFU",) if has_share else ()
+        table = Table("what if", "step", "tokens/s per device", *share, "gain", "how", box=None, padding=(0, 2))
+        for variation in explanation.variations:
+            table.add_row(*_variation_row(variation, has_share=has_share))
+        lines += ["", table]
+    return lines
+
+
+def trial_row(trial: Trial) -> list[str]:
+    """A trial for a terminal: plan, predicted and measured step, its spread, the prediction's error, and a mark."""
+    predicted = format_seconds(trial.predicted_seconds)
+    if trial.measured_seconds is None:
+        return [trial.plan, predicted, "–", "–", "–", trial.failure]
+    error = f"{100 * prediction_error(trial.predicted_seconds, trial.measured_seconds):+.1f} %"
+    measured, mark = format_seconds(trial.measured_seconds), "kept" if trial.chosen else ""
+    return [trial.plan, predicted, measured, f"{trial.spread:.0%}", error, mark]
+
+
+def _variation_row(variation: Variation, *, has_share: bool) -> list[str]:
+    how = variation.refusal or variation.how
+    tokens, share = variation.tokens_per_second_per_device, variation.model_flops_utilization
+    return [
+        variation.change,
+        "–" if variation.step_seconds is None else format_seconds(variation.step_seconds),
+        "–" if tokens is None else format_rate(tokens),
+        *(["–" if share is None else f"{share:.1%}"] if has_share else []),
+        "–" if variation.gain is None else f"{100 * variation.gain:+.1f} %",
+        how,
+    ]
+
+
+def _prediction_lines(plan: Plan, prediction: Prediction) -> list[str]:
     parts = {
         "compute": prediction.compute_seconds,
         "waiting": prediction.bubble_seconds,
@@ -185,10 +267,21 @@ def _prediction_lines(prediction: Prediction) -> list[str]:
     bubble = "" if prediction.bubble is None else f"; bubble {prediction.bubble.text}"
     return [
         f"predicted step {format_seconds(prediction.step_seconds)}{_interval(prediction)}: on the busiest rank {told}",
+        *_speed_lines(plan, prediction),
         f"predicted waiting for other ranks {prediction.waiting_text}{bubble}",
         f"predicted memory {format_bytes(max(prediction.peak_bytes, default=0))} on the fullest rank",
         *(f"warning: {warning}" for warning in prediction.warnings),
     ]
+
+
+def _speed_lines(plan: Plan, prediction: Prediction) -> list[str]:
+    speed = plan.speed()
+    if speed is None:
+        return []
+    if prediction.peak_flops is None:
+        return [f"predicted speed {speed.text}"]
+    peak = f"{prediction.peak_flops / 1e12:,.4g} TFLOP/s per device"
+    return [f"predicted speed {speed.text} (the model's FLOPs over causal pairs, of {peak})"]
 
 
 def _interval(prediction: Prediction) -> str:

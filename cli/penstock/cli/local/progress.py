@@ -91,7 +91,9 @@ class People(Show):
     def planned(self, plan: Plan) -> None:
         """Keep the predicted step as what the phase found."""
         if plan.prediction is not None:
-            self._detail = f"predicted step {format_seconds(plan.prediction.step_seconds)}"
+            speed = plan.speed()
+            told = "" if speed is None else f", {speed.text}"
+            self._detail = f"predicted step {format_seconds(plan.prediction.step_seconds)}{told}"
 
     def stepped(self, metrics: StepMetrics) -> None:
         """See `Show`."""

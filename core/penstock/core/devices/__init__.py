@@ -13,9 +13,10 @@ from importlib import resources
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.errors import UserError
+from penstock.core.layout import Precision
 from penstock.core.manifest import Manifest, nearest
 
-__all__ = ["DeviceKind", "Source", "cluster_of", "device_kind", "device_kinds"]
+__all__ = ["DeviceKind", "Source", "cluster_of", "device_kind", "device_kinds", "reported_peak_flops"]
 
 _SUFFIX = ".toml"
 
@@ -31,7 +32,7 @@ class Source(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceKind(Manifest):
-    """One kind of device, and the nodes it usually comes in."""
+    """One kind of device, and the nodes it usually comes in. Its driver calls it ``reported_name``."""
 
     title: str
     device: DeviceSpec
@@ -41,6 +42,7 @@ class DeviceKind(Manifest):
     inter_node: LinkSpec
     sources: tuple[Source, ...]
     intra_node_peer: LinkSpec | None = None
+    reported_name: str | None = None
 
 
 @functools.cache
@@ -77,3 +79,11 @@ def cluster_of(kind: DeviceKind, num_nodes: int, name: str = "") -> ClusterSpec:
         intra_node_peer=kind.intra_node_peer,
         inter_node=kind.inter_node,
     )
+
+
+def reported_peak_flops(name: str, precision: Precision) -> float | None:
+    """The peak of the device that its driver calls ``name``; none of unknown kinds, and of all but 16-bit training."""
+    if precision is not Precision.BF16:
+        return None
+    kinds = (device_kind(kind) for kind in device_kinds())
+    return next((kind.device.peak_flops for kind in kinds if kind.reported_name == name), None)

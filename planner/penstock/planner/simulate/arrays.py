@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.core.bubble import Lost, bubble
 from penstock.core.errors import UserError
+from penstock.core.explanation import StepParts
 from penstock.core.program import Reduction
 from penstock.planner.clock import Clock, new_clock
 from penstock.planner.order import Order, action_of
@@ -64,6 +65,21 @@ class StepTimes:
     def waiting(self) -> Lost:
         """Share of the step in which ranks waited for other ranks (`penstock.core.bubble`)."""
         return Lost.of(self.bubble_ns.tolist(), self.makespan_ns)
+
+    @property
+    def parts(self) -> StepParts:
+        """Where the step of every rank goes."""
+        compute, communication, reductions, optimizer = (
+            Lost.of(part.tolist(), self.makespan_ns)
+            for part in (self.compute_ns, self.communication_ns, self.reduction_ns, self.optimizer_ns)
+        )
+        return StepParts(
+            compute=compute,
+            waiting=self.waiting,
+            communication=communication,
+            reductions=reductions,
+            optimizer=optimizer,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -22,11 +22,11 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, to_seconds
-from penstock.planner.decide import decide
-from penstock.planner.measured import problem_from_profile
-from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.decide import best_plans, decide
+from penstock.planner.problem import Mesh
 from penstock.planner.replay import num_actions, simulated
 from penstock.planner.search import Evaluation, Reporter
+from penstock.planner.variations import problem_for, same_plan_variations, searched_variations, with_variations
 from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Question
 
 MOST_BYTES = 4 * 2**30
@@ -50,6 +50,12 @@ class Counter(Reporter):
         self._now = Progress()
         self._best_ns: int | None = None
 
+    def of_change(self, change: str) -> Counter:
+        """The same for a search of its own, about a ``change``."""
+        counter = Counter(self._tell, self._most_candidates)
+        counter._now = Progress(change=change)
+        return counter
+
     def opened(self, mesh: Mesh, num_candidates: int) -> None:
         """See `Reporter`."""
         self._told(divisions=self._now.divisions + 1)
@@ -69,13 +75,12 @@ class Counter(Reporter):
         self._tell(self._now)
 
 
-def answer(question: Question, reporter: Reporter | None = None) -> Answer:
+def answer(question: Question, reporter: Counter | None = None) -> Answer:
     """Plan now, here."""
     try:
         if question.plan is not None:
             return Answer(plan=question.plan, timeline=simulated(question.plan, _hardware(question)).timeline)
-        plan = decide(_problem(question), reporter=reporter).plan
-        return Answer(plan=plan, timeline=_timeline(plan, question))
+        return _planned(question, reporter)
     except RecursionError:
         return Answer(what="is nested too deeply to be planned", where="spec.parallelism", remedy=SMALLER)
     except UserError as mistake:
@@ -92,15 +97,23 @@ def answer(question: Question, reporter: Reporter | None = None) -> Answer:
         return Answer(what=f"planning cannot count with these numbers: {error}", remedy=REAL_NUMBERS)
 
 
+def _planned(question: Question, reporter: Counter | None) -> Answer:
+    """The best plan, and as many more as are asked for, each with what would help it."""
+    hardware = _hardware(question)
+    problem = problem_for(question.spec, hardware)
+    best, *others = best_plans(problem, decide(problem, reporter=reporter), question.num_plans)
+    if question.what_if:
+        of_change = reporter.of_change if reporter is not None else lambda change: None
+        found = searched_variations(best, question.spec, hardware, of_change)
+    else:
+        found = same_plan_variations(best, question.spec, hardware)
+    others = [with_variations(each, same_plan_variations(each, question.spec, hardware)) for each in others]
+    best = with_variations(best, found)
+    return Answer(plan=best, timeline=_timeline(best, question), others=tuple(others))
+
+
 def _timeline(plan: Plan, question: Question) -> Timeline | None:
     return None if num_actions(plan) > MOST_DRAWN_ACTIONS else simulated(plan, _hardware(question)).timeline
-
-
-def _problem(question: Question) -> Problem:
-    hardware = _hardware(question)
-    if isinstance(hardware, ClusterSpec):
-        return problem_from_cluster(question.spec, hardware)
-    return problem_from_profile(question.spec, hardware)
 
 
 def _hardware(question: Question) -> Profile | ClusterSpec:

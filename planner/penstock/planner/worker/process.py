@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
 from penstock.core.errors import UserError
-from penstock.planner.worker.questions import SMALLER, Answer, Line, Progress, Question
+from penstock.planner.worker.questions import PLAIN, SMALLER, Answer, Line, Progress, Question
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class ProcessPlanner:
             return found
         if code is None or code >= 0:
             what = f"planning took over {self._seconds:g} s" if code is None else f"planning ended with code {code}"
-            return Answer(what=what, remedy=SMALLER)
+            return Answer(what=what, remedy=PLAIN if running.question.what_if else SMALLER)
         words = "planning %s was ended by signal %d, time %d of %d"
         log.log(self._level, words, key, -code, running.starts, MOST_STARTS)
         if running.starts < MOST_STARTS:

@@ -13,24 +13,35 @@ from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 
 SMALLER = "plan a smaller search: pin dp, pp or slices"
+PLAIN = "plan without what-if, which takes a search for each change, or pin dp, pp or slices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(Manifest):
-    """What to plan, for hardware that was measured or described; a ``plan`` that is there is only simulated."""
+    """What to plan, for hardware that was measured or described; a ``plan`` that is there is only simulated.
+
+    With ``what_if`` changed jobs and changed hardware are planned as well (`penstock.planner.variations`).
+    ``num_plans`` asks for that many of the best plans.
+    """
 
     spec: JobSpec
     profile: Profile | None = None
     cluster: ClusterSpec | None = None
     plan: Plan | None = None
+    what_if: bool = False
+    num_plans: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(Manifest):
-    """The plan and its step as simulated, unless it is too long to be drawn; or why there is none."""
+    """The plan and its step as simulated, unless it is too long to be drawn; or why there is none.
+
+    ``others`` are the next best, if more than one was asked for.
+    """
 
     plan: Plan | None = None
     timeline: Timeline | None = None
+    others: tuple[Plan, ...] = ()
     what: str = ""
     where: str = ""
     remedy: str = ""
@@ -43,12 +54,16 @@ class Answer(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Manifest):
-    """How far a search is: divisions of the devices it opened, candidates it simulated, the best that fits."""
+    """How far a search is: divisions of the devices it opened, candidates it simulated, the best that fits.
+
+    ``change`` names what is different in the search of a variation.
+    """
 
     divisions: int = 0
     candidates: int = 0
     best: str = ""
     best_step_seconds: float | None = None
+    change: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

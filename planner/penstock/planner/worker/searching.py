@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -20,11 +21,33 @@ KEY = "the search of this command"
 Report = Callable[[Progress], None]
 
 
-def plan_for(spec: JobSpec, hardware: Profile | ClusterSpec, report: Report, planner: Planner | None = None) -> Plan:
-    """The best plan; raises `UserError` when nothing fits, what is pinned cannot run, or the search is too large."""
-    answer = answer_of(question_of(spec, hardware), report, planner)
+def plan_for(
+    spec: JobSpec,
+    hardware: Profile | ClusterSpec,
+    report: Report,
+    planner: Planner | None = None,
+    *,
+    what_if: bool = False,
+) -> Plan:
+    """The best plan, with ``what_if`` also for changed jobs and hardware (`penstock.planner.variations`).
+
+    Raises:
+        UserError: nothing fits, what is pinned cannot run, or the search is too large.
+    """
+    question = dataclasses.replace(question_of(spec, hardware), what_if=what_if)
+    answer = answer_of(question, report, planner)
     assert answer.plan is not None, "an answer without a plan says why"
     return answer.plan
+
+
+def best_plans_for(
+    spec: JobSpec, hardware: Profile | ClusterSpec, report: Report, num_plans: int, planner: Planner | None = None
+) -> tuple[Plan, ...]:
+    """The best plans that differ in more than boundaries, by their predicted steps; raises as `plan_for` does."""
+    question = dataclasses.replace(question_of(spec, hardware), num_plans=num_plans)
+    answer = answer_of(question, report, planner)
+    assert answer.plan is not None, "an answer without a plan says why"
+    return answer.plan, *answer.others
 
 
 def question_of(spec: JobSpec, hardware: Profile | ClusterSpec) -> Question:

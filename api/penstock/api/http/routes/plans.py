@@ -46,6 +46,12 @@ BODY = body(
                 "anyOf": [CLUSTER, {"type": "null"}],
             },
             "profile": {"type": ["string", "null"], "description": "The digest of a stored profile."},
+            "whatIf": {
+                "type": "boolean",
+                "default": False,
+                "description": "Also plan with faster links, more memory, a node more or fewer, more micro-batches and "
+                "longer sequences, a search each: `plan.prediction.explanation.variations`.",
+            },
         },
     },
     {"job": EXAMPLE_JOB, "cluster": EXAMPLE_CLUSTER},

@@ -15,6 +15,7 @@
         names.slice(0, -1).reduce((at, name) => at[name], wanted)[names.at(-1)] = value;
       }
     }
+    for (const box of form.querySelectorAll("input[type=checkbox]:checked")) wanted[box.name] = true;
     return JSON.stringify(wanted);
   };
 

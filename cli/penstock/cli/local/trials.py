@@ -1,0 +1,197 @@
+"""Trials: the best plans by prediction run on this machine for a few steps each, and the fastest is kept.
+
+A prediction is some per cent off, and the best few plans are nearer to each other than that. So the planner's order
+among them is a guess, and to run them decides (Pipette, arXiv 2405.18093, runs its ten best). Each plan is run by the
+trainer as `penstock run` does it, in a directory of its own that is removed afterwards; ranks are ended as soon as
+enough steps were measured, so that nothing is validated, sampled or saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from penstock.agent.metrics import MetricsFollower
+from penstock.agent.workers import LocalWorkers, Workers, end, refusal
+from penstock.cli.output import say, working
+from penstock.core.errors import RunError, UserError
+from penstock.core.explanation import Explanation, Trial
+from penstock.core.host.stopping import StopRequests, listening
+from penstock.core.job import CheckpointSpec, PipelineJob, RunPolicySpec
+from penstock.core.plan import Alternative, Plan
+from penstock.core.preparing import Reporter
+from penstock.core.records import WARM_UP_STEPS
+from penstock.core.run.folder import RunDir
+from penstock.core.serialization import yamltext
+from penstock.core.serialization.files import write_atomically, write_json
+from penstock.core.units import format_bytes, format_seconds
+from penstock.planner.replay import candidate_of
+
+FEWEST_STEPS, MOST_STEPS = 5, 100
+LEAST_SECONDS = 2.0
+"""A trial's step is the median of those after the trainer's warm-up: of five, and of more where they are short."""
+
+POLL_SECONDS = 0.1
+ENDLESS = 2**20
+"""Steps that no trial reaches: it is ended before."""
+
+
+def fastest(job: PipelineJob, plans: tuple[Plan, ...], workers: Workers | None = None) -> Plan:
+    """The plan with the fastest measured step; its explanation has all trials, and its reasons say how it was kept.
+
+    Raises:
+        UserError: the job's data does not suit it, or nothing here can train.
+        RunError: no plan took enough steps.
+        StopRequestedError: somebody asked to stop; no rank is left.
+    """
+    workers = workers or LocalWorkers()
+    trials: list[Trial] = []
+    with listening() as requests:
+        for number, plan in enumerate(plans, 1):
+            with working(f"trying plan {number} of {len(plans)}") as report:
+                trial = tried(job, plan, workers, requests, report)
+            say(f"  {_line(trial)}")
+            trials.append(trial)
+    measured = [(trial.measured_seconds, i) for i, trial in enumerate(trials) if trial.measured_seconds is not None]
+    if not measured:
+        raise RunError(f"none of {len(plans)} plans could be measured: {trials[0].failure}")
+    _, best = min(measured)
+    trials[best] = dataclasses.replace(trials[best], chosen=True)
+    return _kept(plans[best], tuple(trials), best)
+
+
+def tried(
+    job: PipelineJob, plan: Plan, workers: Workers, requests: StopRequests, report: Callable[[str], None]
+) -> Trial:
+    """The plan's trial; one whose ranks fail says why, since others may do."""
+    assert plan.prediction is not None, "plans that were searched for are predicted"
+    trial = Trial(plan=candidate_of(plan).label, predicted_seconds=plan.prediction.step_seconds)
+    with tempfile.TemporaryDirectory(prefix="penstock-trial-") as folder:
+        run = RunDir(Path(folder))
+        short = _laid_out(run, job, plan)
+        with requests.cutting():
+            workers.prepare(short, run, _Preparing(report))
+        try:
+            seconds = list(_steps(short, run, plan, workers, requests, report))
+        except (RunError, UserError) as error:
+            return dataclasses.replace(trial, failure=str(error).splitlines()[0])
+    median = statistics.median(seconds)
+    lower, _, upper = statistics.quantiles(seconds, n=4)
+    spread = (upper - lower) / median if median else 0.0
+    return dataclasses.replace(trial, measured_seconds=median, spread=spread, steps=len(seconds))
+
+
+def _laid_out(run: RunDir, job: PipelineJob, plan: Plan) -> PipelineJob:
+    """Write what ranks read. They begin with new parameters, and neither save nor validate before they are ended."""
+    short = job.with_spec(
+        training=dataclasses.replace(job.spec.training, steps=ENDLESS, validate_every=0),
+        checkpoint=CheckpointSpec(every_steps=ENDLESS),
+        run_policy=RunPolicySpec(),
+    )
+    run.create()
+    write_atomically(run.job, yamltext.dump(short.to_manifest()))
+    write_json(run.plan, plan.to_manifest())
+    return short
+
+
+def _steps(
+    job: PipelineJob,
+    run: RunDir,
+    plan: Plan,
+    workers: Workers,
+    requests: StopRequests,
+    report: Callable[[str], None],
+) -> Iterator[float]:
+    """Seconds of the steps after warm-up; no rank is left, however it ends."""
+    metrics, measured = MetricsFollower(run.metrics), 0.0
+    report("starting")
+    ranks = workers.train(job, run, 1, plan.num_ranks, None)
+    try:
+        while True:
+            outcome = ranks.wait(POLL_SECONDS)
+            requests.check()
+            for entry in metrics.new():
+                report(f"step {entry.step + 1}, {format_seconds(entry.step_seconds)}")
+                count = entry.step + 1 - WARM_UP_STEPS
+                if count > 0:
+                    measured += entry.step_seconds
+                    yield entry.step_seconds
+                if count >= MOST_STEPS or (count >= FEWEST_STEPS and measured >= LEAST_SECONDS):
+                    return
+            if outcome is not None and outcome.failure is not None:
+                raise refusal(outcome.failure) if outcome.failure.refused else RunError(outcome.failure.message)
+            if outcome is not None:
+                raise RunError(f"the ranks ended with code {outcome.exit_code}")
+    finally:
+        end(ranks)
+
+
+def _line(trial: Trial) -> str:
+    predicted = format_seconds(trial.predicted_seconds)
+    if trial.measured_seconds is None:
+        return f"{trial.plan}: predicted {predicted}, failed: {trial.failure}"
+    measured = f"{format_seconds(trial.measured_seconds)}, spread {trial.spread:.0%}"
+    return f"{trial.plan}: predicted {predicted}, measured {measured}"
+
+
+def _kept(plan: Plan, trials: tuple[Trial, ...], best: int) -> Plan:
+    assert plan.prediction is not None, "plans that were searched for are predicted"
+    explanation = dataclasses.replace(plan.prediction.explanation or Explanation(), trials=trials)
+    prediction = dataclasses.replace(plan.prediction, explanation=explanation)
+    return dataclasses.replace(
+        plan,
+        prediction=prediction,
+        reasons=(*plan.reasons, _reason(trials, best)),
+        alternatives=tuple(_measured(alternative, trials, best) for alternative in plan.alternatives),
+    )
+
+
+def _measured(alternative: Alternative, trials: tuple[Trial, ...], best: int) -> Alternative:
+    """The alternative, and how it did if it was run; why it was not kept is what was measured."""
+    kept = trials[best].measured_seconds
+    trial = next((trial for trial in trials if trial.plan == alternative.label), None)
+    if trial is None or kept is None:
+        return alternative
+    if trial.measured_seconds is None:
+        told = "it failed when it was run"
+    else:
+        slower = 100 * (trial.measured_seconds / kept - 1)
+        told = f"measured {format_seconds(trial.measured_seconds)}, {slower:.1f} % slower"
+    return dataclasses.replace(alternative, reason=f"{told}, predicted {alternative.reason}")
+
+
+def _reason(trials: tuple[Trial, ...], best: int) -> str:
+    kept, first = trials[best], trials[0]
+    measured = sum(trial.measured_seconds is not None for trial in trials)
+    assert kept.measured_seconds is not None, "the fastest was measured"
+    told = f"the fastest of {measured} plans that were run here: {format_seconds(kept.measured_seconds)} per step"
+    doubt = _doubt(kept, [trial for i, trial in enumerate(trials) if i != best])
+    if best == 0:
+        return f"{told}, also the best by prediction{doubt}"
+    if first.measured_seconds is None:
+        return f"{told}, while the best by prediction failed{doubt}"
+    gain = 100 * (1 - kept.measured_seconds / first.measured_seconds)
+    return f"{told}, {gain:.1f} % faster than the best by prediction{doubt}"
+
+
+def _doubt(kept: Trial, others: list[Trial]) -> str:
+    """Whether the next fastest is so near that the order may be chance."""
+    seconds = [(trial.measured_seconds, trial.spread) for trial in others if trial.measured_seconds is not None]
+    if not seconds or kept.measured_seconds is None:
+        return ""
+    following, spread = min(seconds)
+    slower, spread = following / kept.measured_seconds - 1, max(spread, kept.spread)
+    if slower >= spread:
+        return ""
+    return f", which may be chance: the next is {slower:.1%} slower, and steps of a plan spread by {spread:.1%}"
+
+
+class _Preparing(Reporter):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        self._report(f"{stage} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}")

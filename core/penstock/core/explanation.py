@@ -1,0 +1,114 @@
+"""Why a plan was chosen, as data: where the step goes, what limits it, how the search ended, what would help."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.core.bubble import Lost
+from penstock.core.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepParts(Manifest):
+    """Shares of the step, each as the mean over ranks and the rank with the largest; of every rank they add up to 1.
+
+    ``waiting`` is for other ranks, ``communication`` for transfers that are under way (`penstock.core.bubble`).
+    """
+
+    compute: Lost
+    waiting: Lost
+    communication: Lost
+    reductions: Lost
+    optimizer: Lost
+
+    @property
+    def named(self) -> tuple[tuple[str, Lost], ...]:
+        """The parts under the names that people read."""
+        return (
+            ("compute", self.compute),
+            ("waiting", self.waiting),
+            ("communication", self.communication),
+            ("reductions", self.reductions),
+            ("optimizer", self.optimizer),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchEnd(Manifest):
+    """How the search ended: ``ending`` in words, what it simulated, and a step that no plan is shorter than.
+
+    ``floor_seconds`` is the model's work alone (`penstock.planner.floor`); none where something else is minimised.
+    """
+
+    ending: str
+    candidates: int
+    outlines: int
+    floor_seconds: float | None = None
+
+
+class Method(enum.StrEnum):
+    """How a variation was computed."""
+
+    SAME_PLAN = "same plan simulated"
+    NEW_SEARCH = "new search"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variation(Manifest):
+    """What a changed job or changed hardware would give: a predicted step, or in ``refusal`` why there is none.
+
+    ``gain`` is the change of tokens per second per device as a share. ``plan`` is the label of the plan that a new
+    search found.
+    """
+
+    change: str
+    method: Method
+    step_seconds: float | None = None
+    tokens_per_second_per_device: float | None = None
+    model_flops_utilization: float | None = None
+    gain: float | None = None
+    plan: str = ""
+    refusal: str = ""
+
+    @property
+    def how(self) -> str:
+        """How it was computed, for people, and what a new search found."""
+        return f"{self.method.value}: {self.plan}" if self.plan else self.method.value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial(Manifest):
+    """A plan that was run: its predicted step, and the median of the ``steps`` that were measured after warm-up.
+
+    ``spread`` is their interquartile range as a share of the median. ``failure`` says why nothing was measured.
+    """
+
+    plan: str
+    predicted_seconds: float
+    measured_seconds: float | None = None
+    spread: float = 0.0
+    steps: int = 0
+    chosen: bool = False
+    failure: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation(Manifest):
+    """What people and programs may know of a choice beyond the prediction itself.
+
+    ``limits`` are sentences, the first about time; ``pinned`` the fields of the job's ``parallelism`` that were given.
+    """
+
+    parts: StepParts | None = None
+    limits: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
+    search: SearchEnd | None = None
+    variations: tuple[Variation, ...] = ()
+    trials: tuple[Trial, ...] = ()
+
+
+def most_helpful(variations: tuple[Variation, ...]) -> Variation | None:
+    """The change that raises tokens per second per device most; none if none of them does."""
+    gains = [(each.gain, each) for each in variations if each.gain is not None and each.gain > 0]
+    return max(gains, key=lambda pair: pair[0])[1] if gains else None

@@ -1,0 +1,286 @@
+"""What would help: changed jobs and changed hardware, each simulated with the same plan or planned again.
+
+A variation is a job and hardware like those that were planned for, but for one thing:
+
+======================= ==========================================
+change                  what the plan at hand says of it
+======================= ==========================================
+links 10 % faster       a gain, and other plans may gain more
+twice the micro-batches the same, if its schedule is a built-in one
+10 GiB more memory      nothing: it takes what it takes
+a node more or fewer    nothing: it is for another number of devices
+sequences twice as long nothing: its slices are of another length
+======================= ==========================================
+
+So every plan is simulated again for the first two, which costs two simulations. All are planned again only on request,
+which costs a search each. Where both were computed the faster counts, since a search has a budget and may miss the plan
+at hand. Every `Variation` says which it was.
+
+Changes compare by tokens per second per device: a node more always shortens the step, but not always by its share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock.core.cluster import ClusterSpec, LinkSpec
+from penstock.core.errors import UserError
+from penstock.core.explanation import Explanation, Method, Variation, most_helpful
+from penstock.core.job import JobSpec
+from penstock.core.kubernetes_spec import KubernetesSpec
+from penstock.core.plan import Plan
+from penstock.core.profile import Profile
+from penstock.core.speed import speed_of
+from penstock.core.units import bytes_apart, to_seconds
+from penstock.planner.candidate import Candidate
+from penstock.planner.decide import decide
+from penstock.planner.evaluate import Simulated
+from penstock.planner.measured import problem_from_profile
+from penstock.planner.problem import Problem, problem_from_cluster
+from penstock.planner.replay import candidate_of, placement_of
+from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.search import Reporter
+
+FASTER = 1.1
+MORE_BYTES = 10 * 2**30
+MOST_ACTIONS = 500_000
+"""Longer steps are not simulated again: it would take more than a second."""
+
+Hardware = Profile | ClusterSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changed:
+    """A job and hardware that differ from those at hand in one thing; ``detail`` is its number."""
+
+    spec: JobSpec
+    hardware: Hardware
+    detail: str = ""
+
+
+Change = Callable[[JobSpec, Hardware], Changed | None]
+"""None where nothing is known of it, or it means nothing; raises `UserError` for a job that cannot be."""
+
+
+def problem_for(spec: JobSpec, hardware: Hardware) -> Problem:
+    """What is planned for ``spec`` on ``hardware``."""
+    if isinstance(hardware, ClusterSpec):
+        return problem_from_cluster(spec, hardware)
+    return problem_from_profile(spec, hardware)
+
+
+def faster_links(spec: JobSpec, hardware: Hardware) -> Changed:
+    """All links have more bandwidth, and the same latency. Measured reductions stay as they were measured."""
+    if isinstance(hardware, Profile):
+        links = tuple(
+            dataclasses.replace(each, bytes_per_second=FASTER * each.bytes_per_second) for each in hardware.links
+        )
+        measured = dataclasses.replace(hardware, links=links)
+        return Changed(spec=spec, hardware=measured, detail="reductions as measured")
+    peer = hardware.intra_node_peer
+    described = dataclasses.replace(
+        hardware,
+        intra_node=_faster(hardware.intra_node),
+        inter_node=_faster(hardware.inter_node),
+        intra_node_peer=None if peer is None else _faster(peer),
+        links=tuple(dataclasses.replace(each, link=_faster(each.link)) for each in hardware.links),
+    )
+    return Changed(spec=spec, hardware=described)
+
+
+def _faster(link: LinkSpec) -> LinkSpec:
+    return dataclasses.replace(link, bytes_per_second=FASTER * link.bytes_per_second)
+
+
+def twice_the_microbatches(spec: JobSpec, hardware: Hardware) -> Changed:
+    """Every step has twice the sequences."""
+    batch = 2 * spec.training.global_batch
+    training = dataclasses.replace(spec.training, global_batch=batch)
+    changed = dataclasses.replace(spec, training=training)
+    return Changed(spec=changed, hardware=hardware, detail=f"globalBatch {batch}")
+
+
+def more_memory(spec: JobSpec, hardware: Hardware) -> Changed:
+    """Every device has more memory, and the job may use it."""
+    if isinstance(hardware, ClusterSpec):
+        device = dataclasses.replace(hardware.device, memory_bytes=hardware.device.memory_bytes + MORE_BYTES)
+        hardware = dataclasses.replace(hardware, device=device)
+    resources = dataclasses.replace(spec.resources, memory_per_rank=spec.resources.memory_per_rank + MORE_BYTES)
+    return Changed(spec=dataclasses.replace(spec, resources=resources), hardware=hardware)
+
+
+def node_more(spec: JobSpec, hardware: Hardware) -> Changed | None:
+    """The job has the devices of one more node; what was measured says nothing about such a node."""
+    return None if isinstance(hardware, Profile) else _with_nodes(spec, hardware, 1)
+
+
+def node_fewer(spec: JobSpec, hardware: Hardware) -> Changed | None:
+    """The job has the devices of one node fewer, if it has those of more than one."""
+    if isinstance(hardware, Profile) or spec.resources.ranks <= hardware.devices_per_node:
+        return None
+    return _with_nodes(spec, hardware, -1)
+
+
+def _with_nodes(spec: JobSpec, cluster: ClusterSpec, more: int) -> Changed:
+    ranks = spec.resources.ranks + more * cluster.devices_per_node
+    num_nodes = max(cluster.num_nodes, -(-ranks // cluster.devices_per_node))
+    resources = dataclasses.replace(spec.resources, ranks=ranks, min_ranks=None)
+    return Changed(
+        spec=dataclasses.replace(spec, resources=resources, kubernetes=KubernetesSpec()),
+        hardware=dataclasses.replace(cluster, num_nodes=num_nodes),
+        detail=f"{ranks} devices",
+    )
+
+
+def next_length(spec: JobSpec, hardware: Hardware) -> Changed:
+    """Sequences are twice as long, and gpt2 has as many positions. What was measured holds up to the length that it was
+    measured for.
+    """
+    length = 2 * spec.data.sequence_length
+    if isinstance(hardware, Profile):
+        raise UserError(what=f"not measured: set data.sequenceLength to {length} and run penstock profile")
+    data = dataclasses.replace(spec.data, sequence_length=length)
+    model = dataclasses.replace(spec.model, positions=max(spec.model.positions, length))
+    changed = dataclasses.replace(spec, data=data, model=model)
+    return Changed(spec=changed, hardware=hardware, detail=f"{length:,} tokens")
+
+
+SAME_PLAN: dict[str, Change] = {"links 10 % faster": faster_links, "twice the micro-batches": twice_the_microbatches}
+"""Changes that a plan can run in, and may gain from."""
+
+CHANGES: dict[str, Change] = {
+    **SAME_PLAN,
+    "10 GiB more memory per device": more_memory,
+    "one node more": node_more,
+    "one node fewer": node_fewer,
+    "sequences twice as long": next_length,
+}
+
+
+def same_plan_variations(plan: Plan, spec: JobSpec, hardware: Hardware) -> tuple[Variation, ...]:
+    """What the plan itself gains from changes that it can run in, best first; of a plan that was predicted."""
+    found = (_same_plan(plan, name, *_tried(change, spec, hardware)) for name, change in SAME_PLAN.items())
+    return _ordered(each for each in found if each is not None)
+
+
+def searched_variations(
+    plan: Plan, spec: JobSpec, hardware: Hardware, reporter: Callable[[str], Reporter | None] = lambda name: None
+) -> tuple[Variation, ...]:
+    """What each change gains when it is planned again, best first. ``reporter`` makes that of a search."""
+    found = []
+    for name, change in CHANGES.items():
+        changed, refusal = _tried(change, spec, hardware)
+        same = _same_plan(plan, name, changed, refusal) if name in SAME_PLAN else None
+        searched = _searched(plan, name, changed, refusal, reporter)
+        found.append(same if same is not None and _gain(same) >= _gain(searched) else searched)
+    return _ordered(each for each in found if each is not None)
+
+
+def with_variations(plan: Plan, variations: tuple[Variation, ...]) -> Plan:
+    """The plan with what would help, in its explanation and in its reasons."""
+    assert plan.prediction is not None, "a plan that was decided is predicted"
+    explanation = dataclasses.replace(plan.prediction.explanation or Explanation(), variations=variations)
+    prediction = dataclasses.replace(plan.prediction, explanation=explanation)
+    return dataclasses.replace(plan, prediction=prediction, reasons=(*plan.reasons, *_reason(variations)))
+
+
+def _reason(variations: tuple[Variation, ...]) -> tuple[str, ...]:
+    computed = sum(each.gain is not None for each in variations)
+    if not computed:
+        return ()
+    helpful = most_helpful(variations)
+    if helpful is None:
+        return (f"none of {computed} changes that were computed gives more tokens per second per device",)
+    gain = f"{100 * (helpful.gain or 0.0):.1f} % more tokens per second per device"
+    return (f"what helps most of {computed} changes: {helpful.change}, {gain} ({helpful.method.value})",)
+
+
+def _tried(change: Change, spec: JobSpec, hardware: Hardware) -> tuple[Changed | None, str]:
+    """The changed job, or why it cannot be; neither if the change means nothing."""
+    try:
+        return change(spec, hardware), ""
+    except UserError as mistake:
+        return None, mistake.what
+
+
+def _same_plan(plan: Plan, name: str, changed: Changed | None, refusal: str) -> Variation | None:
+    """The plan simulated again; none if its step is too long, or its schedule is made for its micro-batches."""
+    if changed is None:
+        return Variation(change=name, method=Method.SAME_PLAN, refusal=refusal) if refusal else None
+    candidate = _in_changed(plan, changed.spec)
+    if candidate is None or candidate.num_actions > MOST_ACTIONS:
+        return None
+    problem = problem_for(changed.spec, changed.hardware)
+    try:
+        evaluation = Simulated(problem, plan.receive_ahead, placement_of(plan)).evaluate(candidate, in_full=True)
+    except UserError as mistake:
+        return Variation(change=_named(name, changed), method=Method.SAME_PLAN, refusal=mistake.what)
+    peak, limit = max(evaluation.peak_bytes), problem.memory_limit_bytes
+    if candidate.mesh.num_microbatches != plan.num_microbatches and peak > limit:
+        needed, allowed = bytes_apart(peak, limit)
+        refusal = f"this plan would need {needed} on a rank, of {allowed} allowed"
+        return Variation(change=_named(name, changed), method=Method.SAME_PLAN, refusal=refusal)
+    return _variation(plan, name, changed, Method.SAME_PLAN, plan, to_seconds(evaluation.step_ns))
+
+
+def _in_changed(plan: Plan, spec: JobSpec) -> Candidate | None:
+    candidate = candidate_of(plan)
+    count = spec.training.global_batch // (plan.dp * plan.microbatch)
+    if count == plan.num_microbatches:
+        return candidate
+    if plan.schedule.generator not in BUILT_IN:
+        return None
+    mesh = dataclasses.replace(candidate.mesh, num_microbatches=count)
+    return dataclasses.replace(candidate, mesh=mesh, schedule=plan.schedule.generator)
+
+
+def _searched(
+    plan: Plan, name: str, changed: Changed | None, refusal: str, reporter: Callable[[str], Reporter | None]
+) -> Variation | None:
+    if changed is None:
+        return Variation(change=name, method=Method.NEW_SEARCH, refusal=refusal) if refusal else None
+    try:
+        new = decide(problem_for(changed.spec, changed.hardware), reporter=reporter(name)).plan
+    except UserError as mistake:
+        return Variation(change=_named(name, changed), method=Method.NEW_SEARCH, refusal=mistake.what)
+    assert new.prediction is not None, "a plan that was decided is predicted"
+    return _variation(plan, name, changed, Method.NEW_SEARCH, new, new.prediction.step_seconds)
+
+
+def _variation(plan: Plan, name: str, changed: Changed, method: Method, new: Plan, step_seconds: float) -> Variation:
+    """``new`` in the changed job beside ``plan`` in the job at hand."""
+    now = plan.speed()
+    then = speed_of(
+        plan.model,
+        num_sequences=changed.spec.training.global_batch,
+        sequence_length=changed.spec.data.sequence_length,
+        num_devices=new.num_ranks,
+        step_seconds=step_seconds,
+        peak_flops=plan.prediction.peak_flops if plan.prediction else None,
+    )
+    if now is None or then is None:  # of numbers so large that a step takes no time
+        return Variation(change=_named(name, changed), method=method, step_seconds=step_seconds)
+    return Variation(
+        change=_named(name, changed),
+        method=method,
+        step_seconds=step_seconds,
+        tokens_per_second_per_device=then.tokens_per_second_per_device,
+        model_flops_utilization=then.model_flops_utilization,
+        gain=then.tokens_per_second_per_device / now.tokens_per_second_per_device - 1,
+        plan=candidate_of(new).label if method is Method.NEW_SEARCH else "",
+    )
+
+
+def _named(name: str, changed: Changed) -> str:
+    return f"{name}, {changed.detail}" if changed.detail else name
+
+
+def _gain(variation: Variation | None) -> float:
+    return -math.inf if variation is None or variation.gain is None else variation.gain
+
+
+def _ordered(found: Iterable[Variation]) -> tuple[Variation, ...]:
+    return tuple(sorted(found, key=_gain, reverse=True))
