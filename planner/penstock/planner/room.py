@@ -31,6 +31,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.problem import Problem
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
+from penstock.planner.schedules.variants import QUICK_FROM
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
 from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
@@ -47,7 +48,7 @@ times the limit.
 STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
 """Schedules that are told their room, and those whose order they may have where there is room for it."""
 
-LEANEST = 1
+LEANEST = QUICK_FROM + 1
 """The variant of such a schedule that holds the least."""
 
 

@@ -43,12 +43,14 @@ SLACK = 1.05
 class Budget:
     """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates.
 
-    ``shortages`` are slicings of which no stages fit; ``neighbours`` candidates may be simulated around the best.
+    ``opened`` outlines may be made into candidates by their estimates. ``shortages`` are slicings of which no stages
+    fit; ``neighbours`` candidates may be simulated around the best.
     Boundaries are moved from the best ``starts`` kinds of plan, up to ``moves`` times each, and together for as long as
     ``moved_actions`` last.
     """
 
     candidates: int = 160
+    opened: int = 300
     shortages: int = 200
     actions: int = 2_500_000
     neighbours: int = 60
@@ -187,8 +189,8 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     )
 
 
-NEAR = 1.02
-"""Kinds of plan this close to the best may become the best by a better order."""
+VARIED_KINDS = 2
+"""Of so many of the best kinds of plan better orders are looked for, since these may change which kind is best."""
 
 LEAST_FITTING = 8
 """So many that fit are looked for among those that hold the least, before their neighbours are."""
@@ -240,7 +242,10 @@ class _Search:
             if best is not None and corrected >= SLACK * best:
                 self.ending = Ending.ESTIMATES
                 return
-            if best is not None and not self._affordable(self.budget.candidates, self.budget.actions):
+            if best is not None and (
+                len(self.opened) >= self.budget.opened
+                or not self._affordable(self.budget.candidates, self.budget.actions)
+            ):
                 self.ending = Ending.BUDGET
                 return
             if len(self.shortages) >= self.budget.shortages:
@@ -360,11 +365,8 @@ class _Search:
     def settle(self) -> None:
         """Look for better orders of the best few kinds' schedules, and simulate the best in full until it stays that."""
         settled: set[Candidate] = set()
-        kinds, best_score = self._best_kinds(), self.best_score()
-        assert best_score is not None, "something fits by now"
-        for each in kinds:
-            if self.rank(each)[0] <= NEAR * best_score:
-                self._vary(each, settled)
+        for each in self._best_kinds()[:VARIED_KINDS]:
+            self._vary(each, settled)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)
             if not best.is_exact:
