@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.schedule import ScheduleSpec
 from penstock.planner.candidate import Candidate, equal_slices
 from penstock.planner.evaluate import Simulated
-from penstock.planner.outlines import SCHEDULES, outlines
+from penstock.planner.outlines import SCHEDULES, VIRTUAL, outlines
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Problem
 from penstock.planner.room import Shortage
@@ -39,11 +39,11 @@ def test_candidates_cover_the_model_and_the_sequence(model: Any, length: int, ra
     for candidate in found:
         assert sum(candidate.slices) == length
         assert min(candidate.slices) > 0
-        assert len(candidate.stages) == candidate.mesh.pp * (2 if candidate.schedule == "zbv" else 1)
+        assert len(candidate.stages) == candidate.mesh.pp * (2 if candidate.schedule in VIRTUAL else 1)
         assert [first for first, _ in candidate.stages] == [0, *(stop for _, stop in candidate.stages[:-1])]
         assert candidate.stages[-1][1] == model.num_units
         assert all(first < stop for first, stop in candidate.stages)
-        assert candidate.schedule in (("1f1b",) if candidate.mesh.pp == 1 else (*SCHEDULES, "zbv"))
+        assert candidate.schedule in (("1f1b",) if candidate.mesh.pp == 1 else (*SCHEDULES, *VIRTUAL))
 
 
 PINS: list[tuple[dict[str, Any], Any]] = [

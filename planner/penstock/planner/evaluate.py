@@ -50,9 +50,6 @@ SPLIT = frozenset({"zb-h1", "zb", "zbv", "v-half", "v-min", "interleaved-zb"})
 VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERLEAVED}
 """The built-in schedules that choose among several orders."""
 
-CAPLESS = 0
-"""The variant that minds no cap: its bytes tell how much is missing."""
-
 MAKING = 4
 """Making an order from costs and simulating it takes as long as simulating it so often."""
 
@@ -119,15 +116,8 @@ class Simulated:
         The evaluation's candidate names the variant that its generator took.
         """
         varied = self._with_variant(candidate)
-        try:
-            found = self._simulated(varied, in_full)
-        except UserError:
-            if not varied.variant:
-                raise
-            found = self._simulated(dataclasses.replace(varied, variant=CAPLESS), in_full)
-        if varied is candidate:
-            return found
-        return dataclasses.replace(found, num_actions=MAKING * found.num_actions)
+        found = self._simulated(varied, in_full)
+        return found if varied is candidate else dataclasses.replace(found, num_actions=MAKING * found.num_actions)
 
     def _with_variant(self, candidate: Candidate) -> Candidate:
         """The candidate with the variant of its schedule that has most room."""
@@ -139,8 +129,8 @@ class Simulated:
         return dataclasses.replace(candidate, variant=inputs.variant)
 
     def best_variant(self, candidate: Candidate) -> Candidate:
-        """The candidate with its schedule's fastest variant, which takes `Variants.best` its time to find; of a long step
-        with the variant of as much memory that more effort is made for.
+        """The candidate with its schedule's fastest variant, which takes `Variants.best` its time to find; a long step
+        with the order at the same target that more effort is made for.
         """
         if candidate.schedule not in VARIED:
             return candidate

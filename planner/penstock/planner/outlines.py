@@ -217,8 +217,8 @@ def _of_pipelines(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _StageTimes:
-    """Seconds [F I W, stages, slicings] of stages that are balanced by time: of all slices, and of the largest one, as if
-    all kinds of units took longest in the same.
+    """Seconds [F I W, stages, slicings] of stages that are balanced by time: of all slices, and of the largest one, as
+    if all kinds of units took longest in the same.
     """
 
     work: _Work

@@ -363,7 +363,7 @@ class _Search:
                         best = found
 
     def settle(self) -> None:
-        """Look for better orders of the best few kinds' schedules, and simulate the best in full until it stays that."""
+        """Look for better orders of the best few kinds, and simulate the best in full until it stays the best."""
         settled: set[Candidate] = set()
         for each in self._best_kinds()[:VARIED_KINDS]:
             self._vary(each, settled)

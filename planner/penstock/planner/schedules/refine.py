@@ -130,7 +130,7 @@ def _pass_within(
     is_reversed: bool,
     window: int,
 ) -> Run:
-    """The pass with at most ``most_sent`` messages of a channel that nobody takes; a negative length if it got stuck."""
+    """The pass with at most ``most_sent`` messages of a channel under way; a negative length if it got stuck."""
     links = pipeline.links[is_reversed]
     run = np.empty(word.shape, dtype=np.int8)
     starts = np.zeros(len(pipeline.durations), dtype=np.int64)

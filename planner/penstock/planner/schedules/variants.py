@@ -113,9 +113,9 @@ QUICK_FROM = 64
 class Effort:
     """How many seeds are refined at a depth.
 
-    They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks, as many that are the fastest with what they hold by themselves
-    (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent of its time on; all
-    with every one of ``patiences``. Then the best is improved by as many trials as ``trial_actions`` allow, at most
+    They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks, as many that are the fastest with what they
+    hold by themselves (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent of
+    its time on; all with every one of ``patiences``. Then the best is improved by as many trials as ``trial_actions`` allow, at most
     `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated. Rounds are looked for in the ``num_repeated``
     shortest steps, of up to ``most_rounds`` micro-batches or as many as a group has, at as many times of each.
     """
@@ -224,8 +224,7 @@ class Variants:
         return shape.fastest(depth, LEAN if inputs.variant < QUICK_FROM else QUICK)[0]
 
     def growing(self, inputs: ScheduleInputs) -> Growing:
-        """The order of the variant that ``inputs`` names, and those of fewer micro-batches that it begins and ends as."""
-
+        """The order of the variant that ``inputs`` names, and those of fewer micro-batches that begin and end as it."""
 
         def made_anew(count: int) -> Order:
             return self.order(replace(inputs, num_microbatches=count))
@@ -318,9 +317,7 @@ class Variants:
         return points
 
     def _shape(self, inputs: ScheduleInputs) -> _Shape:
-        return _Shape(
-            inputs=inputs, seeds_of=functools.cache(self._seeds), pipeline_of=functools.cache(self._pipeline)
-        )
+        return _Shape(inputs=inputs, seeds_of=functools.cache(self._seeds), pipeline_of=functools.cache(self._pipeline))
 
     def _seeds(self, inputs: ScheduleInputs) -> _Seeds:
         pipeline = self._pipeline(inputs)
@@ -476,7 +473,7 @@ class _Made:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Shape:
-    """The orders of ``inputs``: of all micro-batches at once, or where these are many, of few that repeat themselves."""
+    """The orders of ``inputs``: of all micro-batches at once, or where these are many, of few that are repeated."""
 
     inputs: ScheduleInputs
     seeds_of: Callable[[ScheduleInputs], _Seeds]
