@@ -28,10 +28,12 @@ def test_the_text_is_torchs_with_a_slice() -> None:
     assert parse_action("1F3.2") == Action(Kind.F, 1, 3, 2)
     assert parse_action("1F3") == Action(Kind.F, 1, 3)
     assert str(Action(Kind.POST_RECV_B, 0, 2, 1)) == "0POST_RECV_B2.1"
-    assert str(Action(Kind.REDUCE, 0, group=Group.NORM)) == "0REDUCE(norm)"
+    assert str(Action(Kind.START_REDUCE, 0, group=Group.NORM)) == "0START_REDUCE(norm)"
 
 
-@pytest.mark.parametrize("text", ["", "F3", "1X3.2", "1F.2", "1F3.", "1F3.2.1", "1REDUCE(all)", "()OVERLAP_F_B"])
+@pytest.mark.parametrize(
+    "text", ["", "F3", "1X3.2", "1F.2", "1F3.", "1F3.2.1", "1START_REDUCE(all)", "1REDUCE(norm)", "()OVERLAP_F_B"]
+)
 def test_what_is_no_action_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_action(text, "line 4")

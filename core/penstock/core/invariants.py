@@ -121,7 +121,7 @@ def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
         raise ProgramError(reason=f"the reductions are {', '.join(groups) or 'none'}; they have to be tie, dp, norm")
     for reduction in program.reductions:
         if reduction.ranks != members[reduction.group]:
-            raise ProgramError(reason=f"REDUCE({reduction.group}) must not join the ranks {reduction.ranks}")
+            raise ProgramError(reason=f"the reduction over {reduction.group} must not join the ranks {reduction.ranks}")
 
 
 def _run(machine: Machine) -> None:

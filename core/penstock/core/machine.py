@@ -1,9 +1,10 @@
 """The untimed machine: runs a Program's instructions as soon as they can run, and checks what every one of them finds.
 
 A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the message was sent,
-WAIT_SEND until the peer posted its receive, REDUCE until every rank of its group is there. SEND and POST_RECV never
-wait. A rank makes no choice, so whatever the speeds, every instruction finds the same contents: one run of this machine
-stands for all.
+WAIT_SEND until the peer posted its receive, WAIT_REDUCE until every rank of its group has started the reduction. SEND,
+POST_RECV and START_REDUCE never wait. Replicas run the same Program, so a reduction over them (dp) has been started by
+all once it was started here. A rank makes no choice, so whatever the speeds, every instruction finds the same contents:
+one run of this machine stands for all.
 
 What a slot holds is counted: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
 allowed order; any other slot is full at 1. Whose data it is follows from its name, which every instruction is held to.
@@ -18,8 +19,9 @@ from typing import NamedTuple, cast
 from penstock.core.layout import SlotKind
 from penstock.core.lifetimes import Lifetimes, ViolationError
 from penstock.core.program import Channel, Instruction, Program, RankProgram
+from penstock.core.reducing import Reducing
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
-from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind
+from penstock.core.schedule import COMPUTE_KINDS, Action, Kind
 
 _FORWARD, _RECOMPUTE, _INPUT, _WEIGHT = 1, 2, 4, 8
 
@@ -83,7 +85,7 @@ class _Line:
 class RankState:
     """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid."""
 
-    def __init__(self, program: RankProgram, table: Mapping[Place, int], joins: Sequence[Group]) -> None:
+    def __init__(self, program: RankProgram, table: Mapping[Place, int], reducing: Reducing) -> None:
         self.rank = program.rank
         self.program = program
         self.lifetimes = Lifetimes(program, table)
@@ -92,8 +94,7 @@ class RankState:
         self.position = 0
         self.step = 0
         self.cells: list[tuple[int, Action]] = []
-        self.num_weight_gradients = 0
-        self.to_join = list(joins)
+        self.reducing = reducing
         self.stepped = False
 
     @property
@@ -107,14 +108,14 @@ class Machine:
     """Runs a Program; `advance` moves one rank and raises `ViolationError` at the first thing that is wrong."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
+        num_cells = pipeline.num_microbatches * pipeline.num_slices
         self.ranks = [
-            RankState(rank, pipeline.table, [r.group for r in program.reductions if rank.rank in r.ranks])
+            RankState(rank, pipeline.table, Reducing(rank.rank, program.reductions, pipeline.stage_ranks, num_cells))
             for rank in program.ranks
         ]
         self.pipeline = pipeline
         self._roles = Roles(pipeline.stage_ranks, pipeline.num_slices, pipeline.table)
         self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
-        self._arrived: dict[Group, set[int]] = {group: set() for group in self._members}
         self._lines = _lines(pipeline.stage_ranks)
         self._done: dict[Cell, int] = {}
         self.num_transfers = 0
@@ -123,7 +124,7 @@ class Machine:
             Kind.WAIT_RECV_B: self._await_send,
             Kind.WAIT_SEND_F: self._await_post,
             Kind.WAIT_SEND_B: self._await_post,
-            Kind.REDUCE: self._await_group,
+            Kind.WAIT_REDUCE: self._await_group,
         }
         self._effects: dict[Kind, Callable[[RankState, Instruction], None]] = {
             **dict.fromkeys(COMPUTE_KINDS, self._compute),
@@ -136,7 +137,8 @@ class Machine:
             Kind.WAIT_SEND_F: self._sent,
             Kind.WAIT_SEND_B: self._sent,
             Kind.FREE: _nothing,
-            Kind.REDUCE: self._reduce,
+            Kind.START_REDUCE: self._start_reduction,
+            Kind.WAIT_REDUCE: self._reduced,
             Kind.STEP: self._optimize,
         }
 
@@ -197,7 +199,8 @@ class Machine:
         if done & needs != needs:
             raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
         self._done[cell] = done | does
-        rank.num_weight_gradients += bool(does & _WEIGHT)
+        if does & _WEIGHT:
+            rank.reducing.add(cell[0])
 
     def _check_content(self, rank: RankState, index: int, kind: Kind, part: int) -> None:
         slot, held = rank.names[index][0], rank.contents[index]
@@ -285,36 +288,27 @@ class Machine:
         _check_same_work(instruction, rank.names[index])
         return _End(index, rank.names[index], rank.program.slots[index].num_bytes, rank.step)
 
-    # The end of the step.
+    # Reductions and the end of the step.
+
+    def _start_reduction(self, rank: RankState, instruction: Instruction) -> None:
+        rank.reducing.start(instruction.action)
 
     def _await_group(self, rank: RankState, instruction: Instruction) -> Wait | None:
-        group = instruction.action.group
-        if not rank.to_join or rank.to_join[0] is not group:
-            expected = f"REDUCE({rank.to_join[0]})" if rank.to_join else "no further REDUCE"
-            raise ViolationError(f"comes where {expected} is expected")
-        self._check_gradients(rank)
-        self._arrived[group].add(rank.rank)
-        for member in self._members[group]:
-            if member not in self._arrived[group]:
-                return Wait(member, f"to reach REDUCE({group})")
+        """The first rank of the group that has not started the reduction; none for one over replicas."""
+        group = rank.reducing.require_started(instruction.action)
+        for member in () if group.is_of_peers else self._members[group]:
+            if not self.ranks[member].reducing.has_started(group):
+                return Wait(member, f"to reach START_REDUCE({group})")
         return None
 
-    def _reduce(self, rank: RankState, instruction: Instruction) -> None:
-        del rank.to_join[0]
+    def _reduced(self, rank: RankState, instruction: Instruction) -> None:
+        rank.reducing.finish(instruction.action)
 
     def _optimize(self, rank: RankState, instruction: Instruction) -> None:
-        self._check_gradients(rank)
-        if rank.to_join:
-            raise ViolationError(f"runs before REDUCE({rank.to_join[0]})")
+        rank.reducing.require_over()
         if rank.stepped:
             raise ViolationError("runs twice")
         rank.stepped = True
-
-    def _check_gradients(self, rank: RankState) -> None:
-        num_stages = self.pipeline.stage_ranks.count(rank.rank)
-        expected = num_stages * self.pipeline.num_microbatches * self.pipeline.num_slices
-        if rank.num_weight_gradients != expected:
-            raise ViolationError(f"finds {rank.num_weight_gradients} of {expected} weight gradients of its rank")
 
 
 def _lines(stage_ranks: Sequence[int]) -> dict[tuple[Kind, int, int], _Line]:

@@ -37,7 +37,8 @@ class Kind(enum.StrEnum):
     WAIT_SEND_F = "WAIT_SEND_F"
     WAIT_SEND_B = "WAIT_SEND_B"
     FREE = "FREE"
-    REDUCE = "REDUCE"
+    START_REDUCE = "START_REDUCE"
+    WAIT_REDUCE = "WAIT_REDUCE"
     STEP = "STEP"
 
 
@@ -45,7 +46,7 @@ COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 
 
 class Group(enum.StrEnum):
-    """The ranks that a REDUCE joins: replicas, tensor-parallel peers, the copies of a tied matrix, all ranks for the
+    """The ranks that a reduction joins: replicas, tensor-parallel peers, the copies of a tied matrix, all ranks for the
     norm.
     """
 
@@ -62,7 +63,7 @@ class Group(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action. ``microbatch`` and ``slice`` are none where they have no meaning (REDUCE, STEP)."""
+    """One action. ``microbatch`` and ``slice`` are none where they have no meaning (reductions, STEP)."""
 
     kind: Kind
     stage: int

@@ -167,12 +167,15 @@ def _reductions(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: tuple[int, ...]
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
-    gradients = _per_rank(stage_memory(problem, candidate).gradient_bytes, stage_ranks, mesh.pp)
+    gradients = stage_memory(problem, candidate).gradient_bytes.tolist()
     width = gradient_bytes(problem.precision, problem.software.gradient_type)
     shared = problem.model.vocab * problem.model.hidden * width // mesh.tp
     ends = (devices[stage_ranks[0]], devices[stage_ranks[-1]])
     seconds = {
-        Group.DP: [cost.all_reduce_seconds(n, devices[rank :: mesh.pp]) for rank, n in enumerate(gradients.tolist())],
+        Group.DP: [
+            cost.all_reduce_seconds(num_bytes, devices[rank :: mesh.pp])
+            for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
+        ],
         Group.TIE: [cost.all_reduce_seconds(shared, ends)] * mesh.pp,
         Group.NORM: [cost.all_reduce_seconds(NORM_BYTES, devices)] * mesh.pp,
     }

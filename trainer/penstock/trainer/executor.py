@@ -20,6 +20,7 @@ from penstock.core.roles import G_IN, G_OUT, A, L, W, X, Y
 from penstock.core.schedule import Kind
 from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.closing import Closing
+from penstock.trainer.comm import Work
 from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
@@ -99,9 +100,9 @@ class StageExecutor:
         """Nothing to do, since a slot's place is the Program's affair; poisons when asked to."""
         return partial(self._arena.poison, instruction.frees) if self._poison else nothing
 
-    def reduce(self, instruction: Instruction) -> Operation:
+    def reduction(self, instruction: Instruction) -> Callable[[], Work]:
         """See `penstock.trainer.interpreter.Executor`."""
-        return self._closing.reduce(instruction.action.group, self.losses_MP)
+        return self._closing.reduction(instruction.action, self.losses_MP)
 
     def step(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
@@ -230,7 +231,7 @@ class EvaluationExecutor:
         """No part of evaluation."""
         raise _not_evaluated(instruction)
 
-    def reduce(self, instruction: Instruction) -> Operation:
+    def reduction(self, instruction: Instruction) -> Callable[[], Work]:
         """No part of evaluation."""
         raise _not_evaluated(instruction)
 

@@ -76,9 +76,9 @@ class Costs:
     host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
     over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
     receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
-    group, every rank's time in one reduction; ``optimizer_ns`` that of its STEP. ``is_blocking``: ranks compute nothing
-    while they send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
-    (`penstock.planner.simulate.arrays`).
+    group, every rank's time in one reduction, for dp every stage's; ``optimizer_ns`` every rank's time in STEP.
+    ``is_blocking``: ranks compute nothing while they send or receive. Without ``has_barrier`` ranks begin the next step
+    as soon as they are done with this one (`penstock.planner.simulate.arrays`).
     """
 
     compute_ns: Nanoseconds
@@ -108,7 +108,8 @@ class Costs:
     def most_ns(self, num_microbatches: int) -> float:
         """What a step takes at most, everything one after another; a float, since 64 bits may not hold it."""
         actions = self.compute_ns.sum(axis=(1, 2), dtype=np.float64) * self.together_ppm.max() / MILLION
-        ends = sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
+        summed = sum(self.reduce_ns.get(Group.DP, ()))
+        ends = summed + sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
         return num_microbatches * float(actions.sum() + self.transfer_ns.sum(dtype=np.float64)) + ends
 
     @property
