@@ -16,6 +16,7 @@ from penstock.planner.memory import StageMemory, gradient_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
 from penstock.planner.problem import Mesh, Problem
+from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, StageCosts, Stages, prefixes, unit_counts
@@ -61,6 +62,8 @@ def simulation_costs(
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
+    if not isinstance(candidate.schedule, str):
+        compute[RECOMPUTE] = overhead + _recomputation(problem, candidate)
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
@@ -75,6 +78,13 @@ def simulation_costs(
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
         has_barrier=problem.software.optimizer_barrier,
     )
+
+
+def _recomputation(problem: Problem, candidate: Candidate) -> Integers:
+    """[stages, slices]: what R does of every stage, the overhead of an action apart."""
+    cost, mesh = problem.cost_of(candidate.mesh.tp), candidate.mesh
+    shape = (candidate.slices, mesh.microbatch)
+    return np.stack([remake_until_ns(cost, problem.model, stage, *shape)[-1] for stage in candidate.stages])
 
 
 def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:
