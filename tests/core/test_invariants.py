@@ -14,7 +14,7 @@ from penstock.core.errors import NoRoomError, ProgramError
 from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Reduction
-from penstock.core.schedule import Action, Group, Kind
+from penstock.core.schedule import Action, Group, Kind, Part
 from penstock.planner.lowering import lower
 from tests.support.corruption import corrupt
 from tests.support.interpreter import expected_answer, interpret
@@ -284,6 +284,35 @@ def test_a_tie_joins_the_first_and_the_last_rank_before_dp_and_norm() -> None:
     late = moved(lowered(text, dp=True, tie=(0, 2)), 2, "2WAIT_REDUCE(tie)", before="2START_REDUCE(norm)")
     with pytest.raises(ProgramError, match=r"rank 2, 2START_REDUCE\(dp\): runs before 2WAIT_REDUCE\(tie\)"):
         prove(late)
+
+
+IN_PARTS = "0F0,0R0[0],0R0[1:3],0I0,0W0\n"
+
+PART_REFUSALS = [
+    (lambda p: moved(p, 0, "0R0.0[1:3]", before="0R0.0[0]"), r"0R0.0\[1:3\]: makes unit 1 again where unit 0 is next"),
+    (lambda p: moved(p, 0, "0I0.0", before="0R0.0[1:3]"), r"0I0.0: runs before the R of its slice"),
+    (lambda p: _part(p, "0R0.0[1:3]", Part(1, 2)), r"0I0.0: runs before the R of its slice"),
+    (lambda p: _part(p, "0R0.0[1:3]", Part(1, 4)), r"0R0.0\[1:4\]: makes units up to 4 again of a stage that keeps 3"),
+    (lambda p: _part(p, "0R0.0[1:3]", None), r"0R0.0: does work that was done before"),
+    (lambda p: _part(p, "0R0.0[0]", None), r"0R0.0\[1:3\]: does work that was done before"),
+    (lambda p: _part(p, "0I0.0", Part(0, 3)), r"0I0.0\[0:3\]: is for a part of its stage, which only R may be"),
+]
+
+
+def _part(program: Program, text: str, part: Part | None) -> Program:
+    return replaced(program, 0, text, lambda found: replace(found, action=replace(found.action, part=part)))
+
+
+@pytest.mark.parametrize(("corruption", "reason"), PART_REFUSALS, ids=[reason for _, reason in PART_REFUSALS])
+def test_parts_cover_what_a_stage_keeps_once_before_the_backward(
+    corruption: Callable[[Program], Program], reason: str
+) -> None:
+    """With no slots, so that nothing but the parts themselves is seen to be wrong."""
+    program = lower(schedule_of(IN_PARTS), lambda *_: 0, slices=(1,), receive_ahead=1, dp=False)
+    prove(program, num_units=(3,))
+    prove(lowered(IN_PARTS), sizes=one_line_each, num_units=(3,))
+    with pytest.raises(ProgramError, match=reason):
+        prove(corruption(program), num_units=(3,))
 
 
 TWO_STAGES_EACH = "0F0,2F0,2I0,2W0,0I0,0W0\n1F0,3F0,3B0,1B0\n"

@@ -302,6 +302,19 @@ def test_recompute_takes_over_the_activations_and_leaves_the_keys() -> None:
     assert lives["kv@0:0"] == ("0F0.0", "0B0.0")
 
 
+def test_a_recomputation_in_parts_fills_the_same_slots() -> None:
+    """They live from the first part on; the parts after it read the last output of the part before there."""
+    text = "0F0,1F0,1B0,0R0[0:2],0R0[2],0B0\n"
+    lives = _lives(lowered(text), 0)
+    assert lives["a@0:0.0"] == lives["l@0:0.0"] == ("0R0.0[0:2]", "0B0.0")
+    program = lowered("0F0,0B0\n1F0,1R0[0],1R0[1:3],1B0\n", num_units=(0, 3))
+    slots = program.ranks[1].slots
+    first, second = (i for i in program.ranks[1].instructions if i.action.kind is Kind.R)
+    assert [str(slots[index]) for index in first.reads] == ["x@1:0.0", "kv@1:0"]
+    assert [str(slots[index]) for index in second.reads] == ["a@1:0.0", "kv@1:0"]
+    assert first.writes == second.writes
+
+
 def test_the_stash_of_a_full_backward_lives_only_during_it() -> None:
     assert _lives(lowered("0F0,0B0\n"), 0)["w@0:0.0"] == ("0B0.0", "0B0.0")
 
@@ -474,6 +487,13 @@ REFUSALS = [
     ("0F0,0W0,0I0", "rank 0 has 0W0.0 before 0I0.0 is done, which comes later on the same rank"),
     ("0F0,0B0,0R0", "rank 0 has 0B0.0 before 0R0.0 is done, which comes later on the same rank"),
     ("0R0,0F0,0B0", "rank 0 has 0R0.0 before 0F0.0 is done, which comes later on the same rank"),
+    ("0F0,0R0,0R0,0B0", "0R0.0 is there 2 times"),
+    ("0F0,0R0,0R0[0],0B0", "0R0.0 is there 2 times"),
+    ("0F0,0R0[1],0B0", "0R0.0[1] comes where unit 0 is next"),
+    ("0F0,0R0[0],0R0[2],0B0", "0R0.0[2] comes where unit 1 is next"),
+    ("0F0,0R0[0:2],0R0[1],0B0", "0R0.0[1] comes where unit 2 is next"),
+    ("0F0,0F1,0R0[0],0R0[1],0B0,0R1[0],0B1", "0R1.0 ends at unit 1 of 2"),
+    ("0F0,0R0[0],0B0,0R0[1]", "rank 0 has 0B0.0 before 0R0.0 is done, which comes later on the same rank"),
     ("1F0,0F0,1B0,0B0", "rank 0 has 1F0.0 before 0F0.0 is done, which comes later on the same rank"),
     (
         "0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0",
@@ -489,6 +509,14 @@ def test_an_impossible_schedule_is_refused(text: str, reason: str) -> None:
     assert reason in caught.value.what
     assert caught.value.where.startswith("schedule, rank ")
     assert caught.value.remedy
+
+
+def test_parts_of_another_stage_are_refused() -> None:
+    text = "0F0,0R0[0:2],0B0\n"
+    assert lowered(text, num_units=(2,)) == lowered(text)
+    for num_units in (1, 3):
+        with pytest.raises(UserError, match=f"0R0.0 ends at unit 2 of {num_units}"):
+            lowered(text, num_units=(num_units,))
 
 
 def test_a_deadlock_of_the_schedule_shows_the_grid() -> None:

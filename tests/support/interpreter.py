@@ -89,6 +89,7 @@ class _Rank:
         self.gradients: defaultdict[str, int] = defaultdict(int)
         self.weights: dict[str, int] = {}
         self.norm: int | None = None
+        self.remade: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.started: dict[tuple[Group | None, int], dict[str, int]] = {}
 
     @property
@@ -207,7 +208,17 @@ class _Interpreter:
             self._write(rank, written, H, stage, part, [2 * target * self.model.weights["head"] * y % PRIME])
 
     def recompute(self, rank: _Rank, instruction: Instruction) -> None:
-        self._save(rank, instruction, self._input(rank, instruction))
+        """In parts the first reads the input, and only the last leaves all that backward needs."""
+        part, cell = instruction.action.part, _cell(instruction.action)
+        remade, x = rank.remade.get(cell, (0, 0))
+        if part is not None and part.first != remade:
+            raise Crash("goes on with what was not begun")
+        if part is None or part.first == 0:
+            x = self._input(rank, instruction)
+        if part is None or part.stop == self.case.num_units[cell[0]]:
+            self._save(rank, instruction, x)
+        if part is not None:
+            rank.remade[cell] = (part.stop, x)
 
     def input_gradient(self, rank: _Rank, instruction: Instruction) -> None:
         stage, microbatch, part = _cell(instruction.action)

@@ -189,7 +189,7 @@ class ReferenceSimulator:
     def _begin(self, rank: int, worker: Worker, instruction: Instruction, now: int) -> bool:
         kind = instruction.action.kind
         if kind in COMPUTE_KINDS:
-            worker.left = MILLION * int(self.costs.compute_ns[self._place(instruction)])
+            worker.left = MILLION * self._work_ns(instruction)
             worker.began = now
         elif kind in RECEIVES | RELEASES:
             return self._wait(worker, instruction, now)
@@ -281,6 +281,14 @@ class ReferenceSimulator:
     def _place(self, instruction: Instruction) -> tuple[int, int, int]:
         action = instruction.action
         return KINDS.index(action.kind), action.stage, action.slice or 0
+
+    def _work_ns(self, instruction: Instruction) -> int:
+        whole = int(self.costs.compute_ns[self._place(instruction)])
+        part = instruction.action.part
+        if part is None:
+            return whole
+        until = [int(row[instruction.action.slice or 0]) for row in self.costs.remade_ns[instruction.action.stage]]
+        return whole - until[-1] + until[part.stop] - until[part.first]
 
     def _transfer_ns(self, instruction: Instruction) -> int:
         direction = 0 if instruction.action.kind is Kind.SEND_F else 1

@@ -277,6 +277,11 @@ def remaking(spec: ModelSpec, kind: UnitKind, *, with_output: bool = True) -> tu
     return tuple(operation for operation in Operation if operation in found)
 
 
+def num_remade_units(spec: ModelSpec, first: int, stop: int) -> int:
+    """How many units of a stage keep anything that R makes again: all but the head."""
+    return sum(bool(remaking(spec, unit.kind)) for unit in spec.units[first:stop])
+
+
 @functools.lru_cache(maxsize=16_384)
 def unit_buffers(spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int) -> tuple[Buffer, ...]:
     """The buffers of `unit_graph` that one unit keeps in ``slot``."""

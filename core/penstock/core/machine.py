@@ -21,7 +21,7 @@ from penstock.core.lifetimes import Lifetimes, ViolationError
 from penstock.core.program import Channel, Instruction, Program, RankProgram
 from penstock.core.reducing import Reducing
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
-from penstock.core.schedule import COMPUTE_KINDS, Action, Kind
+from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, Part
 
 _FORWARD, _RECOMPUTE, _INPUT, _WEIGHT = 1, 2, 4, 8
 
@@ -47,10 +47,14 @@ _RECEIVER_KINDS = {"F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F), "B": (Kind.POST_RE
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a Program's compute actions say about its pipeline, and the bytes that its slots must have."""
+    """What a Program's compute actions say about its pipeline, and the bytes that its slots must have.
+
+    ``num_units`` says, by stage, how many units the parts of a recomputation have to make again.
+    """
 
     stage_ranks: tuple[int, ...]
     recomputed: frozenset[Cell]
+    num_units: Mapping[int, int]
     num_microbatches: int
     num_slices: int
     table: Mapping[Place, int]
@@ -118,6 +122,7 @@ class Machine:
         self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
         self._lines = _lines(pipeline.stage_ranks)
         self._done: dict[Cell, int] = {}
+        self._remade: dict[Cell, int] = {}
         self.num_transfers = 0
         self._waits: dict[Kind, Callable[[RankState, Instruction], Wait | None]] = {
             Kind.WAIT_RECV_F: self._await_send,
@@ -168,14 +173,14 @@ class Machine:
         action = instruction.action
         stage, microbatch, part = cell = self._cell(rank, action)
         recomputed = cell in self.pipeline.recomputed
-        self._take_turn(rank, action.kind, cell, recomputed)
-        touched = self._roles.touched(action.kind, stage, part, recomputed)
+        self._take_turn(rank, action, cell, recomputed)
+        touched = self._roles.touched(action.kind, stage, part, recomputed, action.resumes)
         _check_names(rank, "read", instruction.reads, touched.reads, microbatch)
         _check_names(rank, "write", instruction.writes, touched.writes, microbatch)
         for index in instruction.reads:
             self._check_content(rank, index, action.kind, part)
         for index in instruction.writes:
-            self._fill(rank, index, part)
+            self._fill(rank, index, part, resumes=action.resumes)
         rank.step += 1
         rank.cells.append((rank.step, action))
 
@@ -190,17 +195,30 @@ class Machine:
             raise ViolationError(f"belongs to a stage of rank {pipeline.stage_ranks[action.stage]}")
         return cast(Cell, cell)
 
-    def _take_turn(self, rank: RankState, kind: Kind, cell: Cell, recomputed: bool) -> None:
-        done, does, needs = self._done.get(cell, 0), _DOES[kind], _NEEDS[kind]
+    def _take_turn(self, rank: RankState, action: Action, cell: Cell, recomputed: bool) -> None:
+        done, does, needs = self._done.get(cell, 0), _DOES[action.kind], _NEEDS[action.kind]
         if recomputed and does & _INPUT:
             needs |= _RECOMPUTE
-        if done & does:
+        if done & does or (action.kind is Kind.R and action.part is None and cell in self._remade):
             raise ViolationError("does work that was done before")
         if done & needs != needs:
             raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
-        self._done[cell] = done | does
+        if action.part is None or self._remake(action.part, cell, action.kind):
+            self._done[cell] = done | does
         if does & _WEIGHT:
             rank.reducing.add(cell[0])
+
+    def _remake(self, part: Part, cell: Cell, kind: Kind) -> bool:
+        """Make a part of the units of the cell again; whether none is left."""
+        remade, num_units = self._remade.get(cell, 0), self.pipeline.num_units[cell[0]]
+        if kind is not Kind.R:
+            raise ViolationError("is for a part of its stage, which only R may be")
+        if part.first != remade:
+            raise ViolationError(f"makes unit {part.first} again where unit {remade} is next")
+        if part.stop > num_units:
+            raise ViolationError(f"makes units up to {part.stop} again of a stage that keeps {num_units}")
+        self._remade[cell] = part.stop
+        return part.stop == num_units
 
     def _check_content(self, rank: RankState, index: int, kind: Kind, part: int) -> None:
         slot, held = rank.names[index][0], rank.contents[index]
@@ -213,12 +231,13 @@ class Machine:
         if not enough:
             raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(slot, held)}")
 
-    def _fill(self, rank: RankState, index: int, part: int) -> None:
+    def _fill(self, rank: RankState, index: int, part: int, *, resumes: bool) -> None:
+        """Fill a slot; a recomputation that ``resumes`` goes on in the slots that the first part filled."""
         slot, held = rank.names[index][0], rank.contents[index]
-        turn = {KV: part, DKV: self.pipeline.num_slices - 1 - part}.get(slot, 0)
+        turn = {KV: part, DKV: self.pipeline.num_slices - 1 - part}.get(slot, int(resumes))
         if held != turn:
             raise ViolationError(f"writes {rank.program.slots[index]}, which {_holds(slot, held)}")
-        rank.contents[index] = held + 1
+        rank.contents[index] = 1 if resumes else held + 1
 
     # Transfers: numbered per channel on both sides, equal slots and bytes, each awaited once.
 

@@ -47,20 +47,22 @@ def lower(
     late_receives: bool = False,
     dp: bool,
     tie: tuple[int, int] | None = None,
+    num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
 ) -> Program:
     """The Program of ``schedule`` for slices of the given lengths in tokens.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
     are due (`penstock.planner.passes.transfers`); ``dp`` says whether there are other replicas to reduce with, ``tie``
-    names the ranks of the first and the last stage when both hold the tied matrix.
+    names the ranks of the first and the last stage when both hold the tied matrix; ``num_units`` of every stage keep
+    something that R makes again (by default as many as the parts of the schedule's R name).
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
     if len(slices) != schedule.num_slices:
         raise UserError(what=f"has {schedule.num_slices} slices, but {len(slices)} lengths are given", where="schedule")
     if receive_ahead < 1:
         raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
-    ordered = find_rounds(schedule)
+    ordered = find_rounds(schedule, num_units)
     reductions = reductions_of(len(ordered.rows), dp, tie)
     table = slot_table(sizes, schedule.num_stages, slices)
     roles = Roles(ordered.stage_ranks, len(slices), table)

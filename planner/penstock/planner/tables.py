@@ -62,8 +62,9 @@ def simulation_costs(
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
-    if not isinstance(candidate.schedule, str):
-        compute[RECOMPUTE] = overhead + _recomputation(problem, candidate)
+    remade = () if isinstance(candidate.schedule, str) else _recomputation(problem, candidate)
+    if remade:
+        compute[RECOMPUTE] = overhead + np.stack([until[-1] for until in remade])
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
@@ -75,16 +76,17 @@ def simulation_costs(
         hosts=_hosts(problem, mesh, devices),
         reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
         optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
+        remade_ns=remade,
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
         has_barrier=problem.software.optimizer_barrier,
     )
 
 
-def _recomputation(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages, slices]: what R does of every stage, the overhead of an action apart."""
+def _recomputation(problem: Problem, candidate: Candidate) -> tuple[Integers, ...]:
+    """`Costs.remade_ns` of every stage."""
     cost, mesh = problem.cost_of(candidate.mesh.tp), candidate.mesh
     shape = (candidate.slices, mesh.microbatch)
-    return np.stack([remake_until_ns(cost, problem.model, stage, *shape)[-1] for stage in candidate.stages])
+    return tuple(remake_until_ns(cost, problem.model, stage, *shape) for stage in candidate.stages)
 
 
 def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:

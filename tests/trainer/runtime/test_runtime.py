@@ -15,7 +15,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction
-from penstock.core.schedule import COMPUTE_KINDS, Kind
+from penstock.core.schedule import COMPUTE_KINDS, Kind, Part
 from penstock.trainer.closing import Totals, finite_norm, loss_of
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.interpreter import Operation
@@ -24,7 +24,7 @@ from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
 from tests.support.reference_model import reference_logits, reference_loss
-from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.small_plans import looped_schedule, remade_units, small_plan
 from tests.support.threaded_run import ThreadedRun
 
 
@@ -96,7 +96,7 @@ def test_training_is_the_same_however_the_model_is_divided(family: Family) -> No
         assert losses(plan) == pytest.approx(alone, rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb", "recompute"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb", "recompute", "parts"])
 @pytest.mark.parametrize(("dp", "family"), [(1, Family.LLAMA), (2, Family.GPT2)])
 def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch, schedule: str, dp: int, family: Family
@@ -104,17 +104,20 @@ def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     """Also over an arena that holds NaN, as memory that nobody cleared may, and in the midst of training."""
     training = TrainingSpec(steps=3, clip=0.1, global_batch=4)
     plan = small_plan(family=family, dp=dp, pp=2, schedule="zb", num_microbatches=2)
-    if schedule == "recompute":
-        order = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=True)
+    if schedule in ("recompute", "parts"):
+        units = remade_units(4) if schedule == "parts" else ()
+        order = looped_schedule(
+            num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=True, num_units=units
+        )
         plan = small_plan(family=family, dp=dp, pp=2, num_stages=4, num_microbatches=2, schedule=order)
-    run: Counter[tuple[Kind, int, int | None]] = Counter()
+    run: Counter[tuple[Kind, int, int | None, Part | None]] = Counter()
     compute = StageExecutor.compute
 
     def counting(self: StageExecutor, instruction: Instruction) -> Operation:
         operation, action = compute(self, instruction), instruction.action
 
         def counted() -> None:
-            run[action.kind, action.stage, action.slice] += 1
+            run[action.kind, action.stage, action.slice, action.part] += 1
             operation()
 
         return counted
@@ -135,7 +138,7 @@ def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     threads = ThreadedRun(plan)
     threads.on_every_rank(lambda rank, runtime: runtime.warm_up())
     actions = [i.action for own in program.ranks for i in own.instructions if i.action.kind in COMPUTE_KINDS]
-    assert run == dict.fromkeys(((a.kind, a.stage, a.slice) for a in actions), plan.dp)
+    assert run == dict.fromkeys(((a.kind, a.stage, a.slice, a.part) for a in actions), plan.dp)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 5])

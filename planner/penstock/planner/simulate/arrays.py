@@ -155,6 +155,10 @@ def _deadlock(order: Order, index: int) -> UserError:
 def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
     part = (order.stages, order.slices)
     actions[:, kernel.WORK] = costs.compute_ns[order.kinds, *part]
+    if order.parts is not None:
+        for index in np.flatnonzero(order.parts[:, 1]).tolist():
+            place = (int(order.stages[index]), int(order.slices[index]))
+            actions[index, kernel.WORK] = costs.part_ns(*place, *order.parts[index].tolist())
     actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
     actions[:, kernel.SENDS_NS] = costs.transfer_ns[DIRECTIONS[order.kinds], *part]
 
