@@ -268,13 +268,13 @@ def remaking(spec: ModelSpec, kind: UnitKind, *, with_output: bool = True) -> tu
     """
     graph = {saved.buffer.name: saved for saved in unit_graph(spec, kind, 1, 1)}
     wanted = [name for name, saved in graph.items() if saved.slot in REMADE_SLOTS and (with_output or name != "y")]
-    found: set[Operation] = set()
+    needed: set[Operation] = set()
     while wanted:
         saved = graph.get(wanted.pop())
         if saved is not None:
-            found.add(saved.operation)
+            needed.add(saved.operation)
             wanted += saved.inputs
-    return tuple(operation for operation in Operation if operation in found)
+    return tuple(operation for operation in Operation if operation in needed)
 
 
 def num_remade_units(spec: ModelSpec, first: int, stop: int) -> int:

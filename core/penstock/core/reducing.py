@@ -82,17 +82,17 @@ class Reducing:
                 raise ViolationError(f"runs before {_waits_for(piece)}")
 
     def _piece(self, action: Action) -> _Piece:
-        piece = next((each for each in self._pieces if each == (action.group, action.stage)), None)
-        if piece is None:
-            raise ViolationError("is no reduction of its rank")
-        return piece
+        for piece in self._pieces:
+            if piece == (action.group, action.stage):
+                return piece
+        raise ViolationError("is no reduction of its rank")
 
     def _before(self, piece: _Piece) -> list[_Piece]:
         """The reductions whose results this one sums: all others for the norm, for dp those of the same stage."""
         group, stage = piece
         if group is Group.NORM:
-            return [each for each in self._pieces if each != piece]
-        return [each for each in self._pieces if each == (Group.TIE, stage)] if group is Group.DP else []
+            return [other for other in self._pieces if other != piece]
+        return [other for other in self._pieces if other == (Group.TIE, stage)] if group is Group.DP else []
 
     def _require_gradients(self, stage: int) -> None:
         if self._num_gradients[stage] != self._num_cells:

@@ -43,8 +43,8 @@ def remake_seconds(
     seconds = cost.unit_seconds(kind, Kind.F, work)
     if len(operations) == len(everything):
         return seconds
-    total = sum(operation_flops(spec, kind, each, work) for each in everything)
-    wanted = sum(operation_flops(spec, kind, each, work) for each in operations)
+    total = sum(operation_flops(spec, kind, operation, work) for operation in everything)
+    wanted = sum(operation_flops(spec, kind, operation, work) for operation in operations)
     return seconds * wanted / total
 
 

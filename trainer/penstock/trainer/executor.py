@@ -101,7 +101,7 @@ class StageExecutor:
         return partial(self._arena.poison, instruction.frees) if self._poison else nothing
 
     def reduction(self, instruction: Instruction) -> Callable[[], Work]:
-        """See `penstock.trainer.interpreter.Executor`."""
+        """What starts a sum of the rank's gradients, or of what the norm is made of."""
         return self._closing.reduction(instruction.action, self.losses_MP)
 
     def step(self, instruction: Instruction) -> Operation:

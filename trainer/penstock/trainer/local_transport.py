@@ -55,7 +55,7 @@ class LocalSum:
         self.done.set()
 
     def wait(self) -> None:
-        """See `penstock.trainer.comm.Work`."""
+        """Block until the sum is in every tensor; raises `RunError` if not all ranks come in time."""
         if not self.done.wait(self.timeout_seconds):
             raise RunError(f"not all of ranks {list(self.ranks)} came to a sum in {self.timeout_seconds:g} s")
 

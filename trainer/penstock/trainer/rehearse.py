@@ -99,7 +99,7 @@ class WaitingExecutor:
         return nothing
 
     def reduction(self, instruction: Instruction) -> Callable[[], Work]:
-        """See `penstock.trainer.interpreter.Executor`."""
+        """What meets the group's ranks and lets the reduction's time pass."""
         duration_ns, group = self._durations_ns.get(str(instruction.action), 0), instruction.action.group
         assert group is not None, "a reduction names its group"
 

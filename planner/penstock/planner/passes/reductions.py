@@ -31,12 +31,12 @@ _MESSAGES = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.WAIT_SEND_F, Kind.WAIT_SEN
 def reductions_of(num_ranks: int, dp: bool, tie: tuple[int, int] | None) -> tuple[Reduction, ...]:
     """The groups of a pipeline, in the order in which a gradient passes through them."""
     everyone = tuple(range(num_ranks))
-    found = [Reduction(Group.NORM, everyone)]
+    reductions = [Reduction(Group.NORM, everyone)]
     if dp:
-        found.insert(0, Reduction(Group.DP, everyone))
+        reductions.insert(0, Reduction(Group.DP, everyone))
     if tie is not None and tie[0] != tie[1]:
-        found.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
-    return tuple(found)
+        reductions.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
+    return tuple(reductions)
 
 
 def add_reductions(

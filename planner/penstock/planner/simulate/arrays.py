@@ -22,9 +22,9 @@ from penstock.planner.clock import Clock, new_clock
 from penstock.planner.order import BACKWARD, WEIGHT_GRADIENT, Order, action_of
 from penstock.planner.simulate import kernel, link
 from penstock.planner.simulate.channels import DIRECTIONS, Channels, channels_of
-from penstock.planner.simulate.closing import Closing, Reduced
 from penstock.planner.simulate.costs import MILLION, Costs, Nanoseconds
 from penstock.planner.simulate.kernel import Ints
+from penstock.planner.simulate.reductions import Reduced, Reductions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -257,21 +257,21 @@ def _close(
     """The end of the step: the rank's reductions, of which some ``started`` before, then its optimizer."""
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
     communication = finish - busy - bubble
-    closing = Closing(finish, order.stage_ranks.tolist(), costs, started)
+    ends = Reductions(finish, order.stage_ranks.tolist(), costs, started)
     for reduction in reductions:
-        closing.reduce(reduction)
+        ends.reduce(reduction)
     optimizer = np.array(costs.optimizer_ns or (0,) * len(finish), dtype=np.int64)
     begins = 0 if costs.has_barrier else ranks[:, kernel.BEGAN]
-    makespan = int((closing.clock_ns + optimizer - begins).max())
+    makespan = int((ends.clock_ns + optimizer - begins).max())
     return StepTimes(
         makespan_ns=makespan,
         finish_ns=finish,
         compute_ns=busy,
-        bubble_ns=np.maximum(makespan - busy - communication - closing.reduction_ns - optimizer, 0),
+        bubble_ns=np.maximum(makespan - busy - communication - ends.reduction_ns - optimizer, 0),
         communication_ns=communication,
-        reduction_ns=closing.reduction_ns,
+        reduction_ns=ends.reduction_ns,
         optimizer_ns=optimizer,
-        reductions=tuple(closing.reductions),
-        step_ns=closing.clock_ns,
+        reductions=tuple(ends.reductions),
+        step_ns=ends.clock_ns,
         trace=trace,
     )

@@ -20,8 +20,8 @@ import numpy as np
 
 from penstock.core.program import Reduction
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT
-from penstock.planner.simulate.closing import least_end_ns
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Nanoseconds
+from penstock.planner.simulate.reductions import least_end_ns
 
 
 def lower_bound_ns(

@@ -35,7 +35,7 @@ class Reduced:
     reached_ns: int
 
 
-class Closing:
+class Reductions:
     """Joins reductions in turn. ``clock_ns`` [ranks] is how far ranks are, first ``finish_ns``; ``reduction_ns`` what
     they waited for reductions under way.
 
