@@ -123,7 +123,7 @@ def least_end_ns(
         members = list(reduction.ranks)
         if reduction.group is Group.TIE and any(len(own[rank]) > 1 for rank in members):
             continue
-        durations = np.array([_least_ns(reduction.group, rank, own[rank], costs) for rank in members])
+        durations = np.array([_least_ns(reduction.group, rank, own.get(rank, []), costs) for rank in members])
         if costs.has_barrier and not reduction.group.is_of_peers:
             clock[members] = clock[members].max() + durations.max()
         else:
@@ -135,4 +135,4 @@ def _least_ns(group: Group, rank: int, stages: Sequence[int], costs: Costs) -> i
     durations = costs.reduce_ns.get(group)
     if not durations:
         return 0
-    return min(durations[stage] for stage in stages) if group is Group.DP else durations[rank]
+    return min([durations[stage] for stage in stages], default=0) if group is Group.DP else durations[rank]
