@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,36 @@ def test_steps_do_not_leak_into_each_other() -> None:
     first, second = train(run, num_steps=2)
     assert first[0].loss_sum == second[0].loss_sum
     assert first[0].gradient_norm == second[0].gradient_norm
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize(("pp", "num_stages"), [(2, 4), (2, 6), (1, 3)])
+def test_reductions_next_to_compute_give_the_bits_of_those_at_the_end(family: Family, pp: int, num_stages: int) -> None:
+    """In fp32, where another order of summands would show; a tied matrix is summed over its copies before replicas."""
+    order = looped_schedule(num_ranks=pp, num_stages=num_stages, num_microbatches=2, num_slices=3)
+    plan = small_plan(
+        family=family,
+        schedule=order,
+        dp=2,
+        pp=pp,
+        num_stages=num_stages,
+        num_microbatches=2,
+        precision=Precision.FP32,
+    )
+    kept: list[list[dict[str, Tensor]]] = []
+    num_early = []
+    for late in (False, True):
+        run = ThreadedRun(replace(plan, late_receives=late))
+        actions = [instruction.action for instruction in run.program.ranks[0].instructions]
+        end = max(at for at, action in enumerate(actions) if action.is_compute)
+        num_early.append(sum(action.kind is Kind.START_REDUCE for action in actions[:end]))
+        train(run, num_steps=1)
+        keepers = [keeper for own in run.optimizers for keeper in own.values()]
+        kept.append([keeper.kept for keeper in keepers if isinstance(keeper, GradientKeeper)])
+    assert num_early[0] > num_early[1] == 0
+    for early, at_end in zip(*kept, strict=True):
+        assert early.keys() == at_end.keys()
+        assert all(torch.equal(early[name], at_end[name]) for name in early)
 
 
 def test_one_request_stops_all_ranks_after_the_same_step() -> None:
