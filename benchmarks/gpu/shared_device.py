@@ -57,11 +57,11 @@ def irecv(tensor: Tensor, src: int, group: Any = None) -> Any:
     return Arrival(_irecv(host, src, group), host, tensor)
 
 
-def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
     """Sum a copy."""
     host = tensor.cpu()
-    _all_reduce(host, op, group)
-    tensor.copy_(host)
+    arrival = Arrival(_all_reduce(host, op, group, async_op=True), host, tensor)
+    return arrival if async_op else arrival.wait()
 
 
 def init_process_group(backend: str, device_id: torch.device | None = None) -> None:

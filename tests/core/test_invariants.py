@@ -14,7 +14,7 @@ from penstock.core.errors import NoRoomError, ProgramError
 from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Reduction
-from penstock.core.schedule import Action, Group, Kind
+from penstock.core.schedule import Action, Group, Kind, Part
 from penstock.planner.lowering import lower
 from tests.support.corruption import corrupt
 from tests.support.interpreter import expected_answer, interpret
@@ -38,7 +38,7 @@ SEEDS = st.integers(0, 2**32)
 @given(cases(), SEEDS)
 def test_every_legal_schedule_is_proved_and_gives_the_right_result(case: Case, seed: int) -> None:
     program = case.lower()
-    prove(program, sizes=case.sizes)
+    prove(program, sizes=case.sizes, num_units=case.num_units)
     model = toy_model(case, seed)
     expected = expected_answer(case, model)
     for interleaving in range(2):
@@ -54,7 +54,7 @@ def test_a_corrupt_program_is_refused_or_harmless(case: Case, seed: int) -> None
     for _ in range(20):
         broken = corrupt(rng, program)
         try:
-            prove(broken, sizes=case.sizes)
+            prove(broken, sizes=case.sizes, num_units=case.num_units)
         except ProgramError:
             continue
         for interleaving in range(4):
@@ -83,7 +83,7 @@ def _most_live_bytes(rank: RankProgram) -> int:
 
 def test_the_proof_counts_instructions_transfers_and_steps() -> None:
     proof = prove(lowered(SPLIT_BACKWARD))
-    assert proof.num_instructions == 44
+    assert proof.num_instructions == 46
     assert proof.num_transfers == 4
     assert proof.num_steps == 8  # 6 actions of rank 0 and its wait of two for the first gradient to come back
 
@@ -123,11 +123,13 @@ def test_a_deadlock_names_who_waits_for_whom_and_marks_the_cell() -> None:
 
 
 def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
-    program = without(lowered("0F0,0B0\n1F0,1B0\n"), 1, "1REDUCE(norm)")
-    with pytest.raises(ProgramError, match=r"1STEP: runs before REDUCE\(norm\)"):
+    program = lowered("0F0,0B0\n1F0,1B0\n")
+    for text in ("1START_REDUCE(norm)", "1WAIT_REDUCE(norm)"):
+        program = without(program, 1, text)
+    with pytest.raises(ProgramError, match=r"1STEP: runs before 1WAIT_REDUCE\(norm\)"):
         prove(program)
     program = replaced(program, 1, "1STEP", lambda step: replace(step, action=Action(Kind.FREE, 1, 0, 0)))
-    with pytest.raises(ProgramError, match=r"for rank 1 to reach REDUCE\(norm\); rank 1 has ended"):
+    with pytest.raises(ProgramError, match=r"for rank 1 to reach START_REDUCE\(norm\); rank 1 has ended"):
         prove(program)
 
 
@@ -140,6 +142,11 @@ def _with_slots(program: Program, kind: SlotKind, change: Callable[[int], int]) 
 
 def _freed_by(instruction: Instruction) -> Instruction:
     return replace(instruction, frees=instruction.reads)
+
+
+def _again(kind: Kind) -> Callable[[Instruction], Instruction]:
+    """The reduction over all ranks of stage 0, started or waited for."""
+    return lambda _: Instruction(Action(kind, 0, group=Group.NORM))
 
 
 def _sequence(number: int) -> Callable[[Instruction], Instruction]:
@@ -185,19 +192,37 @@ REFUSALS: list[tuple[str, Callable[[Program], Program]]] = [
     ),
     (
         r"rank 0, 0FREE0.0: frees y@0:0.0, which is under transfer",
-        lambda p: moved(p, 0, "0WAIT_SEND_F0.0", before="0REDUCE(norm)"),
+        lambda p: moved(p, 0, "0WAIT_SEND_F0.0", before="0START_REDUCE(norm)"),
     ),
     (
         r"rank 0, 0W0.1: frees slots, which only FREE may",
         lambda p: replaced(p, 0, "0W0.1", _freed_by),
     ),
     (
-        r"rank 0, 0STEP: runs before REDUCE\(norm\)",
-        lambda p: moved(p, 0, "0STEP", before="0REDUCE(norm)"),
+        r"rank 0, 0STEP: runs before 0WAIT_REDUCE\(norm\)",
+        lambda p: moved(p, 0, "0STEP", before="0WAIT_REDUCE(norm)"),
     ),
     (
-        r"rank 0, 0REDUCE\(norm\): finds 1 of 2 weight gradients",
-        lambda p: moved(p, 0, "0REDUCE(norm)", before="0W0.0"),
+        r"rank 0, 0START_REDUCE\(norm\): finds 1 of 2 weight gradients of stage 0",
+        lambda p: moved(p, 0, "0START_REDUCE(norm)", before="0W0.0"),
+    ),
+    (
+        r"rank 0, 0WAIT_REDUCE\(norm\): waits for a reduction that was not started",
+        lambda p: moved(p, 0, "0WAIT_REDUCE(norm)", before="0START_REDUCE(norm)"),
+    ),
+    (
+        r"rank 0, 0WAIT_REDUCE\(dp\): is no reduction of its rank",
+        lambda p: replaced(
+            p, 0, "0WAIT_REDUCE(norm)", lambda found: replace(found, action=replace(found.action, group=Group.DP))
+        ),
+    ),
+    (
+        r"rank 0, 0START_REDUCE\(norm\): starts a reduction that was started before",
+        lambda p: replaced(p, 0, "0WAIT_REDUCE(norm)", _again(Kind.START_REDUCE)),
+    ),
+    (
+        r"rank 0, 0WAIT_REDUCE\(norm\): waits for a reduction that is over",
+        lambda p: replaced(p, 0, "0STEP", _again(Kind.WAIT_REDUCE)),
     ),
     (
         r"rank 0, end of the Program: ends without STEP",
@@ -212,7 +237,7 @@ REFUSALS: list[tuple[str, Callable[[Program], Program]]] = [
         lambda p: replace(p, reductions=()),
     ),
     (
-        r"REDUCE\(norm\) must not join the ranks",
+        r"the reduction over norm must not join the ranks",
         lambda p: replace(p, reductions=(Reduction(Group.NORM, (0,)),)),
     ),
     (
@@ -254,11 +279,63 @@ def test_order_is_held_even_where_no_slot_shows_it(text: str, action: str, befor
 def test_a_tie_joins_the_first_and_the_last_rank_before_dp_and_norm() -> None:
     text = "0F0,0B0\n1F0,1B0\n2F0,2B0\n"
     assert prove(lowered(text, dp=True, tie=(0, 2))).num_transfers == 4
-    with pytest.raises(ProgramError, match=r"REDUCE\(tie\) must not join the ranks \(0, 1\)"):
+    with pytest.raises(ProgramError, match=r"the reduction over tie must not join the ranks \(0, 1\)"):
         prove(lowered(text, tie=(0, 1)))
-    late = moved(lowered(text, dp=True, tie=(0, 2)), 2, "2REDUCE(tie)", before="2REDUCE(norm)")
-    with pytest.raises(ProgramError, match=r"rank 2, 2REDUCE\(dp\): comes where REDUCE\(tie\) is expected"):
+    late = moved(lowered(text, dp=True, tie=(0, 2)), 2, "2WAIT_REDUCE(tie)", before="2START_REDUCE(norm)")
+    with pytest.raises(ProgramError, match=r"rank 2, 2START_REDUCE\(dp\): runs before 2WAIT_REDUCE\(tie\)"):
         prove(late)
+
+
+IN_PARTS = "0F0,0R0[0],0R0[1:3],0I0,0W0\n"
+
+PART_REFUSALS = [
+    (lambda p: moved(p, 0, "0R0.0[1:3]", before="0R0.0[0]"), r"0R0.0\[1:3\]: makes unit 1 again where unit 0 is next"),
+    (lambda p: moved(p, 0, "0I0.0", before="0R0.0[1:3]"), r"0I0.0: runs before the R of its slice"),
+    (lambda p: _part(p, "0R0.0[1:3]", Part(1, 2)), r"0I0.0: runs before the R of its slice"),
+    (lambda p: _part(p, "0R0.0[1:3]", Part(1, 4)), r"0R0.0\[1:4\]: makes units up to 4 again of a stage that keeps 3"),
+    (lambda p: _part(p, "0R0.0[1:3]", None), r"0R0.0: does work that was done before"),
+    (lambda p: _part(p, "0R0.0[0]", None), r"0R0.0\[1:3\]: does work that was done before"),
+    (lambda p: _part(p, "0I0.0", Part(0, 3)), r"0I0.0\[0:3\]: is for a part of its stage, which only R may be"),
+]
+
+
+def _part(program: Program, text: str, part: Part | None) -> Program:
+    return replaced(program, 0, text, lambda found: replace(found, action=replace(found.action, part=part)))
+
+
+@pytest.mark.parametrize(("corruption", "reason"), PART_REFUSALS, ids=[reason for _, reason in PART_REFUSALS])
+def test_parts_cover_what_a_stage_keeps_once_before_the_backward(
+    corruption: Callable[[Program], Program], reason: str
+) -> None:
+    """With no slots, so that nothing but the parts themselves is seen to be wrong."""
+    program = lower(schedule_of(IN_PARTS), lambda *_: 0, slices=(1,), receive_ahead=1, dp=False)
+    prove(program, num_units=(3,))
+    prove(lowered(IN_PARTS), sizes=one_line_each, num_units=(3,))
+    with pytest.raises(ProgramError, match=reason):
+        prove(corruption(program), num_units=(3,))
+
+
+TWO_STAGES_EACH = "0F0,2F0,2I0,2W0,0I0,0W0\n1F0,3F0,3B0,1B0\n"
+
+
+def test_a_reduction_may_start_as_soon_as_its_stage_is_complete_and_has_to_be_over_before_the_norm() -> None:
+    program = lowered(TWO_STAGES_EACH, dp=True)
+    prove(program, sizes=one_line_each)
+    with pytest.raises(ProgramError, match=r"2START_REDUCE\(dp\): finds 0 of 1 weight gradients of stage 2"):
+        prove(moved(program, 0, "2START_REDUCE(dp)", before="2W0.0"))
+    with pytest.raises(ProgramError, match=r"0START_REDUCE\(norm\): runs before 2WAIT_REDUCE\(dp\)"):
+        prove(moved(program, 0, "2WAIT_REDUCE(dp)", before="0STEP"))
+    with pytest.raises(ProgramError, match=r"0START_REDUCE\(norm\): runs before 0WAIT_REDUCE\(dp\)"):
+        prove(without(program, 0, "0WAIT_REDUCE(dp)"))
+
+
+def test_a_reduction_over_the_pipeline_waits_for_the_last_to_start_it() -> None:
+    program = lowered("0F0,0B0\n1F0,1B0\n2F0,2B0\n", tie=(0, 2))
+    program = replaced(
+        program, 2, "2START_REDUCE(tie)", lambda found: replace(found, action=Action(Kind.FREE, 2, 0, 0))
+    )
+    with pytest.raises(ProgramError, match=r"2WAIT_REDUCE\(tie\): waits for a reduction that was not started"):
+        prove(program)
 
 
 def test_slots_at_their_word_must_not_differ_between_microbatches() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.core.schedule import Action, Group, Kind, Schedule, flatten, parse_action, parse_schedule
+from penstock.core.schedule import Action, Group, Kind, Part, Schedule, flatten, parse_action, parse_schedule
 from tests.support.manifest_strategies import valid
 
 ACTIONS = valid(Action)
@@ -28,10 +28,41 @@ def test_the_text_is_torchs_with_a_slice() -> None:
     assert parse_action("1F3.2") == Action(Kind.F, 1, 3, 2)
     assert parse_action("1F3") == Action(Kind.F, 1, 3)
     assert str(Action(Kind.POST_RECV_B, 0, 2, 1)) == "0POST_RECV_B2.1"
-    assert str(Action(Kind.REDUCE, 0, group=Group.NORM)) == "0REDUCE(norm)"
+    assert str(Action(Kind.START_REDUCE, 0, group=Group.NORM)) == "0START_REDUCE(norm)"
 
 
-@pytest.mark.parametrize("text", ["", "F3", "1X3.2", "1F.2", "1F3.", "1F3.2.1", "1REDUCE(all)", "()OVERLAP_F_B"])
+@given(st.integers(0, 9), st.integers(1, 9))
+def test_a_part_of_a_recomputation_parses_back(first: int, length: int) -> None:
+    action = Action(Kind.R, 1, 3, 2, part=Part(first, first + length))
+    assert parse_action(str(action)) == action
+    schedule, _ = parse_schedule(f"0F0.0,0R0.0[0:{length}],0R0.0[{length}],0B0.0\n")
+    assert parse_schedule(schedule.to_csv()) == (schedule, ())
+    assert schedule.recomputed_units == {0: length + 1}
+
+
+def test_one_unit_is_written_as_one() -> None:
+    assert str(Action(Kind.R, 1, 3, 2, part=Part(2, 3))) == "1R3.2[2]"
+    assert parse_action("1R3.2[2:3]") == parse_action("1R3.2[2]")
+    assert parse_action("1R3.2[0:2]") == Action(Kind.R, 1, 3, 2, part=Part(0, 2))
+
+
+def test_only_a_recomputation_has_parts() -> None:
+    with pytest.raises(UserError, match=r"0F0.0\[0\] is for a part of its stage") as caught:
+        parse_schedule("0F0.0[0],0B0.0\n")
+    assert caught.value.where == "rank 0"
+
+
+@pytest.mark.parametrize("text", ["1R3.2[2:2]", "1R3.2[3:1]"])
+def test_a_part_without_units_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(UserError, match="are no part of a stage") as caught:
+        parse_action(text, "line 4")
+    assert caught.value.where == "line 4"
+
+
+NO_ACTIONS = ["", "F3", "1X3.2", "1F.2", "1F3.", "1F3.2.1", "1START_REDUCE(all)", "1REDUCE(norm)", "()OVERLAP_F_B"]
+
+
+@pytest.mark.parametrize("text", [*NO_ACTIONS, "1R3.2[]", "1R3.2[-1]", "1R3.2[1:]"])
 def test_what_is_no_action_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_action(text, "line 4")

@@ -11,7 +11,7 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.planner.realise import program_of
 from tests.support.pipeline_ranks import RankResult, expected, train_rank
-from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.small_plans import looped_schedule, remade_units, small_plan
 from tests.support.stage_pipeline import gradient_error
 from tests.support.worker_pool import WorkerPool
 
@@ -73,13 +73,18 @@ def test_schedules_of_several_stages_per_rank(
 
 
 @pytest.mark.parametrize("family", Family)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "whole", "parts"])
 @pytest.mark.parametrize(("pp", "num_stages", "dp"), [(1, 2, 1), (2, 4, 1), (2, 4, 2), (2, 6, 1), (4, 8, 1)])
 def test_imported_schedules_with_several_stages_per_rank(
-    worker_pool: WorkerPool, family: Family, recompute: bool, pp: int, num_stages: int, dp: int
+    worker_pool: WorkerPool, family: Family, recompute: str, pp: int, num_stages: int, dp: int
 ) -> None:
     schedule = looped_schedule(
-        num_ranks=pp, num_stages=num_stages, num_microbatches=2, num_slices=3, recompute=recompute
+        num_ranks=pp,
+        num_stages=num_stages,
+        num_microbatches=2,
+        num_slices=3,
+        recompute=recompute != "none",
+        num_units=remade_units(num_stages) if recompute == "parts" else (),
     )
     plan = small_plan(
         family=family,

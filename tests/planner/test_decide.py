@@ -17,11 +17,14 @@ from penstock.core.layout import stage_parameters
 from penstock.core.plan import Plan, Prediction
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Kind, ScheduleSpec
+from penstock.core.timeline import Activity
 from penstock.planner.decide import MOST_PROVED_ACTIONS, decide
+from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
+from penstock.planner.order import RECOMPUTE
 from penstock.planner.problem import Problem, problem_from_cluster
 from penstock.planner.realise import fitting_program_of, program_of, schedule_of
-from penstock.planner.replay import simulated
+from penstock.planner.replay import candidate_of, simulated
 from penstock.planner.search import Budget
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured_problem, problem, profile_for
 from tests.support.small_plans import looped_schedule
@@ -277,6 +280,29 @@ def test_more_memory_than_devices_have_is_not_asked_for() -> None:
 
 CSV = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=2)
 
+IN_PARTS = ScheduleSpec(
+    generator="csv",
+    text="0F0.0,0F0.1,0R0.1[0:3],0R0.1[3:5],0B0.1,0R0.0,0B0.0\n1F0.0,1F0.1,1R0.1[0:4],1B0.1,1R0.0[0],1R0.0[1:4],1B0.0\n",
+)
+"""For stages of five units each, of which the last is the head."""
+
+
+def test_a_schedule_with_parts_of_recomputations_goes_the_whole_way() -> None:
+    """Pinned, planned, lowered and proved; simulated by the units of each part, which together take what R does."""
+    described = problem(cluster(), global_batch=1, ranks=2, schedule=IN_PARTS, stages=(2, 2), slices=2)
+    decision = decide(described, QUICK)
+    program = program_of(decision.plan)
+    assert program.digest == decision.plan.program_digest
+    timeline = simulated(decision.plan, cluster()).timeline
+    taken = {event.action: event.duration_ns for event in timeline.events if event.activity is Activity.COMPUTE}
+    overhead = round(1e9 * described.cost_of(1).action_overhead_seconds)
+    assert taken["0R0.1[0:3]"] > taken["0R0.1[3:5]"] > overhead
+    whole = Simulated(described).costs(candidate_of(decision.plan), (0, 1)).compute_ns[RECOMPUTE]
+    assert taken["0R0.0"] == whole[0, 0]
+    assert taken["0R0.1[0:3]"] + taken["0R0.1[3:5]"] == whole[0, 1] + overhead
+    assert taken["1R0.0[0]"] + taken["1R0.0[1:4]"] == whole[1, 0] + overhead
+
+
 CLASHES: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "zigzag"}, "'zigzag' is not a schedule"),
     ({"pp": 2, "stages": (1, 1, 2)}, "3 stages are pinned, but pp has 2 or 4"),
@@ -292,6 +318,11 @@ CLASHES: list[tuple[dict[str, Any], str]] = [
     ({"schedule": CSV, "stages": (1, 1, 2)}, "3 stages are pinned, but the schedule has 2"),
     ({"schedule": CSV, "dp": 2}, "for 2 micro-batches, the job has 1"),
     ({"schedule": ScheduleSpec(generator="csv", text="0F0.0,wobble\n")}, "wobble"),
+    ({"schedule": IN_PARTS, "global_batch": 1}, "recomputes parts of stages, whose units the planner would choose"),
+    (
+        {"schedule": IN_PARTS, "global_batch": 1, "stages": (1, 3)},
+        "recomputes 5 units of stage 0, which keeps something of 3",
+    ),
     (
         {"schedule": looped_schedule(num_ranks=2, num_stages=12, num_microbatches=2, num_slices=1)},
         "12 stages cannot share the model's 10 units",

@@ -20,7 +20,7 @@ from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
 from penstock.core.program import Program, RankProgram
 from penstock.core.residency import NUM_PLACES
-from penstock.core.schedule import Kind
+from penstock.core.schedule import Group, Kind
 from penstock.planner.lowering import lower, slot_sizes
 from penstock.planner.realise import program_of
 from penstock.planner.schedules.registry import BUILT_IN
@@ -61,7 +61,8 @@ DESIGN_EXAMPLE_RANK_1 = """\
 1FREE0.1             -g_out@1:0.1
 1WAIT_SEND_B0.0      [1->0B #1]
 1FREE0.0             -g_out@1:0.0
-1REDUCE(norm)
+1START_REDUCE(norm)
+1WAIT_REDUCE(norm)
 1STEP
 """
 
@@ -73,7 +74,7 @@ def test_the_example_of_two_ranks_and_two_slices() -> None:
         *("0POST_RECV_B0.1", "0POST_RECV_B0.0"),
         *("0F0.0", "0SEND_F0.0", "0F0.1", "0SEND_F0.1"),
         *("0WAIT_RECV_B0.1", "0I0.1", "0WAIT_RECV_B0.0", "0I0.0", "0W0.1", "0W0.0"),
-        *("0WAIT_SEND_F0.0", "0WAIT_SEND_F0.1", "0REDUCE(norm)", "0STEP"),
+        *("0WAIT_SEND_F0.0", "0WAIT_SEND_F0.1", "0START_REDUCE(norm)", "0WAIT_REDUCE(norm)", "0STEP"),
     ]
 
 
@@ -185,7 +186,7 @@ def test_late_receives_of_a_warm_up() -> None:
     assert actions(program, 0) == [
         *("0F0.0", "0SEND_F0.0", "0POST_RECV_B0.0", "0F1.0", "0SEND_F1.0"),
         *("0POST_RECV_B1.0", "0WAIT_RECV_B0.0", "0B0.0", "0WAIT_RECV_B1.0", "0B1.0"),
-        *("0WAIT_SEND_F0.0", "0WAIT_SEND_F1.0", "0REDUCE(norm)", "0STEP"),
+        *("0WAIT_SEND_F0.0", "0WAIT_SEND_F1.0", "0START_REDUCE(norm)", "0WAIT_REDUCE(norm)", "0STEP"),
     ]
 
 
@@ -301,6 +302,19 @@ def test_recompute_takes_over_the_activations_and_leaves_the_keys() -> None:
     assert lives["kv@0:0"] == ("0F0.0", "0B0.0")
 
 
+def test_a_recomputation_in_parts_fills_the_same_slots() -> None:
+    """They live from the first part on; the parts after it read the last output of the part before there."""
+    text = "0F0,1F0,1B0,0R0[0:2],0R0[2],0B0\n"
+    lives = _lives(lowered(text), 0)
+    assert lives["a@0:0.0"] == lives["l@0:0.0"] == ("0R0.0[0:2]", "0B0.0")
+    program = lowered("0F0,0B0\n1F0,1R0[0],1R0[1:3],1B0\n", num_units=(0, 3))
+    slots = program.ranks[1].slots
+    first, second = (i for i in program.ranks[1].instructions if i.action.kind is Kind.R)
+    assert [str(slots[index]) for index in first.reads] == ["x@1:0.0", "kv@1:0"]
+    assert [str(slots[index]) for index in second.reads] == ["a@1:0.0", "kv@1:0"]
+    assert first.writes == second.writes
+
+
 def test_the_stash_of_a_full_backward_lives_only_during_it() -> None:
     assert _lives(lowered("0F0,0B0\n"), 0)["w@0:0.0"] == ("0B0.0", "0B0.0")
 
@@ -341,13 +355,90 @@ def test_a_free_stands_directly_after_the_last_use(case: Case) -> None:
 # The end, and the whole.
 
 
-def test_the_step_ends_with_tie_dp_norm_and_step() -> None:
+DIGESTS_OF_0_1_0 = [
+    "24109ebfc97f2307e3f82d44385bb01efed815f21ed4b2b06ee4467b7f32937c",
+    "3359bd31b7dd5ebe3036f7fed57c347c2c2bd4686c663350ea9562a375aa0ea0",
+    "5c6cd40efc48acd7b9547a85d62baa3067fb1b57cb6c48810a08edf3f322dd00",
+]
+
+
+def at_once(stage: int, *groups: str) -> list[str]:
+    """Reductions that are waited for where they start."""
+    return [f"{stage}{kind}_REDUCE({group})" for group in groups for kind in ("START", "WAIT")]
+
+
+def test_with_one_stage_per_rank_reductions_have_nothing_to_run_next_to() -> None:
     program = lowered("0F0,0B0\n1F0,1B0\n2F0,2B0\n", dp=True, tie=(0, 2))
-    assert [actions(program, rank)[-4:] for rank in (0, 2)] == [
-        [f"{rank}REDUCE(tie)", f"{rank}REDUCE(dp)", f"{rank}REDUCE(norm)", f"{rank}STEP"] for rank in (0, 2)
-    ]
-    assert actions(program, 1)[-3:] == ["1REDUCE(dp)", "1REDUCE(norm)", "1STEP"]
+    for rank in (0, 2):
+        assert actions(program, rank)[-7:] == [*at_once(rank, "tie", "dp", "norm"), f"{rank}STEP"]
+    assert actions(program, 1)[-5:] == [*at_once(1, "dp", "norm"), "1STEP"]
     assert "REDUCE(tie)" not in "".join(actions(lowered("0F0,0B0\n", tie=(0, 0)), 0))
+
+
+TWO_STAGES_EACH = "0F0,2F0,2I0,2W0,0I0,0W0\n1F0,3F0,3B0,1B0\n"
+
+
+def test_the_reduction_of_a_stage_runs_next_to_the_compute_of_another() -> None:
+    program = lowered(TWO_STAGES_EACH, dp=True)
+    assert (
+        actions(program, 0)[-11:]
+        == [
+            *("2I0.0", "2SEND_B0.0", "2W0.0", "2START_REDUCE(dp)", "0WAIT_RECV_B0.0", "0I0.0", "0W0.0"),
+            *("0WAIT_SEND_F0.0", "2WAIT_SEND_F0.0", "2WAIT_SEND_B0.0"),
+            *("0START_REDUCE(dp)", "2WAIT_REDUCE(dp)", "0WAIT_REDUCE(dp)", *at_once(0, "norm"), "0STEP"),
+        ][-11:]
+    )
+    row = actions(program, 1)
+    assert row[row.index("3B0.0") : row.index("3B0.0") + 3] == ["3B0.0", "3SEND_B0.0", "3START_REDUCE(dp)"]
+
+
+def test_a_tied_stage_is_summed_over_its_copies_before_replicas() -> None:
+    ends = actions(lowered(TWO_STAGES_EACH, dp=True, tie=(0, 1)), 1)
+    assert ends.index("3START_REDUCE(tie)") < ends.index("1B0.0")
+    assert ends[-8:] == [
+        *("1START_REDUCE(dp)", "3WAIT_REDUCE(tie)", "3START_REDUCE(dp)", "1WAIT_REDUCE(dp)", "3WAIT_REDUCE(dp)"),
+        *(*at_once(1, "norm"), "1STEP"),
+    ]
+
+
+def test_reductions_of_devices_with_places_start_after_all_compute() -> None:
+    row = actions(lowered(TWO_STAGES_EACH, dp=True, late_receives=True), 0)
+    assert row[-7:] == [
+        *("0START_REDUCE(dp)", "2START_REDUCE(dp)", "0WAIT_REDUCE(dp)", "2WAIT_REDUCE(dp)"),
+        *(*at_once(0, "norm"), "0STEP"),
+    ]
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> None:
+    """Directly after the last W or B of its stage and the messages there; else after all compute."""
+    for rank in case.lower().ranks:
+        kinds = [i.action.kind for i in rank.instructions if i.action.kind is not Kind.FREE]
+        work = [i.action for i in rank.instructions if i.action.kind is not Kind.FREE]
+        end = max(at for at, action in enumerate(work) if action.is_compute)
+        for at, action in enumerate(work):
+            if action.kind is Kind.START_REDUCE and at < end:
+                before = at - 1
+                while work[before].kind.value.startswith(("SEND", "WAIT_SEND", "START_REDUCE")):
+                    before -= 1
+                assert (work[before].stage, kinds[before] in (Kind.B, Kind.W)) == (action.stage, True)
+                assert not case.late_receives
+        started = {a.stage for a in work[:end] if a.kind is Kind.START_REDUCE and a.group is Group.DP}
+        last = {a.stage: at for at, a in enumerate(work) if a.kind in (Kind.B, Kind.W)}
+        tied = {0, len(case.stages) - 1} if case.tie else set()
+        could = {stage for stage, at in last.items() if at < end} - tied
+        assert started == (could if case.dp and not case.late_receives else set())
+
+
+def test_digests_are_those_of_plans_of_before_where_nothing_overlaps() -> None:
+    """Stored plans hold digests of Programs with REDUCE in place of a start and its wait."""
+    digests = [
+        lowered(SPLIT_BACKWARD, slices=(5, 3)).digest,
+        lowered("0F0,0B0\n1F0,1B0\n2F0,2B0\n", dp=True, tie=(0, 2)).digest,
+        lowered(TWO_STAGES_EACH).digest,
+    ]
+    assert digests == DIGESTS_OF_0_1_0
 
 
 def test_overlaps_run_serially() -> None:
@@ -396,6 +487,13 @@ REFUSALS = [
     ("0F0,0W0,0I0", "rank 0 has 0W0.0 before 0I0.0 is done, which comes later on the same rank"),
     ("0F0,0B0,0R0", "rank 0 has 0B0.0 before 0R0.0 is done, which comes later on the same rank"),
     ("0R0,0F0,0B0", "rank 0 has 0R0.0 before 0F0.0 is done, which comes later on the same rank"),
+    ("0F0,0R0,0R0,0B0", "0R0.0 is there 2 times"),
+    ("0F0,0R0,0R0[0],0B0", "0R0.0 is there 2 times"),
+    ("0F0,0R0[1],0B0", "0R0.0[1] comes where unit 0 is next"),
+    ("0F0,0R0[0],0R0[2],0B0", "0R0.0[2] comes where unit 1 is next"),
+    ("0F0,0R0[0:2],0R0[1],0B0", "0R0.0[1] comes where unit 2 is next"),
+    ("0F0,0F1,0R0[0],0R0[1],0B0,0R1[0],0B1", "0R1.0 ends at unit 1 of 2"),
+    ("0F0,0R0[0],0B0,0R0[1]", "rank 0 has 0B0.0 before 0R0.0 is done, which comes later on the same rank"),
     ("1F0,0F0,1B0,0B0", "rank 0 has 1F0.0 before 0F0.0 is done, which comes later on the same rank"),
     (
         "0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0",
@@ -411,6 +509,14 @@ def test_an_impossible_schedule_is_refused(text: str, reason: str) -> None:
     assert reason in caught.value.what
     assert caught.value.where.startswith("schedule, rank ")
     assert caught.value.remedy
+
+
+def test_parts_of_another_stage_are_refused() -> None:
+    text = "0F0,0R0[0:2],0B0\n"
+    assert lowered(text, num_units=(2,)) == lowered(text)
+    for num_units in (1, 3):
+        with pytest.raises(UserError, match=f"0R0.0 ends at unit 2 of {num_units}"):
+            lowered(text, num_units=(num_units,))
 
 
 def test_a_deadlock_of_the_schedule_shows_the_grid() -> None:

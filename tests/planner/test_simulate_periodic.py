@@ -138,17 +138,22 @@ def test_a_short_step_is_simulated_as_it_is() -> None:
 @settings(max_examples=200)
 @given(schedules(), st.integers(0, 2**32))
 def test_no_schedule_is_below_the_bound(schedule: Schedule, seed: int) -> None:
-    """Any legal order, with virtual stages and recomputation; those that mix B with I and W have no single price."""
+    """Any legal order, with virtual stages and recomputation; those that mix B with I and W have no single price.
+    Reductions may start before the end, or not.
+    """
     order = from_schedule(schedule)
     kinds = set(order.kinds.tolist())
     assume(not {BACKWARD, INPUT_GRADIENT} <= kinds)
     rng = random.Random(seed)
     costs = random_costs(rng, order.num_ranks, order.num_stages, order.num_slices)
+    ends = sorted({schedule.stage_ranks[0], schedule.stage_ranks[-1]})
     reductions = [
+        *([Reduction(Group.TIE, tuple(ends))] if len(ends) == 2 and rng.random() < 0.5 else []),
         Reduction(Group.DP, tuple(range(order.num_ranks))),
         Reduction(Group.NORM, tuple(range(order.num_ranks))),
     ]
-    whole = simulate_arrays(order, costs, receive_ahead=rng.randint(1, 3), reductions=reductions)
+    late = rng.random() < 0.5
+    whole = simulate_arrays(order, costs, receive_ahead=rng.randint(1, 3), late_receives=late, reductions=reductions)
     cells = order.num_stages * order.num_microbatches * order.num_slices
     bound = lower_bound_ns(
         costs,
@@ -189,8 +194,12 @@ def test_the_bound_counts_all_stages_of_a_rank() -> None:
 
 
 def test_a_rank_without_stages_only_joins_the_end() -> None:
-    costs = dataclasses.replace(equal_costs(2, 1, 5, 5, 5), hosts=hosts([0, 1, 2]), optimizer_ns=(0, 0, 99))
+    costs = dataclasses.replace(
+        equal_costs(2, 1, 5, 5, 5), hosts=hosts([0, 1, 2]), optimizer_ns=(0, 0, 99), reduce_ns={Group.DP: (7, 8)}
+    )
     assert lower_bound_ns(costs, 1, stage_ranks=(0, 2), split=False) == 5 + 15 + 99
+    replicas = [Reduction(Group.DP, (0, 1, 2))]
+    assert lower_bound_ns(costs, 1, stage_ranks=(0, 2), split=False, reductions=replicas) == 5 + 15 + 8 + 99
     assert lower_bound_ns(costs, 1, stage_ranks=(0, 1), split=False) == 99
 
 

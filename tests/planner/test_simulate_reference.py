@@ -64,6 +64,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         late_receives=case.late_receives,
         dp=case.dp,
         tie=case.tie,
+        num_units=case.num_units,
         transients=transients,
     )
     costs = random_costs(rng, len(program.ranks), *shape)

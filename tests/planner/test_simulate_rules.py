@@ -20,7 +20,15 @@ from penstock.planner.schedules.registry import find
 from penstock.planner.simulate import kernel
 from penstock.planner.simulate.arrays import simulate_arrays
 from penstock.planner.simulate.bound import lower_bound_ns
-from penstock.planner.simulate.costs import MILLION, Costs, Hosts, InstructionCosts, hosts, uncontended
+from penstock.planner.simulate.costs import (
+    MILLION,
+    Costs,
+    Hosts,
+    InstructionCosts,
+    compute_table,
+    hosts,
+    uncontended,
+)
 from penstock.planner.simulate.simulation import simulate
 from tests.support.step_costs import equal_costs, random_costs, shape
 
@@ -271,6 +279,26 @@ def test_reductions_are_barriers_but_for_dp() -> None:
     assert tied.step_ns.tolist() == [47, 47]
 
 
+def test_a_reduction_over_replicas_runs_next_to_compute() -> None:
+    """Stage 2 is complete at 50, stage 0 at 80; the second reduction of a rank waits for the first."""
+    costs = dataclasses.replace(
+        uncontended(compute_table(*np.full((3, 4, 1), 10)), np.zeros((2, 4, 1), dtype=np.int64), num_ranks=2),
+        reduce_ns={Group.DP: (4, 0, 35, 0), Group.NORM: (2, 2)},
+    )
+    order = parse("0F0,2F0,2I0,2W0,0I0,0W0\n1F0,3F0,3B0,1B0\n")
+    both = [Reduction(Group.DP, (0, 1)), Reduction(Group.NORM, (0, 1))]
+    found = simulate_arrays(order, costs, reductions=both)
+    first, second = [each for each in found.reductions if (each.group, each.rank) == (Group.DP, 0)]
+    complete = int(found.finish_ns[0])
+    assert (first.stage, second.stage) == (2, 0)
+    assert first.begin_ns < complete < first.over_ns
+    assert (second.begin_ns, second.over_ns) == (first.over_ns, first.over_ns + 4)
+    assert found.reduction_ns.tolist() == [second.over_ns - complete + 2, 2]
+    assert found.makespan_ns == second.over_ns + 2
+    late = simulate_arrays(order, costs, reductions=both, late_receives=True)
+    assert late.makespan_ns == int(late.finish_ns[0]) + 35 + 4 + 2
+
+
 def test_the_timeline_shows_every_kind_of_event() -> None:
     schedule, _ = parse_schedule("0F0,0B0\n1F0,1B0\n")
     program = lower(schedule, lambda kind, stage, tokens: 64, slices=(1,), receive_ahead=1, dp=False)
@@ -285,7 +313,8 @@ def test_the_timeline_shows_every_kind_of_event() -> None:
         Event(0, Activity.TRANSFER, "0SEND_F0.0", 10, 13),
         Event(0, Activity.WAIT, "0WAIT_RECV_B0.0", 10, 46),
         Event(0, Activity.COMPUTE, "0B0.0", 46, 66),
-        Event(0, Activity.REDUCE, "0REDUCE(norm)", 66, 68),
+        Event(0, Activity.TRANSFER, "0START_REDUCE(norm)", 66, 68),
+        Event(0, Activity.REDUCE, "0WAIT_REDUCE(norm)", 66, 68),
         Event(0, Activity.STEP, "0STEP", 68, 72),
     ]
     assert found.makespan_ns == found.timeline.step_ns == 72

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
-from penstock.core.schedule import Kind
+from penstock.core.schedule import Kind, Part
 
 Corruption = Callable[[random.Random, Program], Program]
 
@@ -116,6 +116,7 @@ def rename(rng: random.Random, program: Program) -> Program:
                     replace(action, stage=number),
                     replace(action, microbatch=rng.choice([None, number])),
                     replace(action, slice=rng.choice([None, number])),
+                    replace(action, part=rng.choice([None, Part(rng.randrange(3), 3)])),
                 ]
             ),
         )

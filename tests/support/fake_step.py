@@ -121,7 +121,7 @@ class Step:
         yield f"{case}: {' '.join(self.chosen)}"
         for kind, tally in self.tallies.items():
             if tally.dispatches or tally.waits:
-                yield f"    {kind:<12} {tally}"
+                yield f"    {kind:<18} {tally}"
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -183,7 +183,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _kind(kind: Kind, group: object) -> str:
-    return f"{kind.value}({group})" if kind is Kind.REDUCE else kind.value
+    return f"{kind.value}({group})" if kind in (Kind.START_REDUCE, Kind.WAIT_REDUCE) else kind.value
 
 
 def _short(tensor: Tensor) -> str:
@@ -229,7 +229,7 @@ def plan_of(case: Case) -> Plan:
         num_microbatches=2,
         slices=(40, 24),
         stages=even_stages(model.num_units, num_stages),
-        schedule=ScheduleSpec(generator=case.schedule),
+        schedule=ScheduleSpec(generator=case.schedule, version=find(case.schedule).version),
         late_receives=True,
     )
 

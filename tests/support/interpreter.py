@@ -89,7 +89,8 @@ class _Rank:
         self.gradients: defaultdict[str, int] = defaultdict(int)
         self.weights: dict[str, int] = {}
         self.norm: int | None = None
-        self.at: Group | None = None
+        self.remade: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self.started: dict[tuple[Group | None, int], dict[str, int]] = {}
 
     @property
     def next(self) -> Instruction | None:
@@ -148,7 +149,9 @@ class _Interpreter:
             if flight is None:
                 raise Crash("waits for a message that it did not start")
             return not flight.arrived
-        return kind is Kind.REDUCE and rank.at is not None
+        return kind is Kind.WAIT_REDUCE and not all(
+            self._has_started(m, instruction) for m in self._members(instruction)
+        )
 
     def _advance(self, rank: _Rank) -> None:
         instruction = rank.next
@@ -160,9 +163,6 @@ class _Interpreter:
         run = _TABLE.get(action.kind)
         if run is None:
             raise Crash("no such instruction")
-        if action.kind is Kind.REDUCE:
-            self._join(rank, action)
-            return
         run(self, rank, instruction)
         rank.position += 1
 
@@ -208,7 +208,17 @@ class _Interpreter:
             self._write(rank, written, H, stage, part, [2 * target * self.model.weights["head"] * y % PRIME])
 
     def recompute(self, rank: _Rank, instruction: Instruction) -> None:
-        self._save(rank, instruction, self._input(rank, instruction))
+        """In parts the first reads the input, and only the last leaves all that backward needs."""
+        part, cell = instruction.action.part, _cell(instruction.action)
+        remade, x = rank.remade.get(cell, (0, 0))
+        if part is not None and part.first != remade:
+            raise Crash("goes on with what was not begun")
+        if part is None or part.first == 0:
+            x = self._input(rank, instruction)
+        if part is None or part.stop == self.case.num_units[cell[0]]:
+            self._save(rank, instruction, x)
+        if part is not None:
+            rank.remade[cell] = (part.stop, x)
 
     def input_gradient(self, rank: _Rank, instruction: Instruction) -> None:
         stage, microbatch, part = _cell(instruction.action)
@@ -308,33 +318,44 @@ class _Interpreter:
 
     # The end of the step.
 
-    def _join(self, rank: _Rank, action: Action) -> None:
-        group = action.group
-        members = self.ranks
+    def _members(self, instruction: Instruction) -> list[_Rank]:
+        """Of this replica; the others are equal to it."""
+        group = instruction.action.group
         if group is Group.TIE:
-            members = [self.ranks[member] for member in self.case.tie or ()]
-        if rank not in members or group not in (Group.TIE, Group.DP, Group.NORM):
-            raise Crash("joins a group that it is not in")
-        rank.at = group
-        if all(member.at is group for member in members):
-            self._reduce(group, members)
-            for member in members:
-                member.at = None
-                member.position += 1
+            return [self.ranks[member] for member in self.case.tie or ()]
+        return self.ranks if group is Group.NORM else []
 
-    def _reduce(self, group: Group, members: Sequence[_Rank]) -> None:
+    @staticmethod
+    def _has_started(member: _Rank, instruction: Instruction) -> bool:
+        return any(group is instruction.action.group for group, _ in member.started)
+
+    def start_reduction(self, rank: _Rank, instruction: Instruction) -> None:
+        """What is summed is what is there now: what a later action adds is lost."""
+        key = (instruction.action.group, instruction.action.stage)
+        if key in rank.started:
+            raise Crash("starts a reduction twice")
+        if instruction.action.group is Group.TIE and rank not in self._members(instruction):
+            raise Crash("joins a group that it is not in")
+        rank.started[key] = dict(rank.gradients)
+
+    def finish_reduction(self, rank: _Rank, instruction: Instruction) -> None:
+        group, stage = instruction.action.group, instruction.action.stage
+        if (group, stage) not in rank.started:
+            raise Crash("waits for a reduction that it did not start")
+        if group is Group.DP:
+            own = rank.started[group, stage]
+            names = [f"v{stage}", f"u{stage}", *["e"][: stage == 0], *["head"][: stage == len(self.case.stages) - 1]]
+            summed = {name: NUM_REPLICAS * own.get(name, 0) % PRIME for name in names if name in rank.weights}
+            rank.gradients.update(summed)
+            return
+        members = self._members(instruction)
+        theirs = [own for member in members for (joined, _), own in member.started.items() if joined is group]
         if group is Group.TIE:
-            total = sum(member.gradients["e"] + member.gradients["head"] for member in members) % PRIME
-            for member in members:
-                member.gradients.update({name: total for name in ("e", "head") if name in member.weights})
-        elif group is Group.DP:
-            for member in members:
-                for name in member.weights:
-                    member.gradients[name] = NUM_REPLICAS * member.gradients[name] % PRIME
+            total = sum(own.get("e", 0) + own.get("head", 0) for own in theirs) % PRIME
+            rank.gradients.update({name: total for name in ("e", "head") if name in rank.weights})
         else:
-            norm = sum(member.gradients[name] for member in members for name in member.weights) % PRIME
-            for member in members:
-                member.norm = norm
+            pairs = zip(members, theirs, strict=True)
+            rank.norm = sum(own.get(name, 0) for member, own in pairs for name in member.weights) % PRIME
 
     def optimize(self, rank: _Rank, instruction: Instruction) -> None:
         if rank.norm is None:
@@ -358,7 +379,8 @@ _TABLE: dict[Kind, Callable[[_Interpreter, _Rank, Instruction], None]] = {
     Kind.POST_RECV_B: _Interpreter.start,
     **dict.fromkeys(_WAITS, _Interpreter.nothing),
     Kind.FREE: _Interpreter.nothing,
-    Kind.REDUCE: _Interpreter.nothing,
+    Kind.START_REDUCE: _Interpreter.start_reduction,
+    Kind.WAIT_REDUCE: _Interpreter.finish_reduction,
     Kind.STEP: _Interpreter.optimize,
 }
 

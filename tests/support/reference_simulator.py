@@ -79,6 +79,8 @@ class ReferenceSimulator:
             if instruction.action.kind in COMPUTE_KINDS
         }
         self.joined: dict[Group, dict[int, int]] = {}
+        self.over: dict[tuple[int, int], int] = {}
+        self.free = [0] * len(program.ranks)
         self.makespan = self._run()
 
     def _run(self) -> int:
@@ -187,7 +189,7 @@ class ReferenceSimulator:
     def _begin(self, rank: int, worker: Worker, instruction: Instruction, now: int) -> bool:
         kind = instruction.action.kind
         if kind in COMPUTE_KINDS:
-            worker.left = MILLION * int(self.costs.compute_ns[self._place(instruction)])
+            worker.left = MILLION * self._work_ns(instruction)
             worker.began = now
         elif kind in RECEIVES | RELEASES:
             return self._wait(worker, instruction, now)
@@ -195,7 +197,10 @@ class ReferenceSimulator:
             cost = self.costs.instructions.post_ns if kind in POSTS else self.costs.instructions.send_ns
             worker.communication += cost
             worker.until = now + cost
-        elif kind is Kind.REDUCE:
+        elif kind is Kind.START_REDUCE:
+            self._start_reduction(rank, instruction, now)
+            worker.until = now
+        elif kind is Kind.WAIT_REDUCE:
             return self._reduce(rank, worker, instruction, now)
         elif kind is Kind.STEP:
             worker.optimizer = (self.costs.optimizer_ns or (0,) * len(self.workers))[rank]
@@ -222,23 +227,35 @@ class ReferenceSimulator:
         worker.until = now + cost
         return True
 
+    def _start_reduction(self, rank: int, instruction: Instruction, now: int) -> None:
+        action = instruction.action
+        assert action.group is not None
+        if action.group is Group.DP:
+            durations = self.costs.reduce_ns.get(Group.DP, (0,) * self.program.num_stages)
+            self.free[rank] = max(self.free[rank], now) + durations[action.stage]
+            self.over[rank, action.stage] = self.free[rank]
+        else:
+            self.joined.setdefault(action.group, {})[rank] = now
+
     def _reduce(self, rank: int, worker: Worker, instruction: Instruction, now: int) -> bool:
         group = instruction.action.group
         assert group is not None
-        (reduction,) = [each for each in self.program.reductions if each.group is group]
-        per_rank = self.costs.reduce_ns.get(group, (0,) * len(self.workers))
-        joined = self.joined.setdefault(group, {})
-        joined.setdefault(rank, now)
-        if group in (Group.DP, Group.TP):
-            worker.reduction += per_rank[rank]
-            worker.until = now + per_rank[rank]
-            return True
-        if set(joined) != set(reduction.ranks):
-            return False
-        cost = max(per_rank[each] for each in reduction.ranks)
-        worker.bubble += now - joined[rank]
-        worker.reduction += cost
-        worker.until = now + cost
+        if worker.waiting_since is None:
+            worker.waiting_since = now
+        if group is Group.DP:
+            begin, over = now, self.over[rank, instruction.action.stage]
+        else:
+            (reduction,) = [each for each in self.program.reductions if each.group is group]
+            joined = self.joined.get(group, {})
+            if set(joined) != set(reduction.ranks):
+                return False
+            per_rank = self.costs.reduce_ns.get(group, (0,) * len(self.workers))
+            begin = max(joined.values())
+            over = begin + max(per_rank[each] for each in reduction.ranks)
+        worker.bubble += max(begin - worker.waiting_since, 0)
+        worker.reduction += max(over - max(begin, worker.waiting_since), 0)
+        worker.waiting_since = None
+        worker.until = max(now, over)
         return True
 
     def _complete(self, worker: Worker, now: int) -> None:
@@ -264,6 +281,14 @@ class ReferenceSimulator:
     def _place(self, instruction: Instruction) -> tuple[int, int, int]:
         action = instruction.action
         return KINDS.index(action.kind), action.stage, action.slice or 0
+
+    def _work_ns(self, instruction: Instruction) -> int:
+        whole = int(self.costs.compute_ns[self._place(instruction)])
+        part = instruction.action.part
+        if part is None:
+            return whole
+        until = [int(row[instruction.action.slice or 0]) for row in self.costs.remade_ns[instruction.action.stage]]
+        return whole - until[-1] + until[part.stop] - until[part.first]
 
     def _transfer_ns(self, instruction: Instruction) -> int:
         direction = 0 if instruction.action.kind is Kind.SEND_F else 1

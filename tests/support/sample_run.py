@@ -71,7 +71,7 @@ def sample_timeline(
     stop = max(event.stop_ns for event in events)
     for rank in range(len(schedule.ranks)):
         reached = max(event.stop_ns for event in events if event.rank == rank)
-        events.append(Event(rank, Activity.WAIT, f"{rank}REDUCE(norm)", reached, stop))
+        events.append(Event(rank, Activity.WAIT, f"{rank}WAIT_REDUCE(norm)", reached, stop))
         events.append(Event(rank, Activity.STEP, f"{rank}STEP", stop, stop + unit_ns * 2))
     return Timeline(
         source=source,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
-from penstock.core.layout import Precision
+from penstock.core.layout import Precision, num_remade_units
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
-from penstock.core.schedule import CSV, Action, Kind, Schedule, ScheduleSpec
+from penstock.core.schedule import CSV, Action, Kind, Part, Schedule, ScheduleSpec
 from penstock.planner.schedules.registry import find
 
 
@@ -61,12 +62,26 @@ def even_stages(num_units: int, num_stages: int) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(bounds))
 
 
+def remade_units(num_stages: int, *, layers: int = 3) -> list[int]:
+    """Of every stage of `small_plan`, how many units R makes again."""
+    model = small_model(Family.LLAMA, layers=layers)
+    return [num_remade_units(model, *stage) for stage in even_stages(model.num_units, num_stages)]
+
+
 def looped_schedule(
-    *, num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int, recompute: bool = False
+    *,
+    num_ranks: int,
+    num_stages: int,
+    num_microbatches: int,
+    num_slices: int,
+    recompute: bool = False,
+    num_units: Sequence[int] = (),
 ) -> ScheduleSpec:
     """Several stages per rank (stage s on rank s mod num_ranks), all forwards before all backwards, as imported CSV.
 
-    Backward is split on the even stages and full on the odd ones; with ``recompute`` an R precedes every one.
+    Backward is split on the even stages and full on the odd ones; with ``recompute`` an R precedes every one. With
+    ``num_units`` of the stages, those R are in parts of one unit: the first of all slices come before any backward of
+    their stage.
     """
     cells = [(microbatch, part) for microbatch in range(num_microbatches) for part in range(num_slices)]
     backward = [(microbatch, part) for microbatch in range(num_microbatches) for part in reversed(range(num_slices))]
@@ -75,8 +90,11 @@ def looped_schedule(
         own = range(rank, num_stages, num_ranks)
         row = [Action(Kind.F, stage, *cell) for stage in own for cell in cells]
         for stage in reversed(own):
+            parts = [Part(unit, unit + 1) for unit in range(num_units[stage] if num_units else 0)]
+            row.extend(Action(Kind.R, stage, *cell, part=part) for part in parts[:1] for cell in backward)
             for cell in backward:
-                row.extend([Action(Kind.R, stage, *cell)] if recompute else [])
+                row.extend(Action(Kind.R, stage, *cell, part=part) for part in parts[1:])
+                row.extend([Action(Kind.R, stage, *cell)] if recompute and not parts else [])
                 row.append(Action(Kind.B if stage % 2 else Kind.I, stage, *cell))
         row.extend(Action(Kind.W, stage, *cell) for stage in own if stage % 2 == 0 for cell in cells)
         rows.append(tuple(row))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.core.layout import SlotKind
@@ -41,6 +41,7 @@ def lowered(
     late_receives: bool = False,
     dp: bool = False,
     tie: tuple[int, int] | None = None,
+    num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
 ) -> Program:
     """The Program of a schedule written as CSV; slices of one token unless given."""
@@ -53,6 +54,7 @@ def lowered(
         late_receives=late_receives,
         dp=dp,
         tie=tie,
+        num_units=num_units,
         transients=transients,
     )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.program import SlotSizes
 from penstock.core.schedule import Group
-from penstock.planner.order import KINDS
+from penstock.planner.order import KINDS, RECOMPUTE
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.simulate.costs import (
@@ -23,6 +23,7 @@ from penstock.planner.simulate.costs import (
     uncontended,
 )
 from penstock.planner.simulate.memory import SlotBytes
+from tests.support.strategies import MOST_UNITS
 
 Table = npt.NDArray[np.int64]
 
@@ -67,14 +68,22 @@ def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices
     draw = np.random.default_rng(rng.getrandbits(32))
     tables = (len(KINDS), num_stages, num_slices)
     together = draw.integers(900_000, 2_000_000, tables) if rng.random() < 0.5 else np.full(tables, MILLION)
+    compute = draw.integers(0, rng.choice([2, 4, 20, 1000]), tables)
+    remade = draw.integers(0, 50, (num_stages, MOST_UNITS + 1, num_slices)).cumsum(axis=1)
+    remade -= remade[:, :1]
+    compute[RECOMPUTE] += remade[:, -1]
     return Costs(
-        compute_ns=draw.integers(0, rng.choice([2, 4, 20, 1000]), tables),
+        compute_ns=compute,
+        remade_ns=tuple(remade),
         together_ppm=together,
         transfer_ns=draw.integers(0, rng.choice([1, 2, 8, 400]), (2, num_stages, num_slices)),
         card_ppm=_random_parts(rng, num_stages),
         hosts=_random_hosts(rng, num_ranks),
         instructions=_random_instructions(rng),
-        reduce_ns={group: tuple(draw.integers(0, 30, num_ranks).tolist()) for group in Group},
+        reduce_ns={
+            group: tuple(draw.integers(0, 30, num_stages if group is Group.DP else num_ranks).tolist())
+            for group in Group
+        },
         optimizer_ns=tuple(draw.integers(0, 9, num_ranks).tolist()),
     )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from hypothesis import strategies as st
 
 from penstock.core.layout import SlotKind
 from penstock.core.program import Program
-from penstock.core.schedule import Action, Kind, Schedule
+from penstock.core.schedule import Action, Kind, Part, Schedule, flatten
 from penstock.planner.lowering import lower
 
 Cell = tuple[int, int, int]
@@ -47,6 +47,7 @@ class Case:
     late_receives: bool
     dp: bool
     tie: tuple[int, int] | None
+    num_units: tuple[int, ...]
 
     def sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
         """Bytes of a slot: proportional to its tokens, gradients of attention twice as wide."""
@@ -72,6 +73,7 @@ class Case:
             late_receives=self.late_receives,
             dp=self.dp,
             tie=self.tie,
+            num_units=self.num_units,
         )
 
 
@@ -91,8 +93,10 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A legal schedule with random slices, slots, and ends of the step."""
-    schedule = draw(schedules())
+    """A legal schedule with random slices, slots, parts of recomputations, and ends of the step."""
+    whole = draw(schedules())
+    num_units = tuple(draw(st.integers(1, MOST_UNITS)) for _ in range(whole.num_stages))
+    schedule = in_parts(whole, num_units, draw(st.integers(0, 2**32)))
     lengths = st.integers(1, 5)
     ends = (schedule.stage_ranks[0], schedule.stage_ranks[-1])
     return Case(
@@ -104,7 +108,43 @@ def cases(draw: st.DrawFn) -> Case:
         late_receives=draw(st.booleans()),
         dp=draw(st.booleans()),
         tie=ends if ends[0] != ends[1] and draw(st.booleans()) else None,
+        num_units=num_units,
     )
+
+
+MOST_UNITS = 3
+"""Of a case's stage."""
+
+
+def in_parts(schedule: Schedule, num_units: Sequence[int], seed: int) -> Schedule:
+    """The schedule with some recomputations in parts, each anywhere between the one before it and the backward."""
+    rng = random.Random(seed)
+    rows = [list(row) for row in schedule.ranks]
+    for row in rows:
+        whole = [action for action in row if action.kind is Kind.R and num_units[action.stage]]
+        for action in [action for action in whole if rng.random() < 0.5]:
+            at = row.index(action)
+            row[at : at + 1] = []
+            for part in _parts(num_units[action.stage], rng):
+                end = next(place for place, each in enumerate(row) if place >= at and _is_backward(each, action))
+                at = rng.randint(at, end)
+                row.insert(at, replace(action, part=part))
+                at += 1
+    return replace(schedule, ranks=tuple(map(tuple, rows)))
+
+
+def _parts(num_units: int, rng: random.Random) -> Iterator[Part]:
+    first = 0
+    while first < num_units:
+        stop = rng.randint(first + 1, num_units)
+        yield Part(first, stop)
+        first = stop
+
+
+def _is_backward(action: Action, recompute: Action) -> bool:
+    cell = (recompute.stage, recompute.microbatch, recompute.slice)
+    backward = [each for each in flatten([action]) if each.kind in (Kind.B, Kind.I)]
+    return any((each.stage, each.microbatch, each.slice) == cell for each in backward)
 
 
 @st.composite

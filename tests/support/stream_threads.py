@@ -1,7 +1,7 @@
 """Communication kernels on streams and in places, step by step: what `penstock.core.residency` proves, by trying.
 
-Three kinds of event: a rank's compute stream passes its next instruction, a kernel takes a place, a transfer ends
-because both its kernels have places. `most_kernels` follows every order of events with places enough,
+Three kinds of event: a rank's compute stream passes its next instruction, a kernel takes a place, a transfer or a
+reduction ends because all its kernels have places. `most_kernels` follows every order of events with places enough,
 `is_stuck_somewhere` every order with ``num_places`` on each device.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from penstock.core.program import Channel, Instruction, Program
-from penstock.core.schedule import Kind
+from penstock.core.schedule import Group, Kind
 
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _POSTS = (Kind.POST_RECV_F, Kind.POST_RECV_B)
@@ -21,11 +21,27 @@ _WAITS = (Kind.WAIT_SEND_F, Kind.WAIT_SEND_B, Kind.WAIT_RECV_F, Kind.WAIT_RECV_B
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far every compute stream is, how many messages of every channel ended, and which kernels have places."""
+    """How far every compute stream is, how many transfers or reductions of every stream ended, and which kernels have
+    places.
+    """
 
     positions: tuple[int, ...]
     ended: tuple[int, ...]
     placed: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What the kernels of ``ranks`` run on: a channel, or a group with those that start its reductions together."""
+
+    purpose: Channel | Group
+    ranks: tuple[int, ...]
+
+    def launches(self, rank: int, instruction: Instruction) -> bool:
+        if isinstance(self.purpose, Group):
+            return rank in self.ranks and _is(instruction, Kind.START_REDUCE, self.purpose)
+        kinds = {self.purpose.source: _SENDS, self.purpose.target: _POSTS}.get(rank, ())
+        return instruction.channel == self.purpose and instruction.action.kind in kinds
 
 
 class StreamThreads:
@@ -33,30 +49,23 @@ class StreamThreads:
 
     def __init__(self, program: Program) -> None:
         self._rows = [[i for i in rank.instructions if _takes_part(i)] for rank in program.ranks]
-        self._channels = program.channels
-        self._numbers = {channel: number for number, channel in enumerate(program.channels)}
-        self._launched = [
-            [self._prefix(rank, channel) for channel in self._channels] for rank in range(len(self._rows))
-        ]
-        self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
-        self.start = State(tuple(0 for _ in self._rows), tuple(0 for _ in self._channels))
+        self._streams = [Stream(channel, (channel.source, channel.target)) for channel in program.channels]
+        for reduction in program.reductions:
+            teams = [(rank,) for rank in reduction.ranks] if reduction.group is Group.DP else [reduction.ranks]
+            self._streams += [Stream(reduction.group, ranks) for ranks in teams]
+        self._launched = [[self._prefix(rank, stream) for stream in self._streams] for rank in range(len(self._rows))]
+        self.start = State(tuple(0 for _ in self._rows), tuple(0 for _ in self._streams))
 
     def is_over(self, state: State) -> bool:
         return all(at == len(row) for at, row in zip(state.positions, self._rows, strict=True))
 
     def ready(self, state: State, rank: int) -> list[int]:
-        """The channels on which a kernel of the rank can start or has, and has not ended."""
-        return [number for number in range(len(self._channels)) if self._is_ready(state, rank, number)]
+        """The streams on which a kernel of the rank can start or has, and has not ended."""
+        return [number for number in range(len(self._streams)) if self._is_ready(state, rank, number)]
 
-    def reducing(self, state: State, rank: int) -> bool:
-        """Whether the rank's compute stream is at a reduction."""
-        row, at = self._rows[rank], state.positions[rank]
-        return at < len(row) and row[at].action.kind is Kind.REDUCE
-
-    def _prefix(self, rank: int, channel: Channel) -> list[int]:
-        """By position of the rank's compute stream, how many kernels it launched on the channel before."""
-        kinds = {channel.source: _SENDS, channel.target: _POSTS}.get(rank, ())
-        return [0, *accumulate(i.channel == channel and i.action.kind in kinds for i in self._rows[rank])]
+    def _prefix(self, rank: int, stream: Stream) -> list[int]:
+        """By position of the rank's compute stream, how many kernels it launched on the stream before."""
+        return [0, *accumulate(stream.launches(rank, instruction) for instruction in self._rows[rank])]
 
     def _is_ready(self, state: State, rank: int, number: int) -> bool:
         return self._launched[rank][number][state.positions[rank]] > state.ended[number]
@@ -66,8 +75,8 @@ class StreamThreads:
         for rank in range(len(self._rows)):
             if self._may_pass(state, rank):
                 yield replace(state, positions=_plus_one(state.positions, rank))
-        for number, channel in enumerate(self._channels):
-            ends = [(rank, number) for rank in (channel.source, channel.target)]
+        for number, stream in enumerate(self._streams):
+            ends = [(rank, number) for rank in stream.ranks]
             waiting = [end for end in ends if self._is_ready(state, end[0], number)]
             if num_places is None:
                 if len(waiting) == len(ends):
@@ -86,22 +95,26 @@ class StreamThreads:
             return False
         instruction = row[at]
         if instruction.action.kind in _WAITS:
-            assert instruction.channel is not None
-            return state.ended[self._numbers[instruction.channel]] > instruction.sequence
-        if instruction.action.kind is Kind.REDUCE:
-            group = instruction.action.group
-            assert group is not None
-            return all(self._has_reached(state, member, instruction) for member in self._members[group])
+            return state.ended[self._stream(rank, instruction.channel)] > instruction.sequence
+        if instruction.action.kind is Kind.WAIT_REDUCE:
+            number = self._stream(rank, instruction.action.group)
+            start = replace(instruction, action=replace(instruction.action, kind=Kind.START_REDUCE))
+            return state.ended[number] > self._launched[rank][number][row.index(start)]
         return True
 
-    def _has_reached(self, state: State, member: int, reduction: Instruction) -> bool:
-        row, at = self._rows[member], state.positions[member]
-        place = [i.action.group if i.action.kind is Kind.REDUCE else None for i in row].index(reduction.action.group)
-        return at >= place
+    def _stream(self, rank: int, purpose: Channel | Group | None) -> int:
+        (number,) = [
+            number for number, stream in enumerate(self._streams) if stream.purpose == purpose and rank in stream.ranks
+        ]
+        return number
+
+
+def _is(instruction: Instruction, kind: Kind, group: Group) -> bool:
+    return instruction.action.kind is kind and instruction.action.group is group
 
 
 def _takes_part(instruction: Instruction) -> bool:
-    return instruction.channel is not None or instruction.action.kind is Kind.REDUCE
+    return instruction.channel is not None or instruction.action.group is not None
 
 
 def _plus_one(numbers: tuple[int, ...], at: int) -> tuple[int, ...]:
@@ -132,7 +145,7 @@ def most_kernels(program: Program, limit: int = 3_000) -> tuple[int, ...] | None
 
     def visit(threads: StreamThreads, state: State) -> None:
         for rank in range(len(most)):
-            most[rank] = max(most[rank], len(threads.ready(state, rank)) + threads.reducing(state, rank))
+            most[rank] = max(most[rank], len(threads.ready(state, rank)))
 
     return tuple(most) if explored(program, None, visit, limit) else None
 

@@ -19,7 +19,7 @@ NAMES = {
     ),
     Activity.WAIT: ("0WAIT_RECV_F1.0", "1WAIT_SEND_B0.2"),
     Activity.TRANSFER: ("0SEND_F1.0", "1SEND_B0.2", "0POST_RECV_B1.1"),
-    Activity.REDUCE: ("0REDUCE(norm)",),
+    Activity.REDUCE: ("0WAIT_REDUCE(norm)",),
     Activity.STEP: ("0STEP",),
 }
 

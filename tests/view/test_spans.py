@@ -114,3 +114,16 @@ def test_a_picture_ends_with_the_step_or_the_last_event() -> None:
     assert end_ns(Timeline(source=Source.MEASURED, num_ranks=1, step_ns=7, events=(late,))) == 9
     assert end_ns(Timeline(source=Source.MEASURED, num_ranks=1, step_ns=11, events=(late,))) == 11
     assert end_ns(Timeline(source=Source.MEASURED, num_ranks=1, step_ns=0, events=())) == 0
+
+
+def test_a_reduction_under_way_lies_with_the_gradients() -> None:
+    """Next to the compute that goes on; what its rank waits for it is a bar of its own."""
+    events = (
+        Event(0, Activity.COMPUTE, "0W0.0", 0, 30),
+        Event(0, Activity.TRANSFER, "2START_REDUCE(dp)", 10, 50),
+        Event(0, Activity.REDUCE, "2WAIT_REDUCE(dp)", 30, 50),
+    )
+    (own,) = lanes(Timeline(source=Source.SIMULATED, num_ranks=1, step_ns=50, events=events), 1.0)
+    assert [span.event for span in own.gradients] == [events[1]]
+    assert [span.event for span in own.bars] == [events[0], events[2]]
+    assert not own.activations

@@ -45,18 +45,20 @@ def prove(
     program: Program,
     *,
     sizes: SlotSizes | None = None,
+    num_units: Sequence[int] | None = None,
     memory_limit_bytes: Sequence[int] | None = None,
     num_places: int | None = None,
 ) -> Proof:
     """Prove that ``program`` ends, is right, and fits; raises `ProgramError` with the grid around the first bad cell.
 
     With ``sizes`` every slot must have exactly those bytes; without, slots are taken at their word, and those that
-    differ only in their micro-batch must be equally large. ``memory_limit_bytes`` is what each rank has for its arena
-    and transients; `NoRoomError` says that only that is short. ``num_places`` is how many communication kernels a CUDA
-    device holds at once: then no kernel that can start ever waits for a place (`penstock.core.residency`);
-    `TooManyKernelsError` says that only these are too many.
+    differ only in their micro-batch must be equally large. With ``num_units`` the parts of a recomputation have to make
+    so many units of their stage again; without, as many as some recomputation of the stage does. ``memory_limit_bytes``
+    is what each rank has for its arena and transients; `NoRoomError` says that only that is short. ``num_places`` is
+    how many communication kernels a CUDA device holds at once: then no kernel that can start ever waits for a place
+    (`penstock.core.residency`); `TooManyKernelsError` says that only these are too many.
     """
-    pipeline = _survey(program, sizes)
+    pipeline = _survey(program, sizes, num_units)
     _check_reductions(program, pipeline.stage_ranks)
     machine = Machine(program, pipeline)
     _run(machine)
@@ -75,13 +77,16 @@ def prove(
     )
 
 
-def _survey(program: Program, sizes: SlotSizes | None) -> Pipeline:
+def _survey(program: Program, sizes: SlotSizes | None, num_units: Sequence[int] | None) -> Pipeline:
     owners: dict[int, int] = {}
     recomputed: set[Cell] = set()
+    named: dict[int, int] = {}
     for rank, action in _compute_actions(program):
         owners.setdefault(action.stage, rank)
         if action.kind is Kind.R and action.microbatch is not None and action.slice is not None:
             recomputed.add((action.stage, action.microbatch, action.slice))
+        if action.part is not None:
+            named[action.stage] = max(named.get(action.stage, 0), action.part.stop)
     if len(owners) != program.num_stages or sorted(owners) != list(range(len(owners))) or not owners:
         raise ProgramError(
             reason=f"the Program has work for stages {sorted(owners)}, not for all of {program.num_stages}"
@@ -91,6 +96,7 @@ def _survey(program: Program, sizes: SlotSizes | None) -> Pipeline:
     return Pipeline(
         stage_ranks=tuple(owners[stage] for stage in range(program.num_stages)),
         recomputed=frozenset(recomputed),
+        num_units=named if num_units is None else dict(enumerate(num_units)),
         num_microbatches=program.num_microbatches,
         num_slices=len(program.slice_capacities),
         table=_table_of(program) if sizes is None else slot_table(sizes, program.num_stages, program.slice_capacities),
@@ -121,7 +127,7 @@ def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
         raise ProgramError(reason=f"the reductions are {', '.join(groups) or 'none'}; they have to be tie, dp, norm")
     for reduction in program.reductions:
         if reduction.ranks != members[reduction.group]:
-            raise ProgramError(reason=f"REDUCE({reduction.group}) must not join the ranks {reduction.ranks}")
+            raise ProgramError(reason=f"the reduction over {reduction.group} must not join the ranks {reduction.ranks}")
 
 
 def _run(machine: Machine) -> None:

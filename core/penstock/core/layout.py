@@ -1,7 +1,8 @@
 """What every unit keeps in memory: its parameters and the buffers of its slots, as data.
 
 The trainer allocates these shapes and the planner sums their bytes, so a prediction of slot memory is exact by
-construction.
+construction. `unit_graph` is the one place that declares buffers: each with its slot, the buffers it is made from, and
+the operation that makes it. What recomputation has to do for some of them follows (`remaking`).
 
 Legend for shapes: B sequences of the micro-batch, n tokens of the slice, t = B n, s sequence length, h hidden,
 a heads, g key/value heads, d head dimension, f feed-forward width, v vocabulary.
@@ -52,16 +53,19 @@ class SlotKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buffer:
-    """One named tensor of a slot; ``accumulate`` marks the wider type of statistics and accumulators."""
+    """One named tensor of a slot; ``accumulate`` marks the wider type of statistics and accumulators, ``sharded`` what
+    tensor parallelism divides (Megatron-LM's split: hidden states and norms are replicated).
+    """
 
     name: str
     shape: tuple[int, ...]
     accumulate: bool = False
+    sharded: bool = False
 
-    def num_bytes(self, precision: Precision) -> int:
-        """Bytes of its elements."""
+    def num_bytes(self, precision: Precision, tp: int = 1) -> int:
+        """Bytes of its elements on one of ``tp`` devices."""
         width = precision.accumulate_bytes if self.accumulate else precision.compute_bytes
-        return math.prod(self.shape) * width
+        return math.prod(self.shape) * width // (tp if self.sharded else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,72 +143,149 @@ def unit_parameters(spec: ModelSpec, kind: UnitKind) -> int:
     return sum(parameter.num_elements for parameter in parameters(spec, Unit(index=0, kind=kind)))
 
 
-def unit_buffers(spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int) -> tuple[Buffer, ...]:
-    """The buffers that one unit of ``kind`` keeps in a per-slice slot (``a``, ``l`` or ``w``) for B = batch, n =
-    tokens.
+class Operation(enum.StrEnum):
+    """What makes a unit's buffers. F and R run the first six, in this order; I runs the last."""
+
+    EMBED = "embed"
+    NORM = "norm"
+    PROJECT = "project"
+    ATTEND = "attend"
+    ACTIVATE = "activate"
+    OUTPUT = "output"
+    BACKWARD = "backward"
+
+
+INPUT, TOKENS, GRADIENT = "x", "tokens", "gradient"
+"""What a unit is given: its input, for the embedding the token ids, and the gradient of its output."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A buffer that a unit keeps in ``slot``, and the ``operation`` that makes it from ``inputs``: names of the unit's
+    other buffers, or of what it is given.
+    """
+
+    buffer: Buffer
+    slot: SlotKind
+    operation: Operation
+    inputs: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=16_384)
+def unit_graph(spec: ModelSpec, kind: UnitKind, batch: int, tokens: int) -> tuple[Saved, ...]:
+    """All that one unit of ``kind`` keeps of B = batch, n = tokens, slot by slot in their order in memory.
 
     ``a`` holds what only I reads, ``l`` the inputs of the unit's Linears (written by F, read by I and W), ``w`` the
-    gradients of their outputs (written by I, read by W). A unit's output ``y`` is the next unit's input: inside a
-    stage it lives in ``a``. The embedding keeps only ``dy``; the head keeps nothing, its F does all its work.
+    gradients of their outputs (written by I, read by W). ``kv`` and ``dkv`` hold a whole micro-batch: there n is the
+    sequence length. A unit's output ``y`` is the next unit's input: inside a stage it lives in ``a``. The embedding
+    keeps only ``y`` and ``dy``; the head keeps nothing, its F does all its work.
     """
-    t = batch * tokens
-    if slot is SlotKind.OUTPUT_GRADIENTS:
-        return _output_gradients(spec, kind, t)
-    if kind in (UnitKind.ATTENTION, UnitKind.MLP):
-        return (
-            _activations(spec, kind, batch, tokens) if slot is SlotKind.ACTIVATIONS else _linear_inputs(spec, kind, t)
-        )
-    if kind is UnitKind.EMBEDDING and slot is SlotKind.ACTIVATIONS:
-        return (Buffer(name="y", shape=(t, spec.hidden)),)
-    return ()
-
-
-def _activations(spec: ModelSpec, kind: UnitKind, batch: int, tokens: int) -> tuple[Buffer, ...]:
-    t = batch * tokens
-    kept = [Buffer(name="y", shape=(t, spec.hidden)), Buffer(name="rstd", shape=(t,), accumulate=True)]
-    if spec.family is Family.GPT2:
-        kept.append(Buffer(name="mean", shape=(t,), accumulate=True))
+    if kind is UnitKind.HEAD:
+        return ()
+    hidden = (batch * tokens, spec.hidden)
+    dy = _saved("dy", hidden, SlotKind.OUTPUT_GRADIENTS, Operation.BACKWARD, GRADIENT)
+    if kind is UnitKind.EMBEDDING:
+        return (_saved("y", hidden, SlotKind.ACTIVATIONS, Operation.EMBED, TOKENS), dy)
+    last_input = "attended" if kind is UnitKind.ATTENTION else "activated"
+    norm = ["rstd", "mean"] if spec.family is Family.GPT2 else ["rstd"]
+    common = (
+        _saved("y", hidden, SlotKind.ACTIVATIONS, Operation.OUTPUT, INPUT, last_input),
+        *(_saved(n, hidden[:1], SlotKind.ACTIVATIONS, Operation.NORM, INPUT, accumulate=True) for n in norm),
+    )
+    normed = _saved("normed", hidden, SlotKind.LINEAR_INPUTS, Operation.NORM, INPUT)
     if kind is UnitKind.ATTENTION:
-        kept.append(Buffer(name="q", shape=(batch, tokens, spec.heads, spec.head_dim)))
-        kept.append(Buffer(name="lse", shape=(batch, tokens, spec.heads), accumulate=True))
-    else:
-        kept.append(_before_activation(spec, t))
-    return tuple(kept)
+        return (*common, *_attention_graph(spec, batch, tokens, normed, dy))
+    return (*common, *_mlp_graph(spec, batch * tokens, normed, dy))
 
 
-def _before_activation(spec: ModelSpec, t: int) -> Buffer:
-    if spec.family is Family.LLAMA:
-        return Buffer(name="gate_up", shape=(t, 2 * spec.ffn_hidden))
-    return Buffer(name="up", shape=(t, spec.ffn_hidden))
-
-
-def _linear_inputs(spec: ModelSpec, kind: UnitKind, t: int) -> tuple[Buffer, ...]:
-    normed = Buffer(name="normed", shape=(t, spec.hidden))
-    if kind is UnitKind.ATTENTION:
-        return (normed, Buffer(name="attended", shape=(t, spec.hidden)))
-    return (normed, Buffer(name="activated", shape=(t, spec.ffn_hidden)))
-
-
-def _output_gradients(spec: ModelSpec, kind: UnitKind, t: int) -> tuple[Buffer, ...]:
-    dy = Buffer(name="dy", shape=(t, spec.hidden))
-    if kind is UnitKind.ATTENTION:
-        return (dy, Buffer(name="dqkv", shape=(t, spec.hidden + 2 * spec.kv_hidden)))
-    if kind is UnitKind.MLP:
-        rising = _before_activation(spec, t)
-        return (dy, Buffer(name=f"d{rising.name}", shape=rising.shape))
-    return (dy,) if kind is UnitKind.EMBEDDING else ()
-
-
-def prefix_buffers(spec: ModelSpec, slot: SlotKind, batch: int, sequence_length: int) -> tuple[Buffer, ...]:
-    """The keys and values (``kv``), or their gradients (``dkv``), of one attention unit for a whole micro-batch.
-
-    A head's keys lie together, since every block of queries reads them again: the CPU kernels take 6 % less time so.
+def _attention_graph(spec: ModelSpec, batch: int, tokens: int, normed: Saved, dy: Saved) -> tuple[Saved, ...]:
+    """A head's keys lie together, since every block of queries reads them again: the CPU kernels take 6 % less time
+    so.
     """
-    if slot is SlotKind.KEYS_VALUES:
-        by_head = (batch, spec.kv_heads, sequence_length, spec.head_dim)
-        return (Buffer(name="k", shape=by_head), Buffer(name="v", shape=by_head))
-    shape = (batch, sequence_length, spec.kv_heads, spec.head_dim)
-    return (Buffer(name="dk", shape=shape, accumulate=True), Buffer(name="dv", shape=shape, accumulate=True))
+    t, h, kv = batch * tokens, spec.hidden, spec.kv_hidden
+    a, l, w = SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS  # noqa: E741  the slot's name
+    by_head = (batch, spec.kv_heads, tokens, spec.head_dim)
+    by_token = (batch, tokens, spec.kv_heads, spec.head_dim)
+    qkv = ("q", "k", "v")
+    from_attention = ("dy", "attended", "lse", *qkv)
+    return (
+        _saved("q", (batch, tokens, spec.heads, spec.head_dim), a, Operation.PROJECT, "normed", sharded=True),
+        _saved("lse", (batch, tokens, spec.heads), a, Operation.ATTEND, *qkv, accumulate=True, sharded=True),
+        normed,
+        _saved("attended", (t, h), l, Operation.ATTEND, *qkv, sharded=True),
+        dy,
+        _saved("dqkv", (t, h + 2 * kv), w, Operation.BACKWARD, *from_attention, "dk", "dv", sharded=True),
+        *(_saved(n, by_head, SlotKind.KEYS_VALUES, Operation.PROJECT, "normed", sharded=True) for n in ("k", "v")),
+        *(
+            _saved(
+                name,
+                by_token,
+                SlotKind.KEYS_VALUES_GRADIENTS,
+                Operation.BACKWARD,
+                *from_attention,
+                accumulate=True,
+                sharded=True,
+            )
+            for name in ("dk", "dv")
+        ),
+    )
+
+
+def _mlp_graph(spec: ModelSpec, t: int, normed: Saved, dy: Saved) -> tuple[Saved, ...]:
+    name, width = ("gate_up", 2 * spec.ffn_hidden) if spec.family is Family.LLAMA else ("up", spec.ffn_hidden)
+    from_activation = ("dy", name, "activated")
+    return (
+        _saved(name, (t, width), SlotKind.ACTIVATIONS, Operation.PROJECT, "normed", sharded=True),
+        normed,
+        _saved("activated", (t, spec.ffn_hidden), SlotKind.LINEAR_INPUTS, Operation.ACTIVATE, name, sharded=True),
+        dy,
+        _saved(f"d{name}", (t, width), SlotKind.OUTPUT_GRADIENTS, Operation.BACKWARD, *from_activation, sharded=True),
+    )
+
+
+def _saved(
+    name: str,
+    shape: tuple[int, ...],
+    slot: SlotKind,
+    operation: Operation,
+    *inputs: str,
+    accumulate: bool = False,
+    sharded: bool = False,
+) -> Saved:
+    buffer = Buffer(name=name, shape=shape, accumulate=accumulate, sharded=sharded)
+    return Saved(buffer=buffer, slot=slot, operation=operation, inputs=inputs)
+
+
+REMADE_SLOTS = frozenset({SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS})
+"""What a forward leaves out where a recompute follows; keys and values stay."""
+
+
+@functools.lru_cache(maxsize=4096)
+def remaking(spec: ModelSpec, kind: UnitKind, *, with_output: bool = True) -> tuple[Operation, ...]:
+    """The operations by which R makes a unit's ``a`` and ``l`` again, in their order; its output only if wanted.
+
+    Everything that they are made from is made again, too, back to what the unit is given.
+    """
+    graph = {saved.buffer.name: saved for saved in unit_graph(spec, kind, 1, 1)}
+    wanted = [name for name, saved in graph.items() if saved.slot in REMADE_SLOTS and (with_output or name != "y")]
+    needed: set[Operation] = set()
+    while wanted:
+        saved = graph.get(wanted.pop())
+        if saved is not None:
+            needed.add(saved.operation)
+            wanted += saved.inputs
+    return tuple(operation for operation in Operation if operation in needed)
+
+
+def num_remade_units(spec: ModelSpec, first: int, stop: int) -> int:
+    """How many units of a stage keep anything that R makes again: all but the head."""
+    return sum(bool(remaking(spec, unit.kind)) for unit in spec.units[first:stop])
+
+
+@functools.lru_cache(maxsize=16_384)
+def unit_buffers(spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int) -> tuple[Buffer, ...]:
+    """The buffers of `unit_graph` that one unit keeps in ``slot``."""
+    return tuple(saved.buffer for saved in unit_graph(spec, kind, batch, tokens) if saved.slot is slot)
 
 
 ALIGNMENT_BYTES = 64
@@ -237,7 +318,7 @@ def stage_slot_buffers(
     return tuple(
         (unit.index, buffer)
         for unit in spec.units[first:stop]
-        for buffer in _unit_slot(spec, unit.kind, slot, batch, tokens)
+        for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens)
         if not (buffer.name == "y" and _leaves_stage(spec, unit.index, stop))
     )
 
@@ -255,12 +336,6 @@ HIDDEN_STATE_SLOTS = frozenset(
 
 def _leaves_stage(spec: ModelSpec, index: int, stop: int) -> bool:
     return index == stop - 1 and stop < spec.num_units
-
-
-def _unit_slot(spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int) -> tuple[Buffer, ...]:
-    if slot in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS):
-        return prefix_buffers(spec, slot, batch, tokens) if kind is UnitKind.ATTENTION else ()
-    return unit_buffers(spec, kind, slot, batch, tokens)
 
 
 def stage_slot_bytes(

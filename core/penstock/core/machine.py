@@ -1,9 +1,10 @@
 """The untimed machine: runs a Program's instructions as soon as they can run, and checks what every one of them finds.
 
 A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the message was sent,
-WAIT_SEND until the peer posted its receive, REDUCE until every rank of its group is there. SEND and POST_RECV never
-wait. A rank makes no choice, so whatever the speeds, every instruction finds the same contents: one run of this machine
-stands for all.
+WAIT_SEND until the peer posted its receive, WAIT_REDUCE until every rank of its group has started the reduction. SEND,
+POST_RECV and START_REDUCE never wait. Replicas run the same Program, so a reduction over them (dp) has been started by
+all once it was started here. A rank makes no choice, so whatever the speeds, every instruction finds the same contents:
+one run of this machine stands for all.
 
 What a slot holds is counted: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
 allowed order; any other slot is full at 1. Whose data it is follows from its name, which every instruction is held to.
@@ -18,8 +19,9 @@ from typing import NamedTuple, cast
 from penstock.core.layout import SlotKind
 from penstock.core.lifetimes import Lifetimes, ViolationError
 from penstock.core.program import Channel, Instruction, Program, RankProgram
+from penstock.core.reducing import Reducing
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
-from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind
+from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, Part
 
 _FORWARD, _RECOMPUTE, _INPUT, _WEIGHT = 1, 2, 4, 8
 
@@ -45,10 +47,14 @@ _RECEIVER_KINDS = {"F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F), "B": (Kind.POST_RE
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a Program's compute actions say about its pipeline, and the bytes that its slots must have."""
+    """What a Program's compute actions say about its pipeline, and the bytes that its slots must have.
+
+    ``num_units`` says, by stage, how many units the parts of a recomputation have to make again.
+    """
 
     stage_ranks: tuple[int, ...]
     recomputed: frozenset[Cell]
+    num_units: Mapping[int, int]
     num_microbatches: int
     num_slices: int
     table: Mapping[Place, int]
@@ -83,7 +89,7 @@ class _Line:
 class RankState:
     """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid."""
 
-    def __init__(self, program: RankProgram, table: Mapping[Place, int], joins: Sequence[Group]) -> None:
+    def __init__(self, program: RankProgram, table: Mapping[Place, int], reducing: Reducing) -> None:
         self.rank = program.rank
         self.program = program
         self.lifetimes = Lifetimes(program, table)
@@ -92,8 +98,7 @@ class RankState:
         self.position = 0
         self.step = 0
         self.cells: list[tuple[int, Action]] = []
-        self.num_weight_gradients = 0
-        self.to_join = list(joins)
+        self.reducing = reducing
         self.stepped = False
 
     @property
@@ -107,23 +112,24 @@ class Machine:
     """Runs a Program; `advance` moves one rank and raises `ViolationError` at the first thing that is wrong."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
+        num_cells = pipeline.num_microbatches * pipeline.num_slices
         self.ranks = [
-            RankState(rank, pipeline.table, [r.group for r in program.reductions if rank.rank in r.ranks])
+            RankState(rank, pipeline.table, Reducing(rank.rank, program.reductions, pipeline.stage_ranks, num_cells))
             for rank in program.ranks
         ]
         self.pipeline = pipeline
         self._roles = Roles(pipeline.stage_ranks, pipeline.num_slices, pipeline.table)
         self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
-        self._arrived: dict[Group, set[int]] = {group: set() for group in self._members}
         self._lines = _lines(pipeline.stage_ranks)
         self._done: dict[Cell, int] = {}
+        self._remade: dict[Cell, int] = {}
         self.num_transfers = 0
         self._waits: dict[Kind, Callable[[RankState, Instruction], Wait | None]] = {
             Kind.WAIT_RECV_F: self._await_send,
             Kind.WAIT_RECV_B: self._await_send,
             Kind.WAIT_SEND_F: self._await_post,
             Kind.WAIT_SEND_B: self._await_post,
-            Kind.REDUCE: self._await_group,
+            Kind.WAIT_REDUCE: self._await_group,
         }
         self._effects: dict[Kind, Callable[[RankState, Instruction], None]] = {
             **dict.fromkeys(COMPUTE_KINDS, self._compute),
@@ -136,7 +142,8 @@ class Machine:
             Kind.WAIT_SEND_F: self._sent,
             Kind.WAIT_SEND_B: self._sent,
             Kind.FREE: _nothing,
-            Kind.REDUCE: self._reduce,
+            Kind.START_REDUCE: self._start_reduction,
+            Kind.WAIT_REDUCE: self._reduced,
             Kind.STEP: self._optimize,
         }
 
@@ -166,14 +173,14 @@ class Machine:
         action = instruction.action
         stage, microbatch, part = cell = self._cell(rank, action)
         recomputed = cell in self.pipeline.recomputed
-        self._take_turn(rank, action.kind, cell, recomputed)
-        touched = self._roles.touched(action.kind, stage, part, recomputed)
+        self._take_turn(rank, action, cell, recomputed)
+        touched = self._roles.touched(action.kind, stage, part, recomputed, action.resumes)
         _check_names(rank, "read", instruction.reads, touched.reads, microbatch)
         _check_names(rank, "write", instruction.writes, touched.writes, microbatch)
         for index in instruction.reads:
             self._check_content(rank, index, action.kind, part)
         for index in instruction.writes:
-            self._fill(rank, index, part)
+            self._fill(rank, index, part, resumes=action.resumes)
         rank.step += 1
         rank.cells.append((rank.step, action))
 
@@ -188,16 +195,30 @@ class Machine:
             raise ViolationError(f"belongs to a stage of rank {pipeline.stage_ranks[action.stage]}")
         return cast(Cell, cell)
 
-    def _take_turn(self, rank: RankState, kind: Kind, cell: Cell, recomputed: bool) -> None:
-        done, does, needs = self._done.get(cell, 0), _DOES[kind], _NEEDS[kind]
+    def _take_turn(self, rank: RankState, action: Action, cell: Cell, recomputed: bool) -> None:
+        done, does, needs = self._done.get(cell, 0), _DOES[action.kind], _NEEDS[action.kind]
         if recomputed and does & _INPUT:
             needs |= _RECOMPUTE
-        if done & does:
+        if done & does or (action.kind is Kind.R and action.part is None and cell in self._remade):
             raise ViolationError("does work that was done before")
         if done & needs != needs:
             raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
-        self._done[cell] = done | does
-        rank.num_weight_gradients += bool(does & _WEIGHT)
+        if action.part is None or self._remake(action.part, cell, action.kind):
+            self._done[cell] = done | does
+        if does & _WEIGHT:
+            rank.reducing.add(cell[0])
+
+    def _remake(self, part: Part, cell: Cell, kind: Kind) -> bool:
+        """Make a part of the units of the cell again; whether none is left."""
+        remade, num_units = self._remade.get(cell, 0), self.pipeline.num_units[cell[0]]
+        if kind is not Kind.R:
+            raise ViolationError("is for a part of its stage, which only R may be")
+        if part.first != remade:
+            raise ViolationError(f"makes unit {part.first} again where unit {remade} is next")
+        if part.stop > num_units:
+            raise ViolationError(f"makes units up to {part.stop} again of a stage that keeps {num_units}")
+        self._remade[cell] = part.stop
+        return part.stop == num_units
 
     def _check_content(self, rank: RankState, index: int, kind: Kind, part: int) -> None:
         slot, held = rank.names[index][0], rank.contents[index]
@@ -210,12 +231,13 @@ class Machine:
         if not enough:
             raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(slot, held)}")
 
-    def _fill(self, rank: RankState, index: int, part: int) -> None:
+    def _fill(self, rank: RankState, index: int, part: int, *, resumes: bool) -> None:
+        """Fill a slot; a recomputation that ``resumes`` goes on in the slots that the first part filled."""
         slot, held = rank.names[index][0], rank.contents[index]
-        turn = {KV: part, DKV: self.pipeline.num_slices - 1 - part}.get(slot, 0)
+        turn = {KV: part, DKV: self.pipeline.num_slices - 1 - part}.get(slot, int(resumes))
         if held != turn:
             raise ViolationError(f"writes {rank.program.slots[index]}, which {_holds(slot, held)}")
-        rank.contents[index] = held + 1
+        rank.contents[index] = 1 if resumes else held + 1
 
     # Transfers: numbered per channel on both sides, equal slots and bytes, each awaited once.
 
@@ -285,36 +307,27 @@ class Machine:
         _check_same_work(instruction, rank.names[index])
         return _End(index, rank.names[index], rank.program.slots[index].num_bytes, rank.step)
 
-    # The end of the step.
+    # Reductions and the end of the step.
+
+    def _start_reduction(self, rank: RankState, instruction: Instruction) -> None:
+        rank.reducing.start(instruction.action)
 
     def _await_group(self, rank: RankState, instruction: Instruction) -> Wait | None:
-        group = instruction.action.group
-        if not rank.to_join or rank.to_join[0] is not group:
-            expected = f"REDUCE({rank.to_join[0]})" if rank.to_join else "no further REDUCE"
-            raise ViolationError(f"comes where {expected} is expected")
-        self._check_gradients(rank)
-        self._arrived[group].add(rank.rank)
-        for member in self._members[group]:
-            if member not in self._arrived[group]:
-                return Wait(member, f"to reach REDUCE({group})")
+        """The first rank of the group that has not started the reduction; none for one over replicas."""
+        group = rank.reducing.require_started(instruction.action)
+        for member in () if group.is_of_peers else self._members[group]:
+            if not self.ranks[member].reducing.has_started(group):
+                return Wait(member, f"to reach START_REDUCE({group})")
         return None
 
-    def _reduce(self, rank: RankState, instruction: Instruction) -> None:
-        del rank.to_join[0]
+    def _reduced(self, rank: RankState, instruction: Instruction) -> None:
+        rank.reducing.finish(instruction.action)
 
     def _optimize(self, rank: RankState, instruction: Instruction) -> None:
-        self._check_gradients(rank)
-        if rank.to_join:
-            raise ViolationError(f"runs before REDUCE({rank.to_join[0]})")
+        rank.reducing.require_over()
         if rank.stepped:
             raise ViolationError("runs twice")
         rank.stepped = True
-
-    def _check_gradients(self, rank: RankState) -> None:
-        num_stages = self.pipeline.stage_ranks.count(rank.rank)
-        expected = num_stages * self.pipeline.num_microbatches * self.pipeline.num_slices
-        if rank.num_weight_gradients != expected:
-            raise ViolationError(f"finds {rank.num_weight_gradients} of {expected} weight gradients of its rank")
 
 
 def _lines(stage_ranks: Sequence[int]) -> dict[tuple[Kind, int, int], _Line]:

@@ -3,7 +3,7 @@
 On CUDA a transfer is two NCCL kernels, one on each device. The model:
 
 - Kernels are launched in program order: SEND and POST_RECV launch one, on the stream of their channel, which is that of
-  one communicator. A WAIT makes the compute stream wait for one, a REDUCE is a kernel on the compute stream.
+  one communicator. START_REDUCE launches one on the stream of its group. A WAIT makes the compute stream wait for one.
 - A kernel can start once the compute before its launch and the kernel before it on its stream have ended. Then it
   *spins*: it occupies multiprocessors until its peer's kernel runs too, and the transfer ends for both.
 - A device has ``K`` places for such kernels. Which of several that can start takes a free place is its own choice.
@@ -11,14 +11,14 @@ On CUDA a transfer is two NCCL kernels, one on each device. The model:
 A kernel that can start and finds no place waits for others to end, and those may be waiting for it. The rule that
 excludes this, for every choice of the device, is that no kernel ever finds no place: no execution has more than K
 kernels on one rank that are launched, can start, and have not ended. A stream lets one kernel start at a time, so these
-are the channels with a message under way.
+are the channels with a message and the groups with a reduction under way.
 
-Their number is exact and takes one pass. Let ``known(p)`` be the messages that must have ended when a rank passes
-position p: those it waited for, and all that either end of them knew at its launch (a vector clock: Fidge 1988, Mattern
-1989). The execution in which nothing else happened before p is a possible one. In it, a channel with a launch before p
-that is not known to have ended has a kernel that can start and has not ended. Every other execution has ended at least
-these messages at p. So the largest number over all executions is the largest over p of the channels launched on and not
-known to have ended; it only grows at a launch. Cost: instructions times channels of a rank and its neighbours.
+Their number is exact and takes one pass. Let ``known(p)`` be the messages and reductions that must have ended when a
+rank passes position p: those it waited for, and all that any end of them knew at its launch (a vector clock: Fidge
+1988, Mattern 1989). The execution in which nothing else happened before p is a possible one. In it, a stream with a
+launch before p that is not known to have ended has a kernel that can start and has not ended. Every other execution has
+ended at least these at p. So the largest number over all executions is the largest over p of the streams launched on
+and not known to have ended; it only grows at a launch. Cost: instructions times streams of a rank and its neighbours.
 
 Example, one micro-batch and slice, two ranks. Rank 0 posts the receive of its gradient, then sends its activations: two
 kernels. With one place the device hangs, since the posted receive keeps it and its message needs the activations. With
@@ -36,7 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.core.program import Channel, Instruction, Program, RankProgram
-from penstock.core.schedule import Group, Kind
+from penstock.core.schedule import Action, Group, Kind
 
 NUM_PLACES = 8
 """K: every generator's schedules need at most 8, on a rank in the middle of a V (`zbv`: four channels to each side).
@@ -48,8 +48,11 @@ _SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 _LAUNCHES = _SENDS | {Kind.POST_RECV_F, Kind.POST_RECV_B}
 _WAITS = frozenset({Kind.WAIT_SEND_F, Kind.WAIT_SEND_B, Kind.WAIT_RECV_F, Kind.WAIT_RECV_B})
 
-_Known = dict[Channel, int]
-"""Per channel the number of messages that have ended."""
+_Stream = Channel | tuple[Group, int]
+"""A channel, or a group on one of its ranks."""
+
+_Known = dict[_Stream, int]
+"""Per stream the number of messages or reductions that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class _Rank:
     position: int = 0
     known: _Known = field(default_factory=dict)
     launched: _Known = field(default_factory=dict)
+    reductions: dict[tuple[Group, int], int] = field(default_factory=dict)
     most: Residency = Residency(0, 0)
 
     @property
@@ -73,9 +77,10 @@ class _Rank:
         instructions = self.program.instructions
         return instructions[self.position] if self.position < len(instructions) else None
 
-    def count(self, more: int = 0) -> None:
-        """Count the kernels at hand, plus ``more``."""
-        under_way = more + sum(number > self.known.get(channel, 0) for channel, number in self.launched.items())
+    def launch(self, stream: _Stream, number: int) -> None:
+        """Launch kernel ``number`` (from 1) of a stream and count those at hand."""
+        self.launched[stream] = number
+        under_way = sum(last > self.known.get(other, 0) for other, last in self.launched.items())
         if under_way > self.most.num_kernels:
             self.most = Residency(under_way, self.position)
 
@@ -94,13 +99,14 @@ class _Devices:
         """Move ``rank`` until it ends or has to wait for another one."""
         while (instruction := rank.pending) is not None:
             kind, channel = instruction.action.kind, instruction.channel
-            if kind is Kind.REDUCE:
-                if not self._joined(rank, instruction.action.group):
+            if kind is Kind.START_REDUCE:
+                self._start_reduction(rank, instruction.action)
+            elif kind is Kind.WAIT_REDUCE:
+                if not self._reduced(rank, instruction.action):
                     return
             elif channel is not None and kind in _LAUNCHES:
-                rank.launched[channel] = instruction.sequence + 1
+                rank.launch(channel, instruction.sequence + 1)
                 self._launches[channel, instruction.sequence, kind in _SENDS] = dict(rank.known)
-                rank.count()
             elif channel is not None and kind in _WAITS:
                 ended = self._end(channel, instruction.sequence)
                 if ended is None:
@@ -121,24 +127,39 @@ class _Devices:
             self._ended[channel, sequence] = known
         return self._ended[channel, sequence]
 
-    def _joined(self, rank: _Rank, group: Group | None) -> bool:
-        """Whether all ranks of the group are here; then each knows what all of them did."""
-        assert group is not None, "a REDUCE without a group is no proved instruction"
+    def _start_reduction(self, rank: _Rank, action: Action) -> None:
+        group = _group(action)
+        stream = (group, rank.program.rank)
+        number = 1 + rank.launched.get(stream, 0)
+        rank.reductions[group, action.stage] = number
+        self._arrived[group][rank.program.rank] = dict(rank.known)
+        rank.launch(stream, number)
+
+    def _reduced(self, rank: _Rank, action: Action) -> bool:
+        """Whether all ranks of the group have started; then each knows what all of them knew there.
+
+        Peers are in other replicas, which know nothing of this one.
+        """
+        group = _group(action)
         arrived = self._arrived[group]
-        if rank.program.rank not in arrived:
-            rank.count(more=1)
-            arrived[rank.program.rank] = dict(rank.known)
-        if len(arrived) < len(self._members[group]):
-            return False
-        for known in arrived.values():
-            _learn(rank.known, known)
+        if not group.is_of_peers:
+            if len(arrived) < len(self._members[group]):
+                return False
+            for known in arrived.values():
+                _learn(rank.known, known)
+        _learn(rank.known, {(group, rank.program.rank): rank.reductions[group, action.stage]})
         return True
 
 
-def _learn(known: _Known, more: Mapping[Channel, int]) -> None:
-    for channel, number in more.items():
-        if number > known.get(channel, 0):
-            known[channel] = number
+def _group(action: Action) -> Group:
+    assert action.group is not None, f"{action} is no proved reduction"
+    return action.group
+
+
+def _learn(known: _Known, more: Mapping[_Stream, int]) -> None:
+    for stream, number in more.items():
+        if number > known.get(stream, 0):
+            known[stream] = number
 
 
 def resident_kernels(program: Program) -> tuple[Residency, ...]:

@@ -27,6 +27,7 @@ READS_AND_WRITES: Mapping[Kind, tuple[tuple[SlotKind, ...], tuple[SlotKind, ...]
 }
 """All slots an action may touch, in the order in which instructions list them; `Roles` leaves out those that are not.
 
+An R that goes on where another one stopped reads that one's last output in ``a``, in place of ``x``.
 B writes its ``w`` and reads it back at once, so it lists it as written. The first F of a micro-batch finds no ``kv`` to
 read and its first I no ``dkv``: they only write.
 """
@@ -72,15 +73,19 @@ class Roles:
         self._ranks = stage_ranks
         self._num_slices = num_slices
         self._table = table
-        self._known: dict[tuple[Kind, int, int, bool], Touched] = {}
+        self._known: dict[tuple[Kind, int, int, bool, bool], Touched] = {}
 
-    def touched(self, kind: Kind, stage: int, part: int, recomputed: bool) -> Touched:
-        """What the action of ``kind`` on slice ``part`` touches; ``recomputed``: whether that slice has an R here."""
-        key = (kind, stage, part, recomputed)
+    def touched(self, kind: Kind, stage: int, part: int, recomputed: bool, resumes: bool = False) -> Touched:
+        """What the action of ``kind`` on slice ``part`` touches; ``recomputed``: whether that slice has an R here;
+        ``resumes``: whether this is an R after the first.
+        """
+        key = (kind, stage, part, recomputed, resumes)
         if key not in self._known:
             reads, writes = READS_AND_WRITES[kind]
             if kind is Kind.F and recomputed:
                 writes = tuple(slot for slot in writes if slot not in (A, L))
+            if resumes:
+                reads = tuple(A if slot is X else slot for slot in reads)
             reads = tuple(slot for slot in reads if not self._first_touch(kind, slot, part))
             self._known[key] = Touched(self._places(reads, stage, part), self._places(writes, stage, part))
         return self._known[key]

@@ -11,7 +11,7 @@ import enum
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.errors import UserError, shown
@@ -37,7 +37,8 @@ class Kind(enum.StrEnum):
     WAIT_SEND_F = "WAIT_SEND_F"
     WAIT_SEND_B = "WAIT_SEND_B"
     FREE = "FREE"
-    REDUCE = "REDUCE"
+    START_REDUCE = "START_REDUCE"
+    WAIT_REDUCE = "WAIT_REDUCE"
     STEP = "STEP"
 
 
@@ -45,7 +46,7 @@ COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
 
 
 class Group(enum.StrEnum):
-    """The ranks that a REDUCE joins: replicas, tensor-parallel peers, the copies of a tied matrix, all ranks for the
+    """The ranks that a reduction joins: replicas, tensor-parallel peers, the copies of a tied matrix, all ranks for the
     norm.
     """
 
@@ -61,8 +62,28 @@ class Group(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Units [first, stop) of a stage, counted from its first: what one of several R of a slice makes again."""
+
+    first: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.stop:
+            raise UserError(
+                what=f"units {self.first} to {self.stop} are no part of a stage",
+                remedy="write the first unit and the one after the last, such as [0:2], or one unit, such as [2]",
+            )
+
+    def __str__(self) -> str:
+        return f"[{self.first}]" if self.stop == self.first + 1 else f"[{self.first}:{self.stop}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
-    """One action. ``microbatch`` and ``slice`` are none where they have no meaning (REDUCE, STEP)."""
+    """One action. ``microbatch`` and ``slice`` are none where they have no meaning (reductions, STEP); ``part`` is none
+    for the whole stage, which only R may do in parts.
+    """
 
     kind: Kind
     stage: int
@@ -70,24 +91,31 @@ class Action:
     slice: int | None = None
     group: Group | None = None
     children: tuple[Action, ...] = ()
+    part: Part | None = None
 
     def __str__(self) -> str:
         if self.kind is Kind.OVERLAP:
             return f"({';'.join(map(str, self.children))}){self.kind.value}"
         group = f"({self.group.value})" if self.group else ""
         microbatch = "" if self.microbatch is None else str(self.microbatch)
-        part = "" if self.slice is None else f".{self.slice}"
-        return f"{self.stage}{self.kind.value}{group}{microbatch}{part}"
+        slice_ = "" if self.slice is None else f".{self.slice}"
+        return f"{self.stage}{self.kind.value}{group}{microbatch}{slice_}{self.part or ''}"
 
     @property
     def is_compute(self) -> bool:
         """Whether it runs the model (an overlap runs its children)."""
         return self.kind in COMPUTE_KINDS or self.kind is Kind.OVERLAP
 
+    @property
+    def resumes(self) -> bool:
+        """Whether it goes on with a recomputation that another R began."""
+        return self.part is not None and self.part.first > 0
+
 
 _NAMES = "|".join(sorted((kind.value for kind in Kind if kind is not Kind.OVERLAP), key=len, reverse=True))
 _NUMBER = "[0-9]{1,7}"
-_ACTION = re.compile(rf"^({_NUMBER})({_NAMES})(?:\((\w+)\))?(?:({_NUMBER})(?:\.({_NUMBER}))?)?$")
+_PART = rf"\[({_NUMBER})(?::({_NUMBER}))?\]"
+_ACTION = re.compile(rf"^({_NUMBER})({_NAMES})(?:\((\w+)\))?(?:({_NUMBER})(?:\.({_NUMBER}))?)?(?:{_PART})?$")
 _OVERLAP = re.compile(r"^\((.+)\)OVERLAP_F_B$")
 
 
@@ -109,14 +137,22 @@ def _parse_one(text: str, where: str) -> Action:
             where=where,
             remedy="write stage, kind, micro-batch and slice, such as 1F3.2; kinds: F, B, I, W, R",
         )
-    stage, kind, group, microbatch, part = match.groups()
+    stage, kind, group, microbatch, slice_, first, stop = match.groups()
     return Action(
         Kind(kind),
         int(stage),
         None if microbatch is None else int(microbatch),
-        None if part is None else int(part),
+        None if slice_ is None else int(slice_),
         Group(group) if group else None,
+        part=None if first is None else _part(int(first), stop, where),
     )
+
+
+def _part(first: int, stop: str | None, where: str) -> Part:
+    try:
+        return Part(first, first + 1 if stop is None else int(stop))
+    except UserError as error:
+        raise UserError(what=error.what, where=where, remedy=error.remedy) from None
 
 
 def read_action(value: Any, path: str) -> Action:
@@ -149,6 +185,10 @@ class Schedule:
     def _check(self, action: Action, rank: int, owners: dict[int, int]) -> None:
         if action.kind not in COMPUTE_KINDS:
             raise UserError(what=f"{action} is not a compute action", where=f"rank {rank}", remedy="leave it out")
+        if action.part is not None and action.kind is not Kind.R:
+            raise UserError(
+                what=f"{action} is for a part of its stage", where=f"rank {rank}", remedy="write parts of R alone"
+            )
         if owners.setdefault(action.stage, rank) != rank:
             raise UserError(
                 what=f"stage {action.stage} is on ranks {owners[action.stage]} and {rank}",
@@ -171,6 +211,15 @@ class Schedule:
         if missing is not None:
             raise UserError(what=f"stage {missing} has no actions", where="schedule", remedy="give it F and B actions")
         return tuple(owners[stage] for stage in range(self.num_stages))
+
+    @property
+    def recomputed_units(self) -> dict[int, int]:
+        """By stage, for those that are recomputed in parts, how many units the parts have together."""
+        units: dict[int, int] = {}
+        for action in (action for actions in self.ranks for action in flatten(actions)):
+            if action.part is not None:
+                units[action.stage] = max(units.get(action.stage, 0), action.part.stop)
+        return units
 
     def to_csv(self) -> str:
         """One row per rank, one cell per action."""
@@ -276,5 +325,4 @@ def _with_slice(action: Action) -> Action:
     if action.kind is Kind.OVERLAP:
         children = tuple(_with_slice(child) for child in action.children)
         return Action(action.kind, action.stage, children=children)
-    part = 0 if action.slice is None else action.slice
-    return Action(action.kind, action.stage, action.microbatch, part, action.group)
+    return action if action.slice is not None else replace(action, slice=0)

@@ -11,13 +11,14 @@ from types import MappingProxyType
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
-from penstock.core.program import Program, RankProgram, Reduction, Slot, SlotSizes
+from penstock.core.program import Program, RankProgram, Slot, SlotSizes
 from penstock.core.roles import Place, Roles, SlotName, slot_table
-from penstock.core.schedule import Action, Group, Kind, Schedule
+from penstock.core.schedule import Kind, Schedule
 from penstock.planner.passes.arena import place
 from penstock.planner.passes.draft import Draft
 from penstock.planner.passes.frees import add_frees
-from penstock.planner.passes.rounds import Ordered, find_rounds
+from penstock.planner.passes.reductions import add_reductions, reductions_of
+from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.passes.slots import add_slots
 from penstock.planner.passes.transfers import add_transfers
 
@@ -46,26 +47,29 @@ def lower(
     late_receives: bool = False,
     dp: bool,
     tie: tuple[int, int] | None = None,
+    num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
 ) -> Program:
     """The Program of ``schedule`` for slices of the given lengths in tokens.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
     are due (`penstock.planner.passes.transfers`); ``dp`` says whether there are other replicas to reduce with, ``tie``
-    names the ranks of the first and the last stage when both hold the tied matrix.
+    names the ranks of the first and the last stage when both hold the tied matrix; ``num_units`` of every stage keep
+    something that R makes again (by default as many as the parts of the schedule's R name).
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
     if len(slices) != schedule.num_slices:
         raise UserError(what=f"has {schedule.num_slices} slices, but {len(slices)} lengths are given", where="schedule")
     if receive_ahead < 1:
         raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
-    ordered = find_rounds(schedule)
-    reductions = _reductions(len(ordered.rows), dp, tie)
+    ordered = find_rounds(schedule, num_units)
+    reductions = reductions_of(len(ordered.rows), dp, tie)
     table = slot_table(sizes, schedule.num_stages, slices)
     roles = Roles(ordered.stage_ranks, len(slices), table)
-    drafts = add_transfers(ordered, receive_ahead, late_receives)
-    for rank, row in enumerate(drafts):
-        row.extend(_closing(rank, ordered, reductions))
+    drafts = [
+        add_reductions(row, rank, ordered.stage_ranks, reductions, late=late_receives)
+        for rank, row in enumerate(add_transfers(ordered, receive_ahead, late_receives))
+    ]
     names = [add_slots(row, roles, ordered.recomputed) for row in drafts]
     return Program(
         ranks=tuple(_rank_program(rank, row, names[rank], table, transients) for rank, row in enumerate(drafts)),
@@ -76,24 +80,6 @@ def lower(
         late_receives=late_receives,
         reductions=reductions,
     )
-
-
-def _reductions(num_ranks: int, dp: bool, tie: tuple[int, int] | None) -> tuple[Reduction, ...]:
-    everyone = tuple(range(num_ranks))
-    found = [Reduction(Group.NORM, everyone)]
-    if dp:
-        found.insert(0, Reduction(Group.DP, everyone))
-    if tie is not None and tie[0] != tie[1]:
-        found.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
-    return tuple(found)
-
-
-def _closing(rank: int, ordered: Ordered, reductions: Sequence[Reduction]) -> list[Draft]:
-    """Pass 3: after all compute, the reductions that the rank joins, and the optimizer's step."""
-    stage = ordered.stage_ranks.index(rank)
-    joined = [reduction.group for reduction in reductions if rank in reduction.ranks]
-    reduces = [Draft(Action(Kind.REDUCE, stage, group=group)) for group in joined]
-    return [*reduces, Draft(Action(Kind.STEP, stage))]
 
 
 def _rank_program(

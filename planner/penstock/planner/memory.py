@@ -33,8 +33,6 @@ from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
 MOST_BYTES = 64 * 2**40
 """Of one unit in a slot: more is counted as this. No rank has it, and 64 bits hold the sum over a model's units."""
 
-_REPLICATED = frozenset({"y", "normed", "dy", "rstd", "mean", "x", "g_in", "g_out", "h"})
-
 
 def state_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:
     """Master weight, gradient and AdamW's two moments in the accumulation type, and the compute copy of bf16."""
@@ -154,7 +152,5 @@ def _unit_bytes(
     buffers = stage_slot_buffers(model, unit.index, unit.index + 1, slot, batch, tokens)
     if slot is SlotKind.ACTIVATIONS:
         buffers = tuple((unit.index, each) for each in unit_buffers(model, kind, slot, batch, tokens))
-    total = sum(
-        aligned(buffer.num_bytes(precision) // (1 if buffer.name in _REPLICATED else tp)) for _, buffer in buffers
-    )
+    total = sum(aligned(buffer.num_bytes(precision, tp)) for _, buffer in buffers)
     return min(total, MOST_BYTES)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.schedule import Action, Kind, Schedule, flatten
+from penstock.core.schedule import Action, Kind, Part, Schedule, flatten
 
 Integers = npt.NDArray[np.int32]
 
@@ -31,7 +31,8 @@ class Order:
     """Compute actions of all ranks, rank after rank: those of rank r lie at [offsets[r], offsets[r + 1]).
 
     ``offsets`` is int64 [ranks + 1]; ``kinds`` (codes, see `KINDS`), ``stages``, ``microbatches`` and ``slices`` are
-    int32 [actions].
+    int32 [actions]. ``parts``, int32 [actions, 2], are units [first, stop) of the stage, 0 and 0 for all of it; none
+    where no action is for a part.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -42,6 +43,7 @@ class Order:
     num_stages: int
     num_microbatches: int
     num_slices: int
+    parts: Integers | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -68,15 +70,18 @@ class Order:
     def same_as(self, other: Order) -> bool:
         """Whether both hold the same actions in the same places."""
         mine, theirs = self._arrays, other._arrays
-        return all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        return len(mine) == len(theirs) and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     @property
     def _arrays(self) -> tuple[npt.NDArray[np.signedinteger], ...]:
-        return (self.offsets, self.kinds, self.stages, self.microbatches, self.slices)
+        parts = () if self.parts is None else (self.parts,)
+        return (self.offsets, self.kinds, self.stages, self.microbatches, self.slices, *parts)
 
 
 def join_ranks(rows: Sequence[Integers], *, num_stages: int, num_microbatches: int, num_slices: int) -> Order:
-    """The order whose rank r runs ``rows[r]``, an int32 [actions, 4] of (kind, stage, micro-batch, slice)."""
+    """The order whose rank r runs ``rows[r]``, an int32 [actions, 4] of (kind, stage, micro-batch, slice), or with the
+    two columns of `Order.parts` [actions, 6].
+    """
     table = np.concatenate(rows) if rows else np.empty((0, 4), dtype=np.int32)
     return Order(
         offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
@@ -87,24 +92,21 @@ def join_ranks(rows: Sequence[Integers], *, num_stages: int, num_microbatches: i
         num_stages=num_stages,
         num_microbatches=num_microbatches,
         num_slices=num_slices,
+        parts=np.ascontiguousarray(table[:, 4:]) if table[:, 4:].any() else None,
     )
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def action_of(kind: int, stage: int, microbatch: int, part: int) -> Action:
+def action_of(kind: int, stage: int, microbatch: int, slice_: int, first: int = 0, stop: int = 0) -> Action:
     """The action with these codes."""
-    return Action(KINDS[kind], stage, microbatch, part)
+    return Action(KINDS[kind], stage, microbatch, slice_, part=Part(first, stop) if stop else None)
 
 
 def actions_of(order: Order) -> Iterator[Action]:
     """Every action, rank after rank."""
-    return map(
-        action_of,
-        order.kinds.tolist(),
-        order.stages.tolist(),
-        order.microbatches.tolist(),
-        order.slices.tolist(),
-    )
+    columns = [order.kinds, order.stages, order.microbatches, order.slices]
+    columns += [] if order.parts is None else [*order.parts.T]
+    return map(action_of, *(column.tolist() for column in columns))
 
 
 def to_schedule(order: Order) -> Schedule:
@@ -130,5 +132,9 @@ def from_schedule(schedule: Schedule) -> Order:
 
 
 def _row(actions: Iterator[Action]) -> Integers:
-    codes = [(_CODES[a.kind], a.stage, a.microbatch, a.slice) for a in actions]
-    return np.array(codes, dtype=np.int32).reshape(-1, 4)
+    codes = [(_CODES[a.kind], a.stage, a.microbatch, a.slice, *_part_of(a)) for a in actions]
+    return np.array(codes, dtype=np.int32).reshape(-1, 6)
+
+
+def _part_of(action: Action) -> tuple[int, int]:
+    return (0, 0) if action.part is None else (action.part.first, action.part.stop)

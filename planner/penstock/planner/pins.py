@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.core.job import ParallelismSpec
+from penstock.core.layout import num_remade_units
 from penstock.core.schedule import Schedule
 from penstock.planner.problem import Problem, divisors, imported_schedule, stage_counts
 from penstock.planner.realise import require_places
@@ -32,6 +33,7 @@ def check_pins(problem: Problem, receive_ahead: int) -> None:
     _check_schedule(problem, receive_ahead)
     _check_degrees(problem)
     _check_stages(problem)
+    _check_parts(problem)
 
 
 def _check_degrees(problem: Problem) -> None:
@@ -120,3 +122,28 @@ def _check_stages(problem: Problem) -> None:
             where=f"{PINNED}.schedule",
             remedy="write it for fewer stages",
         )
+
+
+def _check_parts(problem: Problem) -> None:
+    """A schedule that recomputes parts of stages is written for the stages that are pinned."""
+    imported, model = imported_schedule(problem.pinned), problem.model
+    named = {} if imported is None else imported.recomputed_units
+    if named and problem.pinned.stages is None:
+        raise UserError(
+            what="the schedule recomputes parts of stages, whose units the planner would choose",
+            where=f"{PINNED}.schedule",
+            remedy="pin stages as well, or write R without parts",
+        )
+    stages = pinned_stages(problem.pinned.stages or (), model.num_units)
+    for stage, num_units in sorted(named.items()):
+        kept = num_remade_units(model, *stages[stage])
+        if num_units != kept:
+            raise UserError(
+                what=f"the schedule recomputes {num_units} units of stage {stage}, which keeps something of {kept}",
+                where=f"{PINNED}.schedule",
+                remedy=f"let the parts of its R end at unit {kept}: {_units_of(problem, stages[stage])}",
+            )
+
+
+def _units_of(problem: Problem, stage: tuple[int, int]) -> str:
+    return ", ".join(f"{i} {unit.kind.value}" for i, unit in enumerate(problem.model.units[slice(*stage)]))

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 
 from penstock.core.errors import NoRoomError, TooManyKernelsError, UserError
 from penstock.core.invariants import prove
-from penstock.core.layout import ALIGNMENT_BYTES, SlotKind
+from penstock.core.layout import ALIGNMENT_BYTES, SlotKind, num_remade_units
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program, SlotSizes
@@ -71,6 +71,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         late_receives=plan.late_receives,
         dp=plan.dp > 1,
         tie=tied_ranks(plan.model, schedule.stage_ranks),
+        num_units=_num_units(plan),
         transients=transients,
     )
     if plan.program_digest and program.digest != plan.program_digest:
@@ -90,7 +91,13 @@ def prove_plan(
     num_places: int | None = None,
 ) -> None:
     """Prove that the plan's Program runs, with the slots that its model needs, within the limits of its ranks."""
-    prove(program, sizes=_sizes(plan), memory_limit_bytes=memory_limit_bytes, num_places=num_places)
+    prove(
+        program,
+        sizes=_sizes(plan),
+        num_units=_num_units(plan),
+        memory_limit_bytes=memory_limit_bytes,
+        num_places=num_places,
+    )
 
 
 def bytes_beside_slots(plan: Plan) -> list[int]:
@@ -101,6 +108,10 @@ def bytes_beside_slots(plan: Plan) -> list[int]:
 
 def _sizes(plan: Plan) -> SlotSizes:
     return slot_sizes(plan.model, plan.precision, plan.stages, plan.microbatch)
+
+
+def _num_units(plan: Plan) -> list[int]:
+    return [num_remade_units(plan.model, *stage) for stage in plan.stages]
 
 
 def _too_large(program: Program, beside: Sequence[int], memory_per_rank: int) -> UserError:

@@ -16,6 +16,7 @@ from penstock.planner.memory import StageMemory, gradient_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
 from penstock.planner.problem import Mesh, Problem
+from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, StageCosts, Stages, prefixes, unit_counts
@@ -61,6 +62,9 @@ def simulation_costs(
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
+    remade = () if isinstance(candidate.schedule, str) else _recomputation(problem, candidate)
+    if remade:
+        compute[RECOMPUTE] = overhead + np.stack([until[-1] for until in remade])
     transfers = transfer_table(problem, candidate, stage_ranks, devices)
     if problem.software.transfers is Transfers.EXCHANGED:
         compute, transfers = _exchanged(compute, transfers)
@@ -72,9 +76,17 @@ def simulation_costs(
         hosts=_hosts(problem, mesh, devices),
         reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
         optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
+        remade_ns=remade,
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
         has_barrier=problem.software.optimizer_barrier,
     )
+
+
+def _recomputation(problem: Problem, candidate: Candidate) -> tuple[Integers, ...]:
+    """`Costs.remade_ns` of every stage."""
+    cost, mesh = problem.cost_of(candidate.mesh.tp), candidate.mesh
+    shape = (candidate.slices, mesh.microbatch)
+    return tuple(remake_until_ns(cost, problem.model, stage, *shape) for stage in candidate.stages)
 
 
 def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:
@@ -167,12 +179,15 @@ def _reductions(
     problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], devices: tuple[int, ...]
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
-    gradients = _per_rank(stage_memory(problem, candidate).gradient_bytes, stage_ranks, mesh.pp)
+    gradients = stage_memory(problem, candidate).gradient_bytes.tolist()
     width = gradient_bytes(problem.precision, problem.software.gradient_type)
     shared = problem.model.vocab * problem.model.hidden * width // mesh.tp
     ends = (devices[stage_ranks[0]], devices[stage_ranks[-1]])
     seconds = {
-        Group.DP: [cost.all_reduce_seconds(n, devices[rank :: mesh.pp]) for rank, n in enumerate(gradients.tolist())],
+        Group.DP: [
+            cost.all_reduce_seconds(num_bytes, devices[rank :: mesh.pp])
+            for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
+        ],
         Group.TIE: [cost.all_reduce_seconds(shared, ends)] * mesh.pp,
         Group.NORM: [cost.all_reduce_seconds(NORM_BYTES, devices)] * mesh.pp,
     }

@@ -26,7 +26,7 @@ def test_a_step_on_cuda_does_what_the_table_says(case: Case) -> None:
 def _check_whatever_the_version(case: Case, step: Step) -> None:
     attention = "CudaFlash" if case.precision is Precision.BF16 else "PlainAttention"
     assert set(step.chosen) <= {attention, "FusedRmsNorm" if case.family is Family.LLAMA else "LayerNorm"}
-    assert {"F", "REDUCE(norm)", "STEP"} < set(step.tallies)
+    assert {"F", "START_REDUCE(norm)", "WAIT_REDUCE(norm)", "STEP"} < set(step.tallies)
     waits = {kind: tally.waits for kind, tally in step.tallies.items() if tally.waits}
     assert waits == {"STEP": 1}, "the host waits for the device once, at the end"
     for kind, tally in step.tallies.items():

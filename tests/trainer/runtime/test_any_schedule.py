@@ -19,9 +19,9 @@ from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.rehearse import rehearse
 from penstock.trainer.runtime import Batch, Runtime
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
-from tests.support.small_plans import small_plan
+from tests.support.small_plans import remade_units, small_plan
 from tests.support.stage_pipeline import gradient_error
-from tests.support.strategies import Case, cases, schedules
+from tests.support.strategies import Case, cases, in_parts, schedules
 from tests.support.threaded_run import ThreadedRun
 from tests.support.worker_pool import PoolRank, WorkerPool
 
@@ -40,6 +40,7 @@ def slicings(draw: st.DrawFn, num_slices: int) -> tuple[int, ...]:
 @settings(max_examples=40)
 def test_gradients_are_right(schedule: Schedule, data: st.DataObject, family: Family) -> None:
     assume(schedule.num_stages % len(schedule.ranks) == 0)
+    schedule = in_parts(schedule, remade_units(schedule.num_stages), data.draw(st.integers(0, 2**32)))
     plan = small_plan(
         family=family,
         schedule=ScheduleSpec(generator=CSV, text=schedule.to_csv()),

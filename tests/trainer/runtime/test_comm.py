@@ -89,7 +89,7 @@ def test_messages_over_gloo(worker_pool: WorkerPool) -> None:
 def sum_over(me: PoolRank, plan: Plan, program: Program, group: Group) -> float:
     transport = ProcessGroupTransport(me.groups, program, Mesh(dp=plan.dp, pp=plan.pp), me.rank)
     value = torch.tensor([10.0**me.rank])
-    transport.all_reduce(group, value)
+    transport.all_reduce(group, value).wait()
     return value.item()
 
 

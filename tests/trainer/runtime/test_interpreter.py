@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,7 +32,18 @@ class Diary:
         self.bound.append(str(instruction.action))
         return lambda: self.write(str(instruction.action))
 
-    compute = free = reduce = step = _operation
+    compute = free = step = _operation
+
+    def reduction(self, instruction: Instruction) -> Callable[[], DiaryWork]:
+        action = instruction.action
+        self.bound.append(str(action))
+        wait = replace(action, kind=Kind.WAIT_REDUCE)
+
+        def start() -> DiaryWork:
+            self.write(str(action))
+            return DiaryWork(self, str(wait))
+
+        return start
 
     def message(self, slot: int) -> Tensor:
         return self.tensors.setdefault(slot, torch.zeros(1))
@@ -42,7 +54,7 @@ class Diary:
     def send(self, channel: Channel, tensor: Tensor) -> DiaryWork:
         return self._transfer("send", channel, tensor)
 
-    def all_reduce(self, group: object, tensor: Tensor) -> None:
+    def all_reduce(self, group: object, tensor: Tensor) -> DiaryWork:
         raise AssertionError("the executor reduces")
 
     def _transfer(self, what: str, channel: Channel, tensor: Tensor) -> DiaryWork:

@@ -82,7 +82,7 @@ def test_sums_over_groups(group: Group, expected: list[float]) -> None:
     """With dp 2 and pp 2 the replicas are ranks 0, 1 and 2, 3."""
     fabric = make_fabric(dp=2)
     values = [torch.tensor([value], dtype=torch.float64) for value in (1e-9, 1.0, 10.0, 100.0)]
-    on_every_rank(fabric, lambda transport, rank: transport.all_reduce(group, values[rank]))
+    on_every_rank(fabric, lambda transport, rank: transport.all_reduce(group, values[rank]).wait())
     assert [value.item() for value in values] == pytest.approx(expected)
 
 
@@ -91,7 +91,7 @@ def test_a_sum_is_the_same_on_every_rank_and_every_time() -> None:
     found = set()
     for _ in range(10):
         values = [torch.tensor([value]) for value in (1e8, 1.0, -1e8, 3.0)]
-        on_every_rank(fabric, lambda transport, rank, v=values: transport.all_reduce(Group.NORM, v[rank]))  # type: ignore[misc]
+        on_every_rank(fabric, lambda transport, rank, v=values: transport.all_reduce(Group.NORM, v[rank]).wait())  # type: ignore[misc]
         found |= {value.item() for value in values}
     assert len(found) == 1
 
@@ -99,7 +99,7 @@ def test_a_sum_is_the_same_on_every_rank_and_every_time() -> None:
 def test_a_sum_that_not_all_join_ends() -> None:
     fabric = make_fabric(timeout_seconds=0.05)
     with pytest.raises(RunError, match=r"not all of ranks \[0, 1\] came to a sum"):
-        fabric.transport(0).all_reduce(Group.NORM, torch.zeros(1))
+        fabric.transport(0).all_reduce(Group.NORM, torch.zeros(1)).wait()
 
 
 def on_every_rank(fabric: Fabric, act: Callable[[LocalTransport, int], None]) -> None:

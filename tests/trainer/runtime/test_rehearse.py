@@ -16,6 +16,7 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.run.folder import RunDir
+from penstock.core.schedule import Kind
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Activity, Event, Source, Timeline
@@ -48,29 +49,52 @@ def test_what_is_predicted_of_a_rank() -> None:
         Event(1, Activity.WAIT, "1WAIT_RECV_F0.0", 0, 6),
         Event(1, Activity.TRANSFER, "1SEND_B0.0", 0, 7),
         Event(1, Activity.COMPUTE, "1F0.0", 10, 30),
-        Event(1, Activity.REDUCE, "1REDUCE(norm)", 30, 33),
+        Event(1, Activity.TRANSFER, "1START_REDUCE(norm)", 30, 33),
+        Event(1, Activity.REDUCE, "1WAIT_REDUCE(norm)", 30, 33),
         Event(1, Activity.STEP, "1STEP", 33, 37),
     )
     timeline = Timeline(source=Source.SIMULATED, num_ranks=2, step_ns=37, events=events)
-    assert predicted_ns(timeline, 1) == {"1F0.0": 20, "1REDUCE(norm)": 3, "1STEP": 4}
+    assert predicted_ns(timeline, 1) == {"1F0.0": 20, "1START_REDUCE(norm)": 3, "1STEP": 4}
 
 
-def test_who_waits_for_others_at_a_reduction_does_so_by_meeting_them() -> None:
-    """The norm is one of all ranks, of whom rank 1 comes last; gradients are summed with other pipelines' ranks."""
+def test_what_is_waited_for_others_at_a_reduction_is_no_part_of_it() -> None:
+    """Rank 0 waits for the norm from 30 on, and it is under way from 65."""
     events = (
-        Event(0, Activity.REDUCE, "0REDUCE(dp)", 10, 30),
-        Event(1, Activity.REDUCE, "1REDUCE(dp)", 60, 65),
-        Event(2, Activity.REDUCE, "2REDUCE(dp)", 15, 30),
-        Event(0, Activity.REDUCE, "0REDUCE(norm)", 30, 68),
-        Event(1, Activity.REDUCE, "1REDUCE(norm)", 65, 68),
-        Event(2, Activity.REDUCE, "2REDUCE(norm)", 30, 68),
+        Event(0, Activity.TRANSFER, "0START_REDUCE(dp)", 10, 30),
+        Event(0, Activity.REDUCE, "0WAIT_REDUCE(dp)", 25, 30),
+        Event(0, Activity.TRANSFER, "0START_REDUCE(norm)", 65, 68),
+        Event(0, Activity.REDUCE, "0WAIT_REDUCE(norm)", 30, 68),
     )
-    timeline = Timeline(source=Source.SIMULATED, num_ranks=3, step_ns=68, events=events)
-    assert [predicted_ns(timeline, rank) for rank in range(3)] == [
-        {"0REDUCE(dp)": 20, "0REDUCE(norm)": 3},
-        {"1REDUCE(dp)": 5, "1REDUCE(norm)": 3},
-        {"2REDUCE(dp)": 15, "2REDUCE(norm)": 3},
-    ]
+    timeline = Timeline(source=Source.SIMULATED, num_ranks=1, step_ns=68, events=events)
+    assert predicted_ns(timeline, 0) == {"0START_REDUCE(dp)": 20, "0START_REDUCE(norm)": 3}
+
+
+def test_a_rehearsed_reduction_over_replicas_passes_its_time_next_to_compute() -> None:
+    """Two of 10 each, one after the other; 12 of the 20 have passed once they are waited for."""
+    program = program_of(
+        small_plan(
+            pp=1,
+            num_stages=2,
+            schedule=looped_schedule(num_ranks=1, num_stages=2, num_microbatches=1, num_slices=3),
+            dp=2,
+        )
+    )
+    now = [0]
+    waited: list[int] = []
+    mesh = Mesh(dp=1, pp=1)
+    executor = WaitingExecutor(
+        program.ranks[0],
+        {"0START_REDUCE(dp)": 10, "1START_REDUCE(dp)": 10},
+        Fabric(program, mesh).transport(0),
+        wait=waited.append,
+        clock=lambda: now[0],
+    )
+    starts = [i for i in program.ranks[0].instructions if i.action.kind is Kind.START_REDUCE][:2]
+    works = [executor.reduction(instruction)() for instruction in starts]
+    now[0] = 12
+    for work in works:
+        work.wait()
+    assert waited == [0, 8]
 
 
 @pytest.mark.parametrize("duration_ns", [0, SPIN_NS // 2, 3 * SPIN_NS])
@@ -86,7 +110,7 @@ def test_every_action_waits_for_its_own_time_and_messages_have_their_size() -> N
     (own,) = program.ranks
     waited: list[int] = []
     transport = Fabric(program, Mesh(dp=1, pp=1)).transport(0)
-    durations = {"0F0.0": 5, "0B0.2": 9, "0REDUCE(norm)": 3, "0STEP": 1}
+    durations = {"0F0.0": 5, "0B0.2": 9, "0START_REDUCE(norm)": 3, "0STEP": 1}
     executor = WaitingExecutor(own, durations, transport, wait=waited.append)
     Interpreter(
         enumerate(own.instructions), rank=0, executor=executor, transport=transport, cursor=array("q", (0, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction
-from penstock.core.schedule import COMPUTE_KINDS, Kind
+from penstock.core.schedule import COMPUTE_KINDS, Kind, Part
 from penstock.trainer.closing import Totals, finite_norm, loss_of
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.interpreter import Operation
@@ -24,7 +25,7 @@ from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stage import Stage
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
 from tests.support.reference_model import reference_logits, reference_loss
-from tests.support.small_plans import looped_schedule, small_plan
+from tests.support.small_plans import looped_schedule, remade_units, small_plan
 from tests.support.threaded_run import ThreadedRun
 
 
@@ -70,6 +71,36 @@ def test_steps_do_not_leak_into_each_other() -> None:
     assert first[0].gradient_norm == second[0].gradient_norm
 
 
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize(("pp", "num_stages"), [(2, 4), (2, 6), (1, 3)])
+def test_reductions_next_to_compute_give_the_bits_of_those_at_the_end(family: Family, pp: int, num_stages: int) -> None:
+    """In fp32, where another order of summands would show; a tied matrix is summed over its copies before replicas."""
+    order = looped_schedule(num_ranks=pp, num_stages=num_stages, num_microbatches=2, num_slices=3)
+    plan = small_plan(
+        family=family,
+        schedule=order,
+        dp=2,
+        pp=pp,
+        num_stages=num_stages,
+        num_microbatches=2,
+        precision=Precision.FP32,
+    )
+    kept: list[list[dict[str, Tensor]]] = []
+    num_early = []
+    for late in (False, True):
+        run = ThreadedRun(replace(plan, late_receives=late))
+        actions = [instruction.action for instruction in run.program.ranks[0].instructions]
+        end = max(at for at, action in enumerate(actions) if action.is_compute)
+        num_early.append(sum(action.kind is Kind.START_REDUCE for action in actions[:end]))
+        train(run, num_steps=1)
+        keepers = [keeper for own in run.optimizers for keeper in own.values()]
+        kept.append([keeper.kept for keeper in keepers if isinstance(keeper, GradientKeeper)])
+    assert num_early[0] > num_early[1] == 0
+    for early, at_end in zip(*kept, strict=True):
+        assert early.keys() == at_end.keys()
+        assert all(torch.equal(early[name], at_end[name]) for name in early)
+
+
 def test_one_request_stops_all_ranks_after_the_same_step() -> None:
     run = ThreadedRun(small_plan(dp=2, pp=2), stop_requests={3})
     (totals,) = train(run, num_steps=1)
@@ -96,7 +127,7 @@ def test_training_is_the_same_however_the_model_is_divided(family: Family) -> No
         assert losses(plan) == pytest.approx(alone, rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb", "recompute"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb", "recompute", "parts"])
 @pytest.mark.parametrize(("dp", "family"), [(1, Family.LLAMA), (2, Family.GPT2)])
 def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch, schedule: str, dp: int, family: Family
@@ -104,17 +135,20 @@ def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     """Also over an arena that holds NaN, as memory that nobody cleared may, and in the midst of training."""
     training = TrainingSpec(steps=3, clip=0.1, global_batch=4)
     plan = small_plan(family=family, dp=dp, pp=2, schedule="zb", num_microbatches=2)
-    if schedule == "recompute":
-        order = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=True)
+    if schedule in ("recompute", "parts"):
+        units = remade_units(4) if schedule == "parts" else ()
+        order = looped_schedule(
+            num_ranks=2, num_stages=4, num_microbatches=2, num_slices=3, recompute=True, num_units=units
+        )
         plan = small_plan(family=family, dp=dp, pp=2, num_stages=4, num_microbatches=2, schedule=order)
-    run: Counter[tuple[Kind, int, int | None]] = Counter()
+    run: Counter[tuple[Kind, int, int | None, Part | None]] = Counter()
     compute = StageExecutor.compute
 
     def counting(self: StageExecutor, instruction: Instruction) -> Operation:
         operation, action = compute(self, instruction), instruction.action
 
         def counted() -> None:
-            run[action.kind, action.stage, action.slice] += 1
+            run[action.kind, action.stage, action.slice, action.part] += 1
             operation()
 
         return counted
@@ -135,7 +169,7 @@ def test_a_warm_up_runs_every_shape_and_leaves_no_trace(
     threads = ThreadedRun(plan)
     threads.on_every_rank(lambda rank, runtime: runtime.warm_up())
     actions = [i.action for own in program.ranks for i in own.instructions if i.action.kind in COMPUTE_KINDS]
-    assert run == dict.fromkeys(((a.kind, a.stage, a.slice) for a in actions), plan.dp)
+    assert run == dict.fromkeys(((a.kind, a.stage, a.slice, a.part) for a in actions), plan.dp)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 5])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,10 +22,9 @@ from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.plan import Plan
-from penstock.core.schedule import Group
+from penstock.core.schedule import Action, Group
 from penstock.trainer import memory
-from penstock.trainer.comm import Mesh, Transport
-from penstock.trainer.interpreter import Operation
+from penstock.trainer.comm import Mesh, Transport, Work
 from penstock.trainer.parameters import StageParameters
 
 _TIED = "embedding.weight"
@@ -74,7 +74,7 @@ class Closing:
         self._transport = transport
         self._stop_requested = stop_requested
         self._optimizers = [optimizers[stage] for stage in sorted(optimizers)]
-        self._flat_gradients = [parameters[stage].gradient_flat for stage in sorted(parameters)]
+        self._flat_gradients = {stage: own.gradient_flat for stage, own in parameters.items()}
         self._tied = _tied_gradients(plan, parameters)
         self._counted = _counted_gradients(plan, parameters)
         self._sums = torch.zeros(_NUM_SUMS + mesh.num_ranks, dtype=torch.float64, device=device)
@@ -106,16 +106,16 @@ class Closing:
             peak_bytes=tuple(int(peak) for peak in peaks),
         )
 
-    def reduce(self, group: Group | None, losses: Tensor) -> Operation:
-        """The operation that reduces over ``group``; ``losses`` holds this rank's part of the loss."""
-        if group is Group.DP:
-            return self._reduce_replicas
-        if group is Group.TIE:
+    def reduction(self, action: Action, losses: Tensor) -> Callable[[], Work]:
+        """What starts the reduction of ``action``; ``losses`` holds this rank's part of the loss."""
+        if action.group is Group.DP:
+            return partial(self._transport.all_reduce, Group.DP, self._flat_gradients[action.stage])
+        if action.group is Group.TIE:
             (gradient,) = self._tied
-            return lambda: self._transport.all_reduce(Group.TIE, gradient)
-        if group is Group.NORM:
-            return lambda: self._reduce_norm(losses)
-        raise ValueError(f"a plan that is run has no reduction over {group}")
+            return partial(self._transport.all_reduce, Group.TIE, gradient)
+        if action.group is Group.NORM:
+            return partial(self._start_norm, losses)
+        raise ValueError(f"a plan that is run has no reduction over {action.group}")
 
     def step(self) -> None:
         """The optimizers' step, which ends the step."""
@@ -133,11 +133,7 @@ class Closing:
             optimizer.step(0, self._sums[_SQUARED_NORM])
         self._sums.tolist()
 
-    def _reduce_replicas(self) -> None:
-        for gradient in self._flat_gradients:
-            self._transport.all_reduce(Group.DP, gradient)
-
-    def _reduce_norm(self, losses: Tensor) -> None:
+    def _start_norm(self, losses: Tensor) -> Work:
         self._sum_own_copies()
         sums = self._sums.zero_()
         if self._mesh.replica(self._rank) == 0:
@@ -145,10 +141,10 @@ class Closing:
         sums[_LOSS] = losses.sum()
         sums[_STOP].fill_(self._stop_requested())  # an assignment would copy a number of the host, and wait
         sums[_NUM_SUMS + self._rank].fill_(max(self._peak_bytes, memory.peak_bytes(self._device)))
-        self._transport.all_reduce(Group.NORM, sums)
+        return self._transport.all_reduce(Group.NORM, sums)
 
     def _sum_own_copies(self) -> None:
-        """A matrix tied between two stages of this rank is summed here; between ranks it was by REDUCE(tie)."""
+        """A matrix tied between two stages of this rank is summed here; between ranks, by the reduction over tie."""
         for first, last in [self._tied] if len(self._tied) == 2 else []:
             first += last
             last.copy_(first)

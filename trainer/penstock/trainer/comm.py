@@ -30,7 +30,7 @@ _CHANNELS = ("F", "B")
 
 
 class Work(Protocol):
-    """A transfer under way."""
+    """A transfer or a reduction under way."""
 
     def wait(self) -> object:
         """Block until it is done (on CUDA: make the current stream wait); raises if it cannot be."""
@@ -45,8 +45,10 @@ class Transport(Protocol):
     def send(self, channel: Channel, tensor: Tensor) -> Work:
         """Send ``tensor``, which must not change until the work is done."""
 
-    def all_reduce(self, group: Group, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over the group's ranks. NORM is every rank of every replica."""
+    def all_reduce(self, group: Group, tensor: Tensor) -> Work:
+        """Replace ``tensor`` by its sum over the group's ranks, which must not change until the work is done. NORM is
+        every rank of every replica.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,9 +191,11 @@ class ProcessGroupTransport:
         """See `Transport`."""
         return _isend(tensor, *self._ends[channel])
 
-    def all_reduce(self, group: Group, tensor: Tensor) -> None:
+    def all_reduce(self, group: Group, tensor: Tensor) -> Work:
         """See `Transport`."""
-        dist.all_reduce(tensor, group=self._groups[group])
+        work = dist.all_reduce(tensor, group=self._groups[group], async_op=True)
+        assert work is not None, "this rank is no member of the group"
+        return work
 
 
 def _isend(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Work:

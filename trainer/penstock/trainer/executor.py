@@ -17,9 +17,10 @@ from penstock.core.model import UnitKind
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction, RankProgram
 from penstock.core.roles import G_IN, G_OUT, A, L, W, X, Y
-from penstock.core.schedule import Kind
+from penstock.core.schedule import Kind, Part
 from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.closing import Closing
+from penstock.trainer.comm import Work
 from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
@@ -85,12 +86,12 @@ class StageExecutor:
         return self._arena.message(slot)
 
     def warm_up(self, instructions: Sequence[Instruction]) -> None:
-        """Run the first action of every stage, kind and slice on whatever its slots hold: each shape once."""
-        first: dict[tuple[Kind, int, int | None], Instruction] = {}
+        """Run the first action of every stage, kind, slice and part on whatever its slots hold: each shape once."""
+        first: dict[tuple[Kind, int, int | None, Part | None], Instruction] = {}
         for instruction in instructions:
             action = instruction.action
             if action.kind in _COMPUTE:
-                first.setdefault((action.kind, action.stage, action.slice), instruction)
+                first.setdefault((action.kind, action.stage, action.slice, action.part), instruction)
         for instruction in first.values():
             self.compute(instruction)()
         self.losses_MP.zero_()
@@ -99,9 +100,9 @@ class StageExecutor:
         """Nothing to do, since a slot's place is the Program's affair; poisons when asked to."""
         return partial(self._arena.poison, instruction.frees) if self._poison else nothing
 
-    def reduce(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
-        return self._closing.reduce(instruction.action.group, self.losses_MP)
+    def reduction(self, instruction: Instruction) -> Callable[[], Work]:
+        """What starts a sum of the rank's gradients, or of what the norm is made of."""
+        return self._closing.reduction(instruction.action, self.losses_MP)
 
     def step(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
@@ -142,7 +143,9 @@ class StageExecutor:
 
     def _recompute(self, instruction: Instruction) -> Operation:
         stage, views, (start, stop) = self._place(instruction)
-        return partial(stage.recompute, views, start, stop, token_ids=self._token_ids(instruction))
+        part = instruction.action.part
+        units = None if part is None else range(stage.first + part.first, stage.first + part.stop)
+        return partial(stage.recompute, views, start, stop, token_ids=self._token_ids(instruction), units=units)
 
     def _backward_input(self, instruction: Instruction) -> Operation:
         stage, views, (start, stop) = self._place(instruction)
@@ -230,7 +233,7 @@ class EvaluationExecutor:
         """No part of evaluation."""
         raise _not_evaluated(instruction)
 
-    def reduce(self, instruction: Instruction) -> Operation:
+    def reduction(self, instruction: Instruction) -> Callable[[], Work]:
         """No part of evaluation."""
         raise _not_evaluated(instruction)
 

@@ -1,7 +1,8 @@
 """Running one rank's Program: a table from action kind to method, resolved once, then a loop of calls.
 
 What an action does is the executor's business: real tensors (`penstock.trainer.executor`) or waiting for the predicted
-time (`penstock.trainer.rehearse`). Transfers are the same for both and live here.
+time (`penstock.trainer.rehearse`). Transfers and the waits for
+reductions are the same for both and live here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction
 from penstock.core.run.rank_status import BETWEEN_STEPS, Cursor
-from penstock.core.schedule import Kind
+from penstock.core.schedule import Group, Kind
 from penstock.trainer.comm import Transport, Work
 
 Operation = Callable[[], object]
@@ -33,8 +34,8 @@ class Executor(Protocol):
     def free(self, instruction: Instruction) -> Operation:
         """The end of slots' lives."""
 
-    def reduce(self, instruction: Instruction) -> Operation:
-        """The sum over a group's ranks."""
+    def reduction(self, instruction: Instruction) -> Callable[[], Work]:
+        """What starts the sum over a group's ranks."""
 
     def step(self, instruction: Instruction) -> Operation:
         """The optimizer's step."""
@@ -75,7 +76,7 @@ class Interpreter:
         self._executor = executor
         self._transport = transport
         self._cursor = cursor
-        self._in_flight: dict[tuple[Channel, int], Work] = {}
+        self._in_flight: dict[tuple[Channel, int] | tuple[Group, int], Work] = {}
         self._instructions = tuple(instructions)
         self._calls = tuple((index, self._bind(instruction)) for index, instruction in self._instructions)
 
@@ -135,8 +136,17 @@ class Interpreter:
     def _free(self, instruction: Instruction) -> Operation:
         return self._executor.free(instruction)
 
-    def _reduce(self, instruction: Instruction) -> Operation:
-        return self._executor.reduce(instruction)
+    def _start_reduce(self, instruction: Instruction) -> Operation:
+        start, key, in_flight = self._executor.reduction(instruction), _reduction(instruction), self._in_flight
+
+        def begin() -> None:
+            in_flight[key] = start()
+
+        return begin
+
+    def _wait_reduce(self, instruction: Instruction) -> Operation:
+        key, in_flight = _reduction(instruction), self._in_flight
+        return lambda: in_flight.pop(key).wait()
 
     def _step(self, instruction: Instruction) -> Operation:
         return self._executor.step(instruction)
@@ -157,7 +167,8 @@ _TABLE: dict[Kind, Callable[[Interpreter, Instruction], Operation]] = {
     Kind.WAIT_SEND_F: Interpreter._wait,
     Kind.WAIT_SEND_B: Interpreter._wait,
     Kind.FREE: Interpreter._free,
-    Kind.REDUCE: Interpreter._reduce,
+    Kind.START_REDUCE: Interpreter._start_reduce,
+    Kind.WAIT_REDUCE: Interpreter._wait_reduce,
     Kind.STEP: Interpreter._step,
 }
 
@@ -173,3 +184,10 @@ def _channel(instruction: Instruction) -> Channel:
 
 def _transfer(instruction: Instruction) -> tuple[Channel, int]:
     return _channel(instruction), instruction.sequence
+
+
+def _reduction(instruction: Instruction) -> tuple[Group, int]:
+    """Group and stage, which no other reduction of the rank has."""
+    action = instruction.action
+    assert action.group is not None, f"{action} names no group"
+    return action.group, action.stage

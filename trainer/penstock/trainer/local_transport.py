@@ -7,7 +7,7 @@ and a message of another shape than its receiver is refused.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -36,6 +36,30 @@ class LocalWork:
             raise RunError(self.refusal)
 
 
+@dataclass(slots=True)
+class LocalSum:
+    """One sum over ``ranks``, in their order, so that it does not depend on who came first."""
+
+    ranks: tuple[int, ...]
+    timeout_seconds: float
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def finish(self) -> None:
+        """Add; the last rank's part."""
+        first, *others = [tensor for _, tensor in sorted(self.tensors.items())]
+        for tensor in others:
+            first += tensor
+        for tensor in others:
+            tensor.copy_(first)
+        self.done.set()
+
+    def wait(self) -> None:
+        """Block until the sum is in every tensor; raises `RunError` if not all ranks come in time."""
+        if not self.done.wait(self.timeout_seconds):
+            raise RunError(f"not all of ranks {list(self.ranks)} came to a sum in {self.timeout_seconds:g} s")
+
+
 class Fabric:
     """What the transports of all ranks share. A wait of more than ``timeout_seconds`` raises, so a deadlock ends."""
 
@@ -45,15 +69,25 @@ class Fabric:
         self.lines: dict[tuple[int, Channel], _Line] = {
             (replica, channel): _Line() for replica in range(mesh.dp) for channel in program.channels
         }
-        self._meetings: defaultdict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
+        self._lock = threading.Lock()
+        self._num_sums: Counter[tuple[tuple[int, ...], int]] = Counter()
+        self._meetings: dict[tuple[tuple[int, ...], int], LocalSum] = {}
 
     def transport(self, rank: int) -> LocalTransport:
         """The transport of a global rank."""
         return LocalTransport(self, rank)
 
-    def sum_over(self, ranks: tuple[int, ...], rank: int, tensor: Tensor) -> None:
-        """Meet the other ranks and leave the sum in every tensor."""
-        self._meetings[ranks].join(ranks, rank, tensor, self.timeout_seconds)
+    def sum_over(self, ranks: tuple[int, ...], rank: int, tensor: Tensor) -> LocalSum:
+        """Meet the other ranks; once all are there the sum is in every tensor."""
+        with self._lock:
+            number = self._num_sums[ranks, rank]
+            self._num_sums[ranks, rank] += 1
+            meeting = self._meetings.setdefault((ranks, number), LocalSum(ranks, self.timeout_seconds))
+            meeting.tensors[rank] = tensor
+            if len(meeting.tensors) == len(ranks):
+                del self._meetings[ranks, number]
+                meeting.finish()
+        return meeting
 
 
 class LocalTransport:
@@ -76,9 +110,9 @@ class LocalTransport:
         self._fabric.lines[self._replica, channel].add(send=work)
         return work
 
-    def all_reduce(self, group: Group, tensor: Tensor) -> None:
+    def all_reduce(self, group: Group, tensor: Tensor) -> LocalSum:
         """See `penstock.trainer.comm.Transport`."""
-        self._fabric.sum_over(self._members(group), self._rank, tensor)
+        return self._fabric.sum_over(self._members(group), self._rank, tensor)
 
     def _members(self, group: Group) -> tuple[int, ...]:
         mesh = self._fabric.mesh
@@ -114,32 +148,3 @@ def _deliver(send: LocalWork, receive: LocalWork) -> None:
         send.refusal = receive.refusal = f"{send.channel} brings {brought} where {expected} is expected"
     send.done.set()
     receive.done.set()
-
-
-class _Meeting:
-    """Adds in the order of ranks, so that a sum does not depend on who came first."""
-
-    def __init__(self) -> None:
-        self._met = threading.Condition()
-        self._tensors: dict[int, Tensor] = {}
-        self._round = 0
-
-    def join(self, ranks: tuple[int, ...], rank: int, tensor: Tensor, timeout_seconds: float) -> None:
-        with self._met:
-            self._tensors[rank] = tensor
-            if len(self._tensors) == len(ranks):
-                self._finish()
-                return
-            this = self._round
-            if not self._met.wait_for(lambda: self._round > this, timeout_seconds):
-                raise RunError(f"not all of ranks {list(ranks)} came to a sum in {timeout_seconds:g} s")
-
-    def _finish(self) -> None:
-        first, *others = [tensor for _, tensor in sorted(self._tensors.items())]
-        for tensor in others:
-            first += tensor
-        for tensor in others:
-            tensor.copy_(first)
-        self._tensors.clear()
-        self._round += 1
-        self._met.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from penstock.core.program import Instruction, Program, RankProgram
 from penstock.core.run.rank_status import Cursor
-from penstock.core.schedule import Group, parse_action
-from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.trainer.comm import Mesh, Transport
+from penstock.core.schedule import Group, Kind, parse_action
+from penstock.core.timeline import Activity, Source, Timeline
+from penstock.trainer.comm import Mesh, Transport, Work
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
-from penstock.trainer.recorder import HostRecorder, gather_times, merge
+from penstock.trainer.recorder import Clock, HostRecorder, gather_times, merge
 
 SPIN_NS = 150_000
 """The end of every wait is spun, since a sleeping process wakes late; short, because many ranks share few cores."""
@@ -42,30 +43,33 @@ def wait(duration_ns: int) -> None:
 def predicted_ns(predicted: Timeline, pipeline_rank: int) -> dict[str, int]:
     """Nanoseconds of every action of a rank that a prediction gives a length: compute, reductions and step.
 
-    A reduction is predicted from when its rank comes to it. What the rank waits for the others of its pipeline is left
-    out, since it waits for them by meeting them: who comes last tells how long the rest takes.
+    A reduction lasts as long as it is under way, by the text of its start. What the rank waits for the others of its
+    pipeline is left out, since it waits for them by meeting them.
     """
-    timed = (Activity.COMPUTE, Activity.REDUCE, Activity.STEP)
-    own = [event for event in predicted.events if event.rank == pipeline_rank and event.activity in timed]
-    return {event.action: _without_the_wait(event, predicted) for event in own}
+    own = [event for event in predicted.events if event.rank == pipeline_rank]
+    timed = [event for event in own if event.activity in (Activity.COMPUTE, Activity.STEP)]
+    timed += [event for event in own if parse_action(event.action).kind is Kind.START_REDUCE]
+    return {event.action: event.duration_ns for event in timed}
 
 
-def _without_the_wait(event: Event, predicted: Timeline) -> int:
-    group = _group(event)
-    if group is None or group.is_of_peers:
-        return event.duration_ns
-    return min(other.duration_ns for other in predicted.events if _group(other) is group)
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A reduction that is over once its ranks have met and its time has passed."""
 
+    met: Work
+    rest: Callable[[], None]
 
-def _group(event: Event) -> Group | None:
-    return parse_action(event.action).group if event.activity is Activity.REDUCE else None
+    def wait(self) -> None:
+        self.met.wait()
+        self.rest()
 
 
 class WaitingExecutor:
     """`penstock.trainer.interpreter.Executor` that waits ``durations_ns`` by an action's text, 0 where not named.
 
     Messages have the slots' sizes and no meaning, so one piece of memory serves all. A reduction meets the group's
-    ranks over one element, then waits.
+    ranks over one element. Over replicas it is under way for its time from its start, or from the end of the one
+    before; over ranks of the pipeline, which it waits for, from when all are there.
     """
 
     def __init__(
@@ -74,9 +78,11 @@ class WaitingExecutor:
         durations_ns: Mapping[str, int],
         transport: Transport,
         wait: Wait = wait,
+        clock: Clock = time.perf_counter_ns,
     ) -> None:
         self._slots, self._durations_ns = program.slots, durations_ns
-        self._transport, self._wait = transport, wait
+        self._transport, self._wait, self._clock = transport, wait, clock
+        self._free_at_ns: dict[Group, int] = {}
         self._memory = torch.zeros(max(slot.num_bytes for slot in program.slots), dtype=torch.uint8)
         self._one = torch.ones(1)
 
@@ -92,16 +98,20 @@ class WaitingExecutor:
         """Nothing."""
         return nothing
 
-    def reduce(self, instruction: Instruction) -> Operation:
-        """See `penstock.trainer.interpreter.Executor`."""
-        pause, group = self._waiting(instruction), instruction.action.group
-        assert group is not None, "a REDUCE names its group"
+    def reduction(self, instruction: Instruction) -> Callable[[], Work]:
+        """What meets the group's ranks and lets the reduction's time pass."""
+        duration_ns, group = self._durations_ns.get(str(instruction.action), 0), instruction.action.group
+        assert group is not None, "a reduction names its group"
 
-        def reduce() -> None:
-            self._transport.all_reduce(group, self._one)
-            pause()
+        def start() -> Work:
+            met = self._transport.all_reduce(group, self._one)
+            if not group.is_of_peers:
+                return _Waiting(met, lambda: self._wait(duration_ns))
+            end_ns = max(self._clock(), self._free_at_ns.get(group, 0)) + duration_ns
+            self._free_at_ns[group] = end_ns
+            return _Waiting(met, lambda: self._wait(max(end_ns - self._clock(), 0)))
 
-        return reduce
+        return start
 
     def step(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""

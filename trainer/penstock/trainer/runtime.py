@@ -105,8 +105,8 @@ class Runtime:
         instructions = self._program.instructions
         self._executor.warm_up(instructions)
         for instruction in instructions:
-            if instruction.action.kind is Kind.REDUCE:
-                self._executor.reduce(instruction)()
+            if instruction.action.kind is Kind.START_REDUCE:
+                self._executor.reduction(instruction)().wait()
         self._closing.warm_up()
 
     def train_step(
@@ -143,7 +143,7 @@ class Runtime:
             self._fill_first(token_ids_NS[share], labels_NS[share])
             self._evaluation.run(step)
             total_1 += losses_MP[0].sum()
-        self._transport.all_reduce(Group.NORM, total_1)
+        self._transport.all_reduce(Group.NORM, total_1).wait()
         return float(total_1.item())
 
     def continue_from(
@@ -180,7 +180,7 @@ class Runtime:
         logits = self._sampling.logits
         chosen = choose(logits) if self._chooses and logits is not None else None
         shared = torch.tensor([0 if chosen is None else chosen + 1])
-        self._transport.all_reduce(Group.NORM, shared)
+        self._transport.all_reduce(Group.NORM, shared).wait()
         return int(shared) - 1 if shared else None
 
     def _fill_first(self, token_ids_NS: Tensor, labels_NS: Tensor) -> None:

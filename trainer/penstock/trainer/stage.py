@@ -84,12 +84,21 @@ class Stage:
         x, wanted = self._input(views, self.stop - 1), _needed(labels, "labels")
         return self._head.forward(x, wanted, gradient_scale, gradient)
 
-    def recompute(self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None) -> None:
+    def recompute(
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        *,
+        token_ids: Tensor | None = None,
+        units: range | None = None,
+    ) -> None:
         """R: fill ``a`` and ``l`` as F did, bit for bit, and write the keys and values where they were.
 
-        Leaves out what no backward reads: the head, and the last output before it or before the stage's end.
+        Leaves out what no backward reads: the head, and the last output before it or before the stage's end. With
+        ``units`` only those of these; the units before them have to be recomputed already.
         """
-        self._run_body(views, start, stop, token_ids, keep_last_output=False)
+        self._run_body(views, start, stop, token_ids, keep_last_output=False, units=units)
 
     def evaluate(
         self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
@@ -138,13 +147,22 @@ class Stage:
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
 
     def _run_body(
-        self, views: SlotViews, start: int, stop: int, token_ids: Tensor | None, *, keep_last_output: bool = True
+        self,
+        views: SlotViews,
+        start: int,
+        stop: int,
+        token_ids: Tensor | None,
+        *,
+        keep_last_output: bool = True,
+        units: range | None = None,
     ) -> None:
-        """Forward through all units but the head."""
+        """Forward through all units but the head, or through some of them."""
         unwanted = None if keep_last_output else self._last_body_unit
-        if self._embedding is not None and self.first != unwanted:
+        units = range(self.first, self.stop) if units is None else units
+        if self._embedding is not None and self.first in units and self.first != unwanted:
             self._embedding.forward(_needed(token_ids, "token ids"), start, self._output(views, self.first))
-        for index, block in self._blocks.items():
+        blocks = {index: block for index, block in self._blocks.items() if index in units}
+        for index, block in blocks.items():
             y = None if index == unwanted else self._output(views, index)
             block.forward(self._frame(views, index, start, stop), y)
 

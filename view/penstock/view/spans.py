@@ -109,9 +109,9 @@ def _rank_lanes(events: Sequence[Event], shortest_ns: float) -> Lanes:
 
 
 def carries_gradient(event: Event) -> bool:
-    """Whether a transfer goes backward through the model."""
+    """Whether a transfer goes backward through the model, or sums gradients."""
     action = action_of(event.action)
-    return action is not None and action.kind.value.endswith("_B")
+    return action is not None and (action.kind is Kind.START_REDUCE or action.kind.value.endswith("_B"))
 
 
 def gather(events: Iterable[Event], shortest_ns: float) -> tuple[Span, ...]:

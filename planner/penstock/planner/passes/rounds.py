@@ -7,7 +7,7 @@ results it needs: the step at which it runs if every action takes one step and m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 
@@ -30,19 +30,49 @@ class Ordered:
     recomputed: frozenset[Cell]
 
 
-def find_rounds(schedule: Schedule) -> Ordered:
-    """Check the schedule and find its rounds; raises `UserError` with the grid when it is incomplete or cannot run."""
+def find_rounds(schedule: Schedule, num_units: Sequence[int] = ()) -> Ordered:
+    """Check the schedule and find its rounds; raises `UserError` with the grid when it is incomplete or cannot run.
+
+    ``num_units`` of every stage keep something that R makes again; without, those that the parts of its R name.
+    """
     rows = tuple(tuple(flatten(actions)) for actions in schedule.ranks)
     stage_ranks = schedule.stage_ranks
+    units = dict(enumerate(num_units)) or schedule.recomputed_units
+    _check_parts(rows, units)
     counts = Counter(work for row in rows for action in row for work in work_of(action))
     _check_complete(schedule, rows, counts)
     recomputed = frozenset(work[1:] for work in counts if work[0] is Kind.R)
-    rounds = _Rounds(schedule, rows, recomputed).find()
+    rounds = _Rounds(schedule, rows, recomputed, units).find()
     return Ordered(rows, rounds, stage_ranks, recomputed)
 
 
+def _check_parts(rows: Sequence[Sequence[Action]], num_units: Mapping[int, int]) -> None:
+    """The parts of every recomputation follow each other and come to all units that its stage keeps something of."""
+    for rank, row in enumerate(rows):
+        reached: dict[Cell, int] = {}
+        for action in row:
+            if action.part is not None:
+                cell = cell_of(action)
+                if action.part.first != reached.get(cell, 0):
+                    raise UserError(
+                        what=f"{action} comes where unit {reached.get(cell, 0)} is next",
+                        where=f"schedule, rank {rank}",
+                        remedy="let the parts of a recomputation follow each other, from [0] on",
+                    )
+                reached[cell] = action.part.stop
+        for cell, stop in reached.items():
+            if stop != num_units[cell[0]]:
+                raise UserError(
+                    what=f"{_name((Kind.R, *cell))} ends at unit {stop} of {num_units[cell[0]]}",
+                    where=f"schedule, rank {rank}",
+                    remedy="give it parts for all units of its stage but the head",
+                )
+
+
 def work_of(action: Action) -> tuple[Work, ...]:
-    """The pieces of work a compute action does."""
+    """The pieces of work a compute action does; of the parts of a recomputation, the first counts for all."""
+    if action.resumes:
+        return ()
     cell = cell_of(action)
     kinds = (Kind.I, Kind.W) if action.kind is Kind.B else (action.kind,)
     return tuple((kind, *cell) for kind in kinds)
@@ -79,9 +109,16 @@ def _name(work: Work) -> str:
 class _Rounds:
     """Runs the actions of all ranks as soon as they can run, one per round."""
 
-    def __init__(self, schedule: Schedule, rows: Sequence[Sequence[Action]], recomputed: Set[Cell]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        rows: Sequence[Sequence[Action]],
+        recomputed: Set[Cell],
+        num_units: Mapping[int, int],
+    ) -> None:
         self.rows = rows
         self.recomputed = recomputed
+        self.num_units = num_units
         self.stage_ranks = schedule.stage_ranks
         self.last_stage = schedule.num_stages - 1
         self.last_slice = schedule.num_slices - 1
@@ -113,9 +150,15 @@ class _Rounds:
                 return False
             ready = max(ready, done)
         rounds.append(ready + 1)
-        for work in work_of(action):
+        for work in self._gives(action):
             self.done[work] = ready + 1
         return True
+
+    def _gives(self, action: Action) -> tuple[Work, ...]:
+        """What is done once the action is; of the parts of a recomputation only the last gives anything."""
+        if action.part is None:
+            return work_of(action)
+        return ((Kind.R, *cell_of(action)),) if action.part.stop == self.num_units[action.stage] else ()
 
     def _needs(self, action: Action) -> Iterator[Work]:
         kind, (stage, microbatch, part) = action.kind, cell_of(action)

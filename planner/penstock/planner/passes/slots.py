@@ -25,7 +25,7 @@ def add_slots(drafts: Iterable[Draft], roles: Roles, recomputed: Set[Cell]) -> t
         action = draft.action
         if action.kind in COMPUTE_KINDS:
             stage, microbatch, part = cell = cell_of(action)
-            touched = roles.touched(action.kind, stage, part, cell in recomputed)
+            touched = roles.touched(action.kind, stage, part, cell in recomputed, action.resumes)
             draft.reads = slots.numbers_of(touched.reads, microbatch)
             draft.writes = slots.numbers_of(touched.writes, microbatch)
         elif action.kind in _SENT:

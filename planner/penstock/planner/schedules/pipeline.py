@@ -63,8 +63,9 @@ class Pipeline:
 
     ``durations``, ``stash`` (change in what its rank holds) and ``ranks`` are per action; ``first_actions`` [rank,
     queue] is unit 0 of each queue. ``links`` are those of the step, and those of the step that runs backwards in time.
-    ``mean_ns`` [8, stage] holds the mean over slices of F, I, W and of both transfers. So many as ``receive_ahead``
-    messages of a channel are under way at most.
+    ``mean_ns`` [8, stage] holds the mean over slices of F, I, W and of both transfers. Of a channel at
+    most ``most_sent`` messages are under way: so many as ``receive_ahead`` wait for their SEND to end, and as many are
+    received ahead unless receives are late.
     """
 
     owned: Ints
@@ -76,7 +77,7 @@ class Pipeline:
     first_actions: Ints
     links: tuple[Links, Links]
     mean_ns: Ints
-    receive_ahead: int
+    most_sent: int
 
     @property
     def num_ranks(self) -> int:
@@ -175,7 +176,7 @@ def pipeline_of(inputs: ScheduleInputs, owned: Ints) -> Pipeline:
         ranks=np.tile(np.repeat(owners, num_units), 3),
         first_actions=stages.reshape(num_ranks, -1) * num_units,
         links=_links(inputs, owners, times[3][:, forward], times[4][:, backward]),
-        receive_ahead=inputs.receive_ahead,
+        most_sent=inputs.receive_ahead * (1 if inputs.late_receives else 2),
         mean_ns=np.stack([-(-table.sum(axis=1) // inputs.num_slices) for table in times]),
     )
 

@@ -114,7 +114,7 @@ def _pass(
 ) -> Run:
     """One pass; ``expected`` is when actions start in an earlier one."""
     if not is_reversed and window > 1:
-        within = _pass_within(pipeline, word, caps, patience, expected, pipeline.receive_ahead, is_reversed, window)
+        within = _pass_within(pipeline, word, caps, patience, expected, pipeline.most_sent, is_reversed, window)
         if within[0] >= 0:
             return within
     return _pass_within(pipeline, word, caps, patience, expected, UNKNOWN, is_reversed, window)

@@ -9,30 +9,23 @@ than from the first begin to the last end (optimizer post-validation, arXiv 2401
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.bubble import Lost, bubble
 from penstock.core.errors import UserError
 from penstock.core.explanation import StepParts
 from penstock.core.program import Reduction
 from penstock.planner.clock import Clock, new_clock
-from penstock.planner.order import Order, action_of
+from penstock.planner.order import BACKWARD, WEIGHT_GRADIENT, Order, action_of
 from penstock.planner.simulate import kernel, link
 from penstock.planner.simulate.channels import DIRECTIONS, Channels, channels_of
 from penstock.planner.simulate.costs import MILLION, Costs, Nanoseconds
 from penstock.planner.simulate.kernel import Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One reduction at the end of a step: when each of its ranks came to it, and when it was over there."""
-
-    reduction: Reduction
-    reached_ns: tuple[int, ...]
-    over_ns: tuple[int, ...]
+from penstock.planner.simulate.reductions import Reduced, Reductions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,9 +33,9 @@ class StepTimes:
     """Nanoseconds of one simulated step; ``makespan_ns`` is the time from step to step where no barrier ends it.
 
     Per rank, compute + bubble (waiting for other ranks) + communication (waiting for transfers that are under way, and
-    transport instructions) + reduction + optimizer = ``makespan_ns``. ``finish_ns`` is when the rank begins its
-    reductions, ``step_ns`` its optimizer. ``trace`` [actions, `kernel.REACHED` ... `kernel.ARRIVED`] holds every
-    action's times (-1: did not happen) where it was asked for.
+    transport instructions) + reduction (waiting for those under way) + optimizer = ``makespan_ns``. ``finish_ns`` is
+    when the rank has nothing left but reductions, ``step_ns`` when it begins its optimizer. ``trace`` [actions,
+    `kernel.REACHED` ... `kernel.ARRIVED`] holds every action's times (-1: did not happen) where it was asked for.
     """
 
     makespan_ns: int
@@ -52,7 +45,7 @@ class StepTimes:
     communication_ns: Nanoseconds
     reduction_ns: Nanoseconds
     optimizer_ns: Nanoseconds
-    reductions: tuple[Ended, ...]
+    reductions: tuple[Reduced, ...]
     step_ns: Nanoseconds
     trace: Nanoseconds
 
@@ -91,6 +84,7 @@ class Linked:
     actions: Ints
     messages: Ints
     first_messages: Ints
+    late_receives: bool
 
     @property
     def first_waits(self) -> Ints:
@@ -127,9 +121,13 @@ def simulate_linked(
         raise ValueError(f"costs of {costs.num_stages} stages on {costs.num_ranks} ranks for {order.num_stages} stages")
     _fill_costs(linked.actions, order, costs)
     cells = _cells(order, linked, costs)
+    stages = slice(len(cells) - order.num_stages, None)
+    early = _early_reductions(order, linked)
+    linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - order.num_stages + order.stages, -1)
     settings = _settings(linked, costs, receive_ahead)
     kernel.run(linked.actions, cells, linked.messages, _clock(order.num_ranks, len(linked.channels.sources)), settings)
-    return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, reductions)
+    started = {int(stage): int(cells[stages, kernel.STARTED][stage]) for stage in order.stages[early]}
+    return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], order, costs, reductions, started)
 
 
 def link_order(
@@ -152,7 +150,12 @@ def link_order(
     link.place_posts(order.offsets, channels.targets, receive_ahead, actions, first_messages, messages)
     link.place_waits(order.offsets, channels.sources, receive_ahead, actions, first_messages, messages)
     return Linked(
-        num_ranks=order.num_ranks, channels=channels, actions=actions, messages=messages, first_messages=first_messages
+        num_ranks=order.num_ranks,
+        channels=channels,
+        actions=actions,
+        messages=messages,
+        first_messages=first_messages,
+        late_receives=late_receives,
     )
 
 
@@ -168,15 +171,34 @@ def _deadlock(order: Order, index: int) -> UserError:
 def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
     part = (order.stages, order.slices)
     actions[:, kernel.WORK] = costs.compute_ns[order.kinds, *part]
+    if order.parts is not None:
+        for index in np.flatnonzero(order.parts[:, 1]).tolist():
+            place = (int(order.stages[index]), int(order.slices[index]))
+            actions[index, kernel.WORK] = costs.part_ns(*place, *order.parts[index].tolist())
     actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
     actions[:, kernel.SENDS_NS] = costs.transfer_ns[DIRECTIONS[order.kinds], *part]
 
 
+def _early_reductions(order: Order, linked: Linked) -> npt.NDArray[np.bool_]:
+    """[actions]: those after which their stage's reduction starts while the rank goes on
+    (`penstock.planner.passes.reductions`).
+    """
+    early = np.zeros(order.num_actions, dtype=bool)
+    if not linked.late_receives:
+        complete = np.flatnonzero((order.kinds == BACKWARD) | (order.kinds == WEIGHT_GRADIENT))
+        last = np.zeros(order.num_stages, dtype=np.int64)
+        np.maximum.at(last, order.stages[complete], complete)
+        early[last] = True
+        early[order.offsets[1:] - 1] = False
+    return early
+
+
 def _cells(order: Order, linked: Linked, costs: Costs) -> Ints:
-    """Rows of ranks, channels, cards that send and cards that receive; the first of each stands for none."""
+    """Rows of ranks, channels, cards that send, cards that receive, the first of each for none, and stages."""
     num_channels = len(linked.channels.sources)
     num_cards = 2 + max(*costs.hosts.local_cards, *costs.hosts.network_cards)
-    cells = np.zeros((order.num_ranks + num_channels + 2 * num_cards, kernel.WIDTH), dtype=np.int64)
+    num_cells = order.num_ranks + num_channels + 2 * num_cards + order.num_stages
+    cells = np.zeros((num_cells, kernel.WIDTH), dtype=np.int64)
     _fill_ranks(cells[: order.num_ranks], order, linked, costs)
     _fill_channels(cells[order.num_ranks : order.num_ranks + num_channels], linked, costs, order.num_ranks, num_cards)
     return cells
@@ -240,55 +262,32 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
     return np.array(constants, dtype=np.int64)
 
 
-def _close(ranks: Ints, trace: Ints, costs: Costs, reductions: Sequence[Reduction]) -> StepTimes:
-    """The end of the step: the rank's reductions in order, then its optimizer."""
+def _close(
+    ranks: Ints,
+    trace: Ints,
+    order: Order,
+    costs: Costs,
+    reductions: Sequence[Reduction],
+    started: Mapping[int, int],
+) -> StepTimes:
+    """The end of the step: the rank's reductions, of which some ``started`` before, then its optimizer."""
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
     communication = finish - busy - bubble
-    reduction = np.zeros_like(finish)
-    clock = finish.copy()
-    ended = []
-    for barrier in reductions:
-        members = list(barrier.ranks)
-        reached = clock[members]
-        begin, duration = _join(barrier, reached, costs)
-        reduction[members] += duration
-        clock[members] = begin + duration
-        ended.append(Ended(barrier, tuple(reached.tolist()), tuple(clock[members].tolist())))
-    optimizer = np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)
+    ends = Reductions(finish, order.stage_ranks.tolist(), costs, started)
+    for reduction in reductions:
+        ends.reduce(reduction)
+    optimizer = np.array(costs.optimizer_ns or (0,) * len(finish), dtype=np.int64)
     begins = 0 if costs.has_barrier else ranks[:, kernel.BEGAN]
-    makespan = int((clock + optimizer - begins).max())
+    makespan = int((ends.clock_ns + optimizer - begins).max())
     return StepTimes(
         makespan_ns=makespan,
         finish_ns=finish,
         compute_ns=busy,
-        bubble_ns=np.maximum(makespan - busy - communication - reduction - optimizer, 0),
+        bubble_ns=np.maximum(makespan - busy - communication - ends.reduction_ns - optimizer, 0),
         communication_ns=communication,
-        reduction_ns=reduction,
+        reduction_ns=ends.reduction_ns,
         optimizer_ns=optimizer,
-        reductions=tuple(ended),
-        step_ns=clock,
+        reductions=tuple(ends.reductions),
+        step_ns=ends.clock_ns,
         trace=trace,
     )
-
-
-def close_step(finish_ns: Nanoseconds, costs: Costs, reductions: Sequence[Reduction]) -> int:
-    """The step's length if ranks begin their reductions at these times."""
-    clock = finish_ns.copy()
-    for barrier in reductions:
-        members = list(barrier.ranks)
-        begin, duration = _join(barrier, clock[members], costs)
-        clock[members] = begin + duration
-    return int((clock + np.array(costs.optimizer_ns or (0,) * len(clock), dtype=np.int64)).max())
-
-
-def _join(barrier: Reduction, reached: Ints, costs: Costs) -> tuple[Ints, Ints]:
-    """When each of the reduction's ranks begins it, and how long it takes there.
-
-    Its ranks begin and end together, but for dp and tp: each rank joins those with its own peers in other pipelines,
-    who are as far as it is. Without a barrier no rank waits for another one of its pipeline.
-    """
-    every_rank = costs.reduce_ns.get(barrier.group, (0,) * costs.num_ranks)
-    durations = np.array([every_rank[rank] for rank in barrier.ranks], dtype=np.int64)
-    if barrier.group.is_of_peers or not costs.has_barrier:
-        return reached, durations
-    return np.full_like(reached, reached.max()), np.full_like(reached, durations.max())

@@ -20,8 +20,8 @@ import numpy as np
 
 from penstock.core.program import Reduction
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT
-from penstock.planner.simulate.arrays import close_step
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Nanoseconds
+from penstock.planner.simulate.reductions import least_end_ns
 
 
 def lower_bound_ns(
@@ -53,7 +53,7 @@ def lower_bound_ns(
     first, returned, drained = (_least(owners, each, costs.num_ranks) for each in (fill, turn, drain))
     finish = np.maximum(first + busy, returned + owed)
     finish[owners[0]] = max(finish[owners[0]], (first + exposed + drained).max())
-    return int(close_step(finish if costs.has_barrier else busy, costs, reductions))
+    return least_end_ns(finish if costs.has_barrier else busy, stage_ranks, costs, reductions)
 
 
 def _sums(owners: Nanoseconds, values: Nanoseconds, num_ranks: int) -> Nanoseconds:

@@ -76,8 +76,10 @@ class Costs:
     host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
     over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
     receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
-    group, every rank's time in one reduction; ``optimizer_ns`` that of its STEP. ``is_blocking``: ranks compute nothing
-    while they send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
+    group, every rank's time in one reduction, for dp every stage's; ``optimizer_ns`` every rank's time in STEP.
+    ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many units again, its
+    fixed overhead apart; none where no R is for a part. ``is_blocking``: ranks compute nothing while they send or
+    receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
     (`penstock.planner.simulate.arrays`).
     """
 
@@ -89,6 +91,7 @@ class Costs:
     instructions: InstructionCosts = InstructionCosts()
     reduce_ns: Mapping[Group, tuple[int, ...]] = field(default_factory=dict)
     optimizer_ns: tuple[int, ...] = ()
+    remade_ns: tuple[Nanoseconds, ...] = ()
     is_blocking: bool = False
     has_barrier: bool = True
 
@@ -108,8 +111,20 @@ class Costs:
     def most_ns(self, num_microbatches: int) -> float:
         """What a step takes at most, everything one after another; a float, since 64 bits may not hold it."""
         actions = self.compute_ns.sum(axis=(1, 2), dtype=np.float64) * self.together_ppm.max() / MILLION
-        ends = sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
+        summed = sum(self.reduce_ns.get(Group.DP, ()))
+        ends = summed + sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
         return num_microbatches * float(actions.sum() + self.transfer_ns.sum(dtype=np.float64)) + ends
+
+    def part_ns(self, stage: int, slice_: int, first: int, stop: int) -> int:
+        """An R of units [first, stop) of a stage; raises `UserError` for more units than it keeps something of."""
+        until = self.remade_ns[stage][:, slice_]
+        if stop >= len(until):
+            raise UserError(
+                what=f"recomputes {stop} units of stage {stage}, which keeps something of {len(until) - 1}",
+                where="schedule",
+                remedy="pin the stages that the schedule was written for",
+            )
+        return int(self.compute_ns[RECOMPUTE, stage, slice_] - until[-1] + until[stop] - until[first])
 
     @property
     def num_stages(self) -> int:

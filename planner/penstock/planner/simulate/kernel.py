@@ -46,11 +46,11 @@ Ints = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 
-# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent; then,
-# where a trace is wanted, when WAIT_RECV began and ended, compute began and ended, WAIT_SEND ended and the message's
-# transfer began and ended (-1: never).
-WORK, TOGETHER, SENDS_NS = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 3)
-REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(SENDS_NS + 1, SENDS_NS + 8)
+# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the row
+# of `cells` of the stage whose reduction starts after it (-1: none does); then, where a trace is wanted, when WAIT_RECV
+# began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
+WORK, TOGETHER, SENDS_NS, COMPLETES = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 4)
+REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(COMPLETES + 1, COMPLETES + 8)
 
 # Columns of `messages` after those of `link`.
 SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
@@ -65,8 +65,11 @@ SINCE, LEFT, COMPUTING, BUSY, BUBBLE, FINISH, NEXT_POST, BEGAN = range(9, 17)
 SOURCE, TARGET, FIRST, COUNT, CARD, NEEDED, SHARING = 0, 1, 2, 3, 4, 6, 8
 NUM_SENT, NUM_POSTED, NUM_ARRIVED, NUM_RECEIVED, NUM_RELEASED, CARRYING, MOVED_AT, TO_MOVE, SPEED = range(10, 19)
 
-# In the rows of cards, which come last, one for each way: how many transfers it carries, and what they need together.
+# In the rows of cards, one for each way: how many transfers it carries, and what they need together.
 NUM_CARRIED, ALL_NEEDED = range(2)
+
+# In the rows of stages, which come last: when its reduction started, where that is before its rank's last action.
+STARTED = 0
 
 WIDTH = SPEED + 1
 """Columns of `cells`."""
@@ -246,6 +249,8 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
             _depart(actions, cells, messages, clock, settings, channel, now)
             if settings[BLOCKING]:
                 duration = actions[index, SENDS_NS]
+        if actions[index, COMPLETES] >= 0:
+            cells[actions[index, COMPLETES], STARTED] = now + duration
         cells[rank, STEP] = POST
         cells[rank, POSITION] += 1
     return duration

@@ -125,9 +125,10 @@ def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transient
     acquired, freed = _compute_tables(order, slots)
     for_recompute = acquired[RECOMPUTE][order.stages, order.slices]
     place = (order.kinds, order.stages, order.slices)
+    has_slots = is_lean if order.parts is None else is_lean | (again & (order.parts[:, 0] > 0))
     return np.stack(
         [
-            acquired[place] - np.where(is_lean, for_recompute, 0),
+            acquired[place] - np.where(has_slots, for_recompute, 0),
             _transient_table(order, transients)[place],
             freed[place],
         ],

@@ -122,11 +122,14 @@ def _event(rank: int, activity: Activity, kinds: dict[Kind, Kind], action: Actio
 
 
 def _closing_events(order: Order, times: StepTimes) -> Iterator[Event]:
-    """A reduction is shown from when its rank comes to it, waiting for others included."""
+    """A reduction is shown as a transfer while it goes on, and as one where its rank waits for it, others included."""
     stage_of = {rank: stage for stage, rank in reversed(list(enumerate(order.stage_ranks.tolist())))}
-    for ended in times.reductions:
-        for rank, start, stop in zip(ended.reduction.ranks, ended.reached_ns, ended.over_ns, strict=True):
-            action = Action(Kind.REDUCE, stage_of[rank], group=ended.reduction.group)
-            yield Event(rank, Activity.REDUCE, str(action), start, stop)
+    for reduced in times.reductions:
+        kinds = (Kind.START_REDUCE, Kind.WAIT_REDUCE)
+        start, wait = (str(Action(kind, reduced.stage, group=reduced.group)) for kind in kinds)
+        if reduced.over_ns > reduced.begin_ns:
+            yield Event(reduced.rank, Activity.TRANSFER, start, reduced.begin_ns, reduced.over_ns)
+        if reduced.over_ns > reduced.reached_ns:
+            yield Event(reduced.rank, Activity.REDUCE, wait, reduced.reached_ns, reduced.over_ns)
     for rank, (begin, duration) in enumerate(zip(times.step_ns.tolist(), times.optimizer_ns.tolist(), strict=True)):
         yield Event(rank, Activity.STEP, str(Action(Kind.STEP, stage_of[rank])), begin, begin + duration)

@@ -13,7 +13,7 @@ class Frame:
     """Tokens [start, stop) of every sequence of a micro-batch, and the unit's views of its slots.
 
     ``x`` [B n, h] is the unit's input, all tokens of sequence 0 first. The mappings hold the buffers of
-    `penstock.core.layout.unit_buffers` and `prefix_buffers` by name; those of slots that the action does not
+    `penstock.core.layout.unit_graph` by name; those of slots that the action does not
     touch are empty.
     """
 

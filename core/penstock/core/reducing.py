@@ -1,0 +1,106 @@
+"""The part of the proof about one rank's gradients: each is complete, then reduced in order, then used.
+
+A stage's gradients are complete after its last W. They are summed over the copies of a tied matrix (tie), then over
+replicas (dp, stage by stage), and count in the norm, after which STEP uses them. START_REDUCE and WAIT_REDUCE bracket
+the time in which a reduction may read and write its gradients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from penstock.core.lifetimes import ViolationError
+from penstock.core.program import Reduction
+from penstock.core.schedule import Action, Group
+
+_Piece = tuple[Group, int]
+"""A reduction of one stage's gradients; those of tie and norm are filed under one of the rank's stages."""
+
+
+class Reducing:
+    """Follows the reductions of ``rank``, whose stages have ``num_cells`` weight gradients each."""
+
+    def __init__(self, rank: int, reductions: Sequence[Reduction], stage_ranks: Sequence[int], num_cells: int) -> None:
+        self._stages = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
+        self._num_cells = num_cells
+        self._num_gradients: Counter[int] = Counter()
+        self._last_stage = len(stage_ranks) - 1
+        groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
+        self._pieces = [piece for group in groups for piece in self._pieces_of(group)]
+        self._started: list[_Piece] = []
+        self._over: list[_Piece] = []
+
+    def _pieces_of(self, group: Group) -> list[_Piece]:
+        if group is Group.DP:
+            return [(group, stage) for stage in self._stages]
+        if group is Group.TIE:
+            return [(group, 0 if 0 in self._stages else self._last_stage)]
+        return [(group, stage) for stage in self._stages[:1]]
+
+    def add(self, stage: int) -> None:
+        """A W of ``stage`` ran."""
+        self._num_gradients[stage] += 1
+
+    def has_started(self, group: Group) -> bool:
+        """Whether the rank has started its reduction over ``group``."""
+        return any(started is group for started, _ in self._started)
+
+    def start(self, action: Action) -> None:
+        """START_REDUCE; raises `ViolationError` unless what it reduces is complete."""
+        piece = self._piece(action)
+        if piece in self._started:
+            raise ViolationError("starts a reduction that was started before")
+        group, stage = piece
+        for own in self._stages if group is Group.NORM else [stage]:
+            self._require_gradients(own)
+        for before in self._before(piece):
+            if before not in self._over:
+                raise ViolationError(f"runs before {_waits_for(before)}")
+        self._started.append(piece)
+
+    def require_started(self, action: Action) -> Group:
+        """The group of a WAIT_REDUCE; raises `ViolationError` unless its reduction was started."""
+        piece = self._piece(action)
+        if piece not in self._started:
+            raise ViolationError("waits for a reduction that was not started")
+        return piece[0]
+
+    def finish(self, action: Action) -> None:
+        """WAIT_REDUCE; raises `ViolationError` if the reduction was waited for before."""
+        piece = self._piece(action)
+        if piece in self._over:
+            raise ViolationError("waits for a reduction that is over")
+        self._over.append(piece)
+
+    def require_over(self) -> None:
+        """Raise `ViolationError` unless all gradients are there and all reductions over."""
+        for stage in self._stages:
+            self._require_gradients(stage)
+        for piece in self._pieces:
+            if piece not in self._over:
+                raise ViolationError(f"runs before {_waits_for(piece)}")
+
+    def _piece(self, action: Action) -> _Piece:
+        for piece in self._pieces:
+            if piece == (action.group, action.stage):
+                return piece
+        raise ViolationError("is no reduction of its rank")
+
+    def _before(self, piece: _Piece) -> list[_Piece]:
+        """The reductions whose results this one sums: all others for the norm, for dp those of the same stage."""
+        group, stage = piece
+        if group is Group.NORM:
+            return [other for other in self._pieces if other != piece]
+        return [other for other in self._pieces if other == (Group.TIE, stage)] if group is Group.DP else []
+
+    def _require_gradients(self, stage: int) -> None:
+        if self._num_gradients[stage] != self._num_cells:
+            raise ViolationError(
+                f"finds {self._num_gradients[stage]} of {self._num_cells} weight gradients of stage {stage}"
+            )
+
+
+def _waits_for(piece: _Piece) -> str:
+    group, stage = piece
+    return f"{stage}WAIT_REDUCE({group})"
