@@ -200,3 +200,15 @@ def test_moves_shift_one_boundary_and_leave_pins_alone() -> None:
     assert stages == {((0, 1), (1, 10)), ((0, 2), (2, 10))}
     pinned = problem(ranks=2, global_batch=2, slices=(8, 4, 4), stages=(0, 4))
     assert list(moves(candidate, pinned, 1)) == []
+
+
+def test_a_bound_belongs_to_the_placement_of_stages() -> None:
+    """The same stages are elsewhere under `interleaved-zb` than under `zbv`."""
+    mesh = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=2)
+    stages = ((0, 3), (3, 5), (5, 7), (7, 10))
+    looped, folded = (
+        Candidate(mesh=mesh, stages=stages, slices=(8, 8), schedule=name) for name in ("interleaved-zb", "zbv")
+    )
+    judge, fresh = Simulated(problem()), Simulated(problem())
+    judge.bound_ns(looped)
+    assert judge.bound_ns(folded) == fresh.bound_ns(folded) != judge.bound_ns(looped)

@@ -339,8 +339,8 @@ def _leaves_stage(spec: ModelSpec, index: int, stop: int) -> bool:
 
 
 def stage_slot_bytes(
-    spec: ModelSpec, precision: Precision, first: int, stop: int, slot: SlotKind, batch: int, tokens: int
+    spec: ModelSpec, precision: Precision, first: int, stop: int, slot: SlotKind, batch: int, tokens: int, tp: int = 1
 ) -> int:
-    """Bytes of one slot of a stage, every buffer aligned."""
+    """Bytes of one slot of a stage on one of ``tp`` devices, every buffer aligned."""
     buffers = stage_slot_buffers(spec, first, stop, slot, batch, tokens)
-    return sum(aligned(buffer.num_bytes(precision)) for _, buffer in buffers)
+    return sum(aligned(buffer.num_bytes(precision, tp)) for _, buffer in buffers)

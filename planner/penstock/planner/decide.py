@@ -33,8 +33,8 @@ FIRST_FIT = Budget(candidates=0, neighbours=0, moves=0)
 MOST_LAID_OUT = 8
 """Arenas that are laid out before a search with a tighter limit takes their place."""
 
-MOST_TIGHTER_SEARCHES = 4
-"""Each asks for twice as much more room as the one before."""
+MOST_TIGHTER_SEARCHES, TIGHTER = 4, 0.99
+"""Each asks for as many times less as the arenas of the best were too large, and for a little less than that."""
 
 CLOSE_ENOUGH = 1.003
 """A plan that takes no longer than so many times the best candidate is worth no further search."""
@@ -92,26 +92,37 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
 def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
     """The best plan whose laid-out arena fits: where that of the best does not, those are looked for that hold less."""
     asked, best, closest = problem, None, None
-    for number in range(MOST_TIGHTER_SEARCHES):
+    for _ in range(MOST_TIGHTER_SEARCHES):
         judge = Simulated(asked)
         try:
-            found = realised(judge, search(asked, judge, budget, reporter), problem)
+            result = search(asked, judge, budget, reporter)
         except NothingFitsError as shortage:
             closest = closest or shortage
-            missing = shortage.least_bytes - problem.memory_limit_bytes
-            if best is not None:
-                break
+            break
+        try:
+            found = realised(judge, result, problem)
+        except _NoArenaFitsError as shortage:
+            closest = closest or shortage
+            needed = shortage.of_best_bytes
         else:
             best = found if best is None else min(best, found, key=lambda each: each.score(problem))
-            missing = found.overshoot_bytes if found.score(problem) > CLOSE_ENOUGH * found.aim(problem) else 0
-        if missing <= 0:
-            break
-        limit = asked.memory_limit_bytes - missing * 2**number
-        asked = dataclasses.replace(asked, memory_limit_bytes=max(limit, 1))
+            if not found.overshoot_bytes or found.score(problem) <= CLOSE_ENOUGH * found.aim(problem):
+                break
+            needed = problem.memory_limit_bytes + found.overshoot_bytes
+        limit = TIGHTER * asked.memory_limit_bytes * problem.memory_limit_bytes / needed
+        asked = dataclasses.replace(asked, memory_limit_bytes=max(int(limit), 1))
     if best is None:
         assert closest is not None, "a search ends with a plan or with what it lacks"
         raise closest
     return best
+
+
+class _NoArenaFitsError(NothingFitsError):
+    """No arena that was laid out fits; that of the best candidate takes ``of_best_bytes`` with all else."""
+
+    def __init__(self, needs: list[tuple[int, str]]) -> None:
+        super().__init__(*min(needs))
+        self.of_best_bytes = needs[0][0]
 
 
 def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
@@ -164,7 +175,7 @@ def realised(judge: Simulated, result: Result, problem: Problem) -> Decision:
             judge=judge,
             chosen=found,
         )
-    raise NothingFitsError(*min(needs))
+    raise _NoArenaFitsError(needs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,9 +77,9 @@ class Simulated:
         if candidate.schedule not in BUILT_IN:
             return 0
         split = candidate.schedule in SPLIT
-        key = (candidate.mesh, candidate.stages, candidate.slices, split)
+        owners = owners_of(candidate)
+        key = (candidate.mesh, candidate.stages, candidate.slices, owners, split)
         if key not in self._bounds:
-            owners = owners_of(candidate)
             self._bounds[key] = lower_bound_ns(
                 self.costs(candidate, owners),
                 candidate.mesh.num_microbatches,

@@ -28,12 +28,16 @@ Transients = Mapping[tuple[Kind, int, int], int]
 NO_TRANSIENTS: Transients = MappingProxyType({})
 
 
-def slot_sizes(spec: ModelSpec, precision: Precision, stages: Sequence[tuple[int, int]], microbatch: int) -> SlotSizes:
-    """The slots' bytes for stages of units [first, stop) and micro-batches of ``microbatch`` sequences."""
+def slot_sizes(
+    spec: ModelSpec, precision: Precision, stages: Sequence[tuple[int, int]], microbatch: int, tp: int = 1
+) -> SlotSizes:
+    """The slots' bytes on one of ``tp`` devices, for stages of units [first, stop) and micro-batches of ``microbatch``
+    sequences.
+    """
 
     def num_bytes(kind: SlotKind, stage: int, tokens: int) -> int:
         first, stop = stages[stage]
-        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens)
+        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens, tp)
 
     return num_bytes
 

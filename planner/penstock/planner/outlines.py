@@ -201,7 +201,7 @@ def _of_pipelines(
             times = by_stages[stages_per_rank(problem, mesh, schedule)]
             steps = _step_seconds(times, mesh, name, hops, room)
             steps = np.maximum(steps, stages_per_rank(problem, mesh, schedule) * carried)[chosen]
-            steps += times.end_seconds(problem, mesh)
+            steps += times.end_seconds(problem, mesh, schedule)
             needed = _least_bytes(problem, work, mesh, name)[chosen]
             for count, seconds, num_bytes in zip(wanted, steps.tolist(), needed.tolist(), strict=True):
                 if not is_simulated_soon(problem, mesh, count, schedule):
@@ -237,12 +237,14 @@ class _StageTimes:
             largest=of_kinds @ work.largest + overhead,
         )
 
-    def end_seconds(self, problem: Problem, mesh: Mesh) -> float:
+    def end_seconds(self, problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> float:
         """Reductions and the optimizer of the rank with most parameters."""
         memory = memory_of(problem, self.stages, mesh.microbatch, mesh.tp)
-        per_rank = len(self.stages) // mesh.pp
-        elements = per_rank * int(memory.num_parameters.max()) // mesh.tp
-        gradients = per_rank * int(memory.gradient_bytes.max())
+        owners = np.arange(len(self.stages)) % mesh.pp
+        if isinstance(schedule, str):
+            owners = np.array(find(schedule).stage_ranks(mesh.pp, len(self.stages)))
+        elements = int(np.bincount(owners, weights=memory.num_parameters).max()) // mesh.tp
+        gradients = int(np.bincount(owners, weights=memory.gradient_bytes).max())
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
         cost = self.work.cost
         return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas)

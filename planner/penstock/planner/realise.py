@@ -107,7 +107,7 @@ def bytes_beside_slots(plan: Plan) -> list[int]:
 
 
 def _sizes(plan: Plan) -> SlotSizes:
-    return slot_sizes(plan.model, plan.precision, plan.stages, plan.microbatch)
+    return slot_sizes(plan.model, plan.precision, plan.stages, plan.microbatch, plan.tp)
 
 
 def _num_units(plan: Plan) -> list[int]:

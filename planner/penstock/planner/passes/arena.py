@@ -5,6 +5,9 @@ of one kind and stage form a family. Within a family, slots that never live toge
 so the runtime sees few of them. A family's lanes are made in several ways, by size and by micro-batch modulo a period,
 and packed first-fit; the way that takes the least bytes is kept. Then the families are stacked, and, unless that is
 close to what lives at once, the lanes of all families are also packed together.
+
+An order that was refined repeats itself less: families peak at different times, and there are too many lanes. Where
+lanes take more than `FAR` times what lives at once, each slot is placed by itself, the largest first or the longest.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
+import numpy as np
+
 from penstock.core.layout import aligned
 from penstock.core.roles import SlotName
 
@@ -24,6 +29,9 @@ NUM_PERIODS = 5
 
 CLOSE = 1.01
 """An arena this close to the bytes that live at once is not improved further."""
+
+FAR = 1.03
+"""Lanes that take more than so many times the bytes that live at once are compared with slots placed one by one."""
 
 MAX_LANES_TOGETHER = 300
 """Packing compares lanes pairwise; beyond this many, families stay stacked."""
@@ -67,12 +75,44 @@ def place(names: Sequence[SlotName], lives: Sequence[tuple[int, int]], sizes: Se
     families: defaultdict[tuple[str, int], list[Tenant]] = defaultdict(list)
     for tenant in tenants:
         families[tenant.name[0], tenant.name[1]].append(tenant)
-    packing = _arrange([_pack_family(family) for family in families.values()], _high_water(tenants))
+    high_water = _high_water(tenants)
+    packing = _arrange([_pack_family(family) for family in families.values()], high_water)
     offsets = [0] * len(tenants)
     for lane, offset in zip(packing.lanes, packing.offsets, strict=True):
         for tenant in lane.tenants:
             offsets[tenant.index] = offset
-    return offsets, packing.num_bytes
+    found = [(packing.num_bytes, offsets)]
+    if packing.num_bytes > FAR * high_water:
+        found += [_one_by_one(tenants, order) for order in _orders(tenants)]
+    num_bytes, offsets = min(found, key=lambda each: each[0])
+    return offsets, num_bytes
+
+
+def _orders(tenants: Sequence[Tenant]) -> Iterator[list[int]]:
+    """The largest first, and those first that take most bytes for the longest time."""
+    yield sorted(range(len(tenants)), key=lambda i: (-tenants[i].num_bytes, tenants[i].start))
+    area = [(tenant.stop - tenant.start) * tenant.num_bytes for tenant in tenants]
+    yield sorted(range(len(tenants)), key=lambda i: (-area[i], tenants[i].start))
+
+
+def _one_by_one(tenants: Sequence[Tenant], order: Sequence[int]) -> tuple[int, list[int]]:
+    """The bytes, and every slot's offset: in the given order the lowest at which it meets none that lives with it."""
+    starts, stops, sizes = (
+        np.array([getattr(tenants[i], name) for i in order], dtype=np.int64) for name in ("start", "stop", "num_bytes")
+    )
+    lows = np.zeros(len(order), dtype=np.int64)
+    for number in range(len(order)):
+        meets = (starts[:number] < stops[number]) & (stops[:number] > starts[number])
+        low, size = lows[:number][meets], sizes[:number][meets]
+        by_offset = np.argsort(low, kind="stable")
+        low, high = low[by_offset], np.maximum.accumulate((low + size)[by_offset])
+        below = np.concatenate([[0], high])
+        gaps = np.flatnonzero(low - below[:-1] >= sizes[number])
+        lows[number] = below[gaps[0]] if len(gaps) else below[-1]
+    offsets = [0] * len(tenants)
+    for i, low in zip(order, lows.tolist(), strict=True):
+        offsets[tenants[i].index] = low
+    return int((lows + sizes).max(initial=0)), offsets
 
 
 def _arrange(families: Sequence[Packing], high_water: int) -> Packing:
