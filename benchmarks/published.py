@@ -167,7 +167,7 @@ def even_stages(layers: int, num_stages: int) -> tuple[float, ...]:
 
 
 ZB_2P = 1 + depths(8).index(2 * usual_depth(8))
-"""The variant of `zb` that aims at what ZB-2p holds, twice 1F1B's activations; penstock needs less for the same step."""
+"""The variant of `zb` that aims at what ZB-2p holds, twice 1F1B's activations; others hold less in the same step."""
 
 
 def allowed_bytes(problem: Problem, candidate: Candidate) -> int:

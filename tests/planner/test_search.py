@@ -56,7 +56,7 @@ def test_a_search_with_a_large_budget_is_as_good_as_trying_everything(chosen: di
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert result.ending is not Ending.BUDGET
     score = result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1)
-    assert best <= score <= 1.01 * best
+    assert score <= 1.01 * best  # quick orders are tried here, and the search ends with better ones
 
 
 @settings(max_examples=15)

@@ -114,10 +114,11 @@ class Effort:
     """How many seeds are refined at a depth.
 
     They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks, as many that are the fastest with what they
-    hold by themselves (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent of
-    its time on; all with every one of ``patiences``. Then the best is improved by as many trials as ``trial_actions`` allow, at most
-    `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated. Rounds are looked for in the ``num_repeated``
-    shortest steps, of up to ``most_rounds`` micro-batches or as many as a group has, at as many times of each.
+    hold by themselves (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent
+    of its time on; all with every one of ``patiences``. Then the best is improved by as many trials as
+    ``trial_actions`` allow, at most `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated. Rounds of up to
+    ``most_rounds`` micro-batches, or as many as a group has, are looked for in the ``num_repeated`` shortest steps, at
+    as many times of each.
     """
 
     num_blocks: int
