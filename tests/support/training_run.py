@@ -16,6 +16,7 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.planner.realise import program_of
+from penstock.planner.schedules.registry import find
 from penstock.trainer import loop
 from penstock.trainer.loop import Outcome
 from penstock.trainer.prepare import prepare_data
@@ -90,7 +91,7 @@ def tiny_plan(job: PipelineJob, pp: int, *, dp: int = 1, schedule: str = "1f1b")
         num_microbatches=spec.training.global_batch // dp,
         slices=SLICES,
         stages=STAGES[pp],
-        schedule=ScheduleSpec(generator=schedule),
+        schedule=ScheduleSpec(generator=schedule, version=find(schedule).version),
     )
 
 
