@@ -33,7 +33,7 @@ from penstock.planner.outlines import outlines
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.schedules.registry import find
-from penstock.planner.schedules.variants import depths, usual_depth
+from penstock.planner.schedules.seeds import depths, usual_depth
 from penstock.planner.search import Evaluation, with_h1
 
 DATA = Path(__file__).parent / "data" / "published"

@@ -24,8 +24,8 @@ from penstock.planner.schedules.interleaved import INTERLEAVED
 from penstock.planner.schedules.pipeline import MOST_STAGES_PER_RANK, Ints, Pipeline, cost_table, pipeline_of
 from penstock.planner.schedules.refine import improve, refine
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, to_spec
+from penstock.planner.schedules.seeds import BLOCKS, NUM_DEPTHS, depths
 from penstock.planner.schedules.v_shape import HALF, MINIMUM, ZBV, v_half, v_min
-from penstock.planner.schedules.variants import BLOCKS, NUM_DEPTHS, depths
 from penstock.planner.schedules.zero_bubble import ZB
 from tests.support.repository import ROOT
 from tests.support.step_costs import rows

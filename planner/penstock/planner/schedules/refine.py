@@ -179,7 +179,7 @@ def _run(
     run: Word,
     starts: Ints,
 ) -> int:
-    """Fill ``run`` and ``starts``; returns the length of the step."""
+    """Fill ``run`` and ``starts``; returns the length of the step, -1 if it got stuck."""
     num_ranks, num_steps = word.shape
     following = np.empty((num_ranks, num_steps), dtype=np.int32)
     following[:] = np.arange(1, num_steps + 1)
@@ -188,8 +188,7 @@ def _run(
     units, ready = np.zeros(first_actions.shape, dtype=np.int64), np.zeros(len(durations), dtype=np.int64)
     ahead = np.empty(first_actions.shape[1], dtype=np.int64)
     starts[:] = -1
-    num_passes = len(durations) // 3
-    makespan, num_run = 0, 0
+    makespan = 0
     now = next_time(clock)
     while now < never(clock):
         rank = next_cell(clock)
@@ -197,9 +196,7 @@ def _run(
         action = _action(first_actions[rank, word[rank, step]], units[rank, word[rank, step]], num_units, is_reversed)
         is_full = _is_full(action, num_units, most_sent, successors, ranks, starts)
         if num_awaited[action] or ready[action] > now or is_full:
-            awaited = max(now, expected[action]) if num_awaited[action] else ready[action]
-            if is_full:
-                awaited = UNKNOWN
+            awaited = max(now, expected[action]) if num_awaited[action] else UNKNOWN if is_full else ready[action]
             step, before, soonest = _overtaking(
                 word[rank], following[rank], step, first_actions[rank], units[rank], num_units, is_reversed, ahead,
                 durations, stash, num_awaited, ready, spare[rank], now, awaited, patience, window,
@@ -211,26 +208,17 @@ def _run(
         else:
             queue = word[rank, step]
             action = _action(first_actions[rank, queue], units[rank, queue], num_units, is_reversed)
-            if before < 0:
-                heads[rank] = following[rank, step]
-            else:
-                following[rank, before] = following[rank, step]
-            run[rank, counts[rank]] = queue
-            counts[rank] += 1
-            units[rank, queue] += 1
+            _take(rank, step, before, queue, heads, following, run, counts, units)
             spare[rank] -= stash[action]
             starts[action] = now
-            num_run += 1
             end = now + durations[action]
             makespan = max(makespan, end)
             _release(action, end, successors, delays, num_awaited, ready, ranks, waits, clock)
             if most_sent < num_units:
-                sender = _sender(action, num_units, num_passes)
-                if sender >= 0 and waits[ranks[sender]] and time_of(clock, ranks[sender]) > now:
-                    set_time(clock, ranks[sender], now)
+                _wake_sender(action, now, num_units, len(durations) // 3, ranks, waits, clock)
             set_time(clock, rank, end if counts[rank] < num_steps else never(clock))
         now = next_time(clock)
-    return makespan if num_run == len(durations) else -1
+    return makespan if counts.sum() == len(durations) else -1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -243,11 +231,39 @@ def _is_full(action: int, num_units: int, most_sent: int, successors: Ints, rank
 
 
 @numba.njit(cache=True, nogil=True)
-def _sender(action: int, num_units: int, num_passes: int) -> int:
-    """The action whose message this one takes; -1 if there is none."""
-    if action < num_passes:
-        return action - num_units if action >= num_units else -1
-    return action + num_units if action + num_units < 2 * num_passes else -1
+def _take(
+    rank: int,
+    step: int,
+    before: int,
+    queue: int,
+    heads: Ints,
+    following: npt.NDArray[np.int32],
+    run: Word,
+    counts: Ints,
+    units: Ints,
+) -> None:
+    """Move the action at ``step``, which follows the one at ``before``, from what is left of the word to what ran."""
+    if before < 0:
+        heads[rank] = following[rank, step]
+    else:
+        following[rank, before] = following[rank, step]
+    run[rank, counts[rank]] = queue
+    counts[rank] += 1
+    units[rank, queue] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _wake_sender(
+    action: int, now: int, num_units: int, num_passes: int, ranks: Ints, waits: npt.NDArray[np.bool_], clock: Clock
+) -> None:
+    """The action took a message, so the rank that sent it may send one more."""
+    is_forward = action < num_passes
+    sender = action - num_units if is_forward else action + num_units
+    if sender < 0 or (not is_forward and sender >= 2 * num_passes):
+        return
+    rank = ranks[sender]
+    if waits[rank] and time_of(clock, rank) > now:
+        set_time(clock, rank, now)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -39,118 +39,38 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.core.errors import UserError
 from penstock.planner.order import Order
-from penstock.planner.schedules.blocks import MOST_WHOLE_SLICES, SEQUENTIAL, Block, word_of
-from penstock.planner.schedules.greedy_order import (
-    UNLIMITED,
-    Limits,
-    greedy_word,
-    least_caps,
-    makespan_ns,
-    peak_stash,
-)
+from penstock.planner.schedules.blocks import MOST_WHOLE_SLICES, Block, word_of
+from penstock.planner.schedules.effort import FULL, LEAN, LEAN_ACTIONS, QUICK, Effort
+from penstock.planner.schedules.greedy_order import makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.pipeline import Ints, Pipeline, pipeline_of
-from penstock.planner.schedules.refine import Run, Word, improve, refine, run_as_is
+from penstock.planner.schedules.refine import Word, refine, run_as_is
 from penstock.planner.schedules.repeat import Round, enough, rounds, start_times
+from penstock.planner.schedules.seeds import (
+    BLOCKS,
+    NAMED_BLOCKS,
+    NUM_DEPTHS,
+    ONE_BY_ONE,
+    WHOLE_BLOCKS,
+    Seeds,
+    fine_depths,
+    usual_depth,
+)
 
 CAPLESS = 0
 """The variant that minds no cap, so it always can be made."""
 
-PARTS_OF_SLICE = 12
-"""Depths are counted in twelfths of a slice."""
-
-NUM_DEPTHS = 14
-"""Memory targets by formula that `Variants.best` compares; variant n is that of ``depths(num_ranks)[n - 1]``."""
-
 CAPLESS_DEPTH = -1
 """Stands for variant 0 among depths."""
-
-SLACKS: tuple[tuple[int, int], ...] = (
-    (0, 0), (100, 0), (0, 100), (100, 100), (200, 0), (0, 200), (200, 100), (100, 200), (200, 200), (300, 0), (0, 300),
-    (300, 300), (400, 400),
-)  # fmt: skip
-HALF_SLACKS = ((50, 0), (0, 50))
-STRETCHES = (125, 150, 200, 300, SEQUENTIAL)
-
-BLOCKS = tuple(
-    Block(in_slots, down, up, is_fused, stretch)
-    for in_slots in (True, False)
-    for is_fused in (False, True)
-    for down, up, stretch in (
-        *((*slack, 100) for slack in SLACKS),
-        *((*slack, 100) for slack in HALF_SLACKS if not in_slots),
-        *((0, 0, stretch) for stretch in STRETCHES),
-    )
-)
-"""The building blocks to choose from."""
-
-WHOLE_BLOCKS = tuple(
-    Block(False, down, up, is_fused, stretch, is_whole=True)
-    for is_fused in (False, True)
-    for down, up, stretch in (
-        *((*slack, 100) for slack in ((0, 0), (50, 0), (0, 50), (100, 0), (0, 100), (100, 100), (200, 200))),
-        *((0, 0, stretch) for stretch in (125, 150, 200)),
-    )
-)
-"""Those of all slices of a micro-batch, for a few slices."""
-
-NAMED_BLOCKS = (Block(True, 0, 0, False), Block(True, 100, 0, False))
-"""V-Min and V-Half: what they hold are the last two targets that `Variants.best` compares."""
-
-ONE_BY_ONE = Block(True, 0, 0, True, SEQUENTIAL)
-"""One micro-batch after the other: the least memory of all."""
-
 
 QUICK_FROM = 64
 """Variant n + QUICK_FROM is at the depth of variant n, of less effort where pipelines are long: for a search."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Effort:
-    """How many seeds are refined at a depth.
-
-    They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks, as many that are the fastest with what they
-    hold by themselves (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent
-    of its time on; all with every one of ``patiences``. Then the best is improved by as many trials as
-    ``trial_actions`` allow, at most `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated. Rounds of up to
-    ``most_rounds`` micro-batches, or as many as a group has, are looked for in the ``num_repeated`` shortest steps, at
-    as many times of each.
-    """
-
-    num_blocks: int
-    greedy: tuple[int, ...]
-    patiences: tuple[int, ...]
-    is_ranking: bool = True
-    has_leanest: bool = True
-    num_simulated: int = 1
-    trial_actions: int = 0
-    num_repeated: int = 3
-    most_rounds: int = 4
-
-
-LEAN = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50, 100))
-FULL = Effort(num_blocks=3, greedy=(0, 50), patiences=(0, 50, 100), num_simulated=3, trial_actions=40_000)
-
-LONG = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50), is_ranking=False)
-LONGEST = Effort(num_blocks=1, greedy=(), patiences=(0, 50), is_ranking=False)
-QUICK = Effort(
-    num_blocks=1, greedy=(0,), patiences=(50,), is_ranking=False, has_leanest=False, num_repeated=1, most_rounds=1
-)
-BRISK, QUICKEST = replace(QUICK, patiences=(0, 50)), replace(QUICK, greedy=())
-
-LEAN_ACTIONS, FULL_ACTIONS, LONG_ACTIONS = 3_000, 10_000, 50_000
-"""Pipelines with more actions are treated with `LONG` effort in place of `LEAN` and of `FULL`, and `Variants.best`
-compares only `LONG_VARIANTS` of them; those with more than `LONG_ACTIONS` with `LONGEST` effort.
-"""
-
 LONG_VARIANTS = (1, 3, 5, 7, 10, 12, 14, 15, 16)
 """V-Min, V-Half, 1F1B's memory and a few on either side."""
-
-MOST_TRIALS = 20
 
 NUM_TIMED = 3
 """Rounds that are run to know how long one takes."""
@@ -290,7 +210,9 @@ class Variants:
         word = word_of(block, pipeline)
         base = pipeline.peaks(word_of(ONE_BY_ONE, pipeline))
         caps = (base * (pipeline.peaks(word) / np.maximum(base, 1)).max()).astype(np.int64)
-        return pipeline.order(min((refine(pipeline, word, caps, each) for each in LEAN.patiences), key=_step)[1])
+        return pipeline.order(
+            min((refine(pipeline, word, caps, each) for each in LEAN.patiences), key=lambda run: run[0])[1]
+        )
 
     def _points(self, shape: _Shape, wanted: Iterable[int], effort: Effort) -> list[Point]:
         """The orders that keep within the caps, at the ``wanted`` depths; equal caps are made once."""
@@ -320,13 +242,13 @@ class Variants:
     def _shape(self, inputs: ScheduleInputs) -> _Shape:
         return _Shape(inputs=inputs, seeds_of=functools.cache(self._seeds), pipeline_of=functools.cache(self._pipeline))
 
-    def _seeds(self, inputs: ScheduleInputs) -> _Seeds:
+    def _seeds(self, inputs: ScheduleInputs) -> Seeds:
         pipeline = self._pipeline(inputs)
         blocks = BLOCKS + WHOLE_BLOCKS if 1 < inputs.num_slices <= MOST_WHOLE_SLICES else BLOCKS
         words = [word_of(block, pipeline) for block in blocks]
         words += self.more_seeds(pipeline) if self.more_seeds else []
         peaks = np.array([pipeline.peaks(word) for word in words])
-        return _Seeds(
+        return Seeds(
             inputs=inputs,
             pipeline=pipeline,
             words=words,
@@ -338,113 +260,6 @@ class Variants:
     def _pipeline(self, inputs: ScheduleInputs) -> Pipeline:
         owners = self.place(inputs.num_ranks, inputs.stages_per_rank)
         return pipeline_of(inputs, np.argsort(owners, kind="stable").reshape(inputs.num_ranks, -1))
-
-
-def depths(num_ranks: int) -> tuple[int, ...]:
-    """`NUM_DEPTHS` memory targets, among them those of V-Half (K / 2), V-Min ((K - 1) / 3) and 1F1B (K - 1)."""
-    of_ranks = ((0, 1), (1, 8), (1, 4), (5, 12), (1, 2), (7, 12), (2, 3), (5, 6))
-    of_warm_up = ((1, 3), (1, 1), (5, 4), (3, 2), (2, 1), (3, 1))
-    usual = usual_depth(num_ranks)
-    return (
-        *(min(-(-PARTS_OF_SLICE * num_ranks * a // b), usual) for a, b in of_ranks),
-        *(-(-usual * a // b) for a, b in of_warm_up),
-    )
-
-
-def usual_depth(num_ranks: int) -> int:
-    """1F1B's memory: the largest depth where no caps are given."""
-    return PARTS_OF_SLICE * (num_ranks - 1)
-
-
-FINE_ACTIONS = 20_000
-"""Actions over the steps between depth 0 and 1F1B's, at most: short pipelines are compared at more depths."""
-
-
-def fine_depths(inputs: ScheduleInputs) -> tuple[int, ...]:
-    """`depths`, and steps in between up to 1.5 times 1F1B's, of a twelfth of a slice in short pipelines."""
-    actions, usual = 3 * inputs.num_stages * inputs.num_units, usual_depth(inputs.num_ranks)
-    step = max(1, usual // max(FINE_ACTIONS // actions, 4))
-    return tuple(sorted({*depths(inputs.num_ranks), *range(0, 3 * usual // 2 + 1, step)}))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Seeds:
-    """The repeated blocks of one pipeline and what they hold; ``all_caps`` suffice for any order."""
-
-    inputs: ScheduleInputs
-    pipeline: Pipeline
-    words: list[Word]
-    peaks: Ints
-    base_caps: Ints
-    all_caps: Ints
-
-    def caps(self, depth: int) -> Ints:
-        """[ranks]: the memory target of a depth, in bytes or whatever the stash is counted in."""
-        beyond = (self._slices * depth / PARTS_OF_SLICE).astype(np.int64)
-        caps: Ints = np.minimum(self.base_caps + beyond, self.all_caps)
-        return caps
-
-    @functools.cached_property
-    def makespans(self) -> Ints:
-        """How long the seeds take with what they hold by themselves, after one pass."""
-        pairs = zip(self.words, self.peaks, strict=True)
-        return np.array([refine(self.pipeline, word, peaks, 0, 0)[0] for word, peaks in pairs], dtype=np.int64)
-
-    @property
-    def _slices(self) -> npt.NDArray[np.float64]:
-        """[ranks]: the stash of a mean slice on all stages of a rank."""
-        stash = self.pipeline.stash[: len(self.pipeline.stash) // 3]
-        ranks = self.pipeline.ranks[: len(stash)]
-        of_ranks = np.bincount(ranks, weights=stash, minlength=self.pipeline.num_ranks)
-        return of_ranks.astype(np.float64) / self.pipeline.num_units
-
-    def lean_depths(self) -> tuple[int, ...]:
-        """The depths of all variants but `CAPLESS`."""
-        named = [BLOCKS.index(block) for block in NAMED_BLOCKS]
-        return (*depths(self.pipeline.num_ranks), *self._least_depths(named))
-
-    def held_depths(self) -> tuple[int, ...]:
-        """The least depths that hold the blocks without fusion and stretch, such as V-Half, and other seeds."""
-        is_plain = [block.stretch == 100 and not block.is_fused and block.in_slots for block in BLOCKS]
-        return self._least_depths([*np.flatnonzero(is_plain), *range(len(BLOCKS), len(self.words))])
-
-    def _least_depths(self, numbers: list[int]) -> tuple[int, ...]:
-        beyond = (self.peaks[numbers] - self.base_caps) * PARTS_OF_SLICE / np.maximum(self._slices, 1)
-        return tuple(np.ceil(beyond.max(axis=1)).astype(np.int64).tolist())
-
-    def refined(self, caps: Ints, effort: Effort) -> list[Run]:
-        """Steps at these caps, which are one of the targets, the shortest first."""
-        effort = _affordable(effort, len(self.pipeline.durations))
-        refined = [
-            refine(self.pipeline, word, caps, patience)
-            for word in (*self._blocks(caps, effort), *self._greedy(caps, effort.greedy))
-            for patience in effort.patiences
-        ]
-        refined.sort(key=_step)
-        num_trials = min(effort.trial_actions // len(self.pipeline.durations), MOST_TRIALS)
-        if num_trials > 0 and refined[0][0] > self.pipeline.work_ns.max():
-            refined.insert(0, improve(self.pipeline, refined[0], caps, num_trials))
-        return refined
-
-    def _blocks(self, caps: Ints, effort: Effort) -> list[Word]:
-        """V-Min, whose order is by micro-batch, the blocks that take most of the memory, and those that are fastest."""
-        fitting = np.flatnonzero((self.peaks <= caps).all(axis=1))
-        fullest = fitting[np.argsort(-self.peaks[fitting].sum(axis=1), kind="stable")]
-        makespans = self.makespans[fitting] if effort.is_ranking else -self.peaks[fitting].sum(axis=1)
-        fastest = fitting[np.argsort(makespans, kind="stable")]
-        count = effort.num_blocks
-        leanest = fitting[fitting == 0] if effort.has_leanest else fitting[:0]
-        return [self.words[number] for number in dict.fromkeys([*leanest, *fullest[:count], *fastest[:count]])]
-
-    def _greedy(self, caps: Ints, patiences: tuple[int, ...]) -> list[Word]:
-        lag = np.full(self.inputs.num_stages, UNLIMITED)
-        depth = lag.copy()
-        depth[-1] = self.inputs.num_slices
-        inputs, owned = self.inputs, self.pipeline.owned
-        if (caps < least_caps(inputs, owned)).any():
-            return []
-        every = [Limits(depth=depth, lag=lag, caps=caps, patience=patience) for patience in patiences]
-        return [greedy_word(inputs, owned, limits) for limits in every]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -477,11 +292,11 @@ class _Shape:
     """The orders of ``inputs``: of all micro-batches at once, or where these are many, of few that are repeated."""
 
     inputs: ScheduleInputs
-    seeds_of: Callable[[ScheduleInputs], _Seeds]
+    seeds_of: Callable[[ScheduleInputs], Seeds]
     pipeline_of: Callable[[ScheduleInputs], Pipeline]
 
     @property
-    def seeds(self) -> _Seeds:
+    def seeds(self) -> Seeds:
         """Those of the shortest step that is made."""
         return self.seeds_of(self._short(1) if self._is_long else self.inputs)
 
@@ -591,21 +406,8 @@ def _point(inputs: ScheduleInputs, depth: int, made: _Made) -> Point:
     return Point(depth=depth, makespan_ns=length_ns, peaks=made.peaks, generate=lambda: made.order)
 
 
-def _affordable(effort: Effort, num_actions: int) -> Effort:
-    """Less of it for more actions."""
-    if effort == QUICK:
-        return BRISK if num_actions <= LEAN_ACTIONS else QUICK if num_actions <= LONG_ACTIONS else QUICKEST
-    if num_actions <= (LEAN_ACTIONS if effort == LEAN else FULL_ACTIONS):
-        return effort
-    return LONG if num_actions <= LONG_ACTIONS else LONGEST
-
-
 def _length(made: _Made) -> int:
     return made.length_ns
-
-
-def _step(refined: Run) -> int:
-    return refined[0]
 
 
 def _require_one_microbatch(name: str, caps: Ints, needed: Ints) -> None:

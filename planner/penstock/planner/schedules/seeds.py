@@ -1,0 +1,171 @@
+"""Where orders begin: the building blocks of a pipeline, and its memory targets.
+
+The blocks are chosen from by what they hold and by what their step takes; see `penstock.planner.schedules.variants`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.planner.schedules.blocks import SEQUENTIAL, Block
+from penstock.planner.schedules.effort import MOST_TRIALS, Effort, affordable
+from penstock.planner.schedules.greedy_order import UNLIMITED, Limits, greedy_word, least_caps
+from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.pipeline import Ints, Pipeline
+from penstock.planner.schedules.refine import Run, Word, improve, refine
+
+PARTS_OF_SLICE = 12
+"""Depths are counted in twelfths of a slice."""
+
+NUM_DEPTHS = 14
+"""Memory targets by formula that `Variants.best` compares; variant n is that of ``depths(num_ranks)[n - 1]``."""
+
+SLACKS: tuple[tuple[int, int], ...] = (
+    (0, 0), (100, 0), (0, 100), (100, 100), (200, 0), (0, 200), (200, 100), (100, 200), (200, 200), (300, 0), (0, 300),
+    (300, 300), (400, 400),
+)  # fmt: skip
+HALF_SLACKS = ((50, 0), (0, 50))
+STRETCHES = (125, 150, 200, 300, SEQUENTIAL)
+
+BLOCKS = tuple(
+    Block(in_slots, down, up, is_fused, stretch)
+    for in_slots in (True, False)
+    for is_fused in (False, True)
+    for down, up, stretch in (
+        *((*slack, 100) for slack in SLACKS),
+        *((*slack, 100) for slack in HALF_SLACKS if not in_slots),
+        *((0, 0, stretch) for stretch in STRETCHES),
+    )
+)
+"""The building blocks to choose from."""
+
+WHOLE_BLOCKS = tuple(
+    Block(False, down, up, is_fused, stretch, is_whole=True)
+    for is_fused in (False, True)
+    for down, up, stretch in (
+        *((*slack, 100) for slack in ((0, 0), (50, 0), (0, 50), (100, 0), (0, 100), (100, 100), (200, 200))),
+        *((0, 0, stretch) for stretch in (125, 150, 200)),
+    )
+)
+"""Those of all slices of a micro-batch, for a few slices."""
+
+NAMED_BLOCKS = (Block(True, 0, 0, False), Block(True, 100, 0, False))
+"""V-Min and V-Half: what they hold are the last two targets that `Variants.best` compares."""
+
+ONE_BY_ONE = Block(True, 0, 0, True, SEQUENTIAL)
+"""One micro-batch after the other: the least memory of all."""
+
+
+def depths(num_ranks: int) -> tuple[int, ...]:
+    """`NUM_DEPTHS` memory targets, among them those of V-Half (K / 2), V-Min ((K - 1) / 3) and 1F1B (K - 1)."""
+    of_ranks = ((0, 1), (1, 8), (1, 4), (5, 12), (1, 2), (7, 12), (2, 3), (5, 6))
+    of_warm_up = ((1, 3), (1, 1), (5, 4), (3, 2), (2, 1), (3, 1))
+    usual = usual_depth(num_ranks)
+    return (
+        *(min(-(-PARTS_OF_SLICE * num_ranks * a // b), usual) for a, b in of_ranks),
+        *(-(-usual * a // b) for a, b in of_warm_up),
+    )
+
+
+def usual_depth(num_ranks: int) -> int:
+    """1F1B's memory: the largest depth where no caps are given."""
+    return PARTS_OF_SLICE * (num_ranks - 1)
+
+
+FINE_ACTIONS = 20_000
+"""Actions over the steps between depth 0 and 1F1B's, at most: short pipelines are compared at more depths."""
+
+
+def fine_depths(inputs: ScheduleInputs) -> tuple[int, ...]:
+    """`depths`, and steps in between up to 1.5 times 1F1B's, of a twelfth of a slice in short pipelines."""
+    actions, usual = 3 * inputs.num_stages * inputs.num_units, usual_depth(inputs.num_ranks)
+    step = max(1, usual // max(FINE_ACTIONS // actions, 4))
+    return tuple(sorted({*depths(inputs.num_ranks), *range(0, 3 * usual // 2 + 1, step)}))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seeds:
+    """The repeated blocks of one pipeline and what they hold; ``all_caps`` suffice for any order."""
+
+    inputs: ScheduleInputs
+    pipeline: Pipeline
+    words: list[Word]
+    peaks: Ints
+    base_caps: Ints
+    all_caps: Ints
+
+    def caps(self, depth: int) -> Ints:
+        """[ranks]: the memory target of a depth, in bytes or whatever the stash is counted in."""
+        beyond = (self._slices * depth / PARTS_OF_SLICE).astype(np.int64)
+        caps: Ints = np.minimum(self.base_caps + beyond, self.all_caps)
+        return caps
+
+    @functools.cached_property
+    def makespans(self) -> Ints:
+        """How long the seeds take with what they hold by themselves, after one pass."""
+        pairs = zip(self.words, self.peaks, strict=True)
+        return np.array([refine(self.pipeline, word, peaks, 0, 0)[0] for word, peaks in pairs], dtype=np.int64)
+
+    @property
+    def _slices(self) -> npt.NDArray[np.float64]:
+        """[ranks]: the stash of a mean slice on all stages of a rank."""
+        stash = self.pipeline.stash[: len(self.pipeline.stash) // 3]
+        ranks = self.pipeline.ranks[: len(stash)]
+        of_ranks = np.bincount(ranks, weights=stash, minlength=self.pipeline.num_ranks)
+        return of_ranks.astype(np.float64) / self.pipeline.num_units
+
+    def lean_depths(self) -> tuple[int, ...]:
+        """The depths of all variants but `CAPLESS`."""
+        named = [BLOCKS.index(block) for block in NAMED_BLOCKS]
+        return (*depths(self.pipeline.num_ranks), *self._least_depths(named))
+
+    def held_depths(self) -> tuple[int, ...]:
+        """The least depths that hold the blocks without fusion and stretch, such as V-Half, and other seeds."""
+        is_plain = [block.stretch == 100 and not block.is_fused and block.in_slots for block in BLOCKS]
+        return self._least_depths([*np.flatnonzero(is_plain), *range(len(BLOCKS), len(self.words))])
+
+    def _least_depths(self, numbers: list[int]) -> tuple[int, ...]:
+        beyond = (self.peaks[numbers] - self.base_caps) * PARTS_OF_SLICE / np.maximum(self._slices, 1)
+        return tuple(np.ceil(beyond.max(axis=1)).astype(np.int64).tolist())
+
+    def refined(self, caps: Ints, effort: Effort) -> list[Run]:
+        """Steps at these caps, which are one of the targets, the shortest first."""
+        effort = affordable(effort, len(self.pipeline.durations))
+        refined = [
+            refine(self.pipeline, word, caps, patience)
+            for word in (*self._blocks(caps, effort), *self._greedy(caps, effort.greedy))
+            for patience in effort.patiences
+        ]
+        refined.sort(key=_step)
+        num_trials = min(effort.trial_actions // len(self.pipeline.durations), MOST_TRIALS)
+        if num_trials > 0 and refined[0][0] > self.pipeline.work_ns.max():
+            refined.insert(0, improve(self.pipeline, refined[0], caps, num_trials))
+        return refined
+
+    def _blocks(self, caps: Ints, effort: Effort) -> list[Word]:
+        """V-Min, whose order is by micro-batch, the blocks that take most of the memory, and those that are fastest."""
+        fitting = np.flatnonzero((self.peaks <= caps).all(axis=1))
+        fullest = fitting[np.argsort(-self.peaks[fitting].sum(axis=1), kind="stable")]
+        makespans = self.makespans[fitting] if effort.is_ranking else -self.peaks[fitting].sum(axis=1)
+        fastest = fitting[np.argsort(makespans, kind="stable")]
+        count = effort.num_blocks
+        leanest = fitting[fitting == 0] if effort.has_leanest else fitting[:0]
+        return [self.words[number] for number in dict.fromkeys([*leanest, *fullest[:count], *fastest[:count]])]
+
+    def _greedy(self, caps: Ints, patiences: tuple[int, ...]) -> list[Word]:
+        lag = np.full(self.inputs.num_stages, UNLIMITED)
+        depth = lag.copy()
+        depth[-1] = self.inputs.num_slices
+        inputs, owned = self.inputs, self.pipeline.owned
+        if (caps < least_caps(inputs, owned)).any():
+            return []
+        every = [Limits(depth=depth, lag=lag, caps=caps, patience=patience) for patience in patiences]
+        return [greedy_word(inputs, owned, limits) for limits in every]
+
+
+def _step(refined: Run) -> int:
+    return refined[0]
