@@ -264,18 +264,16 @@ class Variants:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Made:
-    """A word of few micro-batches with so many rounds more; ``length_ns`` is what `refine` would make of all."""
+    """A word of few micro-batches with so many rounds more. ``length_ns`` is what `refine` would make of all, and
+    ``peaks`` [ranks] the most stash held at once.
+    """
 
     pipeline: Pipeline
     word: Word
     length_ns: int
+    peaks: Ints
     again: Round | None = None
     num_rounds: int = 0
-
-    @property
-    def peaks(self) -> tuple[int, ...]:
-        """[ranks]: the most stash held at once, which rounds do not change."""
-        return tuple(self.pipeline.peaks(self.word).tolist())
 
     @property
     def order(self) -> Order:
@@ -321,7 +319,10 @@ class _Shape:
         if not made:
             seeds = self.seeds_of(self.inputs)
             refined = seeds.refined(seeds.caps(depth), effort)
-            made += [_Made(pipeline=seeds.pipeline, word=word, length_ns=length) for length, word, _ in refined]
+            made += [
+                _Made(pipeline=seeds.pipeline, word=word, length_ns=length, peaks=seeds.pipeline.peaks(word))
+                for length, word, _ in refined
+            ]
         return sorted(made, key=_length)[: effort.num_simulated]
 
     def _periods(self, most: int) -> Iterable[int]:
@@ -347,7 +348,8 @@ class _Shape:
         for run in seeds.refined(caps, effort)[: effort.num_repeated]:
             for again in itertools.islice(rounds(seeds.pipeline, run, period), effort.num_repeated):
                 word = again.repeated(run[1], NUM_TIMED)
-                if (longer.peaks(word) > caps).any():
+                peaks = longer.peaks(word)
+                if (peaks > caps).any():
                     continue
                 round_ns = _last_round_ns(longer, word, again)
                 made.append(
@@ -355,6 +357,7 @@ class _Shape:
                         pipeline=seeds.pipeline,
                         word=run[1],
                         length_ns=run[0] + num_rounds * round_ns,
+                        peaks=peaks,
                         again=again,
                         num_rounds=num_rounds,
                     )
@@ -403,7 +406,7 @@ def _point(inputs: ScheduleInputs, depth: int, made: _Made) -> Point:
     period = made.again.num_microbatches if made.again else 0
     first = replace(inputs, num_microbatches=inputs.num_microbatches - made.num_rounds * period)
     length_ns = _continued_ns(first, made.with_rounds, period, made.num_rounds)
-    return Point(depth=depth, makespan_ns=length_ns, peaks=made.peaks, generate=lambda: made.order)
+    return Point(depth=depth, makespan_ns=length_ns, peaks=tuple(made.peaks.tolist()), generate=lambda: made.order)
 
 
 def _length(made: _Made) -> int:
