@@ -21,7 +21,7 @@ import enum
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -256,10 +256,10 @@ class _Search:
             self.open(outline)
 
     def expected(self, outline: Outline) -> int:
-        """Its estimate, half as far off as the nearest of the same mesh and schedule, or else of the schedule."""
-        of_schedule = self.ratios.get(outline.schedule, 1.0)
-        ratio = self.ratios.get((outline.mesh, outline.schedule), of_schedule)
-        return round((1 + ratio) / 2 * self.score(outline.mesh, outline.estimate_ns))
+        """Its estimate, a part as far off as the nearest of those that are most alike."""
+        known = ((part, self.ratios[each]) for part, each in _alike(outline) if each in self.ratios)
+        part, ratio = next(known, (0.0, 1.0))
+        return round((1 + part * (ratio - 1)) * self.score(outline.mesh, outline.estimate_ns))
 
     def open_leanest(self, roomy: list[Outline]) -> None:
         """Open those that hold the least until some fit, since estimates led to none."""
@@ -291,11 +291,13 @@ class _Search:
     def _learn(self, outline: Outline, evaluation: Evaluation) -> None:
         """Remember how far off the estimate was, if no other was less."""
         ratio = max(evaluation.step_ns / max(outline.estimate_ns, 1), 1.0)
-        for group in ((outline.mesh, outline.schedule), outline.schedule):
+        for _, group in _alike(outline):
             self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
     def look_around(self) -> None:
-        """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates."""
+        """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates; at
+        last, where the list has them not, the same with a slice fewer and one more.
+        """
         known = {_key(each): each for each in self.outlines}
         limit = len(self.seen) + self.budget.neighbours
         actions = 2 * self.budget.actions
@@ -304,6 +306,8 @@ class _Search:
             best = min(self.fitting, key=self.rank).candidate
             key = (best.mesh, len(best.slices), best.schedule)
             if key in visited:
+                for outline in self._between(best, known):
+                    self.open(outline)
                 return
             visited.add(key)
             for keys in _neighbours(best, known):
@@ -311,6 +315,16 @@ class _Search:
                 for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
                     if self._affordable(limit, actions) and outline.least_bytes <= self.problem.memory_limit_bytes:
                         self.open(outline)
+
+    def _between(self, best: Candidate, known: Mapping[Key, Outline]) -> list[Outline]:
+        """Outlines with a slice fewer and one more than the best; their estimates are not known to differ from its."""
+        mesh, count = best.mesh, len(best.slices)
+        here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, best.schedule))
+        if here is None or self.problem.pinned.slices is not None or mesh.pp == 1:
+            return []
+        most = self.problem.sequence_length // self.problem.quantum
+        others = [replace(here, num_slices=each) for each in (count - 1, count + 1) if 1 <= each <= most]
+        return [each for each in others if _key(each) not in known]
 
     def _affordable(self, candidates: int, actions: int) -> bool:
         """Whether another simulation is within these counts."""
@@ -405,6 +419,16 @@ class _Search:
 
 Key = tuple[int, int, int, int, int, object]
 """An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule."""
+
+
+def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
+    """Groups of outlines whose estimates are off for the same reasons, the narrowest first, each with the part of it
+    that is believed: of the same mesh, of the same division of the devices, and of any.
+    """
+    mesh, schedule = outline.mesh, outline.schedule
+    yield 1 / 2, (mesh, schedule)
+    yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, schedule)
+    yield 1 / 4, schedule
 
 
 def _key(outline: Outline) -> Key:
