@@ -175,7 +175,15 @@ def test_what_has_ended_has_no_series_of_its_own(measured: Prometheus) -> None:
     assert counted == {"Running": "1", "Failed": "1"}
 
 
-@pytest.mark.parametrize("query", panel_queries(VARIABLES), ids=lambda query: query.place)
+OF_KNOWN_PEAKS = {"penstock_job_model_flops_utilization"}
+"""The job that is measured here runs on a CPU, whose peak nobody states."""
+
+
+@pytest.mark.parametrize(
+    "query",
+    [query for query in panel_queries(VARIABLES) if not set(query.metrics) <= OF_KNOWN_PEAKS],
+    ids=lambda query: query.place,
+)
 def test_every_panel_shows_something(measured: Prometheus, query: Any) -> None:
     measured.found(query.expression)
 
@@ -188,7 +196,8 @@ def test_every_alert_looks_at_something(measured: Prometheus, query: Any) -> Non
 def test_every_metric_that_is_named_exists(measured: Prometheus) -> None:
     named = {name for query in (*panel_queries(VARIABLES), *alert_queries()) for name in query.metrics}
     assert "penstock_job_step_seconds" in named
-    assert sorted(named - set(measured.get("label/__name__/values"))) == []
+    assert named >= OF_KNOWN_PEAKS
+    assert sorted(named - OF_KNOWN_PEAKS - set(measured.get("label/__name__/values"))) == []
 
 
 def test_alerts_are_taken_by_prometheus(measured: Prometheus) -> None:
@@ -212,4 +221,4 @@ def test_the_guide_tells_of_every_metric_of_service_and_operator(measured: Prome
     text = GUIDE.read_text()
     tables = [text.partition(head)[2].partition("\n\n")[0] for head in ("| metric |", "| metric of the operator |")]
     named = {name for table in tables for name in re.findall(r"`(penstock_\w+)", table)}
-    assert named == there
+    assert named == there | OF_KNOWN_PEAKS

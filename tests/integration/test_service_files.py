@@ -141,6 +141,7 @@ def test_a_retry_goes_on_at_the_right_step(service: Served) -> None:
     service.wait_for_step("cut-2", 5)
     metrics = (service.run_dir(service.uid("cut-2")) / "metrics.jsonl").read_text().splitlines()
     assert json.loads(metrics[0])["step"] == newest["step"]
+    service.wait_for("cut-2", "Running")
     _, refused = service.command("retry", "cut-2", code=2)
     assert "the job is Running" in refused
     service.command("delete", "cut-2")
