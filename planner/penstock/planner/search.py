@@ -30,7 +30,7 @@ from penstock.core.explanation import StepParts
 from penstock.core.job import Objective
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
-from penstock.planner.outlines import Outline, outlines
+from penstock.planner.outlines import Outline, outlines, slice_counts
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
@@ -320,7 +320,7 @@ class _Search:
         """Outlines with a slice fewer and one more than the best; their estimates are not known to differ from its."""
         mesh, count = best.mesh, len(best.slices)
         here = known.get((mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, count, best.schedule))
-        if here is None or self.problem.pinned.slices is not None or mesh.pp == 1:
+        if here is None or len(slice_counts(self.problem, mesh.pp)) == 1:
             return []
         most = self.problem.sequence_length // self.problem.quantum
         others = [replace(here, num_slices=each) for each in (count - 1, count + 1) if 1 <= each <= most]
