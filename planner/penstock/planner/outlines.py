@@ -47,7 +47,7 @@ from penstock.planner.memory import state_bytes_per_parameter
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes
 from penstock.planner.schedules.registry import BUILT_IN, find
-from penstock.planner.schedules.repeat import enough
+from penstock.planner.simulate.periodic import enough_to_repeat
 from penstock.planner.stagecost import (
     PASSES,
     UNIT_KINDS,
@@ -136,7 +136,7 @@ def is_simulated_soon(problem: Problem, mesh: Mesh, num_slices: int, schedule: s
         return True
     num_microbatches = mesh.num_microbatches
     if schedule in VIRTUAL:
-        num_microbatches = min(num_microbatches, 3 * enough(mesh.pp, num_slices))
+        num_microbatches = min(num_microbatches, 3 * enough_to_repeat(mesh.pp, num_slices))
     num_actions = 3 * num_stages(problem, mesh, schedule) * num_microbatches * num_slices
     return num_actions <= MOST_ACTIONS_IN_FULL
 

@@ -251,7 +251,7 @@ def _searched(
 
 
 def _variation(plan: Plan, name: str, changed: Changed, method: Method, new: Plan, step_seconds: float) -> Variation:
-    """``new`` in the changed job beside ``plan`` in the job at hand."""
+    """``new``, of the changed job, compared with ``plan``, of the job at hand."""
     now = plan.speed()
     then = speed_of(
         plan.model,

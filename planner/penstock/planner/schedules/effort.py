@@ -44,6 +44,7 @@ compares only `LONG_VARIANTS` of them; those with more than `LONG_ACTIONS` with 
 """
 
 MOST_TRIALS = 20
+"""Of the best order of a depth."""
 
 
 def affordable(effort: Effort, num_actions: int) -> Effort:

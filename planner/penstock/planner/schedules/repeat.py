@@ -13,8 +13,9 @@ some that belong to the round come a little later, or others a little earlier, a
 tried first at which least has to be put back; a round that exceeds the caps on its way is dropped.
 
 **Which short step.** 1F1B's warm-up and cool-down take K / S micro-batches each, with K ranks and S slices, and orders
-with more room twice as many; `enough` leaves as many again between them. Rounds of P micro-batches lead only to numbers
-that differ by multiples of P, so each remainder has a short step of its own. P = 1 is tried first, then more.
+with more room twice as many; `penstock.planner.simulate.periodic.enough_to_repeat` leaves as many between them. Rounds
+of P micro-batches lead only to numbers that differ by multiples of P, so each remainder has a short step of its own.
+P = 1 is tried first, then more.
 
 **The gain.** An order of 256 micro-batches of 64 slices over 96 ranks has 4.7 million actions and takes half a minute
 to make, its short step a twentieth of it. Since it repeats itself, the simulator proves its length from a short one,
@@ -30,11 +31,6 @@ import numpy as np
 
 from penstock.planner.schedules.pipeline import Ints, Pipeline
 from penstock.planner.schedules.refine import Run, Word
-
-
-def enough(num_ranks: int, num_slices: int) -> int:
-    """The micro-batches of a step in which a middle can be found."""
-    return 3 * (num_ranks // num_slices + 1) + 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,8 +66,8 @@ def rounds(pipeline: Pipeline, run: Run, num_microbatches: int) -> Iterator[Roun
     ranks = np.arange(len(word))[:, None]
     left = pipeline.num_units - counts[ranks, places]
     places = places[:, (left >= each).all(axis=(0, 2))]
-    beside = np.abs(counts[ranks, places + length] - counts[ranks, places] - each).sum(axis=(0, 2))
-    for best in np.argsort(beside, kind="stable"):
+    misplaced = np.abs(counts[ranks, places + length] - counts[ranks, places] - each).sum(axis=(0, 2))
+    for best in np.argsort(misplaced, kind="stable"):
         first = places[:, best]
         yield Round(
             num_microbatches=num_microbatches,

@@ -48,7 +48,7 @@ from penstock.planner.schedules.greedy_order import makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.pipeline import Ints, Pipeline, pipeline_of
 from penstock.planner.schedules.refine import Word, refine, run_as_is
-from penstock.planner.schedules.repeat import Round, enough, rounds, start_times
+from penstock.planner.schedules.repeat import Round, rounds, start_times
 from penstock.planner.schedules.seeds import (
     BLOCKS,
     NAMED_BLOCKS,
@@ -59,6 +59,7 @@ from penstock.planner.schedules.seeds import (
     fine_depths,
     usual_depth,
 )
+from penstock.planner.simulate.periodic import enough_to_repeat
 
 CAPLESS = 0
 """The variant that minds no cap, so it always can be made."""
@@ -103,7 +104,7 @@ class Point:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Growing:
     """Orders of ``first`` micro-batches and of any multiple of ``period`` more. With a ``first`` each is the one before
-    it with a round more; without, they are made anew for each number.
+    it with a round more; without, every number has an order of its own.
     """
 
     generate: Callable[[int], Order]
@@ -147,14 +148,14 @@ class Variants:
     def growing(self, inputs: ScheduleInputs) -> Growing:
         """The order of the variant that ``inputs`` names, and those of fewer micro-batches that begin and end as it."""
 
-        def made_anew(count: int) -> Order:
+        def made_for(count: int) -> Order:
             return self.order(replace(inputs, num_microbatches=count))
 
         if inputs.variant == CAPLESS and self.capless is not None:
-            return Growing(generate=made_anew)
+            return Growing(generate=made_for)
         made, all_of_them = self._made(inputs), inputs.num_microbatches
         if made.again is None:
-            return Growing(generate=lambda count: made.order if count == all_of_them else made_anew(count))
+            return Growing(generate=lambda count: made.order if count == all_of_them else made_for(count))
         period = made.again.num_microbatches
         first = all_of_them - made.num_rounds * period
         return Growing(first=first, period=period, generate=lambda count: made.with_rounds((count - first) // period))
@@ -302,11 +303,13 @@ class _Shape:
     def _is_long(self) -> bool:
         num_ranks, num_slices = self.inputs.num_ranks, self.inputs.num_slices
         num_actions = 3 * self.inputs.num_stages * self.inputs.num_units
-        return num_actions > MOST_ACTIONS_IN_FULL and self.inputs.num_microbatches > 2 * enough(num_ranks, num_slices)
+        return num_actions > MOST_ACTIONS_IN_FULL and self.inputs.num_microbatches > 2 * enough_to_repeat(
+            num_ranks, num_slices
+        )
 
     def _short(self, period: int) -> ScheduleInputs:
         """The shortest that grows into all micro-batches by rounds of ``period``."""
-        first = enough(self.inputs.num_ranks, self.inputs.num_slices)
+        first = enough_to_repeat(self.inputs.num_ranks, self.inputs.num_slices)
         return replace(self.inputs, num_microbatches=first + (self.inputs.num_microbatches - first) % period)
 
     def fastest(self, depth: int, effort: Effort) -> list[_Made]:

@@ -67,7 +67,8 @@ def extrapolate(
     looked at, so the step of a plan is simulated in full in the end.
     """
     if first is None:
-        first, second = _first_count(costs), 2 * _first_count(costs)
+        first = enough_to_repeat(costs.num_ranks, len(costs.compute_ns[0, 0]))
+        second = 2 * first
     else:
         first, second = first + 2 * multiple, first + 6 * multiple
     if second >= num_microbatches:
@@ -110,10 +111,9 @@ def _traced(
     return _Step(order=order, linked=linked, times=times)
 
 
-def _first_count(costs: Costs) -> int:
-    """Three times the depth of 1F1B's warm-up, and a few more."""
-    num_slices = len(costs.compute_ns[0, 0])
-    return 3 * (costs.num_ranks // num_slices + 1) + 6
+def enough_to_repeat(num_ranks: int, num_slices: int) -> int:
+    """The micro-batches of a step that may repeat itself: three times 1F1B's warm-up, and a few more."""
+    return 3 * (num_ranks // num_slices + 1) + 6
 
 
 def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator: int) -> StepTimes:
