@@ -9,6 +9,8 @@ import pytest
 
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
+from penstock.planner.decide import decide
+from penstock.planner.measured import problem_from_profile
 from tests.support.cluster import COLD_SECONDS
 from tests.support.cluster_jobs import ClusterJob, shaped, submitted
 from tests.support.installed import Installed
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(COLD_SECON
 
 RATES = {"node1": "500mbit", "node2": "500mbit", "node3": "50mbit"}
 MOST_ERROR = 0.15
-LITTLE_WORK = 0.1
+LITTLE_WORK = 0.05
 """As measured beside other tests, a rank may work so long that its links hardly count."""
 LEAST_PREDICTED_RATIO, LEAST_RATIO = 1.2, 1.1
 """By how much is what `./dev bench cluster_placement` says, on a quiet machine."""
@@ -74,7 +76,9 @@ def test_ranks_are_put_where_a_step_is_shortest(job: ClusterJob) -> None:
 
 
 def test_the_worst_placement_is_slower(unequal: Installed, job: ClusterJob) -> None:
-    plan, profile = job.run(1).read_plan(), with_little_work(job.run(1).read_profile())
+    """Of the plan for little work: that of the job depends on how busy the machine was when it was measured."""
+    profile = with_little_work(job.run(1).read_profile())
+    plan = decide(problem_from_profile(job.run(1).read_job().spec, profile)).plan
     steps = placed_everywhere(plan, profile)
     best, worst = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
     found = {

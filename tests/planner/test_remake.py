@@ -73,8 +73,8 @@ def test_recomputation_leaves_out_the_head() -> None:
     judge = Simulated(DESCRIBED)
     table = judge.costs(candidate, (0, 1)).compute_ns
     assert (table[RECOMPUTE] < table[FORWARD]).all()
-    cost = DESCRIBED.cost_of(1)
-    without_head = stage_costs(cost, DESCRIBED.model, ((0, 3), (3, num_units - 1)), candidate.slices, 1).alone_ns[0]
+    units = DESCRIBED.units(1, 1, candidate.slices)
+    without_head = stage_costs(units, DESCRIBED.model, ((0, 3), (3, num_units - 1))).alone_ns[0]
     assert (table[RECOMPUTE][1] < without_head[1]).all()
     whole = judge.evaluate(candidate).step_ns
     forward = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=2)

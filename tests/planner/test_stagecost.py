@@ -14,6 +14,7 @@ from penstock.core.schedule import Kind
 from penstock.planner.cost import CostModel
 from penstock.planner.fit import measured_cost
 from penstock.planner.stagecost import (
+    UnitTable,
     PASSES,
     UNIT_KINDS,
     SliceCost,
@@ -56,7 +57,7 @@ def test_stage_costs_are_sums_over_units(
     model: ModelSpec, cost: CostModel, slices: tuple[int, ...], batch: int, data: st.DataObject
 ) -> None:
     stages = data.draw(partitions(model))
-    costs = stage_costs(cost, model, stages, slices, batch)
+    costs = stage_costs(UnitTable.of(cost, batch, slices), model, stages)
     for (p, kind), (s, stage), (i, length) in itertools.product(
         enumerate(PASSES), enumerate(stages), enumerate(slices)
     ):
@@ -79,8 +80,8 @@ def test_counts_are_of_the_units_in_the_range(model: ModelSpec, data: st.DataObj
 def test_totals_of_units_add_up_to_the_whole_model(
     model: ModelSpec, cost: CostModel, slices: tuple[int, ...], batch: int
 ) -> None:
-    totals = unit_totals(cost, model, slices, batch)
-    whole = stage_costs(cost, model, ((0, model.num_units),), slices, batch).slice_ns.sum()
+    totals = unit_totals(UnitTable.of(cost, batch, slices), model)
+    whole = stage_costs(UnitTable.of(cost, batch, slices), model, ((0, model.num_units),)).slice_ns.sum()
     overhead = 3e9 * cost.action_overhead_seconds * len(slices)
     assert totals.shape == (model.num_units,)
     assert totals.sum() + overhead == pytest.approx(whole, rel=1e-4, abs=model.num_units)
@@ -91,7 +92,7 @@ def test_a_slice_costs_its_three_passes(
     model: ModelSpec, cost: CostModel, slices: tuple[int, ...], batch: int, data: st.DataObject
 ) -> None:
     stages = data.draw(partitions(model))
-    expected = stage_costs(cost, model, stages, slices, batch).slice_ns
+    expected = stage_costs(UnitTable.of(cost, batch, slices), model, stages).slice_ns
     for counts, row in zip(unit_counts(model, stages), expected.tolist(), strict=True):
         of_slice = SliceCost(cost=cost, counts=counts, batch=batch)
         assert of_slice(np.array(slices), prefixes(slices)).tolist() == pytest.approx(row, rel=1e-5, abs=6)

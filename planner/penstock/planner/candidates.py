@@ -7,7 +7,7 @@ programme. Boundaries are moved later, where the simulator finds that faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.planner.candidate import Candidate, equal_slices
@@ -38,13 +38,18 @@ class Proposer:
     _stages: dict[tuple[object, ...], Stages] = field(default_factory=dict)
     _flushes: dict[tuple[object, ...], Slicing | None] = field(default_factory=dict)
 
-    def candidates(self, outline: Outline) -> Iterator[Candidate | Shortage]:
-        """Its candidates, and of those slicings for which no stages fit what they lack."""
+    def candidates(
+        self, outline: Outline, is_worth_it: Callable[[Candidate], bool] = lambda balanced: True
+    ) -> Iterator[Candidate | Shortage]:
+        """Its candidates, and of those slicings for which no stages fit what they lack.
+
+        Room is looked for where it ``is_worth_it`` for stages that are balanced by time.
+        """
         for slices in dict.fromkeys(self.slicings(outline)):
             stages = self.balanced_stages(outline, slices)
-            yield from self.room.fitted(
-                Candidate(mesh=outline.mesh, stages=stages, slices=slices, schedule=outline.schedule)
-            )
+            balanced = Candidate(mesh=outline.mesh, stages=stages, slices=slices, schedule=outline.schedule)
+            if is_worth_it(balanced):
+                yield from self.room.fitted(balanced)
 
     def balanced_stages(self, outline: Outline, slices: Lengths) -> Stages:
         """Balanced by time over these slices."""
@@ -74,12 +79,12 @@ class Proposer:
     def _table(self, outline: Outline, stages: Stages) -> tuple[object, ...]:
         """The key of the bottleneck stage's table, which is made if it is new."""
         problem, mesh = self.problem, outline.mesh
-        cost = problem.cost_of(mesh.tp)
-        whole = stage_costs(cost, problem.model, stages, (problem.sequence_length,), mesh.microbatch)
+        units = problem.units(mesh.tp, mesh.microbatch, (problem.sequence_length,))
+        whole = stage_costs(units, problem.model, stages)
         counts = unit_counts(problem.model, stages)[int(whole.slice_ns[:, 0].argmax())]
         key = (mesh.tp, mesh.microbatch, *counts.tolist())
         if key not in self._tables:
-            cost_of = SliceCost(cost=cost, counts=counts, batch=mesh.microbatch)
+            cost_of = SliceCost(cost=problem.cost_of(mesh.tp), counts=counts, batch=mesh.microbatch)
             self._tables[key] = SlicingProblem(
                 cost_ns=tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum),
                 sequence_length=problem.sequence_length,

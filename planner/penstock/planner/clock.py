@@ -27,35 +27,35 @@ def new_clock(num_cells: int, first: npt.NDArray[np.bool_]) -> Clock:
     return clock
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def never(clock: Clock) -> int:
     """The time that does not come."""
     time: int = np.int64(1) << (62 - clock[0])
     return time
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def next_time(clock: Clock) -> int:
     """The earliest time of any cell."""
     time: int = clock[1] >> clock[0]
     return time
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def next_cell(clock: Clock) -> int:
     """The first cell to come at that time."""
     cell: int = clock[1] & ((1 << clock[0]) - 1)
     return cell
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def time_of(clock: Clock, cell: int) -> int:
     """The next time of ``cell``."""
     time: int = clock[cell + len(clock) // 2] >> clock[0]
     return time
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def set_time(clock: Clock, cell: int, time: int) -> None:
     """Let ``cell`` come next at ``time``."""
     node = cell + len(clock) // 2

@@ -27,8 +27,8 @@ MOST_PROVED_ACTIONS = 3_000
 another software are not: its arenas are its own.
 """
 
-FIRST_FIT = Budget(candidates=0, neighbours=0, moves=0)
-"""A search with this budget ends with the first plan that fits."""
+FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, neighbours=0, moves=0)
+"""A search with this budget ends with the first plan that fits, from those that hold the least."""
 
 MOST_LAID_OUT = 8
 """Arenas that are laid out before a search with a tighter limit takes their place."""
@@ -38,6 +38,8 @@ MOST_TIGHTER_SEARCHES, TIGHTER = 4, 0.99
 
 CLOSE_ENOUGH = 1.003
 """A plan that takes no longer than so many times the best candidate is worth no further search."""
+
+CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches, and continued in a straight line"
 
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 """Limits that are tried where nothing fits, each as a multiple of what came closest with the one before."""
@@ -280,6 +282,7 @@ def _prediction(evaluation: Evaluation) -> Prediction:
         slot_bytes=evaluation.slot_bytes,
         bubble=evaluation.bubble,
         waiting=evaluation.waiting,
+        warnings=() if evaluation.is_exact else (CONTINUED.format(evaluation.candidate.num_actions),),
     )
 
 
@@ -297,7 +300,7 @@ def _with_interval(prediction: Prediction, confidence: Confidence | None) -> Pre
         prediction,
         low_seconds=max(prediction.step_seconds - margin, 0.0),
         high_seconds=prediction.step_seconds + margin,
-        warnings=confidence.warnings,
+        warnings=(*prediction.warnings, *confidence.warnings),
     )
 
 

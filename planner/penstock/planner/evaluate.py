@@ -20,14 +20,14 @@ from penstock.planner.realise import tied_ranks
 from penstock.planner.room import Room, enough_microbatches
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED
-from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, stage_ranks, to_spec
+from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, recipe, stage_ranks
 from penstock.planner.schedules.v_shape import ZBV
 from penstock.planner.schedules.variants import QUICK_FROM, Growing, Variants
 from penstock.planner.schedules.zero_bubble import ZB
-from penstock.planner.search import Evaluation
+from penstock.planner.search import Evaluation, OrderBound
 from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
 from penstock.planner.simulate.bound import lower_bound_ns
-from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS, Costs
+from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, stage_costs
@@ -57,6 +57,14 @@ MOST_COMPARED_ACTIONS = 20_000
 """Of longer steps the variants are not compared with one another."""
 
 
+MOST_SIMULATED_ACTIONS = 2_000_000
+"""Longer steps that repeat the same part, a gigabyte of tables, are never simulated in full."""
+
+MOST_KEPT = 3
+"""Orders made from costs, which may hold 20 MB each, and are asked for when judged, when the best is, and for the plan.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """The `Judge` of a problem: bounds from stage costs, evaluations from the simulator."""
@@ -67,6 +75,8 @@ class Simulated:
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _best_variants: dict[Candidate, Candidate] = field(default_factory=dict)
+    _newest: dict[Candidate, Growing] = field(default_factory=dict)
     proposer: Proposer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,15 +99,26 @@ class Simulated:
             )
         return self._bounds[key]
 
+    def order_bound(self, candidate: Candidate) -> OrderBound | None:
+        """How long a long step's order takes by itself, without reductions and whatever cards cost.
+
+        None where ranks slow each other down while they compute: orders are made as if all always did.
+        """
+        is_long = candidate.num_actions > MOST_COMPARED_ACTIONS and candidate.schedule in VARIED
+        if not is_long or (self.stage_costs(candidate).slowdown_ppm > MILLION).any():
+            return None
+        growing = self._growing(self._with_variant(candidate))
+        short = growing.first or candidate.mesh.num_microbatches
+        made = candidate.num_actions * short // candidate.mesh.num_microbatches
+        return OrderBound(step_ns=growing.length_ns, num_actions=(MAKING - 1) * made)
+
     def stage_costs(self, candidate: Candidate) -> StageCosts:
         """Nanoseconds of every pass, stage and slice."""
         mesh = candidate.mesh
         key = (mesh.tp, mesh.microbatch, candidate.stages, candidate.slices)
         if key not in self._passes:
-            cost = self.problem.cost_of(mesh.tp)
-            self._passes[key] = stage_costs(
-                cost, self.problem.model, candidate.stages, candidate.slices, mesh.microbatch
-            )
+            units = self.problem.units(mesh.tp, mesh.microbatch, candidate.slices)
+            self._passes[key] = stage_costs(units, self.problem.model, candidate.stages)
         return self._passes[key]
 
     def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:
@@ -111,7 +132,8 @@ class Simulated:
         return self._costs[key]
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
-        """Simulate one step of the candidate; long ones are extrapolated from shorter ones unless asked ``in_full``.
+        """Simulate one step of the candidate; long ones are extrapolated from shorter ones unless asked ``in_full``, and
+        those of more than `MOST_SIMULATED_ACTIONS` also then.
 
         The evaluation's candidate names the variant that its generator took.
         """
@@ -136,15 +158,20 @@ class Simulated:
             return candidate
         if candidate.num_actions > MOST_COMPARED_ACTIONS and candidate.variant is not None:
             return dataclasses.replace(candidate, variant=candidate.variant % QUICK_FROM)
-        inputs = self.schedule_inputs(dataclasses.replace(candidate, variant=None), str(candidate.schedule))
-        try:
-            return dataclasses.replace(candidate, variant=VARIED[candidate.schedule].best(inputs).variant)
-        except UserError:
-            return candidate
+        anew = dataclasses.replace(candidate, variant=None)
+        if anew not in self._best_variants:
+            inputs = self.schedule_inputs(anew, str(candidate.schedule))
+            try:
+                variant = VARIED[candidate.schedule].best(inputs).variant
+            except UserError:
+                variant = candidate.variant
+            self._best_variants[anew] = dataclasses.replace(candidate, variant=variant)
+        return self._best_variants[anew]
 
     def _simulated(self, candidate: Candidate, in_full: bool) -> Evaluation:
         growing = self._growing(candidate)
-        if in_full or (growing.first is None and candidate.schedule not in REPEATING):
+        repeats = growing.first is not None or candidate.schedule in REPEATING
+        if not repeats or (in_full and candidate.num_actions <= MOST_SIMULATED_ACTIONS):
             order = growing.generate(candidate.mesh.num_microbatches)
             _check_shape(order, candidate)
             return self._evaluation(candidate, order, self._times(candidate, order), is_exact=True)
@@ -162,14 +189,22 @@ class Simulated:
         return self._evaluation(candidate, generate(found.num_simulated), found.times, is_exact=found.is_exact)
 
     def _growing(self, candidate: Candidate) -> Growing:
-        """The orders of the candidate's schedule for its own and for other numbers of micro-batches."""
+        """The orders of the candidate's schedule for its own and for other numbers of micro-batches; those made from
+        costs are kept for a while.
+        """
         if candidate.schedule not in BUILT_IN:
             return Growing(generate=lambda count: self.order(candidate))
         name = str(candidate.schedule)
-        inputs = self.schedule_inputs(candidate, name)
-        if name in VARIED:
-            return VARIED[name].growing(inputs)
-        return Growing(generate=lambda count: find(name).generate(dataclasses.replace(inputs, num_microbatches=count)))
+        if name not in VARIED:
+            inputs = self.schedule_inputs(candidate, name)
+            return Growing(
+                generate=lambda count: find(name).generate(dataclasses.replace(inputs, num_microbatches=count))
+            )
+        if candidate not in self._newest:
+            if len(self._newest) == MOST_KEPT:
+                del self._newest[next(iter(self._newest))]
+            self._newest[candidate] = VARIED[name].growing(self.schedule_inputs(candidate, name))
+        return self._newest[candidate]
 
     def _evaluation(self, candidate: Candidate, order: Order, times: StepTimes, *, is_exact: bool) -> Evaluation:
         """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""
@@ -224,6 +259,8 @@ class Simulated:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
         if isinstance(candidate.schedule, ScheduleSpec):
             order = order_from_spec(candidate.schedule, **_shape(candidate), num_stages=len(candidate.stages))
+        elif candidate.schedule in VARIED and candidate.variant is not None:
+            order = self._growing(candidate).generate(candidate.mesh.num_microbatches)
         else:
             order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
         _check_shape(order, candidate)
@@ -233,7 +270,7 @@ class Simulated:
         """The candidate's schedule as a recipe."""
         if isinstance(candidate.schedule, ScheduleSpec):
             return candidate.schedule
-        return to_spec(candidate.schedule, self.schedule_inputs(candidate, candidate.schedule))
+        return recipe(candidate.schedule, lambda: self.order(candidate))
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
         """What the generator is given; costs and stash only where it uses them."""

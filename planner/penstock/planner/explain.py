@@ -165,7 +165,8 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
         if out.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
             seen.add(out.candidate.label)
             more = _percent(out.bound_ns / chosen.step_ns - 1)
-            reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), whatever its order"
+            order = "in the order made for it" if out.of_order else "whatever its order"
+            reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), {order}"
             found.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
     too_large = sorted(_too_large(problem, result), key=lambda each: each.step_ns)[:MOST_REJECTED]
     found += [_alternative(each, _excess(problem, each, chosen)) for each in too_large]

@@ -83,36 +83,45 @@ class StageMemory:
 
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
-        distinct, places = np.unique(tokens, return_inverse=True)
-        sizes = self._unit_bytes(slot, distinct.tolist())
+        one = _UnitMemory(self.model, self.precision, self.batch, self.tp, self.software, self.sequence_length)
+        sizes = _unit_table(one, slot, tuple(tokens))
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
         if slot in HIDDEN_STATE_SLOTS:
-            table = np.broadcast_to(hidden, (len(self.stages), len(distinct)))
-        else:
-            table = unit_counts(self.model, self.stages) @ sizes
-            if slot is SlotKind.ACTIVATIONS:
-                leaves = [stop < self.model.num_units for _, stop in self.stages]
-                table = table - np.outer(leaves, hidden)
-        return table[:, places]
+            return np.broadcast_to(hidden, (len(self.stages), len(tokens)))
+        table: Integers = unit_counts(self.model, self.stages) @ sizes
+        if slot is SlotKind.ACTIVATIONS:
+            leaves = [stop < self.model.num_units for _, stop in self.stages]
+            table = table - np.outer(leaves, hidden)
+        return table
 
     def together_bytes(self, slots: Sequence[SlotKind], tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one of each of these slots."""
         total: Integers = np.sum([self.slot_bytes(slot, tokens) for slot in slots], axis=0)
         return total
 
-    def _unit_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
-        """[unit kinds, tokens]."""
-        shape = (self.model, self.precision, slot, self.batch, self.tp)
-        if self.software == PENSTOCK:
-            return _unit_table(*shape, tuple(tokens))
-        sizes = [
-            [self._with_software(kind, slot, count, _unit_bytes(kind, *shape, count)) for count in tokens]
-            for kind in UNIT_KINDS
-        ]
-        return np.array(sizes, dtype=np.int64)
 
-    def _with_software(self, kind: UnitKind, slot: SlotKind, tokens: int, num_bytes: int) -> int:
-        """A unit's bytes in a slot with what the stack keeps besides, and with what its allocator loses."""
+@functools.lru_cache(maxsize=64)
+def _unit_parameters(model: ModelSpec) -> Integers:
+    """[unit kinds]: elements of one unit."""
+    first = {unit.kind: unit.index for unit in reversed(model.units)}
+    counts = [stage_parameters(model, first[kind], first[kind] + 1) for kind in UNIT_KINDS]
+    return np.array(counts, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitMemory:
+    """The same of single units."""
+
+    model: ModelSpec
+    precision: Precision
+    batch: int
+    tp: int
+    software: SoftwareSpec
+    sequence_length: int
+
+    def slot_bytes(self, kind: UnitKind, slot: SlotKind, tokens: int) -> int:
+        """With what the software stack keeps besides, and with what its allocator loses."""
+        num_bytes = _unit_bytes(kind, self.model, self.precision, slot, self.batch, self.tp, tokens)
         if slot is SlotKind.ACTIVATIONS:
             if self.software.dropout and kind in (UnitKind.ATTENTION, UnitKind.MLP):
                 num_bytes += MASK_BYTES * self.batch * tokens * self.model.hidden
@@ -124,21 +133,12 @@ class StageMemory:
         return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
 
 
-@functools.lru_cache(maxsize=64)
-def _unit_parameters(model: ModelSpec) -> Integers:
-    """[unit kinds]: elements of one unit."""
-    first = {unit.kind: unit.index for unit in reversed(model.units)}
-    counts = [stage_parameters(model, first[kind], first[kind] + 1) for kind in UNIT_KINDS]
-    return np.array(counts, dtype=np.int64)
-
-
 @functools.lru_cache(maxsize=16_384)
-def _unit_table(
-    model: ModelSpec, precision: Precision, slot: SlotKind, batch: int, tp: int, tokens: tuple[int, ...]
-) -> Integers:
+def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
     """[unit kinds, tokens]; asked for again and again with the slices of a few slicings."""
-    shape = (model, precision, slot, batch, tp)
-    table = np.array([[_unit_bytes(kind, *shape, count) for count in tokens] for kind in UNIT_KINDS], dtype=np.int64)
+    distinct, places = np.unique(tokens, return_inverse=True)
+    sizes = [[one.slot_bytes(kind, slot, count) for count in distinct.tolist()] for kind in UNIT_KINDS]
+    table: Integers = np.array(sizes, dtype=np.int64)[:, places]
     table.setflags(write=False)
     return table
 

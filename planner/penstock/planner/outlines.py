@@ -289,7 +289,7 @@ def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], nu
     model, pinned = problem.model, problem.pinned.stages
     if pinned is not None:
         return pinned_stages(pinned, model.num_units)
-    unit_ns = unit_totals(problem.cost_of(mesh.tp), model, slices, mesh.microbatch).tolist()
+    unit_ns = unit_totals(problem.units(mesh.tp, mesh.microbatch, tuple(slices)), model).tolist()
     return tuple(itertools.pairwise(balanced_bounds(unit_ns, num_stages)))
 
 

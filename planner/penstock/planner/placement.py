@@ -25,7 +25,7 @@ from penstock.planner.tables import devices_in_order
 from penstock.planner.work import Floats
 
 MOST_SEATS_TRIED_IN_FULL = 7
-MOST_SEATS = 4_096
+MOST_SEATS, SEATS_AT_ONCE = 4_096, 128
 """With more, ranks stay in the default order: links of all pairs of them would be looked at."""
 MOST_MOVES = 1_500
 MOST_FINALISTS = 12
@@ -78,13 +78,18 @@ def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
     if problem.num_devices // mesh.tp > MOST_SEATS:
         return True
     seats = np.arange(problem.num_devices // mesh.tp) * mesh.tp
-    source, target = np.meshgrid(seats, seats)
     hosts = problem.host_of(seats)
-    same_host = hosts[:, None] == hosts
     keeps_to_hosts = len(seats) > MOST_SEATS_TRIED_IN_FULL and bool((np.diff(hosts) >= 0).all())
-    kinds = [~same_host, same_host & (source != target)] if keeps_to_hosts else [source != target]
-    links = [values[kind] for values in problem.cost_of(mesh.tp).transfer(source, target) for kind in kinds]
-    return all(values.max(initial=0.0) <= values.min(initial=math.inf) * problem.link_tolerance for values in links)
+    least, most = np.full((2, 2), math.inf), np.zeros((2, 2))
+    for first in range(0, len(seats), SEATS_AT_ONCE):
+        source, target = np.meshgrid(seats[first : first + SEATS_AT_ONCE], seats, indexing="ij")
+        same_host = hosts[first : first + SEATS_AT_ONCE, None] == hosts
+        kinds = (~same_host, same_host & (source != target)) if keeps_to_hosts else (source != target,)
+        for row, values in enumerate(problem.cost_of(mesh.tp).transfer(source, target)):
+            for column, kind in enumerate(kinds):
+                least[row, column] = min(least[row, column], values[kind].min(initial=math.inf))
+                most[row, column] = max(most[row, column], values[kind].max(initial=0.0))
+    return bool((most <= least * problem.link_tolerance).all())
 
 
 def _seated(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated:

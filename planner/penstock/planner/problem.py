@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.schedules.registry import find
+from penstock.planner.stagecost import UnitTable
 
 MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
@@ -70,6 +71,17 @@ class Problem:
     """Of costs: from the spread of measurements, or as a description states it."""
     peak_flops: float | None = None
     """Of one device, where that is known (`penstock.core.speed`)."""
+    units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)
+    """What units take, for a degree of tensor parallelism, sequences of a micro-batch and slices; kept once known."""
+
+    def __post_init__(self) -> None:
+        cost_of = self.cost_of
+
+        @functools.cache
+        def units(tp: int, batch: int, slices: tuple[int, ...]) -> UnitTable:
+            return UnitTable.of(cost_of(tp), batch, slices)
+
+        object.__setattr__(self, "units", units)
 
     @property
     def late_receives(self) -> bool:

@@ -31,7 +31,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.problem import Problem
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
-from penstock.planner.schedules.variants import QUICK_FROM
+from penstock.planner.schedules.variants import one_by_one
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
 from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
@@ -47,9 +47,6 @@ times the limit.
 
 STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
 """Schedules that are told their room, and those whose order they may have where there is room for it."""
-
-LEANEST = QUICK_FROM + 1
-"""The variant of such a schedule that holds the least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,9 +94,8 @@ class Room:
                 num_microbatches=num_microbatches,
                 num_slices=len(shape.slices),
                 stages_per_rank=generator.per_rank(shape.mesh.pp, len(shape.stages)),
-                variant=LEANEST if name in STANDS_FOR else None,
             )
-            order = generator.generate(inputs)
+            order = one_by_one(inputs, generator.place) if name in STANDS_FOR else generator.generate(inputs)
             late = self.problem.late_receives
             self._walks[key] = Walk.of(order, self.receive_ahead, late_receives=late)
         return self._walks[key]
@@ -175,8 +171,8 @@ class Room:
 
     def _best(self, shape: Candidate, **memory: Any) -> Candidate | MemoryShortage:
         problem = self.problem
-        cost = problem.cost_of(shape.mesh.tp)
-        unit_ns = unit_totals(cost, problem.model, shape.slices, shape.mesh.microbatch).tolist()
+        units = problem.units(shape.mesh.tp, shape.mesh.microbatch, shape.slices)
+        unit_ns = unit_totals(units, problem.model).tolist()
         found = best_partitions(StagesProblem(unit_ns=unit_ns, **memory))
         if isinstance(found, MemoryShortage):
             return found

@@ -44,7 +44,8 @@ class Budget:
     """How much the search may do, in counts. ``actions`` are compute actions simulated, over all candidates.
 
     ``opened`` outlines may be made into candidates by their estimates. ``shortages`` are slicings of which no stages
-    fit; ``neighbours`` candidates may be simulated around the best.
+    fit: after so many, and none that does, outlines are opened that hold the least, until ``lean_fits`` candidates fit
+    or ``lean_shortages`` more do not. ``neighbours`` candidates may be simulated around the best.
     Boundaries are moved from the best ``starts`` kinds of plan, up to ``moves`` times each, and together for as long as
     ``moved_actions`` last.
     """
@@ -52,6 +53,8 @@ class Budget:
     candidates: int = 160
     opened: int = 300
     shortages: int = 200
+    lean_shortages: int = 200
+    lean_fits: int = 8
     actions: int = 2_500_000
     neighbours: int = 60
     moves: int = 60
@@ -95,11 +98,23 @@ class Evaluation:
     parts: StepParts | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderBound:
+    """No step of an order is shorter than ``step_ns``; making it took as long as simulating ``num_actions``."""
+
+    step_ns: int
+    num_actions: int
+
+
 class Judge(Protocol):
     """What the search asks: bounds, and the simulation itself."""
 
     def bound_ns(self, candidate: Candidate) -> int:
         """The candidate's step is no shorter: a proof."""
+        ...
+
+    def order_bound(self, candidate: Candidate) -> OrderBound | None:
+        """A bound of the order that the candidate would be simulated with, where there is one without that."""
         ...
 
     @property
@@ -131,10 +146,14 @@ class Reporter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuledOut:
-    """A candidate that was not simulated: its step is no shorter than this bound, which another was by then."""
+    """A candidate that was not simulated: its step is no shorter than this bound, which another was by then.
+
+    It is a bound of the order that was made for it if ``of_order``, else of all orders.
+    """
 
     candidate: Candidate
     bound_ns: int
+    of_order: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,8 +211,11 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
 VARIED_KINDS = 2
 """Of so many of the best kinds of plan better orders are looked for, since these may change which kind is best."""
 
-LEAST_FITTING = 8
-"""So many that fit are looked for among those that hold the least, before their neighbours are."""
+FAR = 1.02
+"""Where stages balanced by time take at least so many times the best step, none are looked for that fit."""
+
+HOPELESS = 1.1
+"""A candidate whose order takes so many times the best step is not simulated: `settle` shortens orders by less."""
 
 
 @dataclass(slots=True)
@@ -263,8 +285,9 @@ class _Search:
 
     def open_leanest(self, roomy: list[Outline]) -> None:
         """Open those that hold the least until some fit, since estimates led to none."""
+        most = len(self.shortages) + self.budget.lean_shortages
         for outline in sorted(roomy, key=lambda each: each.least_bytes):
-            if len(self.shortages) >= 2 * self.budget.shortages or len(self.fitting) >= LEAST_FITTING:
+            if len(self.shortages) >= most or len(self.fitting) >= self.budget.lean_fits:
                 return
             self.open(outline)
 
@@ -274,23 +297,47 @@ class _Search:
             return
         self.opened.add(outline)
         num_candidates = 0
-        for candidate in self.judge.proposer.candidates(outline):
+        for candidate in self.judge.proposer.candidates(outline, self._is_worth_room):
             if isinstance(candidate, Shortage):
                 self.shortages.append(candidate)
                 self.reporter.no_room(candidate)
                 continue
             num_candidates += 1
-            best = self.best_score()
-            bound_ns = self.judge.bound_ns(candidate)
-            if best is None or self.score(candidate.mesh, bound_ns) < best:
-                self._learn(outline, self.judged(candidate))
-            else:
-                self.ruled_out.append(RuledOut(candidate=candidate, bound_ns=bound_ns))
+            out = self._ruled_out(candidate)
+            if out is not None:
+                self.ruled_out.append(out)
+            if out is None or out.of_order:
+                self._learn(outline, self.judged(candidate).step_ns if out is None else out.bound_ns)
         self.reporter.opened(outline.mesh, num_candidates)
 
-    def _learn(self, outline: Outline, evaluation: Evaluation) -> None:
+    def _is_worth_room(self, balanced: Candidate) -> bool:
+        """Whether stages balanced by time, which are hardly ever slower than those that fit, are not ruled out."""
+        best = self.best_score()
+        if best is None:
+            return True
+        bound_ns = self.judge.bound_ns(balanced)
+        is_far = self.score(balanced.mesh, bound_ns) >= FAR * best
+        if is_far:
+            self.ruled_out.append(RuledOut(candidate=balanced, bound_ns=bound_ns))
+        return not is_far
+
+    def _ruled_out(self, candidate: Candidate) -> RuledOut | None:
+        """Why the candidate need not be simulated, if so."""
+        best = self.best_score()
+        if best is None:
+            return None
+        bound_ns = self.judge.bound_ns(candidate)
+        if self.score(candidate.mesh, bound_ns) >= best:
+            return RuledOut(candidate=candidate, bound_ns=bound_ns)
+        order = self.judge.order_bound(candidate)
+        if order is not None and self.score(candidate.mesh, order.step_ns) >= HOPELESS * best:
+            self.num_actions += order.num_actions
+            return RuledOut(candidate=candidate, bound_ns=order.step_ns, of_order=True)
+        return None
+
+    def _learn(self, outline: Outline, step_ns: int) -> None:
         """Remember how far off the estimate was, if no other was less."""
-        ratio = max(evaluation.step_ns / max(outline.estimate_ns, 1), 1.0)
+        ratio = max(step_ns / max(outline.estimate_ns, 1), 1.0)
         for _, group in _alike(outline):
             self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
@@ -379,28 +426,28 @@ class _Search:
     def settle(self) -> None:
         """Look for better orders of the best few kinds, and simulate the best in full until it stays the best."""
         settled: set[Candidate] = set()
+        tried: set[Candidate] = set()
         for each in self._best_kinds()[:VARIED_KINDS]:
-            self._vary(each, settled)
+            self._vary(each, tried)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)
             if not best.is_exact:
                 self.fitting.remove(best)
                 self.file(self.judge.evaluate(best.candidate, in_full=True))
-            self._vary(best, settled)
+            self._vary(best, tried)
             if not self.fitting:
                 raise self.nothing_fits()
 
-    def _vary(self, evaluation: Evaluation, settled: set[Candidate]) -> None:
-        """Simulate other orders of its schedule."""
+    def _vary(self, evaluation: Evaluation, tried: set[Candidate]) -> None:
+        """Simulate other orders of its schedule, unless they were tried before."""
         candidate = evaluation.candidate
-        for other in {with_h1(candidate): None, self.judge.best_variant(candidate): None}:
-            if other != candidate and other not in settled and self.fits(found := self._exact(other)):
-                self.fitting.append(found)
-                settled.add(other)
-
-    def _exact(self, candidate: Candidate) -> Evaluation:
-        found = self.judge.evaluate(candidate)
-        return found if found.is_exact else self.judge.evaluate(candidate, in_full=True)
+        tried.add(candidate)
+        for other in (with_h1(candidate), self.judge.best_variant(candidate)):
+            if other not in tried:
+                tried.add(other)
+                found = self.judge.evaluate(other)
+                if self.fits(found) and found.step_ns < evaluation.step_ns:
+                    self.fitting.append(found)
 
     def file(self, evaluation: Evaluation) -> bool:
         """Keep it among those that fit or those that do not, and say which."""

@@ -44,11 +44,13 @@ def _running_counts(model: ModelSpec) -> Integers:
     return np.concatenate([np.zeros_like(ones[:1]), ones.cumsum(axis=0)])
 
 
+@functools.lru_cache(maxsize=4096)
 def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
-    """[stages, unit kinds]: how many units of each kind every stage owns."""
+    """[stages, unit kinds]: how many units of each kind every stage owns; not to be written to."""
     running = _running_counts(model)
     first, stop = np.array(stages).T
     counts: Integers = running[stop] - running[first]
+    counts.setflags(write=False)
     return counts
 
 
@@ -79,35 +81,50 @@ def unit_pass_seconds(cost: CostModel, kind: Kind, batch: int, lengths: Lengths,
     return np.stack([cost.unit_seconds(unit, kind, work) for unit in UNIT_KINDS])
 
 
-def stage_costs(cost: CostModel, model: ModelSpec, stages: Stages, slices: Sequence[int], batch: int) -> StageCosts:
-    """The costs of every pass of every stage over these slices."""
-    return point_costs(cost, model, stages, np.asarray(slices), prefixes(slices), batch)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class UnitTable:
+    """What one unit of each kind takes of every slice of a micro-batch: whatever stages take is sums of it.
+
+    ``seconds`` [F I W, unit kinds, slices] are those alone, which are ``slowdown`` [F I W, unit kinds, 1] times as many
+    while all ranks of the host compute; ``transient_bytes`` [unit kinds, F I W, slices] go beyond the slots.
+    """
+
+    seconds: Floats
+    slowdown: Floats
+    overhead_seconds: float
+    transient_bytes: Integers
+
+    @classmethod
+    def of(cls, cost: CostModel, batch: int, slices: Sequence[int]) -> UnitTable:
+        """For micro-batches of ``batch`` sequences, each of these ``slices`` in tokens."""
+        lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices)
+        points = list(zip(slices, before.tolist(), strict=True))
+        sizes = [
+            [[cost.transient_bytes(unit, kind, batch, *point) for point in points] for kind in PASSES]
+            for unit in UNIT_KINDS
+        ]
+        return cls(
+            seconds=np.stack([unit_pass_seconds(cost, kind, batch, lengths, before.astype(float)) for kind in PASSES]),
+            slowdown=np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES]),
+            overhead_seconds=cost.action_overhead_seconds,
+            transient_bytes=np.array(sizes, dtype=np.int64),
+        )
 
 
-def point_costs(
-    cost: CostModel, model: ModelSpec, stages: Stages, lengths: Integers, before: Integers, batch: int
-) -> StageCosts:
-    """The same for slices of any sequences: each of ``lengths`` tokens after as many as ``before`` says."""
+def stage_costs(units: UnitTable, model: ModelSpec, stages: Stages) -> StageCosts:
+    """The costs of every pass of every stage over the table's slices."""
     counts = unit_counts(model, stages)
-    points = lengths.astype(np.float64), before.astype(np.float64)
-    alone, factor = [], []
-    for kind in PASSES:
-        seconds = unit_pass_seconds(cost, kind, batch, *points)
-        slowed = seconds * np.array([[cost.slowdown(unit, kind)] for unit in UNIT_KINDS])
-        base = counts @ seconds + cost.action_overhead_seconds
-        together = counts @ slowed + cost.action_overhead_seconds
-        alone.append(whole_nanoseconds(base))
-        factor.append(np.divide(together, base, out=np.ones_like(base), where=base > 0))
-    return StageCosts(alone_ns=np.stack(alone), slowdown_ppm=np.rint(1_000_000 * np.stack(factor)).astype(np.int64))
+    base = counts @ units.seconds + units.overhead_seconds
+    together = counts @ (units.seconds * units.slowdown) + units.overhead_seconds
+    factor = np.divide(together, base, out=np.ones_like(base), where=base > 0)
+    return StageCosts(
+        alone_ns=whole_nanoseconds(base), slowdown_ppm=np.rint(1_000_000 * factor).astype(np.int64)
+    )
 
 
-def unit_totals(cost: CostModel, model: ModelSpec, slices: Sequence[int], batch: int) -> Integers:
+def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:
     """[units]: nanoseconds of F + I + W of each unit over all slices of one micro-batch, all ranks computing."""
-    lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices).astype(np.float64)
-    total = np.zeros(len(UNIT_KINDS))
-    for kind in PASSES:
-        slowed = np.array([cost.slowdown(unit, kind) for unit in UNIT_KINDS])
-        total += unit_pass_seconds(cost, kind, batch, lengths, before).sum(axis=1) * slowed
+    total = (units.seconds.sum(axis=2) * units.slowdown[:, :, 0]).sum(axis=0)
     numbers = _kind_numbers(model)
     require_countable(NANOSECONDS_PER_SECOND * float(total[numbers].sum()))
     totals: Integers = whole_nanoseconds(total)[numbers]

@@ -237,20 +237,11 @@ def action_transients(problem: Problem, candidate: Candidate) -> Transients:
 
 def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
     """[stages, F I W, slices]: the most bytes that one of the stage's units takes beyond its slots; they take turns."""
-    of_units = _unit_transients(problem, candidate.mesh, candidate.slices)
+    mesh = candidate.mesh
+    of_units = problem.units(mesh.tp, mesh.microbatch, candidate.slices).transient_bytes
     owned = unit_counts(problem.model, candidate.stages) > 0
     largest: Integers = np.where(owned[:, :, None, None], of_units, 0).max(axis=1)
     return largest
-
-
-def _unit_transients(problem: Problem, mesh: Mesh, slices: Sequence[int]) -> Integers:
-    """[unit kinds, F I W, slices]."""
-    cost, points = problem.cost_of(mesh.tp), list(zip(slices, prefixes(slices).tolist(), strict=True))
-    sizes = [
-        [[cost.transient_bytes(unit, kind, mesh.microbatch, *point) for point in points] for kind in PASSES]
-        for unit in UNIT_KINDS
-    ]
-    return np.array(sizes, dtype=np.int64)
 
 
 _HELD = (SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES)

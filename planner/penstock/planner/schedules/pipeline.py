@@ -52,9 +52,9 @@ def cost_table(inputs: ScheduleInputs, name: str) -> Ints:
 class Links:
     """Per action its successors (-1: none), the nanoseconds of the transfers to them, and how many it succeeds."""
 
-    successors: Ints
+    successors: npt.NDArray[np.int32]
     delays: Ints
-    num_awaited: Ints
+    num_awaited: npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class Pipeline:
     num_slices: int
     durations: Ints
     stash: Ints
-    ranks: Ints
+    ranks: npt.NDArray[np.int32]
     first_actions: Ints
     links: tuple[Links, Links]
     mean_ns: Ints
@@ -173,7 +173,7 @@ def pipeline_of(inputs: ScheduleInputs, owned: Ints) -> Pipeline:
         num_slices=inputs.num_slices,
         durations=np.concatenate([times[kind][:, parts[kind]].ravel() for kind in (F, I, W)]),
         stash=np.concatenate([stashes[kind][:, parts[kind]].ravel() for kind in (F, I, W)]),
-        ranks=np.tile(np.repeat(owners, num_units), 3),
+        ranks=np.tile(np.repeat(owners.astype(np.int32), num_units), 3),
         first_actions=stages.reshape(num_ranks, -1) * num_units,
         links=_links(inputs, owners, times[3][:, forward], times[4][:, backward]),
         most_sent=inputs.receive_ahead * (1 if inputs.late_receives else 2),
@@ -186,7 +186,7 @@ def _links(inputs: ScheduleInputs, owners: Ints, down: Ints, up: Ints) -> tuple[
     shape = (3, inputs.num_stages, inputs.num_units)
     actions = np.arange(3 * inputs.num_stages * inputs.num_units).reshape(shape)
     crosses = (owners[1:] != owners[:-1])[:, None]
-    links = np.full((2, *shape, 2), -1, dtype=np.int64)
+    links = np.full((2, *shape, 2), -1, dtype=np.int32)
     delays = np.zeros((2, *shape, 2), dtype=np.int64)
     last, every = inputs.num_slices - 1, slice(None, None, inputs.num_slices)
     pairs = (
@@ -200,7 +200,7 @@ def _links(inputs: ScheduleInputs, owners: Ints, down: Ints, up: Ints) -> tuple[
             links[side][(*here, ..., column)] = actions[there]
             delays[side][(*here, ..., column)] = delay
     flat, times = links.reshape(2, -1, 2), delays.reshape(2, -1, 2)
-    counts = (flat >= 0).sum(axis=2)
+    counts = (flat >= 0).sum(axis=2, dtype=np.int8)
     return Links(flat[0], times[0], counts[1]), Links(flat[1], times[1], counts[0])
 
 

@@ -47,6 +47,7 @@ from penstock.planner.clock import Clock, never, new_clock, next_cell, next_time
 from penstock.planner.schedules.pipeline import TO_PASS, Ints, Pipeline
 
 Word = npt.NDArray[np.int8]
+Int32s = npt.NDArray[np.int32]
 
 WINDOW = 160
 """How many places ahead a wait is searched for something to run; the first is that of what is awaited."""
@@ -96,10 +97,66 @@ def improve(pipeline: Pipeline, best: Run, caps: Ints, num_trials: int) -> Run:
     return best
 
 
-def run_as_is(pipeline: Pipeline, word: Word) -> Run:
-    """The word without any overtaking, whatever it holds."""
-    unlimited = np.full(pipeline.num_ranks, UNKNOWN)
-    return _pass(pipeline, word, unlimited, 0, np.full(len(pipeline.durations), UNKNOWN), window=1)
+def dated(pipeline: Pipeline, word: Word) -> Run:
+    """The word as it is: every action as soon as its rank is free and what it needs is there, whatever is held."""
+    forwards, backwards = pipeline.links
+    starts = np.full(len(pipeline.durations), -1, dtype=np.int64)
+    makespan = _date(
+        word,
+        pipeline.first_actions,
+        pipeline.durations,
+        pipeline.ranks,
+        forwards.successors,
+        backwards.successors,
+        backwards.delays,
+        starts,
+    )
+    return makespan, word, starts
+
+
+@numba.njit(cache=True, nogil=True)
+def _date(
+    word: Word,
+    first_actions: Ints,
+    durations: Ints,
+    ranks: Int32s,
+    successors: Int32s,
+    predecessors: Int32s,
+    delays: Ints,
+    starts: Ints,
+) -> int:
+    """Fill ``starts``: one rank after the other goes on until it lacks a message, and again once it has that."""
+    num_ranks, num_steps = word.shape
+    heads, free = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
+    units = np.zeros(first_actions.shape, dtype=np.int64)
+    waiting, is_waiting = np.arange(num_ranks), np.ones(num_ranks, dtype=np.bool_)
+    count = num_ranks
+    while count > 0:
+        count -= 1
+        rank = waiting[count]
+        is_waiting[rank] = False
+        while heads[rank] < num_steps:
+            queue = word[rank, heads[rank]]
+            action = first_actions[rank, queue] + units[rank, queue]
+            start = free[rank]
+            for column in range(2):
+                before = predecessors[action, column]
+                if before >= 0 and start >= 0:
+                    came = starts[before] + durations[before] + delays[action, column]
+                    start = -1 if starts[before] < 0 else max(start, came)
+            if start < 0:
+                break
+            starts[action] = start
+            free[rank] = start + durations[action]
+            heads[rank] += 1
+            units[rank, queue] += 1
+            for column in range(2):
+                after = successors[action, column]
+                if after >= 0 and not is_waiting[ranks[after]] and ranks[after] != rank:
+                    waiting[count] = ranks[after]
+                    is_waiting[ranks[after]] = True
+                    count += 1
+    return int(free.max())
 
 
 def _pass(
@@ -110,14 +167,13 @@ def _pass(
     expected: Ints,
     *,
     is_reversed: bool = False,
-    window: int = WINDOW,
 ) -> Run:
     """One pass; ``expected`` is when actions start in an earlier one."""
-    if not is_reversed and window > 1:
-        within = _pass_within(pipeline, word, caps, patience, expected, pipeline.most_sent, is_reversed, window)
+    if not is_reversed:
+        within = _pass_within(pipeline, word, caps, patience, expected, pipeline.most_sent, is_reversed)
         if within[0] >= 0:
             return within
-    return _pass_within(pipeline, word, caps, patience, expected, UNKNOWN, is_reversed, window)
+    return _pass_within(pipeline, word, caps, patience, expected, UNKNOWN, is_reversed)
 
 
 def _pass_within(
@@ -128,7 +184,6 @@ def _pass_within(
     expected: Ints,
     most_sent: int,
     is_reversed: bool,
-    window: int,
 ) -> Run:
     """The pass with at most ``most_sent`` messages of a channel under way; a negative length if it got stuck."""
     links = pipeline.links[is_reversed]
@@ -149,7 +204,6 @@ def _pass_within(
         caps,
         expected,
         patience,
-        window,
         most_sent,
         new_clock(num_ranks, np.ones(num_ranks, dtype=bool)),
         run,
@@ -166,14 +220,13 @@ def _run(
     is_reversed: bool,
     durations: Ints,
     stash: Ints,
-    ranks: Ints,
-    successors: Ints,
+    ranks: Int32s,
+    successors: Int32s,
     delays: Ints,
-    num_awaited: Ints,
+    num_awaited: npt.NDArray[np.int8],
     caps: Ints,
     expected: Ints,
     patience: int,
-    window: int,
     most_sent: int,
     clock: Clock,
     run: Word,
@@ -199,7 +252,7 @@ def _run(
             awaited = max(now, expected[action]) if num_awaited[action] else UNKNOWN if is_full else ready[action]
             step, before, soonest = _overtaking(
                 word[rank], following[rank], step, first_actions[rank], units[rank], num_units, is_reversed, ahead,
-                durations, stash, num_awaited, ready, spare[rank], now, awaited, patience, window,
+                durations, stash, num_awaited, ready, spare[rank], now, awaited, patience,
                 most_sent, successors, ranks, starts,
             )  # fmt: skip
         waits[rank] = step < 0
@@ -222,7 +275,7 @@ def _run(
 
 
 @numba.njit(cache=True, nogil=True)
-def _is_full(action: int, num_units: int, most_sent: int, successors: Ints, ranks: Ints, starts: Ints) -> bool:
+def _is_full(action: int, num_units: int, most_sent: int, successors: Int32s, ranks: Int32s, starts: Ints) -> bool:
     """Whether the action's message would be one too many on its way."""
     successor = successors[action, TO_PASS]
     if successor < 0 or action % num_units < most_sent or ranks[successor] == ranks[action]:
@@ -254,7 +307,7 @@ def _take(
 
 @numba.njit(cache=True, nogil=True)
 def _wake_sender(
-    action: int, now: int, num_units: int, num_passes: int, ranks: Ints, waits: npt.NDArray[np.bool_], clock: Clock
+    action: int, now: int, num_units: int, num_passes: int, ranks: Int32s, waits: npt.NDArray[np.bool_], clock: Clock
 ) -> None:
     """The action took a message, so the rank that sent it may send one more."""
     is_forward = action < num_passes
@@ -278,16 +331,15 @@ def _overtaking(
     ahead: Ints,
     durations: Ints,
     stash: Ints,
-    num_awaited: Ints,
+    num_awaited: npt.NDArray[np.int8],
     ready: Ints,
     spare: int,
     now: int,
     awaited: int,
     patience: int,
-    window: int,
     most_sent: int,
-    successors: Ints,
-    ranks: Ints,
+    successors: Int32s,
+    ranks: Int32s,
     starts: Ints,
 ) -> tuple[int, int, int]:
     """The place of the action that runs in place of the one at ``step`` and the place before it; -1 if none does, and
@@ -295,7 +347,7 @@ def _overtaking(
     """
     ahead[:] = 0
     soonest, change, most, num_seen, before = UNKNOWN, 0, 0, 0, -1
-    for _ in range(window):
+    for _ in range(WINDOW):
         if step == len(word) or num_seen == len(ahead):
             break
         queue = word[step]
@@ -321,11 +373,11 @@ def _overtaking(
 def _release(
     action: int,
     end: int,
-    successors: Ints,
+    successors: Int32s,
     delays: Ints,
-    num_awaited: Ints,
+    num_awaited: npt.NDArray[np.int8],
     ready: Ints,
-    ranks: Ints,
+    ranks: Int32s,
     waits: npt.NDArray[np.bool_],
     clock: Clock,
 ) -> None:

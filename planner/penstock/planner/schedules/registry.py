@@ -5,6 +5,7 @@ One that was made from costs is recorded whole, and stays readable when its gene
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import UserError
@@ -100,8 +101,13 @@ def stage_ranks(name: str, num_ranks: int, num_stages: int | None = None) -> tup
 
 def to_spec(name: str, inputs: ScheduleInputs) -> ScheduleSpec:
     """The recipe of ``find(name).generate(inputs)``; the counts of ranks, micro-batches and slices are the plan's."""
+    return recipe(name, lambda: find(name).generate(inputs))
+
+
+def recipe(name: str, make: Callable[[], Order]) -> ScheduleSpec:
+    """The recipe of the order that ``make`` makes by the generator ``name``."""
     generator = find(name)
-    text = record(generator.generate(inputs)) if generator.uses_costs else ""
+    text = record(make()) if generator.uses_costs else ""
     return ScheduleSpec(generator=name, version=generator.version, text=text)
 
 

@@ -6,12 +6,13 @@ The blocks are chosen from by what they hold and by what their step takes; see `
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.planner.schedules.blocks import SEQUENTIAL, Block
+from penstock.planner.schedules.blocks import MOST_WHOLE_SLICES, SEQUENTIAL, Block, word_of
 from penstock.planner.schedules.effort import MOST_TRIALS, Effort, affordable
 from penstock.planner.schedules.greedy_order import UNLIMITED, Limits, greedy_word, least_caps
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -42,6 +43,13 @@ BLOCKS = tuple(
     )
 )
 """The building blocks to choose from."""
+
+FEW_BLOCKS = tuple(
+    block for block in BLOCKS if block.in_slots and (not block.is_fused or block.stretch == SEQUENTIAL)
+)
+"""Those of which the fullest alone is refined. On 250 pipelines of searches that was as good as the fullest of all, in
+the mean and at worst 1.2 % behind, in a fifth of the time.
+"""
 
 WHOLE_BLOCKS = tuple(
     Block(False, down, up, is_fused, stretch, is_whole=True)
@@ -89,14 +97,41 @@ def fine_depths(inputs: ScheduleInputs) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seeds:
-    """The repeated blocks of one pipeline and what they hold; ``all_caps`` suffice for any order."""
+    """The repeated blocks of one pipeline and what they hold, made when they are asked for.
+
+    ``more`` makes words besides the blocks.
+    """
 
     inputs: ScheduleInputs
     pipeline: Pipeline
-    words: list[Word]
-    peaks: Ints
-    base_caps: Ints
-    all_caps: Ints
+    more: Callable[[Pipeline], list[Word]] | None = None
+
+    @functools.cached_property
+    def words(self) -> list[Word]:
+        """All of them: those of `BLOCKS` come first."""
+        blocks = BLOCKS + WHOLE_BLOCKS if 1 < self.inputs.num_slices <= MOST_WHOLE_SLICES else BLOCKS
+        return [word_of(block, self.pipeline) for block in blocks] + (self.more(self.pipeline) if self.more else [])
+
+    @functools.cached_property
+    def peaks(self) -> Ints:
+        """[words, ranks]: the most stash that each holds at once."""
+        return np.array([self.pipeline.peaks(word) for word in self.words])
+
+    @functools.cached_property
+    def few(self) -> tuple[list[Word], Ints]:
+        """The words of `FEW_BLOCKS` and their peaks."""
+        words = [word_of(block, self.pipeline) for block in FEW_BLOCKS]
+        return words, np.array([self.pipeline.peaks(word) for word in words])
+
+    @functools.cached_property
+    def base_caps(self) -> Ints:
+        """[ranks]: of one micro-batch after the other."""
+        return self.pipeline.peaks(word_of(ONE_BY_ONE, self.pipeline))
+
+    @property
+    def all_caps(self) -> Ints:
+        """[ranks]: suffice for any order."""
+        return np.bincount(self.pipeline.ranks, weights=np.maximum(self.pipeline.stash, 0)).astype(np.int64)
 
     def caps(self, depth: int) -> Ints:
         """[ranks]: the memory target of a depth, in bytes or whatever the stash is counted in."""
@@ -120,16 +155,16 @@ class Seeds:
 
     def lean_depths(self) -> tuple[int, ...]:
         """The depths of all variants but `CAPLESS`."""
-        named = [BLOCKS.index(block) for block in NAMED_BLOCKS]
+        named = np.array([self.pipeline.peaks(word_of(block, self.pipeline)) for block in NAMED_BLOCKS])
         return (*depths(self.pipeline.num_ranks), *self._least_depths(named))
 
     def held_depths(self) -> tuple[int, ...]:
         """The least depths that hold the blocks without fusion and stretch, such as V-Half, and other seeds."""
         is_plain = [block.stretch == 100 and not block.is_fused and block.in_slots for block in BLOCKS]
-        return self._least_depths([*np.flatnonzero(is_plain), *range(len(BLOCKS), len(self.words))])
+        return self._least_depths(self.peaks[[*np.flatnonzero(is_plain), *range(len(BLOCKS), len(self.words))]])
 
-    def _least_depths(self, numbers: list[int]) -> tuple[int, ...]:
-        beyond = (self.peaks[numbers] - self.base_caps) * PARTS_OF_SLICE / np.maximum(self._slices, 1)
+    def _least_depths(self, peaks: Ints) -> tuple[int, ...]:
+        beyond = (peaks - self.base_caps) * PARTS_OF_SLICE / np.maximum(self._slices, 1)
         return tuple(np.ceil(beyond.max(axis=1)).astype(np.int64).tolist())
 
     def refined(self, caps: Ints, effort: Effort) -> list[Run]:
@@ -148,13 +183,13 @@ class Seeds:
 
     def _blocks(self, caps: Ints, effort: Effort) -> list[Word]:
         """V-Min, whose order is by micro-batch, the blocks that take most of the memory, and those that are fastest."""
-        fitting = np.flatnonzero((self.peaks <= caps).all(axis=1))
-        fullest = fitting[np.argsort(-self.peaks[fitting].sum(axis=1), kind="stable")]
-        makespans = self.makespans[fitting] if effort.is_ranking else -self.peaks[fitting].sum(axis=1)
-        fastest = fitting[np.argsort(makespans, kind="stable")]
+        words, peaks = self.few if effort.has_few_blocks else (self.words, self.peaks)
+        fitting = np.flatnonzero((peaks <= caps).all(axis=1))
+        fullest = fitting[np.argsort(-peaks[fitting].sum(axis=1), kind="stable")]
+        fastest = fitting[np.argsort(self.makespans[fitting], kind="stable")] if effort.is_ranking else fullest
         count = effort.num_blocks
         leanest = fitting[fitting == 0] if effort.has_leanest else fitting[:0]
-        return [self.words[number] for number in dict.fromkeys([*leanest, *fullest[:count], *fastest[:count]])]
+        return [words[number] for number in dict.fromkeys([*leanest, *fullest[:count], *fastest[:count]])]
 
     def _greedy(self, caps: Ints, patiences: tuple[int, ...]) -> list[Word]:
         lag = np.full(self.inputs.num_stages, UNLIMITED)

@@ -42,19 +42,17 @@ import numpy as np
 
 from penstock.core.errors import UserError
 from penstock.planner.order import Order
-from penstock.planner.schedules.blocks import MOST_WHOLE_SLICES, Block, word_of
-from penstock.planner.schedules.effort import FULL, LEAN, LEAN_ACTIONS, QUICK, Effort
+from penstock.planner.schedules.blocks import Block, word_of
+from penstock.planner.schedules.effort import FULL, LEAN, LEAN_ACTIONS, QUICK, Effort, affordable
 from penstock.planner.schedules.greedy_order import makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.pipeline import Ints, Pipeline, pipeline_of
-from penstock.planner.schedules.refine import Word, refine, run_as_is
+from penstock.planner.schedules.refine import Word, dated, refine
 from penstock.planner.schedules.repeat import Round, rounds, start_times
 from penstock.planner.schedules.seeds import (
-    BLOCKS,
     NAMED_BLOCKS,
     NUM_DEPTHS,
     ONE_BY_ONE,
-    WHOLE_BLOCKS,
     Seeds,
     fine_depths,
     usual_depth,
@@ -104,12 +102,14 @@ class Point:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Growing:
     """Orders of ``first`` micro-batches and of any multiple of ``period`` more. With a ``first`` each is the one before
-    it with a round more; without, every number has an order of its own.
+    it with a round more; without, every number has an order of its own. Run by itself the order asked for takes
+    ``length_ns``, where that is known.
     """
 
     generate: Callable[[int], Order]
     first: int | None = None
     period: int = 1
+    length_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,10 +155,18 @@ class Variants:
             return Growing(generate=made_for)
         made, all_of_them = self._made(inputs), inputs.num_microbatches
         if made.again is None:
-            return Growing(generate=lambda count: made.order if count == all_of_them else made_for(count))
+            return Growing(
+                generate=lambda count: made.order if count == all_of_them else made_for(count),
+                length_ns=made.length_ns,
+            )
         period = made.again.num_microbatches
         first = all_of_them - made.num_rounds * period
-        return Growing(first=first, period=period, generate=lambda count: made.with_rounds((count - first) // period))
+        return Growing(
+            first=first,
+            period=period,
+            generate=lambda count: made.with_rounds((count - first) // period),
+            length_ns=made.length_ns,
+        )
 
     def best(self, inputs: ScheduleInputs) -> ScheduleInputs:
         """The same inputs with the variant of the shortest simulated step named (of equals the first).
@@ -244,23 +252,21 @@ class Variants:
         return _Shape(inputs=inputs, seeds_of=functools.cache(self._seeds), pipeline_of=functools.cache(self._pipeline))
 
     def _seeds(self, inputs: ScheduleInputs) -> Seeds:
-        pipeline = self._pipeline(inputs)
-        blocks = BLOCKS + WHOLE_BLOCKS if 1 < inputs.num_slices <= MOST_WHOLE_SLICES else BLOCKS
-        words = [word_of(block, pipeline) for block in blocks]
-        words += self.more_seeds(pipeline) if self.more_seeds else []
-        peaks = np.array([pipeline.peaks(word) for word in words])
-        return Seeds(
-            inputs=inputs,
-            pipeline=pipeline,
-            words=words,
-            peaks=peaks,
-            base_caps=pipeline.peaks(word_of(ONE_BY_ONE, pipeline)),
-            all_caps=np.bincount(pipeline.ranks, weights=np.maximum(pipeline.stash, 0)).astype(np.int64),
-        )
+        return Seeds(inputs=inputs, pipeline=self._pipeline(inputs), more=self.more_seeds)
 
     def _pipeline(self, inputs: ScheduleInputs) -> Pipeline:
-        owners = self.place(inputs.num_ranks, inputs.stages_per_rank)
-        return pipeline_of(inputs, np.argsort(owners, kind="stable").reshape(inputs.num_ranks, -1))
+        return _placed(inputs, self.place)
+
+
+def one_by_one(inputs: ScheduleInputs, place: Callable[[int, int], tuple[int, ...]]) -> Order:
+    """One micro-batch after the other, which holds the least; ``place`` as of `Variants`."""
+    pipeline = _placed(inputs, place)
+    return pipeline.order(word_of(ONE_BY_ONE, pipeline))
+
+
+def _placed(inputs: ScheduleInputs, place: Callable[[int, int], tuple[int, ...]]) -> Pipeline:
+    owners = place(inputs.num_ranks, inputs.stages_per_rank)
+    return pipeline_of(inputs, np.argsort(owners, kind="stable").reshape(inputs.num_ranks, -1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -315,7 +321,8 @@ class _Shape:
     def fastest(self, depth: int, effort: Effort) -> list[_Made]:
         """The shortest steps at a depth, the shortest first."""
         made: list[_Made] = []
-        for period in self._periods(effort.most_rounds) if self._is_long else ():
+        most_rounds = affordable(effort, len(self.seeds.pipeline.durations)).most_rounds
+        for period in self._periods(most_rounds) if self._is_long else ():
             made += self._repeated(depth, effort, period)
             if made and min(map(_length, made)) <= NEARLY_TIGHT * self._work_ns:
                 break
@@ -385,7 +392,7 @@ class _Shape:
 def _last_round_ns(pipeline: Pipeline, word: Word, again: Round) -> int:
     """How much later than one before it the last of `NUM_TIMED` rounds begins."""
     length = again.actions.shape[1]
-    starts = start_times(pipeline, run_as_is(pipeline, word))
+    starts = start_times(pipeline, dated(pipeline, word))
     ranks, last = np.arange(len(word)), again.places + (NUM_TIMED - 1) * length
     return int((starts[ranks, last] - starts[ranks, last - length]).max())
 

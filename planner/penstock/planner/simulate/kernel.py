@@ -116,7 +116,7 @@ def _advance(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
         set_time(clock, rank, now + duration if duration > 0 else never(clock))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     channel = settings[NUM_RANKS] + actions[index, NEEDS_CHANNEL]
@@ -147,7 +147,7 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
     return duration
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int, now: int) -> int:
     """How much of its next message's transfer went by before the rank came to receive it."""
     message = cells[channel, FIRST] + cells[channel, NUM_RECEIVED]
@@ -157,7 +157,7 @@ def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int,
     return missed
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _is_allowed(cells: Ints, messages: Ints, settings: Ints, rank: int) -> bool:
     """Whether the rank's next POST_RECV keeps within `receive_ahead`; else it stands after a WAIT_RECV to come."""
     channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
@@ -165,7 +165,7 @@ def _is_allowed(cells: Ints, messages: Ints, settings: Ints, rank: int) -> bool:
     return allowed
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _block(cells: Ints, rank: int, now: int, channel: int, number: int) -> int:
     """Wait for a message; `_arrive` lets the rank try its step again."""
     cells[rank, CHANNEL] = channel
@@ -174,7 +174,7 @@ def _block(cells: Ints, rank: int, now: int, channel: int, number: int) -> int:
     return BLOCKED
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _compute(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     begins = cells[rank, STEP] == COMPUTE
@@ -221,7 +221,7 @@ def _retime(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int,
         other = cells[other, NEIGHBOUR]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _speed(factor_ppm: int, num_computing: int, num_residents: int) -> int:
     """Millionths of a nanosecond of work done per nanosecond."""
     if num_residents <= 1 or num_computing < 1:
@@ -230,7 +230,7 @@ def _speed(factor_ppm: int, num_computing: int, num_residents: int) -> int:
     return MILLION * MILLION // slowdown
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     duration = 0
@@ -256,7 +256,7 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
     return duration
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, stop: int) -> int:
     """The rank's next WAIT_SEND, if it comes before number ``stop``; otherwise the rank has finished."""
     duration = BLOCKED
@@ -274,7 +274,7 @@ def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, s
     return duration
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
     """The rank's next POST_RECV is done."""
     channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
@@ -284,7 +284,7 @@ def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
     _depart(actions, cells, messages, clock, settings, channel, now)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def _depart(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
     """Start the channel's next transfer if it is sent and posted and the channel is idle."""
     number = cells[channel, NUM_ARRIVED]
@@ -311,31 +311,35 @@ def _share_cards(cells: Ints, clock: Clock, channel: int, now: int) -> None:
     for side in range(2):
         other = cells[channel, SHARING + side]
         while other != channel:
-            _move(cells, clock, other, now)
+            if cells[other, CARRYING]:
+                _move(cells, clock, other, now)
             other = cells[other, SHARING + side]
-    _move(cells, clock, channel, now)
-
-
-@numba.njit(cache=True, nogil=True)
-def _move(cells: Ints, clock: Clock, channel: int, now: int) -> None:
-    """The transfer, if there is one, went on at its old speed until now and goes on at what its cards give it."""
     if cells[channel, CARRYING]:
-        cells[channel, TO_MOVE] -= (now - cells[channel, MOVED_AT]) * cells[channel, SPEED]
-        cells[channel, MOVED_AT] = now
-        cells[channel, SPEED] = min(_share(cells, channel, 0), _share(cells, channel, 1))
-        set_time(clock, channel, now - min(-cells[channel, TO_MOVE], 0) // cells[channel, SPEED])
+        _move(cells, clock, channel, now)
     else:
         set_time(clock, channel, never(clock))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
+def _move(cells: Ints, clock: Clock, channel: int, now: int) -> None:
+    """The transfer went on at its old speed until now and goes on at what its cards give it."""
+    speed = min(_share(cells, channel, 0), _share(cells, channel, 1))
+    if speed != cells[channel, SPEED]:
+        cells[channel, TO_MOVE] -= (now - cells[channel, MOVED_AT]) * cells[channel, SPEED]
+        cells[channel, MOVED_AT] = now
+        cells[channel, SPEED] = speed
+        set_time(clock, channel, now - min(-cells[channel, TO_MOVE], 0) // speed)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
 def _share(cells: Ints, channel: int, side: int) -> int:
     """Millionths of its full speed that the channel's card on this side lets it have."""
     needed = cells[channel, NEEDED + side]
     card = cells[channel, CARD + side]
-    left = MILLION - (cells[card, ALL_NEEDED] - needed)
-    share = max(left, MILLION // max(cells[card, NUM_CARRIED], 1))
-    speed: int = min(MILLION, share * MILLION // needed) if needed else MILLION
+    speed = MILLION
+    if needed > 0 and cells[card, ALL_NEEDED] > MILLION:
+        left = MILLION - (cells[card, ALL_NEEDED] - needed)
+        speed = min(MILLION, max(left, MILLION // cells[card, NUM_CARRIED]) * MILLION // needed)
     return speed
 
 

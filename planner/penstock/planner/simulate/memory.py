@@ -17,12 +17,13 @@ import numpy.typing as npt
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Kind
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
-from penstock.planner.simulate.arrays import Linked, link_order
+from penstock.planner.simulate.arrays import link_order
 from penstock.planner.simulate.channels import DIRECTIONS
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS
 from penstock.planner.simulate.link import AWAITED, POSTED, SENDER, STOP_POST, STOP_WAIT
 
 Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
 
 SlotBytes = Callable[[SlotKind, Sequence[int]], Ints]
 """[stages, lengths]: the bytes of one kind of slot on every stage, for slices (``kv``, ``dkv``: sequences) of these
@@ -32,43 +33,84 @@ lengths in tokens.
 Transients = Mapping[tuple[Kind, int, int], int]
 """Bytes that an action needs only while it runs, by kind, stage and slice; nothing where not named."""
 
-# Columns of the kernel's `changes` [actions]: bytes acquired by the action, its transient bytes, bytes freed after it.
-ACQUIRED, TRANSIENT, FREED = range(3)
+# The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it, and what it acquires
+# less where that is made again.
+ACQUIRED, TRANSIENT, FREED, REMADE = range(4)
 
 # Columns of its `message_bytes`: of the sender's slot and of the receiver's.
 AT_SENDER, AT_RECEIVER = range(2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Walk:
-    """An order whose bytes are asked for again and again: its messages are numbered once."""
+    """An order whose bytes are asked for again and again: its messages are numbered once.
+
+    ``codes`` [actions] are kind, stage and slice; ``stops`` [actions] where the POST_RECVs and the WAIT_SENDs until the
+    action end in the lists of all, which are columns of ``messages`` beside each message's sender.
+    """
 
     order: Order
-    linked: Linked
+    codes: Codes
+    stops: Codes
+    messages: Codes
+    first_messages: Ints
+    first_waits: Ints
+    is_lean: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, order: Order, receive_ahead: int, *, late_receives: bool = False) -> Walk:
         """With this many receives posted ahead."""
-        return cls(order, link_order(order, receive_ahead, late_receives))
+        linked = link_order(order, receive_ahead, late_receives)
+        return cls(
+            order=order,
+            codes=np.stack([order.kinds, order.stages, order.slices], axis=1).astype(np.int32),
+            stops=linked.actions[:, [STOP_POST, STOP_WAIT]].astype(np.int32),
+            messages=linked.messages[:, [SENDER, POSTED, AWAITED]].astype(np.int32),
+            first_messages=linked.first_messages,
+            first_waits=linked.first_waits,
+            is_lean=_is_lean(order),
+        )
 
     def high_water_bytes(
         self, sizes: SlotBytes, slices: Sequence[int], transients: Transients = MappingProxyType({})
     ) -> Ints:
         """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens."""
+        slots = _slot_table(self.order, sizes, slices)
+        peaks = np.zeros(self.order.num_ranks, dtype=np.int64)
+        _walk(
+            self.order.offsets,
+            self.codes,
+            self.is_lean,
+            _changes(self.order, slots, transients),
+            np.stack(_message_tables(slots)),
+            DIRECTIONS,
+            self.stops,
+            self.messages,
+            self.first_messages,
+            self.first_waits,
+            peaks,
+        )
+        return peaks
+
+
+def high_water_bytes(
+        self, sizes: SlotBytes, slices: Sequence[int], transients: Transients = MappingProxyType({})
+    ) -> Ints:
+        """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens."""
         order, linked = self.order, self.linked
         slots = _slot_table(order, sizes, slices)
-        senders = linked.messages[:, SENDER]
-        ends = (DIRECTIONS[order.kinds[senders]], order.stages[senders], order.slices[senders])
-        message_bytes = np.stack([table[ends] for table in _message_tables(slots)], axis=1)
         peaks = np.zeros(order.num_ranks, dtype=np.int64)
         _walk(
             order.offsets,
+            np.stack([order.kinds, order.stages, order.slices], axis=1),
+            _is_lean(order),
             _changes(order, slots, transients),
+            np.stack(_message_tables(slots)),
+            DIRECTIONS,
             linked.actions,
             linked.messages,
             linked.first_messages,
             linked.first_waits,
-            message_bytes,
             peaks,
         )
         return peaks
@@ -117,23 +159,24 @@ def _message_tables(slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
     return sent, received
 
 
-def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients) -> Ints:
-    recomputed = np.zeros((order.num_stages, order.num_microbatches, order.num_slices), dtype=bool)
+def _is_lean(order: Order) -> npt.NDArray[np.bool_]:
+    """[actions]: those that acquire no slots for what R makes again; empty where nothing is recomputed."""
     again = order.kinds == RECOMPUTE
+    if not again.any():
+        return np.zeros(0, dtype=bool)
+    recomputed = np.zeros((order.num_stages, order.num_microbatches, order.num_slices), dtype=bool)
     recomputed[order.stages[again], order.microbatches[again], order.slices[again]] = True
     is_lean = (order.kinds == FORWARD) & recomputed[order.stages, order.microbatches, order.slices]
+    return is_lean if order.parts is None else is_lean | (again & (order.parts[:, 0] > 0))
+
+
+def _changes(order: Order, slots: Mapping[SlotKind, Ints], transients: Transients) -> Ints:
+    """[ACQUIRED TRANSIENT FREED REMADE, kind, stage, slice] of a compute action that is not lean; a lean one acquires
+    ``REMADE`` less.
+    """
     acquired, freed = _compute_tables(order, slots)
-    for_recompute = acquired[RECOMPUTE][order.stages, order.slices]
-    place = (order.kinds, order.stages, order.slices)
-    has_slots = is_lean if order.parts is None else is_lean | (again & (order.parts[:, 0] > 0))
-    return np.stack(
-        [
-            acquired[place] - np.where(has_slots, for_recompute, 0),
-            _transient_table(order, transients)[place],
-            freed[place],
-        ],
-        axis=1,
-    )
+    remade = np.broadcast_to(acquired[RECOMPUTE], acquired.shape)
+    return np.stack([acquired, _transient_table(order, transients), freed, remade])
 
 
 def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
@@ -171,14 +214,18 @@ def _transient_table(order: Order, transients: Transients) -> Ints:
 @numba.njit(cache=True, nogil=True)
 def _walk(
     offsets: Ints,
+    codes: Codes,
+    is_lean: npt.NDArray[np.bool_],
     changes: Ints,
-    actions: Ints,
-    messages: Ints,
+    message_bytes: Ints,
+    directions: Ints,
+    stops: Codes,
+    messages: Codes,
     first_messages: Ints,
     first_waits: Ints,
-    message_bytes: Ints,
     peaks: Ints,
 ) -> None:
+    """Fill ``peaks``; tables as of `Walk`, ``message_bytes`` [AT_SENDER AT_RECEIVER, direction, sending stage, slice]."""
     num_posted = np.zeros(len(first_messages), dtype=np.int64)
     num_released = np.zeros(len(first_messages), dtype=np.int64)
     post = 0
@@ -186,16 +233,23 @@ def _walk(
         live = 0
         wait = first_waits[rank]
         for index in range(offsets[rank], offsets[rank + 1]):
-            while post < actions[index, STOP_POST]:
-                channel = messages[post, POSTED]
-                live += message_bytes[first_messages[channel] + num_posted[channel], AT_RECEIVER]
+            while post < stops[index, 0]:
+                channel = messages[post, 1]
+                sender = messages[first_messages[channel] + num_posted[channel], 0]
+                live += message_bytes[
+                    AT_RECEIVER, directions[codes[sender, 0]], codes[sender, 1], codes[sender, 2]
+                ]
                 num_posted[channel] += 1
                 post += 1
-            live += changes[index, ACQUIRED]
-            peaks[rank] = max(peaks[rank], live + changes[index, TRANSIENT])
-            live -= changes[index, FREED]
-            while wait < actions[index, STOP_WAIT]:
-                channel = messages[wait, AWAITED]
-                live -= message_bytes[first_messages[channel] + num_released[channel], AT_SENDER]
+            kind, stage, part = codes[index, 0], codes[index, 1], codes[index, 2]
+            live += changes[ACQUIRED, kind, stage, part]
+            if len(is_lean) > 0 and is_lean[index]:
+                live -= changes[REMADE, kind, stage, part]
+            peaks[rank] = max(peaks[rank], live + changes[TRANSIENT, kind, stage, part])
+            live -= changes[FREED, kind, stage, part]
+            while wait < stops[index, 1]:
+                channel = messages[wait, 2]
+                sender = messages[first_messages[channel] + num_released[channel], 0]
+                live -= message_bytes[AT_SENDER, directions[codes[sender, 0]], codes[sender, 1], codes[sender, 2]]
                 num_released[channel] += 1
                 wait += 1
