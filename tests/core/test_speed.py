@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from penstock.core.devices import device_kind, device_kinds, reported_peak_flops
+from penstock.core.errors import UserError
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
-from penstock.core.speed import Speed, format_rate, speed_of
+from penstock.core.speed import Speed, format_rate, speed_columns, speed_of
 from tests.support.sample_run import sample_plan
 
 LLAMA_7B = ModelSpec(family=Family.LLAMA, layers=32, hidden=4096, heads=32, vocab=32000, ffn_hidden=11008)
@@ -52,6 +53,25 @@ def test_without_a_peak_there_is_no_utilization_and_without_a_time_nothing() -> 
     assert of(0.0) is None
 
 
+def test_a_slower_step_is_that_much_slower() -> None:
+    found = of()
+    assert found is not None
+    assert found.slowed(2.0) == of(1.0)
+    assert found.slowed(1.0) == found
+
+
+def test_a_table_has_columns_for_what_is_known_of_its_rows() -> None:
+    cpu, gpu = of(peak=None), of()
+    both = speed_columns([gpu, None, cpu], missing="–")
+    assert both.headers == ("tokens/s per device", "MFU")
+    assert both.rows == (("4,096", "54.2 %"), ("–", "–"), ("4,096", "–"))
+    assert speed_columns([cpu, None]).headers == ("tokens/s per device",)
+    assert speed_columns([cpu, None]).rows == (("4,096",), ("",))
+    assert speed_columns([None, None]).headers == ()
+    assert speed_columns([None, None]).rows == ((), ())
+    assert speed_columns([]).rows == ()
+
+
 @pytest.mark.parametrize(("rate", "text"), [(0.01234, "0.0123"), (87.3, "87.3"), (999.7, "1,000"), (12345.6, "12,346")])
 def test_rates_are_shown_for_people(rate: float, text: str) -> None:
     assert format_rate(rate) == text
@@ -70,6 +90,27 @@ def test_a_plan_has_the_speed_of_its_prediction_and_of_what_was_measured() -> No
     assert fast.for_ranks == plan.for_ranks
     assert Plan.with_confidence(fast.for_ranks.to_manifest(), fast.confidence) == fast
     assert dataclasses.replace(plan, prediction=None).speed() is None
+
+
+def test_ranks_are_not_given_the_speeds_of_alternatives() -> None:
+    """Ranks of version 0.1.0 refuse a field that they do not know."""
+    plan, speed = sample_plan(), of()
+    assert len(plan.alternatives) > 1
+    first, *others = plan.alternatives
+    fast = dataclasses.replace(plan, alternatives=(first, *(dataclasses.replace(each, speed=speed) for each in others)))
+    given = fast.for_ranks.to_manifest()
+    assert not any("speed" in each for each in given["alternatives"])
+    assert Plan.with_confidence(given, fast.confidence) == fast
+    unpredicted = dataclasses.replace(fast, prediction=None)
+    given = unpredicted.for_ranks.to_manifest()
+    assert not any("speed" in each for each in given["alternatives"])
+    assert Plan.with_confidence(given, unpredicted.confidence) == unpredicted
+
+
+@pytest.mark.parametrize("speeds", [[{"tokensPerSecondPerDevice": "fast"}], [None] * 40 + [{}]])
+def test_speeds_of_no_alternatives_are_refused(speeds: list[object]) -> None:
+    with pytest.raises(UserError):
+        Plan.with_confidence(sample_plan().for_ranks.to_manifest(), {"alternativeSpeeds": speeds})
 
 
 def test_devices_are_known_by_the_name_that_their_driver_reports() -> None:

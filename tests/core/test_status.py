@@ -9,6 +9,7 @@ import pytest
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
 from penstock.core.pod import PodBinding
+from penstock.core.speed import Speed
 from penstock.core.status import (
     Condition,
     ConditionStatus,
@@ -19,6 +20,7 @@ from penstock.core.status import (
     operator_part,
 )
 
+SPEED = Speed(tokens_per_second_per_device=4096.0, model_flops_utilization=0.5)
 STATUS = JobStatus(
     observed_generation=3,
     phase=Phase.RUNNING,
@@ -28,9 +30,9 @@ STATUS = JobStatus(
     ranks=4,
     failures=1,
     phase_entered_at=1_792_000_000.25,
-    plan=PlanStatus(digest="ab", summary="pp 4, 8 slices, zb", step_seconds=1.5, peak_bytes=2**30),
+    plan=PlanStatus(digest="ab", summary="pp 4, 8 slices, zb", step_seconds=1.5, speed=SPEED, peak_bytes=2**30),
     conditions=(Condition(type=ConditionType.PLANNED, status=ConditionStatus.TRUE, reason="Planned"),),
-    progress=JobProgress(attempt=2, epoch=1, step=7, loss=2.5, reported_at=1_792_000_100.0),
+    progress=JobProgress(attempt=2, epoch=1, step=7, loss=2.5, speed=SPEED, reported_at=1_792_000_100.0),
 )
 BINDING = PodBinding(
     pod_uid="u", attempt=2, epoch=1, node_rank=0, num_nodes=2, ranks_per_pod=1, master="10.0.0.1", port=29500
@@ -60,7 +62,13 @@ def test_a_loss_that_is_no_number_is_refused(loss: str) -> None:
 def test_the_operator_leaves_progress_to_the_service() -> None:
     part = operator_part(STATUS)
     assert "progress" not in part
-    assert part["plan"] == {"digest": "ab", "summary": "pp 4, 8 slices, zb", "stepSeconds": 1.5, "peakBytes": 2**30}
+    assert part["plan"] == {
+        "digest": "ab",
+        "summary": "pp 4, 8 slices, zb",
+        "stepSeconds": 1.5,
+        "speed": SPEED.to_manifest(),
+        "peakBytes": 2**30,
+    }
 
 
 def test_a_condition_by_its_type() -> None:

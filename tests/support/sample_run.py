@@ -28,6 +28,7 @@ from penstock.core.profile import (
 )
 from penstock.core.records import StepMetrics
 from penstock.core.schedule import Action, Kind, Schedule, ScheduleSpec
+from penstock.core.speed import Speed
 from penstock.core.timeline import Activity, Event, Source, Timeline
 
 UNIT_NS = 3_890_000
@@ -188,12 +189,23 @@ def explained_plan() -> Plan:
         trials=(
             Trial(plan="zbv, 4 slices", predicted_seconds=0.2306, failure="rank 1 was killed"),
             Trial(
-                plan="zb, 4 slices", predicted_seconds=0.24, measured_seconds=0.25, spread=0.04, steps=5, chosen=True
+                plan="zb, 4 slices",
+                predicted_seconds=0.24,
+                measured_seconds=0.25,
+                spread=0.04,
+                steps=5,
+                chosen=True,
+                measured_speed=Speed(tokens_per_second_per_device=8192.0, model_flops_utilization=0.37),
             ),
         ),
     )
     prediction = dataclasses.replace(plan.prediction, peak_flops=1e12, explanation=explanation)
-    return dataclasses.replace(plan, prediction=prediction)
+    fast = dataclasses.replace(plan, prediction=prediction)
+    alternatives = (
+        dataclasses.replace(each, speed=None if each.step_seconds is None else fast.speed(each.step_seconds))
+        for each in plan.alternatives
+    )
+    return dataclasses.replace(fast, alternatives=tuple(alternatives))
 
 
 SHARES = ((0.86, 0.894), (0.07, 0.09), (0.02, 0.025), (0.012, 0.012), (0.038, 0.038))

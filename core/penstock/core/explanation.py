@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.core.bubble import Lost
 from penstock.core.manifest import Manifest
+from penstock.core.speed import Speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +73,16 @@ class Variation(Manifest):
     refusal: str = ""
 
     @property
+    def speed(self) -> Speed | None:
+        """Both numbers of its speed."""
+        if self.tokens_per_second_per_device is None:
+            return None
+        return Speed(
+            tokens_per_second_per_device=self.tokens_per_second_per_device,
+            model_flops_utilization=self.model_flops_utilization,
+        )
+
+    @property
     def how(self) -> str:
         """How it was computed, for people, and what a new search found."""
         return f"{self.method.value}: {self.plan}" if self.plan else self.method.value
@@ -82,6 +93,7 @@ class Trial(Manifest):
     """A plan that was run: its predicted step, and the median of the ``steps`` that were measured after warm-up.
 
     ``spread`` is their interquartile range as a share of the median. ``failure`` says why nothing was measured.
+    ``predicted_speed`` and ``measured_speed`` are those of the two steps.
     """
 
     plan: str
@@ -91,6 +103,8 @@ class Trial(Manifest):
     steps: int = 0
     chosen: bool = False
     failure: str = ""
+    predicted_speed: Speed | None = None
+    measured_speed: Speed | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from penstock.core.kubernetes_spec import (
 )
 from penstock.core.pod import CheckpointName
 from penstock.core.schedule import ScheduleSpec
+from penstock.core.speed import Speed
 from penstock.core.status import Condition, JobProgress, JobStatus, PlanStatus, ProfileStatus
 
 CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
@@ -102,9 +103,14 @@ CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
         "digest": "of the plan",
         "summary": "the plan in a few words",
         "stepSeconds": "predicted length of a step",
+        "speed": "of a step that takes as long",
         "peakBytes": "predicted memory of the fullest rank",
         "comparedSince": "when its steps were first compared with the prediction",
         "mispredicted": "its steps were off from the first, on hardware that had just been measured",
+    },
+    Speed: {
+        "tokensPerSecondPerDevice": "tokens of a step, divided by its seconds and its devices",
+        "modelFlopsUtilization": "FLOPs of the model as a share of the devices' peak; none: that is not known",
     },
     Condition: {
         "type": "what is observed",
@@ -120,6 +126,7 @@ CLUSTER_MEANINGS: Mapping[type, Mapping[str, str]] = {
         "step": "steps done",
         "loss": "of that step, as text: it may be no finite number",
         "stepSeconds": "median length of the steps last reported",
+        "speed": "of a step that takes as long",
         "lastCheckpoint": "step of the newest complete checkpoint",
         "profileRef": "the ConfigMap that holds what was measured",
         "reportedAt": "when this was reported",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, Self
 
 from penstock.core.bubble import Lost
@@ -86,12 +86,16 @@ class Cost(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative(Manifest):
-    """A plan that was considered: a label, what it would have cost, and why it was not taken."""
+    """A plan that was considered: a label, what it would have cost, and why it was not taken.
+
+    ``speed`` is that of its step. It may be for fewer devices than the plan that was taken.
+    """
 
     label: str
     step_seconds: float | None
     peak_bytes: int | None
     reason: str
+    speed: Speed | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,8 +200,9 @@ class Plan(Manifest):
         do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
         for CUDA alone, which 0.1.0 cannot run.
         """
+        alternatives = tuple(dataclasses.replace(each, speed=None) for each in self.alternatives)
         if self.prediction is None:
-            return self
+            return dataclasses.replace(self, alternatives=alternatives)
         prediction = dataclasses.replace(
             self.prediction,
             low_seconds=None,
@@ -209,21 +214,34 @@ class Plan(Manifest):
             speed=None,
             explanation=None,
         )
-        return dataclasses.replace(self, prediction=prediction)
+        return dataclasses.replace(self, prediction=prediction, alternatives=alternatives)
 
     @property
     def confidence(self) -> dict[str, Any]:
-        """What the prediction has beyond what version 0.1.0 knew, in manifest form."""
+        """What prediction and alternatives have beyond what version 0.1.0 knew, in manifest form."""
         written = self.prediction.to_manifest() if self.prediction else {}
-        return {name: written[name] for name in _CONFIDENCE if name in written}
+        known = {name: written[name] for name in _CONFIDENCE if name in written}
+        speeds = [None if each.speed is None else each.speed.to_manifest() for each in self.alternatives]
+        return {**known, _SPEEDS: speeds} if any(speeds) else known
 
     @classmethod
     def with_confidence(cls, for_ranks: Any, confidence: Any) -> Self:
         """The whole plan again, of the manifest forms of both parts; raises `UserError` if they are none."""
-        prediction = for_ranks.get("prediction") if isinstance(for_ranks, Mapping) else None
-        if isinstance(prediction, Mapping) and isinstance(confidence, Mapping):
-            return cls.from_manifest({**for_ranks, "prediction": {**prediction, **confidence}})
-        return cls.from_manifest(for_ranks)
+        if not isinstance(for_ranks, Mapping) or not isinstance(confidence, Mapping):
+            return cls.from_manifest(for_ranks)
+        whole, added = dict(for_ranks), dict(confidence)
+        speeds, alternatives = added.pop(_SPEEDS, None), whole.get("alternatives")
+        if isinstance(whole.get("prediction"), Mapping):
+            whole["prediction"] = {**whole["prediction"], **added}
+        if isinstance(alternatives, list) and isinstance(speeds, list):
+            whole["alternatives"] = [_with_speed(*pair) for pair in zip_longest(alternatives, speeds)]
+        return cls.from_manifest(whole)
 
 
+def _with_speed(alternative: Any, speed: Any) -> Any:
+    """The manifest form of an alternative with its speed; what is none is left to be refused."""
+    return {**alternative, "speed": speed} if isinstance(alternative, Mapping) and speed is not None else alternative
+
+
+_SPEEDS = "alternativeSpeeds"
 _CONFIDENCE = ("lowSeconds", "highSeconds", "warnings", "bubble", "waiting", "peakFlops", "speed", "explanation")

@@ -19,10 +19,12 @@ A device without a stated peak has no utilization: a CPU, or a GPU of a kind tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.manifest import Manifest
 from penstock.core.model import ModelSpec, step_flops
+from penstock.core.units import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,40 @@ class Speed(Manifest):
         """The utilization for people; empty where there is none."""
         share = self.model_flops_utilization
         return "" if share is None else f"{100 * share:.1f} %"
+
+    def slowed(self, factor: float) -> Speed:
+        """The speed of a step that takes ``factor`` times as long."""
+        share = self.model_flops_utilization
+        return Speed(
+            tokens_per_second_per_device=self.tokens_per_second_per_device / factor,
+            model_flops_utilization=None if share is None else share / factor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedColumns:
+    """Columns for the speeds of a table's rows: their headers, and the cells of each row."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def speed_columns(speeds: Sequence[Speed | None], missing: str = "") -> SpeedColumns:
+    """A column for each of the two numbers that a row has, so none where no speed is known.
+
+    ``missing`` stands in the rows of a column that do not have its number.
+    """
+    rates = ["" if each is None else format_rate(each.tokens_per_second_per_device) for each in speeds]
+    shares = ["" if each is None else each.utilization_text for each in speeds]
+    columns = {"tokens/s per device": rates, "MFU": shares}
+    shown = {header: cells for header, cells in columns.items() if any(cells)}
+    rows = tuple(tuple(cells[i] or missing for cells in shown.values()) for i in range(len(speeds)))
+    return SpeedColumns(headers=tuple(shown), rows=rows)
+
+
+def step_text(seconds: float, speed: Speed | None) -> str:
+    """A step's time for people, with its speed where that is known: ``1.23 s (3,324 tokens/s per device)``."""
+    return format_seconds(seconds) if speed is None else f"{format_seconds(seconds)} ({speed.text})"
 
 
 def format_rate(per_second: float) -> str:

@@ -14,6 +14,7 @@ from penstock.core.instants import INSTANT
 from penstock.core.lifecycle import Phase
 from penstock.core.manifest import Manifest, mistyped, read_number
 from penstock.core.pod import CheckpointName
+from penstock.core.speed import Speed
 
 
 class ConditionStatus(enum.StrEnum):
@@ -61,6 +62,7 @@ class PlanStatus(Manifest):
     digest: str
     summary: str
     step_seconds: float | None = None
+    speed: Speed | None = None
     peak_bytes: int | None = None
     compared_since: float | None = field(default=None, metadata=INSTANT)
     mispredicted: bool = False
@@ -99,6 +101,7 @@ class JobProgress(Manifest):
         default=None, metadata={"read": _read_loss, "write": _write_loss, "schema": {"type": "string"}}
     )
     step_seconds: float | None = None
+    speed: Speed | None = None
     last_checkpoint: int | None = None
     profile_ref: str = ""
     reported_at: float | None = field(default=None, metadata=INSTANT)

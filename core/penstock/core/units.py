@@ -92,6 +92,11 @@ def format_seconds(seconds: float) -> str:
     return f"{_three_digits(seconds * 1e9)} ns" if seconds else "0 s"
 
 
+def format_count(count: int, noun: str, plural: str = "") -> str:
+    """``count`` of something for people: 1 slice, 2 slices. ``plural`` is needed where it is not ``noun`` with an s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"
+
+
 def format_amount(amount: float) -> str:
     """``amount`` of money for people, in a currency that nobody named: 1,234.50, 0.25, 0.0031."""
     return f"{amount:,.2f}" if abs(amount) >= 0.1 or not amount else f"{amount:.2g}"
