@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.explanation import Explanation, StepParts
+from penstock.core.model import step_flops
 from penstock.core.units import format_bytes
+from penstock.planner.candidate import label_of
 from penstock.planner.decide import best_plans, decide
 from penstock.planner.explain import MOST_ALTERNATIVES, MOST_REJECTED, _slower, alternatives, explained
-from penstock.planner.problem import Problem
+from penstock.planner.problem import Mesh, Problem
 from penstock.planner.search import Budget, Ending, Evaluation, Result
 from tests.support.planning import problem
 
@@ -35,6 +37,7 @@ def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     best = found.best
     label, parts, slices, memory, time_limit, memory_limit, pinned, effort, floor = reasons(asked(), found, best)
     assert label.startswith(best.candidate.label)
+    assert re.search(r" per step, [\d,]+ tokens/s per device, MFU [\d.]+ %$", label)
     means = [float(share) for share in re.findall(r"[a-z] ([\d.]+) %", parts)]
     assert abs(sum(means) - 100) < 0.4
     assert time_limit.startswith("limited by ")
@@ -64,6 +67,37 @@ def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
             assert sum(changes) == pytest.approx(slower, abs=0.3)
         else:
             assert each.reason in ("equally fast, but takes more memory", "equally fast, with as much memory")
+
+
+def test_each_alternative_has_the_speed_of_its_step_on_its_devices() -> None:
+    found = result()
+    about = replace(asked(), peak_flops=1e12)
+    tokens = about.global_batch * about.sequence_length
+    others = {each.candidate.label: each.candidate for each in (*found.others, *found.too_large)}
+    timed = [each for each in alternatives(about, found, found.best) if each.step_seconds is not None]
+    assert timed
+    for each in timed:
+        assert each.speed is not None
+        assert each.step_seconds is not None
+        device_seconds = each.step_seconds * others[each.label].mesh.num_devices
+        assert each.speed.tokens_per_second_per_device == pytest.approx(tokens / device_seconds)
+        assert each.speed.model_flops_utilization == pytest.approx(
+            step_flops(about.model, about.global_batch, about.sequence_length) / (device_seconds * 1e12)
+        )
+    on_cpu = alternatives(replace(about, peak_flops=None), found, found.best)
+    assert not any(each.speed.model_flops_utilization for each in on_cpu if each.speed is not None)
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "num_slices", "label"),
+    [
+        (1, 1, "dp 1 x tp 1 x pp 2, 1 micro-batch of 4, 1 slice, zb"),
+        (2, 3, "dp 1 x tp 1 x pp 2, 2 micro-batches of 4, 3 slices, zb"),
+    ],
+)
+def test_one_is_called_one(num_microbatches: int, num_slices: int, label: str) -> None:
+    mesh = Mesh(dp=1, tp=1, pp=2, microbatch=4, num_microbatches=num_microbatches)
+    assert label_of(mesh, num_slices, "zb") == label
 
 
 def test_what_was_rejected_says_what_it_lacks() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.core.schedule import ScheduleSpec
-from penstock.planner.problem import Mesh
+from penstock.core.speed import Speed, speed_of
+from penstock.core.units import format_count
+from penstock.planner.problem import Mesh, Problem
 from penstock.planner.stagecost import Stages
 
 
@@ -30,11 +32,22 @@ class Candidate:
         """F, I and W of every slice on every stage."""
         return 3 * len(self.stages) * self.mesh.num_microbatches * len(self.slices)
 
+    def speed(self, problem: Problem, step_seconds: float) -> Speed | None:
+        """How fast a step of ``step_seconds`` is; none without a time."""
+        return speed_of(
+            problem.model,
+            num_sequences=self.mesh.num_sequences,
+            sequence_length=sum(self.slices),
+            num_devices=self.mesh.num_devices,
+            step_seconds=step_seconds,
+            peak_flops=problem.peak_flops,
+        )
+
 
 def label_of(mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> str:
     """What people are told of a mesh with so many slices under a schedule."""
     name = schedule if isinstance(schedule, str) else schedule.generator
-    return f"{mesh.label}, {num_slices} slices, {name}"
+    return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}"
 
 
 def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from penstock.core.explanation import Explanation, SearchEnd
 from penstock.core.job import Objective
 from penstock.core.plan import Alternative, slices_text
 from penstock.core.schedule import CSV
-from penstock.core.units import bytes_apart, format_bytes, format_seconds, to_seconds
+from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
 from penstock.planner.floor import floor_ns, grid
 from penstock.planner.problem import Problem, meshes
 from penstock.planner.search import Evaluation, Result
@@ -36,7 +36,7 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
     limits = (*_time_limit(chosen), _memory_limit(problem, result, chosen))
     pinned = pins(problem)
     sentences = (
-        f"{chosen.candidate.label}: {format_seconds(to_seconds(chosen.step_ns))} per step",
+        _step(problem, chosen),
         _parts(chosen),
         _slices(problem, chosen),
         _memory(problem, chosen),
@@ -56,6 +56,13 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
         alternatives=alternatives(problem, result, chosen),
         explanation=Explanation(parts=chosen.parts, limits=limits, pinned=pinned, search=search),
     )
+
+
+def _step(problem: Problem, chosen: Evaluation) -> str:
+    seconds = to_seconds(chosen.step_ns)
+    speed = chosen.candidate.speed(problem, seconds)
+    fast = "" if speed is None else f", {speed.text}"
+    return f"{chosen.candidate.label}: {format_seconds(seconds)} per step{fast}"
 
 
 def _parts(chosen: Evaluation) -> str:
@@ -123,7 +130,7 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
     slices, stages = chosen.candidate.slices, chosen.candidate.mesh.pp
     origin = ", as pinned" if problem.pinned.slices is not None else ""
     if len(slices) > 1:
-        return f"{len(slices)} slices of {slices_text(slices)} tokens{origin}, over {stages} stages"
+        return f"{len(slices)} slices of {slices_text(slices)} tokens{origin}, over {format_count(stages, 'stage')}"
     if origin:
         return "sequences are not sliced: pinned"
     if stages == 1:
@@ -133,7 +140,8 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
 
 def _effort(result: Result, place: int) -> str:
     rank = "the best" if place == 1 else f"number {place} by prediction"
-    return f"{rank} of {result.num_judged} candidates of {result.num_outlines} outlines, and {result.ending}"
+    judged, outlines = format_count(result.num_judged, "candidate"), format_count(result.num_outlines, "outline")
+    return f"{rank} of {judged} of {outlines}, and {result.ending}"
 
 
 def floor_seconds(problem: Problem) -> float | None:
@@ -159,7 +167,7 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     for other in result.others:
         if other.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
             seen.add(other.candidate.label)
-            found.append(_alternative(other, _slower(other, chosen)))
+            found.append(_alternative(problem, other, _slower(other, chosen)))
     ruled_out = sorted(result.ruled_out, key=lambda each: each.bound_ns)
     for out in ruled_out:
         if out.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
@@ -169,7 +177,7 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
             reason = f"takes at least {format_seconds(to_seconds(out.bound_ns))} ({more}), {order}"
             found.append(Alternative(label=out.candidate.label, step_seconds=None, peak_bytes=None, reason=reason))
     too_large = sorted(_too_large(problem, result), key=lambda each: each.step_ns)[:MOST_REJECTED]
-    found += [_alternative(each, _excess(problem, each, chosen)) for each in too_large]
+    found += [_alternative(problem, each, _excess(problem, each, chosen)) for each in too_large]
     lacking = {each.candidate.label: each for each in reversed(result.shortages)}
     for shortage in itertools.islice(reversed(lacking.values()), MOST_REJECTED):
         reason = f"no stages fit; those found lack {format_bytes(shortage.missing_bytes)} on a rank"
@@ -177,12 +185,14 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     return tuple(found)
 
 
-def _alternative(evaluation: Evaluation, reason: str) -> Alternative:
+def _alternative(problem: Problem, evaluation: Evaluation, reason: str) -> Alternative:
+    seconds = to_seconds(evaluation.step_ns)
     return Alternative(
         label=evaluation.candidate.label,
-        step_seconds=to_seconds(evaluation.step_ns),
+        step_seconds=seconds,
         peak_bytes=max(evaluation.peak_bytes),
         reason=reason,
+        speed=evaluation.candidate.speed(problem, seconds),
     )
 
 

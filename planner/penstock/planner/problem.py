@@ -18,6 +18,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
+from penstock.core.units import format_count
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.schedules.registry import find
 from penstock.planner.stagecost import UnitTable
@@ -170,9 +171,15 @@ class Mesh:
         return self.dp * self.tp * self.pp
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences of one step over all replicas."""
+        return self.dp * self.num_microbatches * self.microbatch
+
+    @property
     def label(self) -> str:
         """For explanations."""
-        return f"dp {self.dp} x tp {self.tp} x pp {self.pp}, {self.num_microbatches} micro-batches of {self.microbatch}"
+        batches = f"{format_count(self.num_microbatches, 'micro-batch', 'micro-batches')} of {self.microbatch}"
+        return f"dp {self.dp} x tp {self.tp} x pp {self.pp}, {batches}"
 
 
 def meshes(problem: Problem) -> Iterator[Mesh]:

@@ -34,7 +34,7 @@ from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.speed import speed_of
-from penstock.core.units import bytes_apart, to_seconds
+from penstock.core.units import bytes_apart, format_count, to_seconds
 from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
@@ -131,7 +131,7 @@ def _with_nodes(spec: JobSpec, cluster: ClusterSpec, more: int) -> Changed:
     return Changed(
         spec=dataclasses.replace(spec, resources=resources, kubernetes=KubernetesSpec()),
         hardware=dataclasses.replace(cluster, num_nodes=num_nodes),
-        detail=f"{ranks} devices",
+        detail=format_count(ranks, "device"),
     )
 
 

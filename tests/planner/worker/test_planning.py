@@ -231,6 +231,7 @@ def test_the_search_is_counted() -> None:
     assert (last.candidates > 0, last.divisions > 0) == (True, True)
     assert [each.candidates for each in told] == sorted(each.candidates for each in told)
     assert last.best_step_seconds == found.plan.prediction.step_seconds
+    assert last.best_speed == found.plan.speed()
     assert last.best
 
 

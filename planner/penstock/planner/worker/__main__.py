@@ -23,7 +23,7 @@ from penstock.core.profile import Profile
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, to_seconds
 from penstock.planner.decide import best_plans, decide
-from penstock.planner.problem import Mesh
+from penstock.planner.problem import Mesh, Problem
 from penstock.planner.replay import num_actions, simulated
 from penstock.planner.search import Evaluation, Reporter
 from penstock.planner.variations import problem_for, same_plan_variations, searched_variations, with_variations
@@ -49,11 +49,13 @@ class Counter(Reporter):
         self._tell, self._most_candidates = tell, most_candidates
         self._now = Progress()
         self._best_ns: int | None = None
+        self.problem: Problem | None = None
+        """What is planned: steps have a speed by it."""
 
     def of_change(self, change: str) -> Counter:
         """The same for a search of its own, about a ``change``."""
         counter = Counter(self._tell, self._most_candidates)
-        counter._now = Progress(change=change)
+        counter._now, counter.problem = Progress(change=change), self.problem
         return counter
 
     def opened(self, mesh: Mesh, num_candidates: int) -> None:
@@ -67,8 +69,13 @@ class Counter(Reporter):
         better: dict[str, Any] = {}
         if fits and (self._best_ns is None or evaluation.step_ns < self._best_ns):
             self._best_ns = evaluation.step_ns
-            better = {"best": evaluation.candidate.label, "best_step_seconds": to_seconds(evaluation.step_ns)}
+            better = self._as_best(evaluation)
         self._told(candidates=self._now.candidates + 1, **better)
+
+    def _as_best(self, evaluation: Evaluation) -> dict[str, Any]:
+        candidate, seconds = evaluation.candidate, to_seconds(evaluation.step_ns)
+        speed = None if self.problem is None else candidate.speed(self.problem, seconds)
+        return {"best": candidate.label, "best_step_seconds": seconds, "best_speed": speed}
 
     def _told(self, **changes: Any) -> None:
         self._now = replace(self._now, **changes)
@@ -101,6 +108,8 @@ def _planned(question: Question, reporter: Counter | None) -> Answer:
     """The best plan, and as many more as are asked for, each with what would help it."""
     hardware = _hardware(question)
     problem = problem_for(question.spec, hardware)
+    if reporter is not None:
+        reporter.problem = problem
     best, *others = best_plans(problem, decide(problem, reporter=reporter), question.num_plans)
     if question.what_if:
         of_change = reporter.of_change if reporter is not None else lambda change: None

@@ -10,6 +10,7 @@ from penstock.core.job import JobSpec
 from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
+from penstock.core.speed import Speed
 from penstock.core.timeline import Timeline
 
 SMALLER = "plan a smaller search: pin dp, pp or slices"
@@ -56,13 +57,14 @@ class Answer(Manifest):
 class Progress(Manifest):
     """How far a search is: divisions of the devices it opened, candidates it simulated, the best that fits.
 
-    ``change`` names what is different in the search of a variation.
+    ``change`` names what is different in the search of a variation. ``best_speed`` is that of the best's step.
     """
 
     divisions: int = 0
     candidates: int = 0
     best: str = ""
     best_step_seconds: float | None = None
+    best_speed: Speed | None = None
     change: str = ""
 
 
