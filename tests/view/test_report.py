@@ -14,7 +14,9 @@ from penstock.core.bubble import Lost
 from penstock.core.comparison import RankMemory
 from penstock.core.curves import RunCurves, curves_of
 from penstock.core.plan import slices_text
+from penstock.core.speed import format_rate
 from penstock.core.timeline import Source
+from penstock.core.units import to_seconds
 from penstock.view.data import ReportData, Sample
 from penstock.view.markup import Markup
 from penstock.view.page import POLICY, json_in_html, page, plotly_javascript
@@ -229,7 +231,7 @@ def test_what_would_help_says_how_it_was_computed(full: Page) -> None:
     shown = Page(report(dataclasses.replace(sample_report(), plan=explained_plan())))
     cells = shown.texts("td")
     assert "What would help" in shown.texts("h3")
-    assert {"one node more, 4 devices", "112 ms", "9,143", "41.0%", "+2.9%"} <= set(cells)
+    assert {"one node more, 4 devices", "112 ms", "9,143", "41.0 %", "+2.9%"} <= set(cells)
     assert "new search: dp 1 x tp 1 x pp 4, 4 micro-batches of 1, 4 slices, zb" in cells
     assert "same plan simulated" in cells
     assert "nothing fits in 4 GiB" in cells
@@ -240,6 +242,7 @@ def test_trials_are_shown_with_the_one_that_was_kept(full: Page) -> None:
     shown = Page(report(dataclasses.replace(sample_report(), plan=explained_plan())))
     cells = shown.texts("td")
     assert {"zb, 4 slices", "240 ms", "250 ms", "−4.0%", "kept", "failed: rank 1 was killed"} <= set(cells)
+    assert {"8,192", "37.0 %"} <= set(cells), "the speed of the measured step"
     assert "Plans that were run before one was kept" not in full.texts("h3")
 
 
@@ -258,6 +261,56 @@ def test_speed_is_per_device_and_as_a_share_of_a_known_peak(full: Page) -> None:
     assert predicted is not None
     assert any(text.startswith(f"Speed: {predicted.text}. MFU counts the model's FLOPs") for text in shown.texts("p"))
     assert any(re.fullmatch(r"Speed: [\d,]+ tokens/s per device\.", text) for text in full.texts("p"))
+
+
+def rows_below(text: str, header: str) -> list[list[str]]:
+    """Headers and rows of the first table with that header."""
+    found = re.findall(r"<table.*?</table>", text, re.DOTALL)
+    listed = next(each for each in found if f">{header}</th>" in each)
+    rows = re.findall(r"<tr.*?</tr>", listed, re.DOTALL)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+
+
+def test_every_alternative_has_a_speed_next_to_its_step_time() -> None:
+    plan = explained_plan()
+    shown = report(dataclasses.replace(sample_report(), plan=plan))
+    headers, chosen, *others = rows_below(shown, "why not")
+    assert headers == ["plan", "step", "tokens/s per device", "MFU", "slower", "peak memory", "why not"]
+    timed = sorted(
+        (each for each in plan.alternatives if each.step_seconds is not None), key=lambda each: each.step_seconds or 0.0
+    )
+    speeds = [plan.speed(), *(each.speed for each in timed[:5])]
+    assert [(row[2], row[3]) for row in (chosen, *others)] == [
+        (format_rate(each.tokens_per_second_per_device), each.utilization_text) for each in speeds if each is not None
+    ]
+    cpu = dataclasses.replace(sample_report(), plan=sample_plan())
+    headers, *_ = rows_below(report(cpu), "why not")
+    assert headers == ["plan", "step", "tokens/s per device", "slower", "peak memory", "why not"], "no peak, no MFU"
+
+
+def test_the_drawn_steps_have_their_speeds_in_words(full: Page) -> None:
+    data = dataclasses.replace(sample_report(), plan=explained_plan())
+    assert data.plan is not None
+    assert data.predicted is not None
+    assert data.measured is not None
+    predicted, measured = (data.plan.speed(to_seconds(each.step_ns)) for each in (data.predicted, data.measured))
+    assert predicted is not None
+    assert measured is not None
+    shown = Page(report(data))
+    assert any(f"Predicted: {predicted.text}. Measured: {measured.text}." in text for text in shown.texts("p"))
+    usual = data.plan.speed(measured_step_seconds(data))
+    assert usual is not None
+    assert any(usual.text in text for text in shown.texts("figcaption")), "below the time of every step"
+    assert not any("MFU" in text for text in (*full.texts("p"), *full.texts("figcaption"), *full.texts("th")))
+
+
+def test_a_run_that_took_no_step_says_what_was_predicted() -> None:
+    plan = explained_plan()
+    speed = plan.speed()
+    assert speed is not None
+    shown = Page(report(dataclasses.replace(EMPTY, plan=plan)))
+    per_device = f"{format_rate(speed.tokens_per_second_per_device)} per device, MFU {speed.utilization_text}"
+    assert f"predicted {per_device}; not measured" in shown.texts("dd")
 
 
 def test_the_end_names_machine_versions_and_command(full: Page) -> None:

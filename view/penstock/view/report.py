@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.core.comparison import prediction_error
 from penstock.core.lifecycle import Phase
-from penstock.core.speed import format_rate
+from penstock.core.speed import Speed, format_rate
 from penstock.core.units import format_bytes, to_seconds
 from penstock.view.axis import signed, time_unit
 from penstock.view.charts import Figure
@@ -105,16 +105,21 @@ def _loss(data: ReportData) -> _Tile:
 
 
 def _speed(data: ReportData) -> _Tile:
-    usual = data.run.tokens_per_second
+    usual, promised = data.run.tokens_per_second, data.plan.speed() if data.plan else None
     if usual is None:
-        return _Tile("Throughput", "–", "", "no step was reported")
+        beside = "no step was reported" if promised is None else f"predicted {_per_device(promised)}; not measured"
+        return _Tile("Throughput", "–", "", beside)
     seconds = measured_step_seconds(data)
     speed = data.plan.speed(seconds) if data.plan and seconds else None
     if speed is None:
         return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", usual.origin)
+    predicted = "" if promised is None else f"; predicted {_per_device(promised)}"
+    return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", f"{_per_device(speed)}, {usual.origin}{predicted}")
+
+
+def _per_device(speed: Speed) -> str:
     share = f", MFU {speed.utilization_text}" if speed.utilization_text else ""
-    each = f"{format_rate(speed.tokens_per_second_per_device)} per device{share}"
-    return _Tile("Throughput", f"{usual.value:,.0f}", "tokens/s", f"{each}, {usual.origin}")
+    return f"{format_rate(speed.tokens_per_second_per_device)} per device{share}"
 
 
 def _step(data: ReportData) -> _Tile:

@@ -9,9 +9,9 @@ from penstock.core.comparison import prediction_error
 from penstock.core.explanation import Trial, Variation
 from penstock.core.layout import num_parameters
 from penstock.core.plan import Alternative, Plan, Prediction, slices_text
-from penstock.core.speed import format_rate
+from penstock.core.speed import Speed, speed_columns
 from penstock.core.timeline import Timeline
-from penstock.core.units import format_bytes, format_seconds
+from penstock.core.units import format_bytes, format_count, format_seconds, to_seconds
 from penstock.view.axis import large, signed, time_unit
 from penstock.view.data import ReportData
 from penstock.view.gantt import MAX_SPANS, gantt
@@ -43,7 +43,7 @@ def plan_facts(plan: Plan) -> Markup:
         {
             "mesh": " × ".join(mesh),
             "schedule": plan.schedule.generator,
-            "micro-batches": f"{plan.num_microbatches} of {_count(plan.microbatch, 'sequence')}",
+            "micro-batches": f"{plan.num_microbatches} of {format_count(plan.microbatch, 'sequence')}",
             "slices": slices_text(plan.slices),
             "receive ahead": f"{plan.receive_ahead}{', posted late' if plan.late_receives else ''}",
             "precision": plan.precision.value,
@@ -51,17 +51,13 @@ def plan_facts(plan: Plan) -> Markup:
     )
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def model_text(plan: Plan) -> str:
     """The model and the run in a sentence."""
     model = plan.model
     size = large(num_parameters(model))
     return (
-        f"A {model.family.value} of {_count(model.layers, 'layer')}, width {model.hidden:,}, {size} parameters, "
-        f"trained on {_count(plan.num_ranks, 'rank')} with sequences of {plan.sequence_length:,} tokens."
+        f"A {model.family.value} of {format_count(model.layers, 'layer')}, width {model.hidden:,}, {size} parameters, "
+        f"trained on {format_count(plan.num_ranks, 'rank')} with sequences of {plan.sequence_length:,} tokens."
     )
 
 
@@ -145,18 +141,21 @@ def _trials(trials: Sequence[Trial]) -> Markup:
     """Plans that were run for a few steps, in the order of their predictions."""
     if not trials:
         return Markup()
-    rows = []
-    for trial in trials:
+    rows: list[tuple[str, ...]] = []
+    speeds = speed_columns([trial.measured_speed for trial in trials])
+    for trial, fast in zip(trials, speeds.rows, strict=True):
         measured, predicted = trial.measured_seconds, trial.predicted_seconds
         if measured is None:
-            rows.append((trial.plan, format_seconds(predicted), "", "", f"failed: {trial.failure}"))
+            rows.append((trial.plan, format_seconds(predicted), "", *fast, "", f"failed: {trial.failure}"))
             continue
         error, result = signed(prediction_error(predicted, measured)), "kept" if trial.chosen else "slower"
-        rows.append((trial.plan, format_seconds(predicted), format_seconds(measured), error, result))
+        rows.append((trial.plan, format_seconds(predicted), format_seconds(measured), *fast, error, result))
     chosen = next((i for i, trial in enumerate(trials) if trial.chosen), None)
-    listing = table(("plan", "predicted", "measured", "error", "result"), rows, numbers=(1, 2, 3), chosen=chosen)
+    headers = ("plan", "predicted", "measured", *speeds.headers, "error", "result")
+    listing = table(headers, rows, numbers=range(1, len(headers) - 1), chosen=chosen)
     spread = max(trial.spread for trial in trials)
     text = f"Measured is the median of steps after warm-up, whose interquartile range was up to {spread:.0%} of it."
+    text += " Speeds are those of measured steps." if speeds.headers else ""
     note = element("p", text, class_="note")
     return card(listing, note, title="Plans that were run before one was kept")
 
@@ -165,19 +164,15 @@ def _variations(variations: Sequence[Variation]) -> Markup:
     """What changed jobs and hardware would give, the most helpful first."""
     if not variations:
         return Markup()
-    rows = []
-    for each in variations:
-        tokens, share = each.tokens_per_second_per_device, each.model_flops_utilization
-        numbers = (
-            "" if each.step_seconds is None else format_seconds(each.step_seconds),
-            "" if tokens is None else format_rate(tokens),
-            "" if share is None else f"{share:.1%}",
-            "" if each.gain is None else signed(each.gain),
-        )
-        rows.append((each.change, *numbers, each.refusal or each.how))
-    headers = ("change", "step", "tokens/s per device", "MFU", "gain", "how")
+    rows: list[tuple[str, ...]] = []
+    speeds = speed_columns([each.speed for each in variations])
+    for each, fast in zip(variations, speeds.rows, strict=True):
+        step = "" if each.step_seconds is None else format_seconds(each.step_seconds)
+        gain = "" if each.gain is None else signed(each.gain)
+        rows.append((each.change, step, *fast, gain, each.refusal or each.how))
+    headers = ("change", "step", *speeds.headers, "gain", "how")
     note = element("p", "Gain is in tokens per second per device.", class_="note")
-    return card(table(headers, rows, numbers=(1, 2, 3, 4)), note, title="What would help")
+    return card(table(headers, rows, numbers=range(1, len(headers) - 1)), note, title="What would help")
 
 
 def _named_swatch(name: str, colour: str) -> Markup:
@@ -189,19 +184,21 @@ def _alternatives(plan: Plan) -> Markup:
     timed = [(a.step_seconds, a) for a in plan.alternatives if a.step_seconds is not None]
     if not timed:
         return Markup()
+    timed = sorted(timed, key=lambda pair: pair[0])[:NUM_ALTERNATIVES]
     best = plan.prediction
-    rows = [_chosen_row(plan, best)] if best else []
-    for seconds, alternative in sorted(timed, key=lambda pair: pair[0])[:NUM_ALTERNATIVES]:
+    chosen = [plan.speed()] if best else []
+    speeds = speed_columns([*chosen, *(alternative.speed for _, alternative in timed)])
+    rows: list[tuple[str, ...]] = []
+    if best:
+        label = f"{plan.schedule.generator}, {format_count(len(plan.slices), 'slice')}, pp {plan.pp}"
+        peak = format_bytes(max(best.peak_bytes, default=0))
+        rows.append((label, format_seconds(best.step_seconds), *speeds.rows[0], "", peak, "chosen"))
+    for (seconds, alternative), fast in zip(timed, speeds.rows[len(chosen) :], strict=True):
         slower = signed(seconds / best.step_seconds - 1) if best and best.step_seconds else ""
-        rows.append((alternative.label, format_seconds(seconds), slower, _peak(alternative), alternative.reason))
-    headers = ("plan", "step", "slower", "peak memory", "why not")
-    listing = table(headers, rows, numbers=(1, 2, 3), chosen=0 if best else None)
+        rows.append((alternative.label, format_seconds(seconds), *fast, slower, _peak(alternative), alternative.reason))
+    headers = ("plan", "step", *speeds.headers, "slower", "peak memory", "why not")
+    listing = table(headers, rows, numbers=range(1, len(headers) - 1), chosen=0 if best else None)
     return card(listing, title="The next best plans")
-
-
-def _chosen_row(plan: Plan, best: Prediction) -> tuple[str, str, str, str, str]:
-    label = f"{plan.schedule.generator}, {_count(len(plan.slices), 'slice')}, pp {plan.pp}"
-    return (label, format_seconds(best.step_seconds), "", format_bytes(max(best.peak_bytes, default=0)), "chosen")
 
 
 def _peak(alternative: Alternative) -> str:
@@ -231,9 +228,9 @@ def step_section(data: ReportData, chooser: Markup = _NONE) -> Section:
         (False, True): "The plan carries no predicted timeline, so only the recorded step is shown.",
     }
     note = notes.get((data.predicted is not None, data.measured is not None))
-    text = _typical_text(data) + (compute_difference(*timelines) if note is None else note)
+    text = _typical_text(data) + (compute_difference(*timelines) if note is None else note) + _speeds_text(data)
     picture = drawing(gantt(timelines, width=WIDE), gantt(timelines, width=NARROW))
-    others = (_other(timeline, data.sampled) for timeline in data.sampled)
+    others = (_other(timeline, data.sampled, data.plan) for timeline in data.sampled)
     body = join((element("p", text, class_="note"), chooser, picture, *others))
     return Section(anchor=anchor, title=title, body=body)
 
@@ -250,10 +247,23 @@ def _typical_text(data: ReportData) -> str:
     )
 
 
-def _other(timeline: Timeline, all_of_them: Sequence[Timeline]) -> Markup:
+def _speeds_text(data: ReportData) -> str:
+    """How fast the drawn steps are."""
+    drawn = {"Predicted": data.predicted, "Measured": data.measured}
+    speeds = {name: _speed_of(timeline, data.plan) for name, timeline in drawn.items()}
+    return "".join(f" {name}: {speed.text}." for name, speed in speeds.items() if speed is not None)
+
+
+def _speed_of(timeline: Timeline | None, plan: Plan | None) -> Speed | None:
+    return None if timeline is None or plan is None else plan.speed(to_seconds(timeline.step_ns))
+
+
+def _other(timeline: Timeline, all_of_them: Sequence[Timeline], plan: Plan | None) -> Markup:
     """Another sampled step, folded; the pictures share the room of one."""
-    share = MAX_SPANS // len(all_of_them)
-    summary = element("summary", f"Step {timeline.step or 0:,}: {time_unit(timeline.step_ns).text(timeline.step_ns)}")
+    share, speed = MAX_SPANS // len(all_of_them), _speed_of(timeline, plan)
+    fast = "" if speed is None else f", {speed.text}"
+    taken = time_unit(timeline.step_ns).text(timeline.step_ns)
+    summary = element("summary", f"Step {timeline.step or 0:,}: {taken}{fast}")
     wide, narrow = (gantt([timeline], width=width, most_spans=share) for width in (WIDE, NARROW))
     return element("details", summary, drawing(wide, narrow), class_="sampled")
 

@@ -38,11 +38,20 @@ def loss_section(data: ReportData) -> Section:
         chart("throughput", "Tokens per second", class_="third"),
         chart("learning-rate", "Learning rate", class_="third"),
         chart("gradient-norm", "Gradient norm", class_="third"),
-        chart("step-time", "Time of every step", class_="full"),
+        chart("step-time", "Time of every step", caption=_speeds_text(data), class_="full"),
     )
     texts = [*_loss_text(data), *_bucket_text(run)]
     body = paragraphs(texts) + element("div", *places, class_="grid")
     return Section(anchor=anchor, title=title, body=Markup(body), figures=figures)
+
+
+def _speeds_text(data: ReportData) -> str:
+    """How fast the usual step is, and the predicted one."""
+    plan, usual = data.plan, data.run.step_seconds
+    measured, predicted = plan.speed(usual.value) if plan and usual else None, plan.speed() if plan else None
+    texts = [f"{usual.origin.capitalize()}: {measured.text}."] if usual and measured else []
+    texts += [f"Predicted: {predicted.text}."] if predicted else []
+    return " ".join(texts)
 
 
 def _loss_text(data: ReportData) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.core.model import Unit, UnitKind
 from penstock.core.plan import Plan
+from penstock.core.units import format_count
 from penstock.view.legend import text_width, wrapped
 from penstock.view.markup import Markup, element
 from penstock.view.theme import UNIT_NAMES, css_variables
@@ -57,6 +58,7 @@ def stages(plan: Plan, *, width: int = 1120) -> str:
     stage, y = bands[-1]
     bottom = y + _height(plan, stage, frame)
     parts.append(_legend(plan, bottom + 12, frame))
+    num_stages, num_slices = format_count(len(plan.stages), "stage"), format_count(len(plan.slices), "slice")
     size = (width + 2 * _MARGIN, bottom + 12 + (1 if frame.is_wide else 2) * _LINE + 2 * _MARGIN)
     return element(
         "svg",
@@ -67,7 +69,7 @@ def stages(plan: Plan, *, width: int = 1120) -> str:
         width=size[0],
         height=size[1],
         role="img",
-        aria_label=f"{len(plan.stages)} stages by {len(plan.slices)} slices of {plan.sequence_length} tokens",
+        aria_label=f"{num_stages} by {num_slices} of {plan.sequence_length} tokens",
         class_="stages",
     )
 

@@ -7,13 +7,17 @@ from typing import Final
 
 from penstock.view.markup import Markup, element, join
 
+MOST_BESIDE: Final = 4
+"""So many columns of numbers have a place next to the first column on a narrow screen."""
+
 
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = (), chosen: int | None = None
 ) -> Markup:
     """A table that scrolls sideways where it must; columns in ``numbers`` align right, row ``chosen`` stands out.
 
-    A last column of words gets the room that numbers do not need; on narrow screens it goes below its row.
+    A last column of words gets the room that numbers do not need; on narrow screens it goes below its row, and above it
+    the first column where numbers leave no room.
     """
     head = (heading(text, **_align(i, numbers)) for i, text in enumerate(headers))
     body = []
@@ -23,7 +27,8 @@ def table(
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *body))
     if len(headers) - 1 in numbers:
         return scroll(element("table", content))
-    return scroll(element("table", content, class_="telling", style=f"--numbers:{len(numbers)}"))
+    class_ = "telling many" if len(numbers) > MOST_BESIDE else "telling"
+    return scroll(element("table", content, class_=class_, style=f"--numbers:{len(numbers)}"))
 
 
 def heading(text: str, **attributes: str | float) -> Markup:
