@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from penstock.cli import remote
-from penstock.cli.remote import failure_lines, last_words_of, watch_job
-from penstock.client import Client, Job, JobPlan, Place, Progress, Status
+from penstock.cli.remote import failure_lines, job_table, last_words_of, watch_job
+from penstock.client import Client, Job, Place, Progress, Status
 from penstock.core.lifecycle import AttemptState, Phase
+from penstock.core.speed import Speed
 from tests.support.application import Application, here
 from tests.support.executing import World
 from tests.support.fake_supervisors import Script
-from tests.support.sample_run import sample_plan
 from tests.support.service import Clock, job_manifest, new_service
 from tests.support.shown_line import Remembering
 
@@ -29,12 +31,6 @@ class Followed:
 
     def __init__(self, *life: Status) -> None:
         self._life = life
-        self.asked = 0
-
-    def plans_of(self, place: Place) -> tuple[JobPlan, ...]:
-        self.asked += 1
-        plan = sample_plan()
-        return (JobPlan(revision=1, attempt=1, created_at="", digest=plan.digest, plan=plan),)
 
     def follow(self, place: Place) -> Iterator[Job]:
         return (Job(manifest=job_manifest(place.name), status=status, etag="1", created_at="") for status in self._life)
@@ -74,18 +70,60 @@ def test_a_life_is_told(screen: io.StringIO, shown: Remembering) -> None:
     ]
 
 
-def test_steps_have_the_speed_of_the_plan_that_they_go_by(screen: io.StringIO, shown: Remembering) -> None:
-    """It is fetched once."""
-    plan = sample_plan()
-    steps = [replace(running(step, step_seconds=2.0), plan_digest=plan.digest) for step in (1, 2, 4)]
-    client = Followed(*steps)
-    watch_job(cast(Client, client), TINY)
-    speed = plan.speed(2.0)
-    assert speed is not None
-    assert shown.texts[-1] == f"step 4/4  2 s per step  {speed.text}"
-    assert client.asked == 1
-    other = Followed(replace(running(1, step_seconds=2.0), plan_digest="other"))
-    watch_job(cast(Client, other), TINY)
+SPEED = Speed(tokens_per_second_per_device=4096.0, model_flops_utilization=0.542)
+ON_CPU = replace(SPEED, model_flops_utilization=None)
+
+
+def test_steps_are_told_with_their_speed(screen: io.StringIO, shown: Remembering) -> None:
+    watch(running(0), running(1, step_seconds=2.0, speed=SPEED), running(4, step_seconds=2.0, speed=ON_CPU))
+    assert shown.texts[-2:] == [
+        "step 1/4  2 s per step  4,096 tokens/s per device, MFU 54.2 %  6 s left",
+        "step 4/4  2 s per step  4,096 tokens/s per device",
+    ]
+
+
+WIDTH = 80
+"""Of a terminal as it opens."""
+
+
+def listed(*statuses: Status, namespace: str = "default") -> list[list[str]]:
+    """What `penstock status` and `penstock top` print of jobs that stand so, in columns; a header has two lines."""
+    made: dict[str, Any] = {
+        "manifest": job_manifest("tiny", namespace=namespace),
+        "etag": "1",
+        "created_at": "2026-03-01T12:00:00Z",
+    }
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(job_table([Job(status=status, **made) for status in statuses]))
+    assert isinstance(console.file, io.StringIO)
+    return [re.split(r"  +", line.strip()) for line in console.file.getvalue().splitlines()]
+
+
+def test_the_list_shows_speeds_next_to_step_times() -> None:
+    above, header, fast, slow, waiting = listed(
+        running(1, step_seconds=2.0, speed=SPEED),
+        running(1, step_seconds=2.0, speed=ON_CPU),
+        Status(phase=Phase.PENDING, reason="Submitted"),
+    )
+    assert above == ["per", "tokens/s"]
+    assert header == ["name", "phase", "step", "loss", "step", "per device", "MFU", "attempt", "age"]
+    assert fast[:7] == ["tiny", "Running", "1/4", "–", "2 s", "4,096", "54.2 %"]
+    assert slow[4:7] == ["2 s", "4,096", "–"]
+    assert waiting[4:7] == ["–", "–", "–"]
+
+
+def test_the_list_has_no_column_for_what_is_known_of_no_job() -> None:
+    _, header, _ = listed(running(1, step_seconds=2.0, speed=ON_CPU))
+    assert header[4:7] == ["step", "per device", "attempt"]
+    above, header, _ = listed(running(0))
+    assert above == ["per"]
+    assert header[4:6] == ["step", "attempt"]
+
+
+def test_the_list_names_namespaces_other_than_the_default() -> None:
+    _, header, job = listed(running(0), namespace="team")
+    assert header[:2] == ["namespace", "name"]
+    assert job[:2] == ["team", "tiny"]
 
 
 def test_a_job_that_fails_fails_the_command(screen: io.StringIO, shown: Remembering) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from penstock.cli.local import deciding, trials
 from penstock.cli.local.trials import ENDLESS, FEWEST_STEPS, MOST_STEPS, fastest
@@ -23,6 +25,7 @@ from penstock.core.records import WARM_UP_STEPS
 from penstock.core.run.folder import RunDir, metrics_line
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
+from penstock.core.speed import speed_columns
 from penstock.planner.decide import best_plans, decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.search import Budget
@@ -86,13 +89,30 @@ def test_the_fastest_measured_plan_is_kept(plans: tuple[Plan, ...], capsys: Capt
     assert [trial.chosen for trial in told] == [False, True, False]
     predicted = [plan.prediction.step_seconds for plan in plans if plan.prediction]
     assert [trial.predicted_seconds for trial in told] == predicted
-    assert kept.reasons[-1].startswith("the fastest of 3 plans that were run here: 125 ms per step, 50.0 % faster")
+    speeds = [plan.speed(seconds) for plan, seconds in zip(plans, (0.25, 0.125, 0.5), strict=True)]
+    assert [trial.measured_speed for trial in told] == speeds
+    assert [trial.predicted_speed for trial in told] == [plan.speed() for plan in plans]
+    first_speed, kept_speed, _ = (speed.text for speed in speeds if speed is not None)
+    step = f"125 ms per step, {kept_speed}"
+    assert kept.reasons[-1].startswith(f"the fastest of 3 plans that were run here: {step}, 50.0 % faster")
     assert workers.plans == list(plans)
     labels = {plan.reasons[0].partition(": ")[0]: plan for plan in plans}
     reasons = {each.label: each.reason for each in kept.alternatives if each.label in labels}
     first = next(iter(labels))
-    assert reasons[first].startswith("measured 250 ms, 100.0 % slower, predicted ")
-    assert capsys.readouterr().err.count("measured") == 3
+    assert reasons[first].startswith(f"measured 250 ms ({first_speed}), 100.0 % slower, predicted ")
+    shown = capsys.readouterr().err
+    assert shown.count("measured") == 3
+    assert f"measured 125 ms ({kept_speed}), spread 0%" in shown
+    speed_cells = speed_columns([kept.prediction.explanation.trials[1].measured_speed]).rows[0]
+    assert speed_cells[0] in "\n".join(shown_lines(kept))
+
+
+def shown_lines(plan: Plan) -> list[str]:
+    """The plan as `penstock plan` prints it."""
+    console = Console(file=io.StringIO(), width=300)
+    console.print(*deciding.plan_lines(plan), sep="\n")
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
 
 
 def test_steps_that_are_very_short_are_counted(plans: tuple[Plan, ...]) -> None:
@@ -123,7 +143,8 @@ def test_a_trial_saves_and_validates_nothing_and_leaves_nothing(plans: tuple[Pla
 
 def test_the_best_by_prediction_may_be_the_fastest(plans: tuple[Plan, ...]) -> None:
     kept = fastest(local_job(), plans, Timed([0.1, 0.2, 0.2]))
-    assert kept.reasons[-1] == "the fastest of 3 plans that were run here: 100 ms per step, also the best by prediction"
+    step = "100 ms per step, 20,480 tokens/s per device"
+    assert kept.reasons[-1] == f"the fastest of 3 plans that were run here: {step}, also the best by prediction"
 
 
 def test_a_plan_that_fails_is_passed_over_and_says_why(plans: tuple[Plan, ...], capsys: Captured) -> None:
@@ -163,7 +184,7 @@ def test_a_mistake_in_the_data_ends_all_trials(plans: tuple[Plan, ...]) -> None:
 
 def test_ctrl_c_leaves_no_rank_and_no_folder(plans: tuple[Plan, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Timed([0.25, 0.125, 0.5])
-    monkeypatch.setattr(trials, "format_seconds", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(trials, "step_text", lambda seconds, speed: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(StopRequestedError):
         fastest(local_job(), plans, workers)
     assert len(workers.ranks) == 1

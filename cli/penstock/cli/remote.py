@@ -20,8 +20,8 @@ from penstock.core.errors import REMEDY, UserError
 from penstock.core.failure import LAST_WORDS, read_failure
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LOSSES, Phase
-from penstock.core.plan import Plan
 from penstock.core.serialization.secret_files import write_secret
+from penstock.core.speed import speed_columns
 from penstock.core.units import format_age, format_seconds
 
 if TYPE_CHECKING:
@@ -114,18 +114,25 @@ def as_data(job: Job) -> dict[str, Any]:
 
 
 def job_table(jobs: Sequence[Job]) -> Table:
-    """A row for each."""
-    from rich.table import Table
+    """A row for each; namespaces are named where one is not the default. Names fold where a terminal is narrow."""
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table("namespace", "name", "phase", "step", "loss", "per step", "attempt", "age", box=None, pad_edge=False)
-    for job in jobs:
+    progress = [job.status.progress for job in jobs]
+    speeds = speed_columns([None if told is None else told.speed for told in progress], missing="–")
+    fast = [header.replace(" per ", "\nper ") for header in speeds.headers]
+    has_namespaces = any(job.namespace != "default" for job in jobs)
+    names = [Column(header, overflow="fold") for header in (["namespace", "name"] if has_namespaces else ["name"])]
+    numbers = ("phase", "step", "loss", "per\nstep", *fast, "attempt", "age")
+    table = Table(*names, *(Column(header, no_wrap=True) for header in numbers), box=None, pad_edge=False)
+    for job, speed in zip(jobs, speeds.rows, strict=True):
         phase = job.status.phase
         table.add_row(
-            job.namespace,
+            *([job.namespace] if has_namespaces else []),
             job.name,
             Text(phase.value, style=COLORS.get(phase, "")),
             *_progress(job.status),
+            *speed,
             str(job.status.attempt),
             format_age(output.age_seconds(job.created_at)),
         )
@@ -164,7 +171,7 @@ def watch_job(client: Client, place: Place) -> int:
 def follow_job(client: Client, place: Place) -> Job:
     """Tell every change until the job has ended or is suspended; the job as it is then."""
     phase: Phase | None = None
-    text, shown, plans = "", line(), _Plans(client, place)
+    text, shown = "", line()
     try:
         for job in client.follow(place):
             told = job.status.progress
@@ -178,38 +185,20 @@ def follow_job(client: Client, place: Place) -> Job:
                 if not job.resting:
                     shown.update(f"{phase} ...", None)
             elif told is not None:
-                text = _under_way(told, plans.newest(job.status.plan_digest))
+                text = _under_way(told)
                 shown.update(text, told.step / told.num_steps)
     finally:
         shown.close()
     return job
 
 
-class _Plans:
-    """The plan that a job goes by, fetched once for each digest: steps have a speed by it."""
-
-    def __init__(self, client: Client, place: Place) -> None:
-        self._client, self._place = client, place
-        self._digest: str | None = None
-        self._plan: Plan | None = None
-
-    def newest(self, digest: str | None) -> Plan | None:
-        """The plan with that digest, if the job has it."""
-        if digest != self._digest:
-            found = () if digest is None else self._client.plans_of(self._place)
-            self._plan = next((each.plan for each in found if each.digest == digest), None)
-            self._digest = digest
-        return self._plan
-
-
-def _under_way(told: Progress, plan: Plan | None) -> str:
+def _under_way(told: Progress) -> str:
     parts = [f"step {told.step}/{told.num_steps}"]
     if told.loss is not None:
         parts.append(f"loss {told.loss:.3f}")
     if told.step_seconds is not None:
         parts.append(f"{format_seconds(told.step_seconds)} per step")
-        speed = plan.speed(told.step_seconds) if plan is not None else None
-        parts += [speed.text] if speed is not None else []
+        parts += [told.speed.text] if told.speed is not None else []
         if left := told.num_steps - told.step:
             parts.append(f"{format_seconds(left * told.step_seconds)} left")
     return "  ".join(parts)

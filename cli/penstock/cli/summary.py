@@ -13,7 +13,7 @@ from penstock.core.manifest import Manifest
 from penstock.core.plan import Plan, slices_text
 from penstock.core.run.folder import RunDir
 from penstock.core.speed import Speed, format_rate
-from penstock.core.units import format_bytes, format_seconds
+from penstock.core.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,18 +50,21 @@ class Summary(Manifest):
 def plan_line(plan: Plan) -> str:
     """A plan in a line."""
     mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}"
-    batches = f"{plan.num_microbatches} micro-batches of {plan.microbatch}"
+    batches = f"{format_count(plan.num_microbatches, 'micro-batch', 'micro-batches')} of {plan.microbatch}"
     slices = f"slices {slices_text(plan.slices)}"
     return f"{mesh}, {batches}, {slices}, schedule {plan.schedule.generator}"
 
 
-def search_text(candidates: int, best_step_seconds: float | None, change: str = "") -> str:
+def search_text(
+    candidates: int, best_step_seconds: float | None, best_speed: Speed | None = None, change: str = ""
+) -> str:
     """How far a search for a plan is, or for one with a ``change``.
 
     The best so far may still be improved: only the plan says its step.
     """
     best = "" if best_step_seconds is None else f", best so far {format_seconds(best_step_seconds)} per step"
-    return f"{change}{': ' if change else ''}{candidates} simulated{best}"
+    speed = "" if best_speed is None else f", {best_speed.text}"
+    return f"{change}{': ' if change else ''}{candidates} simulated{best}{speed}"
 
 
 def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:

@@ -63,7 +63,7 @@ def progress_text(found: PlanRequest) -> str:
     told = found.progress
     if not told.candidates:
         return "waiting" if found.state == "Queued" else "planning"
-    return search_text(told.candidates, told.best_step_seconds, told.change)
+    return search_text(told.candidates, told.best_step_seconds, told.best_speed, told.change)
 
 
 def _plan_of(found: PlanRequest) -> Plan:

@@ -14,6 +14,7 @@ from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
 from penstock.core.plan import Cost, Plan
 from penstock.core.profile import Profile
+from penstock.core.speed import Speed
 
 ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
 
@@ -28,6 +29,7 @@ class Search(KnownFields):
     candidates: int = 0
     best: str = ""
     best_step_seconds: float | None = None
+    best_speed: Speed | None = None
     change: str = ""
 
 

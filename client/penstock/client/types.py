@@ -11,6 +11,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.manifest import Manifest, camel, limits_lifted
+from penstock.core.speed import Speed
 
 
 class ServiceError(PenstockError):
@@ -39,12 +40,13 @@ class KnownFields(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(KnownFields):
-    """The newest report of a job's ranks; ``loss`` in nats per token."""
+    """The newest report of a job's ranks; ``loss`` in nats per token, ``speed`` that of a step of ``step_seconds``."""
 
     step: int
     num_steps: int
     loss: float | None = None
     step_seconds: float | None = None
+    speed: Speed | None = None
     last_checkpoint: int | None = None
     reported_at: str = ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from penstock.core.run.documents import COST, read_plan, read_profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically, write_json
-from penstock.core.speed import format_rate
+from penstock.core.speed import speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
@@ -115,7 +116,7 @@ def try_plans(job: PipelineJob, hardware: Hardware, count: int, run_dir: Path | 
 
 def progress_text(progress: Progress) -> str:
     """How far a search is, in a line."""
-    return search_text(progress.candidates, progress.best_step_seconds, progress.change)
+    return search_text(progress.candidates, progress.best_step_seconds, progress.best_speed, progress.change)
 
 
 def simulate_plan(plan: Plan, hardware: Hardware) -> Timeline:
@@ -197,11 +198,13 @@ def plan_lines(plan: Plan, cost: Cost | None = None) -> list[RenderableType]:
     if plan.prediction is not None and plan.prediction.explanation is not None:
         lines += _explanation_lines(plan.prediction.explanation)
     if plan.alternatives:
-        table = Table("considered", "step", "memory", "why not", box=None, padding=(0, 2), title_justify="left")
-        for each in plan.alternatives:
+        speeds = speed_columns([each.speed for each in plan.alternatives], missing="–")
+        headers = ("considered", "step", *speeds.headers, "memory", "why not")
+        table = Table(*headers, box=None, padding=(0, 2), title_justify="left")
+        for each, fast in zip(plan.alternatives, speeds.rows, strict=True):
             step = "–" if each.step_seconds is None else format_seconds(each.step_seconds)
             peak = "–" if each.peak_bytes is None else format_bytes(each.peak_bytes)
-            table.add_row(each.label, step, peak, each.reason)
+            table.add_row(each.label, step, *fast, peak, each.reason)
         lines += ["", table]
     return lines
 
@@ -218,40 +221,38 @@ def _explanation_lines(explanation: Explanation) -> list[RenderableType]:
 
     lines: list[RenderableType] = []
     if explanation.trials:
-        table = Table("tried", "predicted", "measured", "spread", "error", "", box=None, padding=(0, 2))
-        for trial in explanation.trials:
-            table.add_row(*trial_row(trial))
+        speeds = speed_columns([trial.measured_speed for trial in explanation.trials], missing="–")
+        headers = ("tried", "predicted", "measured", *speeds.headers, "spread", "error", "")
+        table = Table(*headers, box=None, padding=(0, 2))
+        for trial, fast in zip(explanation.trials, speeds.rows, strict=True):
+            table.add_row(*trial_row(trial, fast))
         lines += ["", table]
     if explanation.variations:
-        has_share = any(each.model_flops_utilization is not None for each in explanation.variations)
-        share = ("MFU",) if has_share else ()
-        table = Table("what if", "step", "tokens/s per device", *share, "gain", "how", box=None, padding=(0, 2))
-        for variation in explanation.variations:
-            table.add_row(*_variation_row(variation, has_share=has_share))
+        speeds = speed_columns([variation.speed for variation in explanation.variations], missing="–")
+        table = Table("what if", "step", *speeds.headers, "gain", "how", box=None, padding=(0, 2))
+        for variation, fast in zip(explanation.variations, speeds.rows, strict=True):
+            table.add_row(*_variation_row(variation, fast))
         lines += ["", table]
     return lines
 
 
-def trial_row(trial: Trial) -> list[str]:
-    """A trial for a terminal: plan, predicted and measured step, its spread, the prediction's error, and a mark."""
+def trial_row(trial: Trial, speed: Sequence[str] = ()) -> list[str]:
+    """A trial for a terminal: plan, predicted and measured step, ``speed`` as cells, spread, error, and a mark."""
     predicted = format_seconds(trial.predicted_seconds)
     if trial.measured_seconds is None:
-        return [trial.plan, predicted, "–", "–", "–", trial.failure]
+        return [trial.plan, predicted, "–", *speed, "–", "–", trial.failure]
     error = f"{100 * prediction_error(trial.predicted_seconds, trial.measured_seconds):+.1f} %"
     measured, mark = format_seconds(trial.measured_seconds), "kept" if trial.chosen else ""
-    return [trial.plan, predicted, measured, f"{trial.spread:.0%}", error, mark]
+    return [trial.plan, predicted, measured, *speed, f"{trial.spread:.0%}", error, mark]
 
 
-def _variation_row(variation: Variation, *, has_share: bool) -> list[str]:
-    how = variation.refusal or variation.how
-    tokens, share = variation.tokens_per_second_per_device, variation.model_flops_utilization
+def _variation_row(variation: Variation, speed: Sequence[str]) -> list[str]:
     return [
         variation.change,
         "–" if variation.step_seconds is None else format_seconds(variation.step_seconds),
-        "–" if tokens is None else format_rate(tokens),
-        *(["–" if share is None else f"{share:.1%}"] if has_share else []),
+        *speed,
         "–" if variation.gain is None else f"{100 * variation.gain:+.1f} %",
-        how,
+        variation.refusal or variation.how,
     ]
 
 

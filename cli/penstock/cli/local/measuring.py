@@ -21,7 +21,7 @@ from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically
-from penstock.core.units import format_bytes, format_seconds
+from penstock.core.units import format_bytes, format_count, format_seconds
 from penstock.planner.fit import measured_cost
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ def profile_lines(profile: Profile) -> list[RenderableType]:
     """The measurements for a terminal: what a block costs, how well the fit holds, links and memory."""
     from rich.table import Table
 
-    key = profile.key
+    key, ranks = profile.key, format_count(profile.num_ranks, "rank")
     lines: list[RenderableType] = [
         f"{key.device}, {key.num_cores} cores, {format_bytes(key.memory_bytes)}; PyTorch {key.torch_version}",
-        f"{profile.num_ranks} ranks, {key.threads_per_rank} threads each, {profile.precision.value}",
+        f"{ranks}, {format_count(key.threads_per_rank, 'thread')} each, {profile.precision.value}",
         "",
     ]
     table = Table("unit", "pass", "longest", "points", "fit error", "held out", box=None, padding=(0, 2))

@@ -86,7 +86,7 @@ class People(Show):
 
     def searching(self, progress: Progress) -> None:
         """Show how many candidates were simulated, and the best so far."""
-        self.working(search_text(progress.candidates, progress.best_step_seconds))
+        self.working(search_text(progress.candidates, progress.best_step_seconds, progress.best_speed))
 
     def planned(self, plan: Plan) -> None:
         """Keep the predicted step as what the phase found."""

@@ -10,6 +10,7 @@ from penstock.cli.output import terminal_width
 from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Schedule, parse_schedule
+from penstock.core.units import format_count
 from penstock.planner.lowering import lower
 from penstock.planner.order import to_schedule
 from penstock.planner.schedules.registry import find
@@ -42,8 +43,9 @@ def _one_byte_each(kind: SlotKind, stage: int, tokens: int) -> int:
 def schedule_lines(schedule: Schedule) -> list[RenderableType]:
     """The grid, and what the letters mean."""
     heading = (
-        f"{len(schedule.ranks)} ranks, {schedule.num_stages} stages, {schedule.num_microbatches} micro-batches of "
-        f"{schedule.num_slices} slices"
+        f"{format_count(len(schedule.ranks), 'rank')}, {format_count(schedule.num_stages, 'stage')}, "
+        f"{format_count(schedule.num_microbatches, 'micro-batch', 'micro-batches')} of "
+        f"{format_count(schedule.num_slices, 'slice')}"
     )
     legend = "F forward, B backward, I input gradient, W weight gradient; 1F3.2: stage 1, micro-batch 3, slice 2"
     return [heading, "", schedule_text(schedule, width=terminal_width()), "", legend]

@@ -27,6 +27,7 @@ from penstock.core.records import WARM_UP_STEPS
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically, write_json
+from penstock.core.speed import step_text
 from penstock.core.units import format_bytes, format_seconds
 from penstock.planner.replay import candidate_of
 
@@ -68,7 +69,11 @@ def tried(
 ) -> Trial:
     """The plan's trial; one whose ranks fail says why, since others may do."""
     assert plan.prediction is not None, "plans that were searched for are predicted"
-    trial = Trial(plan=candidate_of(plan).label, predicted_seconds=plan.prediction.step_seconds)
+    trial = Trial(
+        plan=candidate_of(plan).label,
+        predicted_seconds=plan.prediction.step_seconds,
+        predicted_speed=plan.speed(),
+    )
     with tempfile.TemporaryDirectory(prefix="penstock-trial-") as folder:
         run = RunDir(Path(folder))
         short = _laid_out(run, job, plan)
@@ -81,7 +86,8 @@ def tried(
     median = statistics.median(seconds)
     lower, _, upper = statistics.quantiles(seconds, n=4)
     spread = (upper - lower) / median if median else 0.0
-    return dataclasses.replace(trial, measured_seconds=median, spread=spread, steps=len(seconds))
+    speed = plan.speed(median)
+    return dataclasses.replace(trial, measured_seconds=median, measured_speed=speed, spread=spread, steps=len(seconds))
 
 
 def _laid_out(run: RunDir, job: PipelineJob, plan: Plan) -> PipelineJob:
@@ -114,7 +120,7 @@ def _steps(
             outcome = ranks.wait(POLL_SECONDS)
             requests.check()
             for entry in metrics.new():
-                report(f"step {entry.step + 1}, {format_seconds(entry.step_seconds)}")
+                report(f"step {entry.step + 1}, {step_text(entry.step_seconds, plan.speed(entry.step_seconds))}")
                 count = entry.step + 1 - WARM_UP_STEPS
                 if count > 0:
                     measured += entry.step_seconds
@@ -130,11 +136,11 @@ def _steps(
 
 
 def _line(trial: Trial) -> str:
-    predicted = format_seconds(trial.predicted_seconds)
+    predicted = step_text(trial.predicted_seconds, trial.predicted_speed)
     if trial.measured_seconds is None:
         return f"{trial.plan}: predicted {predicted}, failed: {trial.failure}"
-    measured = f"{format_seconds(trial.measured_seconds)}, spread {trial.spread:.0%}"
-    return f"{trial.plan}: predicted {predicted}, measured {measured}"
+    measured = step_text(trial.measured_seconds, trial.measured_speed)
+    return f"{trial.plan}: predicted {predicted}, measured {measured}, spread {trial.spread:.0%}"
 
 
 def _kept(plan: Plan, trials: tuple[Trial, ...], best: int) -> Plan:
@@ -159,7 +165,7 @@ def _measured(alternative: Alternative, trials: tuple[Trial, ...], best: int) ->
         told = "it failed when it was run"
     else:
         slower = 100 * (trial.measured_seconds / kept - 1)
-        told = f"measured {format_seconds(trial.measured_seconds)}, {slower:.1f} % slower"
+        told = f"measured {step_text(trial.measured_seconds, trial.measured_speed)}, {slower:.1f} % slower"
     return dataclasses.replace(alternative, reason=f"{told}, predicted {alternative.reason}")
 
 
@@ -167,7 +173,9 @@ def _reason(trials: tuple[Trial, ...], best: int) -> str:
     kept, first = trials[best], trials[0]
     measured = sum(trial.measured_seconds is not None for trial in trials)
     assert kept.measured_seconds is not None, "the fastest was measured"
-    told = f"the fastest of {measured} plans that were run here: {format_seconds(kept.measured_seconds)} per step"
+    fast = "" if kept.measured_speed is None else f", {kept.measured_speed.text}"
+    step = f"{format_seconds(kept.measured_seconds)} per step{fast}"
+    told = f"the fastest of {measured} plans that were run here: {step}"
     doubt = _doubt(kept, [trial for i, trial in enumerate(trials) if i != best])
     if best == 0:
         return f"{told}, also the best by prediction{doubt}"
