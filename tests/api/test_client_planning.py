@@ -15,6 +15,7 @@ from penstock.api.service import Service
 from penstock.cli.whatif import progress_text
 from penstock.client import AsyncClient, Client, PlanRequest, ServiceError
 from penstock.client.planning import Search
+from penstock.core.speed import Speed
 from penstock.planner.pricing import cost_of
 from penstock.planner.worker.questions import Answer
 from tests.support.application import Application, here
@@ -131,6 +132,11 @@ def test_the_awaiting_client_does_the_same(service: Service) -> None:
         ("Working", Search(), "planning"),
         ("Working", Search(candidates=3), "3 simulated"),
         ("Working", Search(candidates=3, best_step_seconds=0.25), "3 simulated, best so far 250 ms per step"),
+        (
+            "Working",
+            Search(candidates=3, best_step_seconds=0.25, best_speed=Speed(tokens_per_second_per_device=4096.0)),
+            "3 simulated, best so far 250 ms per step, 4,096 tokens/s per device",
+        ),
     ],
 )
 def test_how_far_it_is_in_a_line(state: str, progress: Search, text: str) -> None:

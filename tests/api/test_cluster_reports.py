@@ -16,12 +16,13 @@ from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.settings import REVIEWS
+from penstock.api.store.plans import keep_plan
 from penstock.api.store.schema import measurements
 from penstock.core.profile import Profile
 from penstock.core.records import Record, RecordKind
 from tests.support.fake_apiserver import Call, FakeApiserver, Found, RefusedError
 from tests.support.on_cluster import OnCluster, instant, on_cluster
-from tests.support.sample_run import sample_profile
+from tests.support.sample_run import explained_plan, sample_profile
 from tests.support.service import HOST, NOW, Clock, job_manifest, step_records
 
 POD = "a.pod.token"
@@ -78,6 +79,19 @@ class TestProgress:
             "stepSeconds": 0.5,
             "reportedAt": instant(NOW),
         }
+
+    def test_a_step_has_its_speed_by_the_plan(self, here: OnCluster) -> None:
+        job, plan = running(here), explained_plan()
+        uid = uid_of(job)
+        here.service.write(uid, lambda connection: keep_plan(connection, uid, 1, plan, NOW))
+        assert here.send(POD, step_records(uid, range(3))).status_code == 200
+        here.turn(0.5)
+        speed = plan.speed(0.5)
+        assert speed is not None
+        told = here.progress()["speed"]
+        assert told.keys() == {"tokensPerSecondPerDevice", "modelFlopsUtilization"}
+        assert told["tokensPerSecondPerDevice"] == pytest.approx(speed.tokens_per_second_per_device)
+        assert told["modelFlopsUtilization"] == pytest.approx(speed.model_flops_utilization)
 
     def test_one_long_step_is_not_the_length_of_a_step(self, here: OnCluster) -> None:
         """The operator compares it with the prediction, and may have the job measured again for it."""

@@ -52,8 +52,9 @@ def _speed(value: Callable[[Speed], float | None]) -> Value:
 
     def tell(job: Standing, promise: Promise | None) -> float | None:
         speed = promise.of_a_second if promise else None
-        of_a_second = value(speed) if speed and job.phase is Phase.RUNNING else None
-        return of_a_second / job.step_seconds if of_a_second is not None and job.step_seconds else None
+        if speed is None or not job.step_seconds or job.phase is not Phase.RUNNING:
+            return None
+        return value(speed.slowed(job.step_seconds))
 
     return tell
 

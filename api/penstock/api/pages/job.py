@@ -18,7 +18,7 @@ from penstock.core.errors import UserError
 from penstock.core.failure import Failure, read_failure
 from penstock.core.job import JobSpec
 from penstock.core.lifecycle import LOSSES, Phase
-from penstock.core.units import format_age, format_seconds
+from penstock.core.units import format_age, format_count, format_seconds
 from penstock.view import charts
 from penstock.view.axis import utc
 from penstock.view.charts import Figure
@@ -137,7 +137,8 @@ def job_text(spec: JobSpec) -> str:
     """The job in a sentence."""
     model = spec.model
     return (
-        f"A {model.family.value} of {model.layers} layers, width {model.hidden:,}, on {spec.resources.ranks} ranks: "
+        f"A {model.family.value} of {format_count(model.layers, 'layer')}, width {model.hidden:,}, "
+        f"on {format_count(spec.resources.ranks, 'rank')}: "
         f"{spec.training.steps:,} steps of {spec.training.global_batch:,} sequences of "
         f"{spec.data.sequence_length:,} tokens."
     )
@@ -241,7 +242,7 @@ def event_text(kind: str, body: Mapping[str, Any]) -> str:
         case "planned":
             return f"Plan {body['digest'][:12]} for attempt {body['attempt']}"
         case "launched":
-            return f"Attempt {body['attempt']} launched on {body['ranks']} ranks"
+            return f"Attempt {body['attempt']} launched on {format_count(body['ranks'], 'rank')}"
         case "condition":
             why = ": ".join(text for text in (body["reason"], body["message"].partition("\n")[0]) if text)
             return f"{body['type']} is {body['status'].lower()} ({why})"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlencode
 
 from penstock.api.pages.shell import Page
 from penstock.api.store.jobs import Query, StoredJob
 from penstock.core.lifecycle import Phase
+from penstock.core.speed import speed_columns
 from penstock.core.units import format_age, format_seconds
 from penstock.view.markup import Markup, element, join
 from penstock.view.tables import card, heading, phase_badge, scroll
@@ -19,7 +20,7 @@ SORTS = {
     "-priority": "by priority",
     "phase": "by phase",
 }
-HEADERS = ("", "job", "phase", "progress", "loss", "per step", "age")
+HEADERS = ("", "job", "phase", "progress", "loss", "per step")
 
 
 def listing(found: Sequence[StoredJob], query: Query, following: str | None, now: float) -> Page:
@@ -61,15 +62,19 @@ def _option(value: str, text: str, chosen: bool) -> Markup:
 
 
 def _table(found: Sequence[StoredJob], now: float) -> Markup:
-    head = (heading(text) for text in HEADERS)
-    rows = (element("tr", *_cells(job, now), id=f"job-{job.uid}") for job in found)
+    speeds = speed_columns([job.speed for job in found])
+    head = (heading(text) for text in (*HEADERS, *speeds.headers, "age"))
+    rows = (
+        element("tr", *_cells(job, zip(speeds.headers, speed, strict=True), now), id=f"job-{job.uid}")
+        for job, speed in zip(found, speeds.rows, strict=True)
+    )
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *rows))
     table = scroll(element("table", content, class_="jobs"), "jobs")
     compare = element("p", element("button", "Compare"), element("span", "two to four marked jobs"), class_="compare")
     return element("form", card(table), compare if len(found) > 1 else Markup(), method="get", action="/compare")
 
 
-def _cells(job: StoredJob, now: float) -> list[Markup]:
+def _cells(job: StoredJob, speed: Iterable[tuple[str, str]], now: float) -> list[Markup]:
     name = element("a", job.name, href=path_of(job))
     space = element("small", f" {job.namespace}") if job.namespace != "default" else Markup()
     told = job.progress
@@ -91,6 +96,7 @@ def _cells(job: StoredJob, now: float) -> list[Markup]:
         element("td", bar, class_="done"),
         element("td", f"{told.loss:.3f}" if told and told.loss is not None else "", data_name="loss"),
         element("td", format_seconds(told.step_seconds) if told and told.step_seconds else "", data_name="per step"),
+        *(element("td", text, data_name=name) for name, text in speed),
         element("td", format_age(now - job.created_at), data_name="age"),
     ]
 

@@ -9,7 +9,7 @@ from penstock.api.store.profiles import StoredProfile
 from penstock.core.comparison import FitPoint
 from penstock.core.profile import Profile
 from penstock.core.schedule import Kind
-from penstock.core.units import format_age
+from penstock.core.units import format_age, format_count
 from penstock.view import profile_charts
 from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
@@ -48,7 +48,7 @@ def profile_page(stored: StoredProfile, profile: Profile, fit: tuple[FitPoint, .
     """One profile; ``fit`` is what the cost model that is fitted to it says of its points."""
     report = ReportData(job=profile.key.host, phase="", command="", profile=profile, fit=fit)
     sections = [_curves(profile), fit_section(report), machine_section(report)]
-    words = f"{profile.num_ranks} ranks, {profile.precision.value}, {stored.method}"
+    words = f"{format_count(profile.num_ranks, 'rank')}, {profile.precision.value}, {stored.method}"
     head = element("div", element("h1", stored.host), class_="head")
     return Page(
         title=f"Profile of {stored.host}",

@@ -22,6 +22,7 @@ EXAMPLE_RECORD: dict[str, Any] = {
     "kind": "log",
     "log": {"rank": 0, "level": "info", "message": "step 120: loss 3.214"},
 }
+_SPEED = {"tokensPerSecondPerDevice": 2155.8, "modelFlopsUtilization": 0.41}
 _STATUS = {
     "phase": "Running",
     "reason": "Launched",
@@ -37,6 +38,7 @@ _STATUS = {
         "numSteps": 200,
         "loss": 3.214,
         "stepSeconds": 1.9,
+        "speed": _SPEED,
         "lastCheckpoint": 100,
         "reportedAt": NOW,
     },
@@ -70,7 +72,14 @@ _REQUEST_ROW = {
     "createdBy": "ci",
     "createdAt": BEGAN,
     "finishedAt": None,
-    "progress": {"divisions": 6, "candidates": 240, "best": "pp 4, 8 slices, zb", "bestStepSeconds": 1.8, "change": ""},
+    "progress": {
+        "divisions": 6,
+        "candidates": 240,
+        "best": "pp 4, 8 slices, zb",
+        "bestStepSeconds": 1.8,
+        "bestSpeed": _SPEED,
+        "change": "",
+    },
     "error": None,
     "planDigest": None,
 }

@@ -11,6 +11,16 @@ from pydantic.alias_generators import to_camel
 from penstock.api.schemas.wire import Wire, instant, maybe
 from penstock.api.store.jobs import StoredJob
 from penstock.core.lifecycle import Phase
+from penstock.core.speed import Speed
+
+
+class SpeedView(Wire):
+    """How fast a step is."""
+
+    tokens_per_second_per_device: float = Field(description="Tokens of a step, divided by its seconds and its devices.")
+    model_flops_utilization: float | None = Field(
+        description="FLOPs of the model as a share of what all devices do at their peak; null: the peak is not known."
+    )
 
 
 class ProgressView(Wire):
@@ -20,6 +30,7 @@ class ProgressView(Wire):
     num_steps: int = Field(description="How many there are to do.")
     loss: float | None = Field(description="In nats per token.")
     step_seconds: float | None
+    speed: SpeedView | None = Field(description="Of a step that takes as long, by the plan; null without time or plan.")
     last_checkpoint: int | None = Field(description="The step of the newest complete checkpoint.")
     reported_at: datetime
 
@@ -226,6 +237,11 @@ def status_view(stored: StoredJob) -> StatusView:
     )
 
 
+def speed_view(speed: Speed | None) -> SpeedView | None:
+    """Both numbers, where they are known."""
+    return None if speed is None else SpeedView.model_validate(speed, from_attributes=True)
+
+
 def _progress_view(stored: StoredJob) -> ProgressView | None:
     told = stored.progress
     if told is None:
@@ -235,6 +251,7 @@ def _progress_view(stored: StoredJob) -> ProgressView | None:
         num_steps=stored.num_steps,
         loss=told.loss,
         step_seconds=told.step_seconds,
+        speed=speed_view(stored.speed),
         last_checkpoint=told.last_checkpoint,
         reported_at=instant(told.reported_at),
     )

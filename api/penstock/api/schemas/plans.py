@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from penstock.api.schemas.jobs import SpeedView, speed_view
 from penstock.api.schemas.wire import Wire, instant, maybe
 from penstock.api.store.plan_requests import State, StoredRequest, Wanted
 from penstock.api.store.profiles import StoredProfile
@@ -27,6 +28,7 @@ class SearchView(Wire):
     candidates: int = Field(description="Plans that were simulated.")
     best: str = Field(description="The best that fits so far; empty before there is one.")
     best_step_seconds: float | None
+    best_speed: SpeedView | None = Field(description="Of the step of the best.")
     change: str = Field(description="What differs in this search, of a request with `whatIf`; else empty.")
 
 
@@ -187,6 +189,7 @@ def _request_fields(stored: StoredRequest) -> dict[str, Any]:
             candidates=told.candidates,
             best=told.best,
             best_step_seconds=told.best_step_seconds,
+            best_speed=speed_view(told.best_speed),
             change=told.change,
         ),
         "error": None if not stored.error else MistakeView(**stored.error),

@@ -33,12 +33,14 @@ from sqlalchemy.exc import IntegrityError
 from penstock.api.store.engine import upsert
 from penstock.api.store.rows import put
 from penstock.api.store.schema import events, job_labels, jobs, log_lines, points, progress, rollups, series, sources
+from penstock.api.store.speeds import Speeds, speed_of_step, speeds_of_a_second
 from penstock.core import jsontext
 from penstock.core.errors import MistakesError, PenstockError, UserError, mistakes_in
 from penstock.core.failure import LAST_WORDS
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import LIVE, Phase, enter
 from penstock.core.manifest import limits_lifted
+from penstock.core.speed import Speed
 
 MOST_PER_PAGE = 500
 KEPT_OF_REPORTS = ("loss", "step_seconds", "last_checkpoint")
@@ -83,7 +85,7 @@ def spec_part(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class StoredJob:
     """A job's row and its progress. ``version`` changes with everything but progress, ``generation`` with the spec.
 
-    ``cluster`` is where the job runs; it is empty for one of a machine.
+    ``speed`` is that of the reported step. ``cluster`` is where the job runs; it is empty for one of a machine.
     """
 
     number: int
@@ -113,6 +115,7 @@ class StoredJob:
     plan_digest: str | None
     last_event: int
     progress: Reported | None = None
+    speed: Speed | None = None
 
     @property
     def job(self) -> PipelineJob:
@@ -271,7 +274,7 @@ def get(connection: Connection, uid: str) -> StoredJob:
     row = connection.execute(_JOINED.where(jobs.c.uid == uid)).one_or_none()
     if row is None:
         raise NoSuchJobError(uid)
-    return _stored(row)
+    return _stored(connection, [row])[0]
 
 
 def namespace_of(connection: Connection, uid: str) -> str | None:
@@ -286,7 +289,7 @@ def find(connection: Connection, namespace: str, name: str) -> StoredJob:
     row = connection.execute(newest.limit(1)).one_or_none()
     if row is None:
         raise NoSuchJobError(f"{namespace}/{name}")
-    return _stored(row)
+    return _stored(connection, [row])[0]
 
 
 def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | None]:
@@ -310,7 +313,7 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
     # The numbers first, which indexes have: whole rows are large, and sorting would carry them along.
     numbers = chosen.order_by(*directed).limit(limit + 1)
     rows = connection.execute(_JOINED.where(jobs.c.number.in_(numbers)).order_by(*directed)).all()
-    found = [_stored(row) for row in rows[:limit]]
+    found = _stored(connection, rows[:limit])
     if len(rows) <= limit:
         return found, None
     last = rows[limit - 1]._mapping
@@ -319,7 +322,7 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
 
 def select_jobs(connection: Connection, *conditions: ColumnElement[bool]) -> list[StoredJob]:
     """The jobs of which all conditions hold, oldest first."""
-    return [_stored(row) for row in connection.execute(_JOINED.where(*conditions).order_by(jobs.c.number))]
+    return _stored(connection, connection.execute(_JOINED.where(*conditions).order_by(jobs.c.number)).all())
 
 
 def unfinished(
@@ -379,12 +382,21 @@ def _read_cursor(text: str, sort: str) -> tuple[str | int, int]:
     return value, number
 
 
-def _stored(row: Row[Any]) -> StoredJob:
-    values = dict(row._mapping)
+def _stored(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredJob]:
+    digests = {row.plan_digest for row in rows if row.plan_digest and row.progress_step_seconds}
+    speeds = speeds_of_a_second(connection, digests) if digests else {}
+    return [_one_stored(dict(row._mapping), speeds) for row in rows]
+
+
+def _one_stored(values: dict[str, Any], speeds: Speeds) -> StoredJob:
     reported = {name: values.pop(f"progress_{name}") for name in [column.name for column in progress.columns]}
     reported.pop("uid")
     values["phase"] = Phase(values["phase"])
-    return StoredJob(**values, progress=Reported(**reported) if reported["step"] is not None else None)
+    return StoredJob(
+        **values,
+        progress=Reported(**reported) if reported["step"] is not None else None,
+        speed=speed_of_step(speeds, values["plan_digest"], reported["step_seconds"]),
+    )
 
 
 # Changes

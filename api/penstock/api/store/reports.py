@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_, select
 
 from penstock.api.store.schema import jobs, measurements, progress
+from penstock.api.store.speeds import Speeds, speed_of_step, speeds_of_a_second
 from penstock.core.lifecycle import Phase
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobProgress
@@ -32,17 +33,19 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
     """Of the cluster's jobs that reported at ``since`` or later, and of ``others`` by uid."""
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     measured = and_(measurements.c.uid == jobs.c.uid, measurements.c.attempt == jobs.c.attempt)
-    told = (progress.c.step, progress.c.loss, progress.c.step_seconds, progress.c.last_checkpoint)
+    told = (progress.c.step, progress.c.loss, progress.c.step_seconds, progress.c.last_checkpoint, jobs.c.plan_digest)
     columns = (jobs.c.uid, jobs.c.namespace, jobs.c.name, jobs.c.attempt, jobs.c.phase, measurements.c.ref)
     times = (progress.c.reported_at, measurements.c.reported_at.label("measured_at"))
     joined = jobs.outerjoin(progress, reported).outerjoin(measurements, measured)
     chosen = select(*columns, *told, *times).select_from(joined)
     wanted = or_(progress.c.reported_at >= since, measurements.c.reported_at >= since, jobs.c.uid.in_(sorted(others)))
-    rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), wanted))
-    return [_report(row) for row in rows]
+    rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), wanted)).all()
+    digests = {row.plan_digest for row in rows if row.plan_digest and row.step_seconds}
+    speeds = speeds_of_a_second(connection, digests) if digests else {}
+    return [_report(row, speeds) for row in rows]
 
 
-def _report(row: Any) -> Report:
+def _report(row: Any, speeds: Speeds) -> Report:
     """``step`` of the table is how many are done, and none before the first. People read the loss in a column."""
     trains = row.step is not None
     told = JobProgress(
@@ -51,6 +54,7 @@ def _report(row: Any) -> Report:
         step=row.step or 0,
         loss=None if row.loss is None else float(f"{row.loss:.{LOSS_DIGITS}g}"),
         step_seconds=row.step_seconds,
+        speed=speed_of_step(speeds, row.plan_digest, row.step_seconds),
         last_checkpoint=row.last_checkpoint,
         profile_ref=row.ref or "",
         reported_at=row.reported_at if trains else row.measured_at,

@@ -1,0 +1,67 @@
+"""How fast jobs' steps are: their plans say how many tokens and FLOPs a step is, and on how many devices.
+
+A plan never changes under its digest, and unpacking one takes longer than all else that is read of a job. So the speed
+of a step that takes a second is remembered by digest: one of s seconds is s times slower.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import Connection, select
+
+from penstock.api.store.documents import unpack
+from penstock.api.store.schema import plans
+from penstock.core.errors import UserError
+from penstock.core.manifest import limits_lifted
+from penstock.core.plan import Plan
+from penstock.core.speed import Speed
+
+MOST_DIGESTS = 500
+"""Of one question: databases take only so many parameters."""
+MOST_REMEMBERED = 16_384
+LEAST_SECONDS = 1e-9
+"""No step is shorter."""
+
+Speeds = Mapping[str, Speed | None]
+
+_remembered: dict[str, Speed | None] = {}
+_lock = threading.Lock()
+
+
+def speeds_of_a_second(connection: Connection, digests: Collection[str]) -> Speeds:
+    """For each plan with one of these digests the speed of a step that takes a second."""
+    with _lock:
+        found = {digest: _remembered[digest] for digest in digests if digest in _remembered}
+    missing = sorted({*digests} - found.keys())
+    for i in range(0, len(missing), MOST_DIGESTS):
+        some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(missing[i : i + MOST_DIGESTS]))
+        found.update((digest, _of_a_second(body)) for digest, body in connection.execute(some))
+    _remember({digest: found[digest] for digest in missing if digest in found})
+    return found
+
+
+def speed_of_step(speeds: Speeds, digest: str | None, step_seconds: float | None) -> Speed | None:
+    """The speed of a step of the plan with this digest; none where plan or time is not known."""
+    of_a_second = speeds.get(digest or "")
+    if of_a_second is None or step_seconds is None or step_seconds < LEAST_SECONDS:
+        return None
+    return of_a_second.slowed(step_seconds)
+
+
+def _of_a_second(body: bytes) -> Speed | None:
+    """None of a plan that this version cannot read: its job is listed all the same."""
+    try:
+        with limits_lifted():
+            return Plan.from_manifest(unpack(body)).speed(1.0)
+    except UserError:
+        return None
+
+
+def _remember(new: Speeds) -> None:
+    """The oldest are forgotten where there are too many."""
+    with _lock:
+        _remembered.update(new)
+        for digest in list(_remembered)[: max(0, len(_remembered) - MOST_REMEMBERED)]:
+            del _remembered[digest]
