@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.lifecycle import REPLAN_AFTER_DRIFT_SECONDS, AttemptState, Phase
+from penstock.core.speed import Speed, step_text
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import STOP_ANNOTATION
 from penstock.kube.resources import JOBS, PODS
@@ -73,6 +74,25 @@ def test_what_drifts_for_long_is_measured_and_planned_anew(operating: Operating)
     operating.turn(12)
     assert operating.phase(uid) is Phase.RUNNING
     assert condition(operating, uid, ConditionType.DRIFTED) == (ConditionStatus.FALSE, "Beginning")
+
+
+def test_the_status_shows_the_speed_of_every_step_time(operating: Operating) -> None:
+    """The plan says how many tokens and FLOPs a step is; the service tells the speed of the measured step."""
+    uid = running(operating, **ALLOWED)
+    plan = operating.status(uid).plan
+    assert plan is not None
+    assert plan.step_seconds is not None
+    assert plan.speed is not None
+    assert plan.speed.tokens_per_second_per_device > 0
+    measured = Speed(tokens_per_second_per_device=4096.0, model_flops_utilization=0.25)
+    progress = {"stepSeconds": SLOWER * plan.step_seconds, "speed": measured.to_manifest()}
+    operating.kube.report(uid, attempt=1, epoch=1, step=9, **progress)
+    operating.turn()
+    drifted = operating.status(uid).condition(ConditionType.DRIFTED)
+    assert drifted is not None
+    now, then = step_text(SLOWER * plan.step_seconds, measured), step_text(plan.step_seconds, plan.speed)
+    assert drifted.message == f"a step takes {now}, and {then} were predicted"
+    assert "(4,096 tokens/s per device, MFU 25.0 %)" in now
 
 
 def test_where_the_new_prediction_is_wrong_too_it_stays(operating: Operating) -> None:

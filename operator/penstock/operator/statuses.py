@@ -22,8 +22,8 @@ from penstock.core.lifecycle import (
 from penstock.core.plan import Plan
 from penstock.core.pod import CheckpointName
 from penstock.core.records import WARM_UP_STEPS
+from penstock.core.speed import step_text
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
-from penstock.core.units import format_seconds
 from penstock.kube.transport import KubeError
 from penstock.operator import places
 from penstock.operator.drift import BEGINNING, DRIFTED_RATIO, SETTLED_RATIO, judged, ratio, step_seconds
@@ -84,6 +84,7 @@ def in_short(plan: Plan) -> PlanStatus:
         digest=plan.digest,
         summary=", ".join([*(mesh or ["pp 1"]), batches, slices, plan.schedule.generator]),
         step_seconds=prediction.step_seconds if prediction else None,
+        speed=plan.speed(),
         peak_bytes=max(prediction.peak_bytes, default=None) if prediction else None,
     )
 
@@ -245,7 +246,9 @@ def _drifted(facts: Facts) -> Condition | None:
     if ratio(*seconds) <= (SETTLED_RATIO if was_drifted else DRIFTED_RATIO):
         return _condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
     measured, predicted = seconds
-    message = f"a step takes {format_seconds(measured)}, and {format_seconds(predicted)} were predicted"
+    now = step_text(measured, progress.speed if progress else None)
+    then = step_text(predicted, status.plan.speed if status.plan else None)
+    message = f"a step takes {now}, and {then} were predicted"
     return _condition(ConditionType.DRIFTED, True, "Slower" if measured > predicted else "Faster", "", message)
 
 
