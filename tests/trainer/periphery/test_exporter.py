@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.core.errors import UserError
 from penstock.core.host.ports import free_port
 from penstock.core.records import StepMetrics
-from penstock.trainer.exporter import GAUGES, Exporter
+from penstock.core.speed import Speed
+from penstock.trainer.exporter import GAUGES, SPEEDS, Exporter
 
 HOST = "127.0.0.1"
 
@@ -54,8 +55,24 @@ def test_every_step_shows() -> None:
     assert found["penstock_step_seconds_sum"] == pytest.approx(1.0)
 
 
+def test_the_speed_of_a_step_shows_as_far_as_it_is_known() -> None:
+    exporter, port = Exporter("tiny"), free_port()
+    exporter.serve(HOST, port)
+    exporter.update(METRICS)
+    assert not {f"penstock_{name}" for name in SPEEDS} & scrape(port).keys()
+    exporter.update(METRICS, Speed(tokens_per_second_per_device=256.0))
+    found = scrape(port)
+    assert found["penstock_tokens_per_second_per_device"] == 256.0
+    assert "penstock_model_flops_utilization" not in found
+    exporter.update(METRICS, Speed(tokens_per_second_per_device=128.0, model_flops_utilization=0.25))
+    found = scrape(port)
+    assert found["penstock_tokens_per_second_per_device"] == 128.0
+    assert found["penstock_model_flops_utilization"] == 0.25
+
+
 def test_gauges_are_fields_of_the_metrics() -> None:
     assert set(GAUGES) <= {field.name for field in dataclasses.fields(StepMetrics)}
+    assert set(SPEEDS) == {field.name for field in dataclasses.fields(Speed)}
 
 
 def test_two_runs_in_one_process_do_not_meet() -> None:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from penstock.core.errors import UserError
 from penstock.core.records import StepMetrics
+from penstock.core.speed import Speed
 
 GAUGES = {
     "loss": "Training loss in nats per token",
@@ -19,6 +20,12 @@ GAUGES = {
 }
 """Fields of `StepMetrics` whose newest value is shown, as ``penstock_<field>``."""
 
+SPEEDS = {
+    "tokens_per_second_per_device": "Tokens per second and device in the newest step",
+    "model_flops_utilization": "Share of the devices' peak that the model's FLOPs take, where the peak is known",
+}
+"""The same of `Speed`; there is none of a number that is not known."""
+
 
 class Exporter:
     """A run's progress; `serve` makes it visible."""
@@ -27,6 +34,8 @@ class Exporter:
         labels: dict[str, Any] = {"labelnames": ["job_name"], "registry": CollectorRegistry()}
         self._registry: CollectorRegistry = labels["registry"]
         self._gauges = {name: Gauge(f"penstock_{name}", text, **labels).labels(job) for name, text in GAUGES.items()}
+        self._speeds = {name: Gauge(f"penstock_{name}", text, **labels) for name, text in SPEEDS.items()}
+        self._job = job
         self._predicted = Gauge("penstock_predicted_step_seconds", "What the plan promised", **labels).labels(job)
         self._seconds = Histogram("penstock_step_seconds", "Seconds of a step", **labels).labels(job)
         self._steps = Counter("penstock_steps", "Steps taken", **labels).labels(job)
@@ -46,11 +55,15 @@ class Exporter:
         """State the plan's promise."""
         self._predicted.set(step_seconds)
 
-    def update(self, metrics: StepMetrics) -> None:
-        """Take in one step."""
+    def update(self, metrics: StepMetrics, speed: Speed | None = None) -> None:
+        """Take in one step, and its ``speed``."""
         for name, gauge in self._gauges.items():
             value = getattr(metrics, name)
             if value is not None:
                 gauge.set(value)
+        for name, family in self._speeds.items():
+            value = getattr(speed, name, None)
+            if value is not None:
+                family.labels(self._job).set(value)
         self._seconds.observe(metrics.step_seconds)
         self._steps.inc()

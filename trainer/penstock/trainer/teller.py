@@ -42,7 +42,7 @@ class Announcer(Teller):
     """The first rank; a context, since it holds files open."""
 
     def __init__(self, run: RunDir, job: PipelineJob, plan: Plan, attempt: int, metrics_port: int | None) -> None:
-        self._run, self._num_steps = run, job.spec.training.steps
+        self._run, self._plan, self._num_steps = run, plan, job.spec.training.steps
         self._exporter = Exporter(job.metadata.name)
         if plan.prediction is not None:
             self._exporter.predict(plan.prediction.step_seconds)
@@ -77,7 +77,7 @@ class Announcer(Teller):
         self._outbox.put(RecordKind.METRICS, metrics=metrics)
         self._metrics.write(metrics_line(metrics))
         self._metrics.flush()
-        self._exporter.update(metrics)
+        self._exporter.update(metrics, self._plan.speed(metrics.step_seconds))
         if timeline is not None:
             for path in (self._run.timelines / f"step-{metrics.step}.json", self._run.timeline):
                 write_json(path, timeline.to_manifest())
