@@ -33,6 +33,7 @@ from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
+from penstock.core.units import format_count
 from penstock.planner.decide import decide, realised
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
@@ -267,10 +268,9 @@ def _result(contender: Contender) -> dict[str, Any]:
 
 
 def _describe(plan: Plan) -> str:
-    slices = f"{len(plan.slices)} slices" if len(plan.slices) > 1 else "1 slice"
+    batches = f"{format_count(plan.num_microbatches, 'micro-batch', 'micro-batches')} of {plan.microbatch}"
     schedule = plan.schedule.generator or "imported"
-    shape = f"dp {plan.dp} x pp {plan.pp}, {plan.num_microbatches} micro-batches of {plan.microbatch}"
-    return f"{shape}, {slices}, {schedule}"
+    return f"dp {plan.dp} x pp {plan.pp}, {batches}, {format_count(len(plan.slices), 'slice')}, {schedule}"
 
 
 def table(results: dict[str, Any]) -> str:
