@@ -281,7 +281,7 @@ def test_a_plan_for_people_says_why(tmp_path: Path, cluster: str, capsys: Captur
     )
     assert "pinned: dp 1, pp 2, microBatch 1, slices 2, schedule 1f1b, stages 4/4" in shown
     assert re.search(r"what if +step +tokens/s per device +MFU +gain +how", shown)
-    assert re.search(r"links 10 % faster +[\d.]+ m?s +[\d,.]+ +[\d.]+% +\+[\d.]+ % +same plan simulated", shown)
+    assert re.search(r"links 10 % faster +[\d.]+ m?s +[\d,.]+ +[\d.]+ % +\+[\d.]+ % +same plan simulated", shown)
     assert "new search" not in shown
     assert "compute" in shown
 
@@ -294,6 +294,10 @@ def test_what_would_help_is_planned_on_request(tmp_path: Path, cluster: str, cap
         assert main(["plan", job, "--cluster", cluster, *options, "--output", "json"]) == 0
         plans.append(Plan.from_manifest(json.loads(capsys.readouterr().out)))
     assert plans[0].program_digest == plans[1].program_digest
+    timed = [each for each in plans[0].alternatives if each.step_seconds is not None]
+    assert timed
+    for each in timed:
+        assert each.speed == plans[0].speed(each.step_seconds), "as many devices, and as many tokens"
     assert plans[1].prediction is not None
     assert plans[1].prediction.explanation is not None
     variations = plans[1].prediction.explanation.variations
@@ -308,7 +312,9 @@ def test_what_would_help_is_planned_on_request(tmp_path: Path, cluster: str, cap
     }
     assert all(each.step_seconds is not None or each.refusal for each in variations)
     assert main(["plan", job, "--cluster", cluster, "--what-if"]) == 0
-    assert re.search(r"one node more, 6 devices +[\d.]+ m?s .* new search: dp ", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert re.search(r"one node more, 6 devices +[\d.]+ m?s .* new search: dp ", shown)
+    assert re.search(r"considered +step +tokens/s per device +MFU +memory +why not", shown)
 
 
 def test_a_plan_says_how_sure_its_prediction_is() -> None:
