@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -100,7 +101,7 @@ class Reporter:
         cluster, since = self._mirror.cluster, self._since
         found = self._keeper.read(lambda connection: reports(connection, cluster, since, waiting))
         self._since = now - SLACK_SECONDS
-        news = [each for each in found if each.progress.to_manifest() != self._known(each.uid).to_manifest()]
+        news = [each for each in found if _compared(each.progress) != _compared(self._known(each.uid))]
         ready = [each for each in news if self._is_due(each, now)]
         for each, succeeded in zip(ready, self._threads.map(self._report, ready), strict=True):
             self._last[each.uid] = (now, each.progress if succeeded else self._known(each.uid))
@@ -136,6 +137,14 @@ class Reporter:
         if found["uid"] != report.uid:
             raise KubeError(404, "NotFound", "its name is another's by now")
         return self._kube.report(place, report.progress, found["resourceVersion"])
+
+
+def _compared(progress: JobProgress) -> dict[str, Any]:
+    """What is news where it differs. The speed follows from the rest, and is told with it.
+
+    An earlier version told none, and a cluster whose CRD is of an earlier version keeps none.
+    """
+    return replace(progress, speed=None).to_manifest()
 
 
 def config_map(measurement: Measurement, profile: Profile) -> dict[str, Any]:
