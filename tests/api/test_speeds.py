@@ -47,7 +47,7 @@ def fast_job(service: Service, name: str = "tiny", plan: Plan | None = None) -> 
     return service.read(lambda connection: jobs.get(connection, uid))
 
 
-def told(speed: Speed | None) -> dict[str, Any]:
+def as_json(speed: Speed | None) -> dict[str, Any]:
     assert speed is not None
     return {
         "tokensPerSecondPerDevice": pytest.approx(speed.tokens_per_second_per_device),
@@ -64,7 +64,7 @@ def cells(page: str) -> dict[str, str]:
 
 
 def test_progress_has_the_speed_of_its_step(service: Service) -> None:
-    stored, speed = fast_job(service), told(explained_plan().speed(STEP_SECONDS))
+    stored, speed = fast_job(service), as_json(explained_plan().speed(STEP_SECONDS))
     assert speed["modelFlopsUtilization"] is not None
     client = client_of(service)
     for answer in (

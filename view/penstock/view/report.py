@@ -107,8 +107,8 @@ def _loss(data: ReportData) -> _Tile:
 def _speed(data: ReportData) -> _Tile:
     usual, promised = data.run.tokens_per_second, data.plan.speed() if data.plan else None
     if usual is None:
-        beside = "no step was reported" if promised is None else f"predicted {_per_device(promised)}; not measured"
-        return _Tile("Throughput", "–", "", beside)
+        note = "no step was reported" if promised is None else f"predicted {_per_device(promised)}; not measured"
+        return _Tile("Throughput", "–", "", note)
     seconds = measured_step_seconds(data)
     speed = data.plan.speed(seconds) if data.plan and seconds else None
     if speed is None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.view.markup import Markup, element, join
 
-MOST_BESIDE: Final = 4
+MOST_NUMBERS: Final = 4
 """So many columns of numbers have a place next to the first column on a narrow screen."""
 
 
@@ -27,7 +27,7 @@ def table(
     content = Markup(element("thead", element("tr", *head)) + element("tbody", *body))
     if len(headers) - 1 in numbers:
         return scroll(element("table", content))
-    class_ = "telling many" if len(numbers) > MOST_BESIDE else "telling"
+    class_ = "telling many" if len(numbers) > MOST_NUMBERS else "telling"
     return scroll(element("table", content, class_=class_, style=f"--numbers:{len(numbers)}"))
 
 
