@@ -14,11 +14,11 @@ from penstock.core.schedule import Kind
 from penstock.planner.cost import CostModel
 from penstock.planner.fit import measured_cost
 from penstock.planner.stagecost import (
-    UnitTable,
     PASSES,
     UNIT_KINDS,
     SliceCost,
     Stages,
+    UnitTable,
     prefixes,
     stage_costs,
     unit_counts,

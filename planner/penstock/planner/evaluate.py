@@ -132,8 +132,8 @@ class Simulated:
         return self._costs[key]
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
-        """Simulate one step of the candidate; long ones are extrapolated from shorter ones unless asked ``in_full``, and
-        those of more than `MOST_SIMULATED_ACTIONS` also then.
+        """Simulate one step of the candidate; long ones are extrapolated from shorter ones unless asked ``in_full``,
+        and those of more than `MOST_SIMULATED_ACTIONS` also then.
 
         The evaluation's candidate names the variant that its generator took.
         """

@@ -117,9 +117,7 @@ def stage_costs(units: UnitTable, model: ModelSpec, stages: Stages) -> StageCost
     base = counts @ units.seconds + units.overhead_seconds
     together = counts @ (units.seconds * units.slowdown) + units.overhead_seconds
     factor = np.divide(together, base, out=np.ones_like(base), where=base > 0)
-    return StageCosts(
-        alone_ns=whole_nanoseconds(base), slowdown_ppm=np.rint(1_000_000 * factor).astype(np.int64)
-    )
+    return StageCosts(alone_ns=whole_nanoseconds(base), slowdown_ppm=np.rint(1_000_000 * factor).astype(np.int64))
 
 
 def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:

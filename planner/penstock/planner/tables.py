@@ -19,7 +19,7 @@ from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
-from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, StageCosts, Stages, prefixes, unit_counts
+from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, unit_counts
 from penstock.planner.work import Floats
 
 Flags = npt.NDArray[np.bool_]

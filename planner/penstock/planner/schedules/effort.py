@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 class Effort:
     """How many seeds are refined at a depth.
 
-    They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks of all or of a few (if ``has_few_blocks``), as
-    many that are the fastest with what they hold by themselves (if ``is_ranking``), and list schedules that fill a wait with W from each of ``greedy`` percent
-    of its time on; all with every one of ``patiences``. Then the best is improved by as many trials as
-    ``trial_actions`` allow, at most `MOST_TRIALS`. Of the fastest, ``num_simulated`` are simulated. Rounds of up to
-    ``most_rounds`` micro-batches, or as many as a group has, are looked for in the ``num_repeated`` shortest steps, at
-    as many times of each.
+    They are V-Min (if ``has_leanest``), the ``num_blocks`` fullest blocks of all or of a few (if ``has_few_blocks``),
+    as many that are the fastest with what they hold by themselves (if ``is_ranking``), and list schedules that fill a
+    wait with W from each of ``greedy`` percent of its time on; all with every one of ``patiences``. Then the best is
+    improved by as many trials as ``trial_actions`` allow, at most `MOST_TRIALS`. Of the fastest, ``num_simulated`` are
+    simulated. Rounds of up to ``most_rounds`` micro-batches, or as many as a group has, are looked for in the
+    ``num_repeated`` shortest steps, at as many times of each.
     """
 
     num_blocks: int
@@ -33,9 +33,7 @@ LEAN = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50, 100))
 FULL = Effort(num_blocks=3, greedy=(0, 50), patiences=(0, 50, 100), num_simulated=3, trial_actions=40_000)
 
 LONG = Effort(num_blocks=1, greedy=(0,), patiences=(0, 50), is_ranking=False)
-LONGEST = Effort(
-    num_blocks=1, greedy=(), patiences=(0, 50), is_ranking=False, has_leanest=False, most_rounds=2
-)
+LONGEST = Effort(num_blocks=1, greedy=(), patiences=(0, 50), is_ranking=False, has_leanest=False, most_rounds=2)
 QUICK = Effort(
     num_blocks=1,
     greedy=(0,),

@@ -138,7 +138,7 @@ def _date(
         while heads[rank] < num_steps:
             queue = word[rank, heads[rank]]
             action = first_actions[rank, queue] + units[rank, queue]
-            start = free[rank]
+            start = int(free[rank])
             for column in range(2):
                 before = predecessors[action, column]
                 if before >= 0 and start >= 0:

@@ -24,6 +24,7 @@ from penstock.planner.simulate.link import AWAITED, POSTED, SENDER, STOP_POST, S
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 
 SlotBytes = Callable[[SlotKind, Sequence[int]], Ints]
 """[stages, lengths]: the bytes of one kind of slot on every stage, for slices (``kv``, ``dkv``: sequences) of these
@@ -55,7 +56,7 @@ class Walk:
     messages: Codes
     first_messages: Ints
     first_waits: Ints
-    is_lean: npt.NDArray[np.bool_]
+    is_lean: Flags
 
     @classmethod
     def of(cls, order: Order, receive_ahead: int, *, late_receives: bool = False) -> Walk:
@@ -88,29 +89,6 @@ class Walk:
             self.messages,
             self.first_messages,
             self.first_waits,
-            peaks,
-        )
-        return peaks
-
-
-def high_water_bytes(
-        self, sizes: SlotBytes, slices: Sequence[int], transients: Transients = MappingProxyType({})
-    ) -> Ints:
-        """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens."""
-        order, linked = self.order, self.linked
-        slots = _slot_table(order, sizes, slices)
-        peaks = np.zeros(order.num_ranks, dtype=np.int64)
-        _walk(
-            order.offsets,
-            np.stack([order.kinds, order.stages, order.slices], axis=1),
-            _is_lean(order),
-            _changes(order, slots, transients),
-            np.stack(_message_tables(slots)),
-            DIRECTIONS,
-            linked.actions,
-            linked.messages,
-            linked.first_messages,
-            linked.first_waits,
             peaks,
         )
         return peaks
@@ -159,14 +137,14 @@ def _message_tables(slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
     return sent, received
 
 
-def _is_lean(order: Order) -> npt.NDArray[np.bool_]:
+def _is_lean(order: Order) -> Flags:
     """[actions]: those that acquire no slots for what R makes again; empty where nothing is recomputed."""
     again = order.kinds == RECOMPUTE
     if not again.any():
         return np.zeros(0, dtype=bool)
     recomputed = np.zeros((order.num_stages, order.num_microbatches, order.num_slices), dtype=bool)
     recomputed[order.stages[again], order.microbatches[again], order.slices[again]] = True
-    is_lean = (order.kinds == FORWARD) & recomputed[order.stages, order.microbatches, order.slices]
+    is_lean: Flags = (order.kinds == FORWARD) & recomputed[order.stages, order.microbatches, order.slices]
     return is_lean if order.parts is None else is_lean | (again & (order.parts[:, 0] > 0))
 
 
@@ -215,7 +193,7 @@ def _transient_table(order: Order, transients: Transients) -> Ints:
 def _walk(
     offsets: Ints,
     codes: Codes,
-    is_lean: npt.NDArray[np.bool_],
+    is_lean: Flags,
     changes: Ints,
     message_bytes: Ints,
     directions: Ints,
@@ -225,7 +203,7 @@ def _walk(
     first_waits: Ints,
     peaks: Ints,
 ) -> None:
-    """Fill ``peaks``; tables as of `Walk`, ``message_bytes`` [AT_SENDER AT_RECEIVER, direction, sending stage, slice]."""
+    """Fill ``peaks``; ``message_bytes`` are [AT_SENDER AT_RECEIVER, direction, sending stage, slice]."""
     num_posted = np.zeros(len(first_messages), dtype=np.int64)
     num_released = np.zeros(len(first_messages), dtype=np.int64)
     post = 0
@@ -236,9 +214,7 @@ def _walk(
             while post < stops[index, 0]:
                 channel = messages[post, 1]
                 sender = messages[first_messages[channel] + num_posted[channel], 0]
-                live += message_bytes[
-                    AT_RECEIVER, directions[codes[sender, 0]], codes[sender, 1], codes[sender, 2]
-                ]
+                live += message_bytes[AT_RECEIVER, directions[codes[sender, 0]], codes[sender, 1], codes[sender, 2]]
                 num_posted[channel] += 1
                 post += 1
             kind, stage, part = codes[index, 0], codes[index, 1], codes[index, 2]
