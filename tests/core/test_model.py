@@ -12,6 +12,7 @@ from penstock.core.errors import UserError
 from penstock.core.layout import (
     Precision,
     SlotKind,
+    copied_parameters,
     num_parameters,
     parameters,
     stage_parameters,
@@ -29,6 +30,7 @@ from penstock.core.model import (
     step_flops,
 )
 
+GROUPED = ModelSpec(family=Family.LLAMA, layers=2, hidden=64, heads=16, kv_heads=4, vocab=64, ffn_hidden=192)
 GPT2_SMALL = ModelSpec(family=Family.GPT2, layers=12, hidden=768, heads=12, vocab=50257)
 LLAMA_7B = ModelSpec(family=Family.LLAMA, layers=32, hidden=4096, heads=32, vocab=32000, ffn_hidden=11008)
 
@@ -133,3 +135,38 @@ def test_impossible_dimensions_are_refused(fields: dict[str, object], message: s
     sound = {"family": Family.LLAMA, "layers": 2, "hidden": 256, "heads": 8, "vocab": 100}
     with pytest.raises(UserError, match=message):
         ModelSpec(**{**sound, **fields})  # type: ignore[arg-type]
+
+
+def test_devices_share_whole_heads_equal_widths_and_equally_many_copies_of_key_value_heads() -> None:
+    assert [tp for tp in range(1, 33) if GROUPED.can_be_sharded(tp)] == [1, 2, 4, 8, 16]
+    assert [GROUPED.kv_copies(tp) for tp in (1, 2, 4, 8, 16)] == [1, 1, 1, 2, 4]
+    six = ModelSpec(family=Family.LLAMA, layers=1, hidden=48, heads=12, kv_heads=6, vocab=64, ffn_hidden=96)
+    assert [tp for tp in range(1, 13) if six.can_be_sharded(tp)] == [1, 2, 3, 6, 12]  # 4 of 6 heads would be split
+    narrow = ModelSpec(family=Family.LLAMA, layers=1, hidden=64, heads=16, kv_heads=4, vocab=64, ffn_hidden=100)
+    assert [tp for tp in range(1, 17) if narrow.can_be_sharded(tp)] == [1, 2, 4]
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 3), st.integers(1, 7), st.sampled_from(Precision))
+def test_a_device_holds_whole_key_value_heads(tp: int, batch: int, tokens: int, precision: Precision) -> None:
+    """By the shapes of one device's own attention: its queries, and the key/value heads that they need."""
+    heads, kv_heads = GROUPED.heads // tp, max(GROUPED.kv_heads // tp, 1)
+    compute, wide = precision.compute_bytes, precision.accumulate_bytes
+    of_heads = batch * tokens * GROUPED.head_dim
+    expected = {
+        "q": heads * of_heads * compute,
+        "lse": heads * batch * tokens * wide,
+        "attended": heads * of_heads * compute,
+        "dqkv": (heads + 2 * kv_heads) * of_heads * compute,
+        **dict.fromkeys(("k", "v"), kv_heads * of_heads * compute),
+        **dict.fromkeys(("dk", "dv"), kv_heads * of_heads * wide),
+    }
+    found = {
+        buffer.name: buffer.num_bytes(precision, tp)
+        for slot in SlotKind
+        for buffer in unit_buffers(GROUPED, UnitKind.ATTENTION, slot, batch, tokens)
+        if buffer.sharded
+    }
+    assert found == expected
+    rows = (heads + 2 * kv_heads) * GROUPED.head_dim
+    whole = (GROUPED.hidden + 2 * GROUPED.kv_hidden) * GROUPED.hidden
+    assert (whole + copied_parameters(GROUPED, tp)) // tp == rows * GROUPED.hidden

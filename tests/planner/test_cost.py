@@ -71,6 +71,54 @@ def test_tensor_parallelism_divides_the_work_and_adds_a_ring() -> None:
     assert two.unit_seconds(UnitKind.MLP, Kind.W, Work.of(1, 16, 0)) == pytest.approx(work / 2 + traffic(16, 6))
 
 
+GROUPED = dataclasses.replace(TINY_LLAMA, kv_heads=2)
+
+
+def test_devices_that_share_a_key_value_head_each_project_it() -> None:
+    """Of four heads of width 8 and two key/value heads a device has one of each."""
+    width, h = 8, GROUPED.hidden
+    flops = 2 * 16 * h * (3 * width) + 2 * 16 * width * h
+    four = DescribedCost(model=GROUPED, cluster=cluster(devices_per_node=4), precision=Precision.FP32, tp=4)
+    found = four.unit_seconds(UnitKind.ATTENTION, Kind.W, Work.of(1, 16, 0))
+    assert found == pytest.approx(flops / (0.5 * DEVICE.peak_flops) + traffic(16, 6))
+
+
+def sum_seconds(tokens: int = 16, **changes: object) -> float:
+    """What a tensor-parallel sum over four devices adds to an MLP's F."""
+    four, one = described(tp=4, **changes), described(**changes)
+    work = Work.of(1, tokens, 0)
+    rest = traffic(tokens, 6)
+    alone = one.unit_seconds(UnitKind.MLP, Kind.F, work) - rest
+    return float(four.unit_seconds(UnitKind.MLP, Kind.F, work) - alone / 4 - rest)
+
+
+def test_tensor_parallelism_over_nodes_is_as_slow_as_the_link_between_them() -> None:
+    num_bytes = 16 * TINY_LLAMA.hidden * 4
+    assert sum_seconds(devices_per_node=4) == pytest.approx(6 * (1e-6 + num_bytes / 4 / 1e9))
+    assert sum_seconds(devices_per_node=2) == pytest.approx(6 * (1e-5 + num_bytes / 4 / 1e8))
+    assert sum_seconds(devices_per_node=1, num_nodes=4) == pytest.approx(6 * (1e-5 + num_bytes / 4 / 1e8))
+
+
+def test_tensor_parallelism_over_nodes_takes_the_algorithm_of_their_cards() -> None:
+    cards = described(tp=4, nics_per_node=2)
+    num_bytes = 16 * TINY_LLAMA.hidden * 4
+    assert sum_seconds(nics_per_node=2) == pytest.approx(
+        float(cards.topology(range(4)).all_reduce_seconds(num_bytes)), rel=1e-6
+    )
+    assert sum_seconds(nics_per_node=2) < sum_seconds(nics_per_node=1) < sum_seconds()
+
+
+def test_the_slowest_group_of_whole_nodes_counts() -> None:
+    """A rank may be placed on any of them. Links between groups are no matter."""
+    usual, num_bytes = sum_seconds(num_nodes=6), 16 * TINY_LLAMA.hidden * 4
+    assert sum_seconds(num_nodes=6, links=(slow_link(1, 2, 4), slow_link(0, 5, 4))) == pytest.approx(usual)
+    slow = sum_seconds(num_nodes=6, links=(slow_link(4, 5, 4),))
+    assert slow == pytest.approx(6 * (1e-5 + num_bytes / 4 / 0.25e8))
+    assert sum_seconds(num_nodes=6, links=(slow_link(0, 1, 0.5),)) == pytest.approx(usual)
+    fast = sum_seconds(num_nodes=2, links=(slow_link(0, 1, 0.5),))
+    assert fast == pytest.approx(6 * (1e-5 + num_bytes / 4 / 2e8))
+
+
 def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
     cost = described(links=(slow_link(0, 1, 4),))
     assert cost.all_reduce_seconds(1000, [0]) == 0.0

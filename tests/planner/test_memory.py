@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.cluster import AttentionKernel, GradientType, SoftwareSpec
-from penstock.core.layout import Precision, SlotKind, stage_parameters, stage_slot_bytes
+from penstock.core.layout import Precision, SlotKind, copied_parameters, stage_parameters, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
 from penstock.planner.memory import StageMemory, state_bytes_per_parameter
 
@@ -43,11 +43,15 @@ def test_stages_have_the_layouts_bytes(
 def test_tensor_parallelism_divides_what_it_splits(model: ModelSpec, tp: int) -> None:
     whole = StageMemory(model=model, precision=Precision.BF16, stages=((1, 5),), batch=1)
     shared = StageMemory(model=model, precision=Precision.BF16, stages=((1, 5),), batch=1, tp=tp)
-    assert shared.state_bytes == whole.state_bytes // tp
-    assert shared.gradient_bytes == whole.gradient_bytes // tp
+    copies = 2 * copied_parameters(model, tp)  # of two attentions
+    assert shared.num_parameters == whole.num_parameters + copies
+    assert shared.state_bytes == (whole.state_bytes + 18 * copies) // tp
+    assert shared.gradient_bytes == (whole.gradient_bytes + 4 * copies) // tp
     for slot in (SlotKind.KEYS_VALUES, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
         alone, split = int(whole.slot_bytes(slot, [64])[0, 0]), int(shared.slot_bytes(slot, [64])[0, 0])
         assert alone // tp <= split < alone
+        if slot is SlotKind.KEYS_VALUES:
+            assert split == alone // min(tp, model.kv_heads)
     assert shared.slot_bytes(SlotKind.INPUT, [64]) == whole.slot_bytes(SlotKind.INPUT, [64])
 
 

@@ -55,17 +55,24 @@ class SlotKind(enum.StrEnum):
 class Buffer:
     """One named tensor of a slot; ``accumulate`` marks the wider type of statistics and accumulators, ``sharded`` what
     tensor parallelism divides (Megatron-LM's split: hidden states and norms are replicated).
+
+    ``kv_elements`` of its elements belong to the ``kv_heads`` key/value heads, which more devices than that share.
     """
 
     name: str
     shape: tuple[int, ...]
     accumulate: bool = False
     sharded: bool = False
+    kv_elements: int = 0
+    kv_heads: int = 1
 
     def num_bytes(self, precision: Precision, tp: int = 1) -> int:
         """Bytes of its elements on one of ``tp`` devices."""
         width = precision.accumulate_bytes if self.accumulate else precision.compute_bytes
-        return math.prod(self.shape) * width // (tp if self.sharded else 1)
+        elements = math.prod(self.shape)
+        if not self.sharded:
+            return elements * width
+        return (elements - self.kv_elements) * width // tp + self.kv_elements * width // min(tp, self.kv_heads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +150,13 @@ def unit_parameters(spec: ModelSpec, kind: UnitKind) -> int:
     return sum(parameter.num_elements for parameter in parameters(spec, Unit(index=0, kind=kind)))
 
 
+def copied_parameters(spec: ModelSpec, tp: int) -> int:
+    """Elements that ``tp`` devices hold of one attention beyond its own: further copies of projections to keys and
+    values, where several devices share a key/value head.
+    """
+    return (spec.kv_copies(tp) - 1) * 2 * spec.kv_hidden * spec.hidden
+
+
 class Operation(enum.StrEnum):
     """What makes a unit's buffers. F and R run the first six, in this order; I runs the last."""
 
@@ -208,23 +222,24 @@ def _attention_graph(spec: ModelSpec, batch: int, tokens: int, normed: Saved, dy
     by_token = (batch, tokens, spec.kv_heads, spec.head_dim)
     qkv = ("q", "k", "v")
     from_attention = ("dy", "attended", "lse", *qkv)
+    shared = functools.partial(_saved, sharded=True, kv_heads=spec.kv_heads)
     return (
         _saved("q", (batch, tokens, spec.heads, spec.head_dim), a, Operation.PROJECT, "normed", sharded=True),
         _saved("lse", (batch, tokens, spec.heads), a, Operation.ATTEND, *qkv, accumulate=True, sharded=True),
         normed,
         _saved("attended", (t, h), l, Operation.ATTEND, *qkv, sharded=True),
         dy,
-        _saved("dqkv", (t, h + 2 * kv), w, Operation.BACKWARD, *from_attention, "dk", "dv", sharded=True),
-        *(_saved(n, by_head, SlotKind.KEYS_VALUES, Operation.PROJECT, "normed", sharded=True) for n in ("k", "v")),
+        shared("dqkv", (t, h + 2 * kv), w, Operation.BACKWARD, *from_attention, "dk", "dv", kv=2 * t * kv),
+        *(shared(n, by_head, SlotKind.KEYS_VALUES, Operation.PROJECT, "normed", kv=t * kv) for n in ("k", "v")),
         *(
-            _saved(
+            shared(
                 name,
                 by_token,
                 SlotKind.KEYS_VALUES_GRADIENTS,
                 Operation.BACKWARD,
                 *from_attention,
                 accumulate=True,
-                sharded=True,
+                kv=t * kv,
             )
             for name in ("dk", "dv")
         ),
@@ -251,8 +266,10 @@ def _saved(
     *inputs: str,
     accumulate: bool = False,
     sharded: bool = False,
+    kv: int = 0,
+    kv_heads: int = 1,
 ) -> Saved:
-    buffer = Buffer(name=name, shape=shape, accumulate=accumulate, sharded=sharded)
+    buffer = Buffer(name=name, shape=shape, accumulate=accumulate, sharded=sharded, kv_elements=kv, kv_heads=kv_heads)
     return Saved(buffer=buffer, slot=slot, operation=operation, inputs=inputs)
 
 

@@ -114,6 +114,18 @@ class ModelSpec(Manifest):
         """G d, the width of the keys (and of the values) of one token."""
         return self.kv_heads * self.head_dim
 
+    def can_be_sharded(self, tp: int) -> bool:
+        """Whether ``tp`` devices can share every layer: whole heads and equal parts of the feed-forward width.
+
+        Key/value heads are divided, too, or where there are fewer of them than devices, each is on equally many.
+        """
+        is_grouped = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
+        return self.heads % tp == 0 and self.ffn_hidden % tp == 0 and is_grouped
+
+    def kv_copies(self, tp: int) -> int:
+        """How many of ``tp`` devices hold the same key/value head: more than one where there are fewer heads."""
+        return max(tp // self.kv_heads, 1)
+
     @property
     def tied(self) -> bool:
         """Whether the head's matrix is the embedding's."""

@@ -7,6 +7,7 @@ pairs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
+from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision, copied_parameters
 from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
 from penstock.core.schedule import Kind
 from penstock.planner.collectives import GroupTopology, Link
@@ -77,7 +78,8 @@ class DescribedCost:
     """Costs of a described cluster: its device's times of units, and tensor-parallel sums inside every unit.
 
     Under tp one all-reduce of a unit's hidden state follows each of its passes F and I (Megatron-LM, arXiv 1909.08053,
-    section 3).
+    section 3). Its devices are neighbours, on one node or on whole ones. Where nodes are joined by different links, the
+    slowest of such groups counts, wherever a rank is placed.
     """
 
     model: ModelSpec
@@ -126,11 +128,29 @@ class DescribedCost:
 
     def _tensor_parallel_seconds(self, tokens: Floats) -> Floats:
         num_bytes = tokens * self.model.hidden * self.precision.compute_bytes
+        seconds: Floats = np.max([self._group_seconds(first, num_bytes) for first in self._first_devices()], axis=0)
+        return seconds
+
+    def _first_devices(self) -> list[int]:
+        """Of tensor-parallel groups that may differ in links: all that have one of their own, and one that has none."""
+        nodes = self.tp // self.cluster.devices_per_node
+        if nodes < 2:
+            return [0]
+        groups = {each.source // nodes for each in self.cluster.links if each.source // nodes == each.target // nodes}
+        usual = (group for group in range(self.cluster.num_nodes // nodes) if group not in groups)
+        return [group * self.tp for group in sorted({*groups, *itertools.islice(usual, 1)})]
+
+    def _group_seconds(self, first: int, num_bytes: Floats) -> Floats:
+        """Of a sum over the ``tp`` devices from ``first`` on; without network cards a ring at its slowest link."""
         if self.cluster.nics_per_node is not None:
-            return self.topology(range(self.tp)).all_reduce_seconds(num_bytes)
-        link = self.cluster.intra_node if self.tp <= self.cluster.devices_per_node else self.cluster.inter_node
-        sent = 2 * (self.tp - 1) / self.tp * num_bytes
-        return 2 * (self.tp - 1) * link.latency_seconds + sent / link.bytes_per_second
+            return self.topology(range(first, first + self.tp)).all_reduce_seconds(num_bytes)
+        nodes = np.unique(np.arange(first, first + self.tp) // self.cluster.devices_per_node)
+        links = np.stack(self._links.between(nodes, np.roll(nodes, -1))) if len(nodes) > 1 else np.zeros((2, 1))
+        if self.tp > len(nodes):
+            links = np.maximum(links, _link(self.cluster.intra_node)[:, None])
+        latency, per_byte = links.max(axis=1)
+        seconds: Floats = 2 * (self.tp - 1) * (latency + num_bytes / self.tp * per_byte)
+        return seconds
 
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
         """Devices of a described cluster do not slow each other."""
@@ -215,13 +235,18 @@ class TokenTimes:
         if not passes:
             return np.zeros(tokens.shape)
         peak = self.device.peak_flops
-        linear = passes * tokens * linear_flops_per_token(self.model, unit) / self.tp
+        linear = passes * tokens * self._linear_flops(unit) / self.tp
         efficiency = np.interp(np.log2(np.maximum(tokens, 1)), *self.curve)
         seconds = linear / (peak * efficiency) + self._memory_seconds(unit, tokens)
         if unit is UnitKind.ATTENTION and kind is not Kind.W:
             flops = attention_flops(self.model, 1) * work.pairs * (BACKWARD_FLOPS if kind is Kind.I else 1.0) / self.tp
             seconds = seconds + flops / (peak * self.device.efficiency[-1][1])
         return seconds
+
+    def _linear_flops(self, unit: UnitKind) -> int:
+        """Of one token's products forward, on all tensor-parallel devices: 2 per weight, copies of weights included."""
+        flops = linear_flops_per_token(self.model, unit)
+        return flops + 2 * copied_parameters(self.model, self.tp) if unit is UnitKind.ATTENTION else flops
 
     def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
         width = self.model.hidden * (1 if unit is UnitKind.EMBEDDING else 6)

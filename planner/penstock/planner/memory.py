@@ -22,6 +22,7 @@ from penstock.core.layout import (
     Precision,
     SlotKind,
     aligned,
+    copied_parameters,
     stage_parameters,
     stage_slot_buffers,
     unit_buffers,
@@ -48,7 +49,8 @@ def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
     """Bytes of stages under tensor parallelism ``tp`` (Megatron-LM's split: hidden states and norms are replicated),
-    for micro-batches of ``batch`` sequences of ``sequence_length`` tokens, as the ``software`` stack holds them.
+    for micro-batches of ``batch`` sequences of ``sequence_length`` tokens, as the ``software`` stack holds them. Where
+    several devices share a key/value head, each has its projections, keys and values.
 
     Scores that are kept count as if every query attended to the whole sequence: an upper bound for slices.
     """
@@ -63,8 +65,8 @@ class StageMemory:
 
     @property
     def num_parameters(self) -> Integers:
-        """[stages]: elements held, before tensor parallelism; a tied copy counts on each stage that holds it, once."""
-        elements = unit_counts(self.model, self.stages) @ _unit_parameters(self.model)
+        """[stages]: elements on all tensor-parallel devices; a tied copy counts on each stage that holds it, once."""
+        elements = unit_counts(self.model, self.stages) @ _unit_parameters(self.model, self.tp)
         if self.model.tied:
             whole = [stop - first == self.model.num_units for first, stop in self.stages]
             elements = elements - np.array(whole) * self.model.vocab * self.model.hidden
@@ -101,11 +103,12 @@ class StageMemory:
 
 
 @functools.lru_cache(maxsize=64)
-def _unit_parameters(model: ModelSpec) -> Integers:
-    """[unit kinds]: elements of one unit."""
+def _unit_parameters(model: ModelSpec, tp: int) -> Integers:
+    """[unit kinds]: elements of one unit, on ``tp`` devices together."""
     first = {unit.kind: unit.index for unit in reversed(model.units)}
-    counts = [stage_parameters(model, first[kind], first[kind] + 1) for kind in UNIT_KINDS]
-    return np.array(counts, dtype=np.int64)
+    counts = np.array([stage_parameters(model, first[kind], first[kind] + 1) for kind in UNIT_KINDS], dtype=np.int64)
+    counts[UNIT_KINDS.index(UnitKind.ATTENTION)] += copied_parameters(model, tp)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from penstock.core.cluster import Transfers
 from penstock.core.layout import SlotKind
+from penstock.core.model import UnitKind
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
@@ -183,15 +184,32 @@ def _reductions(
     width = gradient_bytes(problem.precision, problem.software.gradient_type)
     shared = problem.model.vocab * problem.model.hidden * width // mesh.tp
     ends = (devices[stage_ranks[0]], devices[stage_ranks[-1]])
+    copies = copies_seconds(problem, candidate.stages, stage_ranks, mesh)
     seconds = {
         Group.DP: [
             cost.all_reduce_seconds(num_bytes, devices[rank :: mesh.pp])
             for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
         ],
         Group.TIE: [cost.all_reduce_seconds(shared, ends)] * mesh.pp,
-        Group.NORM: [cost.all_reduce_seconds(NORM_BYTES, devices)] * mesh.pp,
+        Group.NORM: (cost.all_reduce_seconds(NORM_BYTES, devices) + copies).tolist(),
     }
     return {group: tuple(whole_nanoseconds(row).tolist()) for group, row in seconds.items()}
+
+
+def copies_seconds(problem: Problem, stages: Stages, stage_ranks: Sequence[int], mesh: Mesh) -> Floats:
+    """[ranks]: the sum of gradients over the tensor-parallel devices that share a key/value head.
+
+    Each has those of its own queries only. The sum of all micro-batches is summed once, before the norm is taken.
+    """
+    num_copies = problem.model.kv_copies(mesh.tp)
+    if num_copies == 1:
+        return np.zeros(mesh.pp)
+    width = gradient_bytes(problem.precision, problem.software.gradient_type)
+    of_unit = 2 * problem.model.head_dim * problem.model.hidden * width
+    counts = unit_counts(problem.model, stages)[:, UNIT_KINDS.index(UnitKind.ATTENTION)]
+    num_bytes = _per_rank(of_unit * counts, stage_ranks, mesh.pp)
+    cost = problem.cost_of(mesh.tp)
+    return np.array([cost.all_reduce_seconds(each, range(num_copies)) for each in num_bytes.tolist()])
 
 
 def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
