@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +104,20 @@ def test_a_mistake_in_a_table_is_said_with_its_line(capsys: Captured) -> None:
     assert main(["cluster", "init", "c.yaml"]) == 0
     assert main(["plan", "job.yaml", "--cluster", "c.yaml", "--costs", "t.csv"]) == 2
     assert "t.csv, line 2, seconds" in capsys.readouterr().err
+
+
+def test_ranks_stay_unused_and_tensor_parallelism_spans_nodes_where_that_is_asked_for(capsys: Captured) -> None:
+    assert main(["cluster", "init", "c.yaml", "--device", "a100-80", "--nodes", "2"]) == 0
+
+    def plan(**changes: object) -> Any:
+        Path("job.yaml").write_text(yamltext.dump(example(**changes)))
+        assert main(["plan", "job.yaml", "--cluster", "c.yaml", "-o", "json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    cuda = {"device": "cuda", "ranks": 15, "minRanks": 8, "memoryPerRank": "70Gi"}
+    heads = {"family": "llama", "layers": 2, "hidden": 2048, "heads": 16, "kvHeads": 4}
+    fewer = plan(resources=cuda, model=heads, training__globalBatch=8)
+    assert 8 <= fewer["dp"] * fewer["tp"] * fewer["pp"] < 15  # no division of 15 suits 8 sequences
+    assert any("stay unused: no plan that was found uses all of them" in reason for reason in fewer["reasons"])
+    wide = plan(resources={**cuda, "ranks": 16}, model=heads, parallelism={"tp": 16})
+    assert wide["tp"] == 16

@@ -110,4 +110,4 @@ def test_a_plan_by_a_table_asks_nothing_else_of_the_device() -> None:
     speed = slowed.prediction.speed
     assert slowed.prediction == dataclasses.replace(fast.prediction, peak_flops=1.0, speed=speed)
     assert fast.tp == 1
-    assert problem_from_cluster(job(tp=2), cluster(costs=rows)).most_tp == 2
+    assert problem_from_cluster(job(tp=2), cluster(costs=rows)).tp_degrees == (2,)

@@ -240,6 +240,45 @@ def test_cost_takes_fewer_devices_than_time() -> None:
     assert devices(Objective.COST) == 1 < devices(Objective.TIME) == 4
 
 
+def test_ranks_stay_unused_where_fewer_are_faster() -> None:
+    """Three replicas of two sequences cannot be, and a pipeline of three for two micro-batches waits."""
+    shape: dict[str, Any] = {"ranks": 3, "global_batch": 2, "sequence_length": 4}
+    all_of_them, fewer = (decide(problem(min_ranks=least, **shape), QUICK).plan for least in (None, 2))
+    assert all_of_them.num_ranks == 3 > fewer.num_ranks == 2
+    assert all_of_them.prediction is not None
+    assert fewer.prediction is not None
+    gain = all_of_them.prediction.step_seconds / fewer.prediction.step_seconds - 1
+    assert gain > 0.0025
+    reason = next(each for each in fewer.reasons if "unused" in each)
+    assert reason.startswith("1 of 3 devices stay unused: the best plan found for all of them is ")
+    assert not any("unused" in each for each in all_of_them.reasons)
+
+
+def test_pins_that_leave_ranks_unused_are_obeyed() -> None:
+    pinned: dict[str, Any] = {"dp": 1, "tp": 1, "pp": 2, "ranks": 4}
+    with pytest.raises(UserError, match="no division of 4 ranks"):
+        decide(problem(**pinned), QUICK)
+    with pytest.raises(UserError, match="no division of 3 to 4 ranks"):
+        decide(problem(min_ranks=3, **pinned), QUICK)
+    plan = decide(problem(min_ranks=2, **pinned), QUICK).plan
+    assert (plan.num_ranks, plan.placement) == (2, (0, 1))
+    assert "2 of 4 devices stay unused: no plan that was found uses all of them" in plan.reasons
+
+
+def test_what_saves_money_says_so_of_fewer_devices() -> None:
+    reasons = decide(problem(ranks=2, global_batch=1, objective=Objective.COST), QUICK).plan.reasons
+    assert "1 of 2 devices stay unused: no plan that was found for more of them costs less" in reasons
+
+
+@pytest.mark.parametrize(("per_node", "kv_heads"), [(2, 4), (4, 1), (1, 2)])
+def test_tensor_parallelism_spans_nodes_and_key_value_heads(per_node: int, kv_heads: int) -> None:
+    model = dataclasses.replace(TINY_LLAMA, kv_heads=kv_heads)
+    described = cluster(num_nodes=8, devices_per_node=per_node)
+    plan = decide(problem(described, model=model, ranks=8, global_batch=2, tp=4), QUICK).plan
+    assert plan.tp == 4
+    assert sorted(plan.placement) == [4 * each for each in range(plan.dp * plan.pp)]
+
+
 LIMITED: list[dict[str, Any]] = [
     {},
     {"pp": 2, "dp": 1},
@@ -308,6 +347,7 @@ CLASHES: list[tuple[dict[str, Any], str]] = [
     ({"pp": 2, "stages": (1, 1, 2)}, "3 stages are pinned, but pp has 2 or 4"),
     ({"stages": (1, 0, 3), "ranks": 3, "global_batch": 3}, r"stages\[1\]: holds no unit"),
     ({"tp": 3, "ranks": 3, "global_batch": 3}, "tp 3 does not divide"),
+    ({"tp": 6, "ranks": 6}, "tp 6 does not divide 4 heads"),
     ({"pp": 12, "ranks": 12, "global_batch": 12}, "12 stages cannot share the model's 10 units"),
     ({"recompute": True}, "does not place recomputation"),
     ({"dp": 1, "pp": 1, "tp": 1}, "no division of 2 ranks"),

@@ -15,7 +15,7 @@ from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.problem import MOST_QUANTA, Mesh, meshes
+from penstock.planner.problem import MOST_QUANTA, Mesh, all_meshes, fewer_devices, meshes
 from penstock.planner.search import Budget
 from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile
 
@@ -26,11 +26,10 @@ def numbers(mesh: Mesh) -> Numbers:
     return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, mesh.num_microbatches)
 
 
-def by_force(ranks: int, batch: int, num_units: int, most_tp: int, fewest: int) -> set[Numbers]:
+def by_force(numbers_of_devices: set[int], batch: int, degrees: set[int]) -> set[Numbers]:
     found = set()
-    for dp, tp, pp in itertools.product(range(1, ranks + 1), repeat=3):
-        size = dp * tp * pp
-        if size < fewest or ranks % size or most_tp % tp or TINY_LLAMA.kv_heads % tp or pp > num_units:
+    for dp, tp, pp in itertools.product(range(1, max(numbers_of_devices) + 1), repeat=3):
+        if dp * tp * pp not in numbers_of_devices or tp not in degrees or pp > TINY_LLAMA.num_units:
             continue
         for microbatch in range(1, batch + 1):
             if batch % (dp * microbatch) == 0:
@@ -42,10 +41,30 @@ def by_force(ranks: int, batch: int, num_units: int, most_tp: int, fewest: int) 
 def test_meshes_are_all_divisors(ranks: int, batch: int, per_node: int, objective: Objective) -> None:
     described = cluster(num_nodes=16, devices_per_node=per_node)
     found = list(meshes(problem(described, ranks=ranks, global_batch=batch, objective=objective)))
-    fewest = ranks if objective is Objective.TIME else 1
-    most_tp = {1: 1, 2: 2, 4: 4, 6: 2}[per_node]
+    sizes = {ranks} if objective is Objective.TIME else {n for n in range(1, ranks + 1) if ranks % n == 0}
+    degrees = {1: {1, 2, 4}, 2: {1, 2, 4}, 4: {1, 2, 4}, 6: {1, 2}}[per_node]
     assert len(found) == len(set(found))
-    assert set(map(numbers, found)) == by_force(ranks, batch, TINY_LLAMA.num_units, most_tp, fewest)
+    assert set(map(numbers, found)) == by_force(sizes, batch, degrees)
+
+
+@given(st.integers(2, 12), st.integers(1, 12), st.sampled_from(Objective), st.data())
+def test_fewer_devices_are_used_down_to_the_fewest_ranks(
+    ranks: int, batch: int, objective: Objective, data: st.DataObject
+) -> None:
+    fewest = data.draw(st.integers(1, ranks))
+    asked = problem(cluster(num_nodes=8), ranks=ranks, min_ranks=fewest, global_batch=batch, objective=objective)
+    found = list(all_meshes(asked))
+    assert len(found) == len(set(found))
+    assert set(map(numbers, found)) == by_force(set(range(fewest, ranks + 1)), batch, {1, 2, 4})
+    is_money = objective is Objective.COST
+    main = {n for n in range(fewest, ranks + 1) if (is_money and ranks % n == 0) or n == ranks}
+    assert set(map(numbers, meshes(asked))) == by_force(main, batch, {1, 2, 4})
+
+
+def test_of_many_devices_whole_hosts_stay_unused() -> None:
+    asked = problem(cluster(num_nodes=64, devices_per_node=8), ranks=148, min_ranks=100, global_batch=4)
+    assert list(fewer_devices(asked)) == [144, 136, *range(128, 99, -1)]
+    assert list(fewer_devices(problem(ranks=4, global_batch=4))) == []
 
 
 @given(st.data())

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from penstock.core.job import Objective
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
-from penstock.planner.outlines import outlines
-from penstock.planner.problem import Mesh, Problem
+from penstock.planner.outlines import outlines_of
+from penstock.planner.problem import Mesh, Problem, all_meshes
 from penstock.planner.room import Shortage
 from penstock.planner.search import Budget, Ending, Evaluation, NothingFitsError, Reporter, moves, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
@@ -25,7 +25,8 @@ WITHOUT_MOVES = Budget(candidates=10_000, actions=10**9, moves=0)
 
 def everything(asked: Problem) -> list[Evaluation]:
     judge = Simulated(asked)
-    offers = itertools.chain.from_iterable(map(judge.proposer.candidates, outlines(asked)))
+    each_outline = outlines_of(asked, all_meshes(asked))
+    offers = itertools.chain.from_iterable(map(judge.proposer.candidates, each_outline))
     found = [judge.evaluate(each, in_full=True) for each in offers if isinstance(each, Candidate)]
     return [each for each in found if max(each.peak_bytes) <= asked.memory_limit_bytes]
 
@@ -51,12 +52,65 @@ def test_a_search_with_a_large_budget_is_as_good_as_trying_everything(chosen: di
         with pytest.raises(NothingFitsError):
             search(asked, Simulated(asked), WITHOUT_MOVES)
         return
-    is_money = chosen["objective"] is Objective.COST
-    best = min(each.step_ns * (each.candidate.mesh.num_devices if is_money else 1) for each in fitting)
     result = search(asked, Simulated(asked), WITHOUT_MOVES)
     assert result.ending is not Ending.BUDGET
-    score = result.best.step_ns * (result.best.candidate.mesh.num_devices if is_money else 1)
-    assert score <= 1.01 * best  # quick orders are tried here, and the search ends with better ones
+    best = min(score(asked, each) for each in fitting)
+    assert score(asked, result.best) <= 1.01 * best  # quick orders are tried here, and the search ends with better ones
+
+
+def score(asked: Problem, evaluation: Evaluation) -> int:
+    return asked.score(evaluation.step_ns, evaluation.candidate.mesh.num_devices)
+
+
+@settings(max_examples=10)
+@given(
+    st.integers(2, 5),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([(4, 2), (2, 4), (8, 1)]),
+    st.sampled_from(Objective),
+    st.sampled_from([2**30, 500_000]),
+    st.data(),
+)
+def test_so_it_is_where_devices_may_stay_unused(
+    ranks: int, batch: int, nodes: tuple[int, int], objective: Objective, memory: int, data: st.DataObject
+) -> None:
+    grouped = dataclasses.replace(TINY_LLAMA, kv_heads=data.draw(st.sampled_from([1, 2, 4])))
+    asked = problem(
+        cluster(*nodes),
+        model=grouped,
+        ranks=ranks,
+        min_ranks=data.draw(st.integers(1, ranks)),
+        sequence_length=4,
+        global_batch=batch,
+        objective=objective,
+        memory=memory,
+    )
+    fitting = everything(asked)
+    if not fitting:
+        with pytest.raises(NothingFitsError):
+            search(asked, Simulated(asked), WITHOUT_MOVES)
+        return
+    result = search(asked, Simulated(asked), WITHOUT_MOVES)
+    assert score(asked, result.best) <= 1.01 * min(score(asked, each) for each in fitting)
+
+
+@settings(max_examples=8)
+@given(st.integers(1, 4), st.integers(1, 2), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
+def test_with_more_devices_there_is_all_that_there_was(ranks: int, more: int, batch: int, per_node: int) -> None:
+    """So no plan is slower with more of them, if fewer may be used."""
+    described = cluster(num_nodes=9, devices_per_node=per_node)
+    shape: dict[str, Any] = {"min_ranks": 1, "global_batch": batch, "sequence_length": 4}
+    few, many = (everything(problem(described, ranks=count, **shape)) for count in (ranks, ranks + more))
+    times = {each.candidate: each.step_ns for each in many}
+    assert all(times[each.candidate] == each.step_ns for each in few)
+
+
+def test_devices_stay_unused_only_for_steps_that_are_shorter_by_more_than_a_little() -> None:
+    asked = problem(ranks=4, min_ranks=2)
+    second = 10**9
+    assert asked.score(second, 4) == second
+    assert asked.score(second - second // 399, 3) < asked.score(second, 4) < asked.score(second - second // 402, 3)
+    assert problem(ranks=4, objective=Objective.COST).score(second, 3) == 3 * second
 
 
 @settings(max_examples=15)
@@ -65,9 +119,7 @@ def test_moves_only_improve_and_keep_what_is_found_fitting(chosen: dict[str, Any
     asked = problem(**chosen)
     judge = Simulated(asked)
     result, seeds = search(asked, judge), search(asked, judge, WITHOUT_MOVES)
-    score = result.best.step_ns * (result.best.candidate.mesh.num_devices if chosen["objective"] == "cost" else 1)
-    seed = seeds.best.step_ns * (seeds.best.candidate.mesh.num_devices if chosen["objective"] == "cost" else 1)
-    assert score <= seed
+    assert score(asked, result.best) <= score(asked, seeds.best)
     assert sum(result.best.candidate.slices) == asked.sequence_length
     times = [each.step_ns for each in (result.best, *result.others)]
     if chosen["objective"] is Objective.TIME:

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 from penstock.core.cluster import PENSTOCK
 from penstock.core.errors import UserError
-from penstock.core.job import Objective
 from penstock.core.plan import Plan, Prediction
 from penstock.core.program import Program
-from penstock.core.units import MEBIBYTE, bytes_apart, to_seconds
+from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds, to_seconds
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_of
 from penstock.planner.explain import explained
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
-from penstock.planner.problem import Confidence, Problem, meshes
+from penstock.planner.problem import Confidence, Problem, all_meshes
 from penstock.planner.realise import lowered, prove_plan
 from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search
 from penstock.planner.tables import action_transients, resident_bytes, static_bytes
@@ -60,27 +59,23 @@ class Decision:
     chosen: Evaluation
     overshoot_bytes: int = 0
 
-    def score(self, problem: Problem) -> float:
-        """What is minimised: seconds, or those of all devices together."""
+    def score(self, problem: Problem) -> int:
+        """What is minimised: nanoseconds, or those of all devices together."""
         assert self.plan.prediction is not None, "a plan that was decided is predicted"
-        return _score(problem, self.plan.prediction.step_seconds, self.plan.num_ranks)
+        return problem.score(to_nanoseconds(self.plan.prediction.step_seconds), self.plan.num_ranks)
 
-    def aim(self, problem: Problem) -> float:
+    def aim(self, problem: Problem) -> int:
         """The same of the search's best candidate, whose arena may not fit."""
         best = self.result.best
-        return _score(problem, to_seconds(best.step_ns), best.candidate.mesh.num_devices)
-
-
-def _score(problem: Problem, step_seconds: float, num_devices: int) -> float:
-    return step_seconds * (num_devices if problem.objective is Objective.COST else 1)
+        return problem.score(best.step_ns, best.candidate.mesh.num_devices)
 
 
 def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | None = None) -> Decision:
     """The best plan for ``problem``; raises `UserError` when nothing fits or what is pinned cannot run."""
     check_pins(problem, DEFAULT_RECEIVE_AHEAD)
-    if next(meshes(problem), None) is None:
+    if next(all_meshes(problem), None) is None:
         raise UserError(
-            what=f"no division of {problem.num_devices} ranks, {problem.global_batch} sequences obeys what is pinned",
+            what=f"no division of {_ranks(problem)} ranks, {problem.global_batch} sequences obeys what is pinned",
             where=PINNED,
             remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others: dp x tp x pp is the number of "
             "ranks, and dp x microBatch divides globalBatch",
@@ -89,6 +84,11 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
         return _decided(problem, budget, reporter)
     except NothingFitsError as shortage:
         raise _memory_error(problem, shortage) from None
+
+
+def _ranks(problem: Problem) -> str:
+    fewest, most = problem.min_devices, problem.num_devices
+    return str(most) if fewest is None else f"{fewest} to {most}"
 
 
 def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:

@@ -12,7 +12,7 @@ from penstock.core.plan import Alternative, slices_text
 from penstock.core.schedule import CSV
 from penstock.core.units import bytes_apart, format_bytes, format_count, format_seconds, to_seconds
 from penstock.planner.floor import floor_ns, grid
-from penstock.planner.problem import Problem, meshes
+from penstock.planner.problem import Problem, all_meshes
 from penstock.planner.search import Evaluation, Result
 
 MOST_ALTERNATIVES = 5
@@ -40,6 +40,7 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
         _parts(chosen),
         _slices(problem, chosen),
         _memory(problem, chosen),
+        *_unused(problem, result, chosen),
         *limits,
         f"pinned: {', '.join(pinned)}" if pinned else "nothing is pinned",
         _effort(result, place),
@@ -126,6 +127,23 @@ def _memory(problem: Problem, chosen: Evaluation) -> str:
     return f"at most {format_bytes(peak)} on a rank, of {format_bytes(limit)} allowed"
 
 
+def _unused(problem: Problem, result: Result, chosen: Evaluation) -> tuple[str, ...]:
+    """How many devices have no work, and why."""
+    num_devices = problem.num_devices
+    unused = num_devices - chosen.candidate.mesh.num_devices
+    if not unused:
+        return ()
+    told = f"{unused} of {num_devices} devices stay unused"
+    found = (result.best, *result.others)
+    full = next((each for each in found if each.candidate.mesh.num_devices == num_devices), None)
+    if problem.objective is Objective.COST:
+        return (f"{told}: no plan that was found for more of them costs less",)
+    if full is None:
+        return (f"{told}: no plan that was found uses all of them",)
+    slower = _percent(full.step_ns / chosen.step_ns - 1)
+    return (f"{told}: the best plan found for all of them is {slower}, {full.candidate.label}",)
+
+
 def _slices(problem: Problem, chosen: Evaluation) -> str:
     slices, stages = chosen.candidate.slices, chosen.candidate.mesh.pp
     origin = ", as pinned" if problem.pinned.slices is not None else ""
@@ -148,7 +166,7 @@ def floor_seconds(problem: Problem) -> float | None:
     """What no step is shorter than; there is none for what a plan costs."""
     if problem.objective is not Objective.TIME:
         return None
-    return to_seconds(floor_ns(problem, meshes(problem)))
+    return to_seconds(floor_ns(problem, all_meshes(problem)))
 
 
 def _floor(problem: Problem, chosen: Evaluation, floor: float) -> str:
@@ -207,6 +225,8 @@ def _slower(other: Evaluation, chosen: Evaluation) -> str:
     if other.step_ns < chosen.step_ns:
         faster = f"{100 * (1 - other.step_ns / chosen.step_ns):.1f} % faster"
         devices, fewer = other.candidate.mesh.num_devices, chosen.candidate.mesh.num_devices
+        if devices < fewer:
+            return f"{faster}, too little to leave {fewer - devices} more devices unused"
         return f"{faster}, but on {devices} devices, not {fewer}" if devices > fewer else faster
     if other.step_ns == chosen.step_ns:
         more = max(other.peak_bytes) > max(chosen.peak_bytes)

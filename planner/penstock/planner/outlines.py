@@ -33,7 +33,8 @@ Estimates decide only what is looked at first. Everything that is chosen was sim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +60,7 @@ from penstock.planner.stagecost import (
     unit_totals,
 )
 from penstock.planner.stages import balanced_bounds
-from penstock.planner.tables import devices_in_order, memory_of, unit_bytes
+from penstock.planner.tables import copies_seconds, devices_in_order, memory_of, unit_bytes
 from penstock.planner.work import Floats
 
 
@@ -106,15 +107,23 @@ def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...
 
 
 def outlines(problem: Problem) -> list[Outline]:
-    """Every outline that obeys what is pinned, in a fixed order."""
-    found: list[Outline] = []
+    """Every outline of the meshes that are looked at first, in a fixed order."""
+    return list(outlines_of(problem, meshes(problem)))
+
+
+def outlines_of(
+    problem: Problem, among: Iterable[Mesh], most_ns: Callable[[Mesh], float] = lambda mesh: math.inf
+) -> Iterator[Outline]:
+    """Every outline of these meshes whose estimate is no longer than ``most_ns`` of its mesh, in a fixed order.
+
+    ``most_ns`` is called when a mesh has its turn, and may have become less by the outlines before.
+    """
     balanced: dict[tuple[int, int], Stages] = {}
-    by_work = sorted(meshes(problem), key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
+    by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
         work = _Work.of(problem, tp, batch)
         for _, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
-            found += _of_pipelines(problem, work, list(same), balanced)
-    return found
+            yield from _of_pipelines(problem, work, list(same), balanced, most_ns)
 
 
 def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
@@ -183,7 +192,11 @@ class _Work:
 
 
 def _of_pipelines(
-    problem: Problem, work: _Work, same: Sequence[Mesh], balanced: dict[tuple[int, int], Stages]
+    problem: Problem,
+    work: _Work,
+    same: Sequence[Mesh],
+    balanced: dict[tuple[int, int], Stages],
+    most_ns: Callable[[Mesh], float],
 ) -> Iterator[Outline]:
     """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp and by their number."""
     wanted = slice_counts(problem, same[0].pp)
@@ -193,7 +206,11 @@ def _of_pipelines(
         per_rank: _StageTimes.of(problem, work, _stages(problem, work, same[0], schedule, balanced))
         for per_rank, schedule in one_of_each.items()
     }
+    busy_ns = NANOSECONDS_PER_SECOND * min(times.busiest_seconds(same[0]) for times in by_stages.values())
     for mesh in same:
+        longest_ns = most_ns(mesh)
+        if mesh.num_microbatches * busy_ns > longest_ns:
+            continue
         hops, room = _hop_seconds(problem, work, mesh), _room(problem, work, mesh)
         carried = mesh.num_microbatches * work.counts * _card_seconds(problem, mesh, hops)
         for schedule in schedules_for(problem, mesh):
@@ -204,7 +221,9 @@ def _of_pipelines(
             steps += times.end_seconds(problem, mesh, schedule)
             needed = _least_bytes(problem, work, mesh, name)[chosen]
             for count, seconds, num_bytes in zip(wanted, steps.tolist(), needed.tolist(), strict=True):
-                if not is_simulated_soon(problem, mesh, count, schedule):
+                if NANOSECONDS_PER_SECOND * seconds > longest_ns or not is_simulated_soon(
+                    problem, mesh, count, schedule
+                ):
                     continue
                 yield Outline(
                     mesh=mesh,
@@ -237,6 +256,13 @@ class _StageTimes:
             largest=of_kinds @ work.largest + overhead,
         )
 
+    def busiest_seconds(self, mesh: Mesh) -> float:
+        """At least what a rank works for a micro-batch that has most of the work, in the slicing that suits it."""
+        per_rank = self.totals.sum(axis=(0, 1)) / mesh.pp
+        if len(self.stages) == mesh.pp:
+            per_rank = self.totals.sum(axis=0).max(axis=0)
+        return float(per_rank.min())
+
     def end_seconds(self, problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> float:
         """Reductions and the optimizer of the rank with most parameters."""
         memory = memory_of(problem, self.stages, mesh.microbatch, mesh.tp)
@@ -246,8 +272,9 @@ class _StageTimes:
         elements = int(np.bincount(owners, weights=memory.num_parameters).max()) // mesh.tp
         gradients = int(np.bincount(owners, weights=memory.gradient_bytes).max())
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
+        copies = float(copies_seconds(problem, self.stages, owners.tolist(), mesh).max())
         cost = self.work.cost
-        return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas)
+        return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas) + copies
 
 
 def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:

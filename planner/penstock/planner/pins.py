@@ -44,13 +44,8 @@ def _check_degrees(problem: Problem) -> None:
             where=f"{PINNED}.recompute",
             remedy="leave it out, or pin a CSV schedule with R actions",
         )
-    if pinned.tp is not None and (problem.most_tp % pinned.tp or model.kv_heads % pinned.tp):
-        raise UserError(
-            what=f"tp {pinned.tp} does not divide {problem.most_tp}, the most that is planned within a node, "
-            f"and {model.kv_heads} key/value heads",
-            where=f"{PINNED}.tp",
-            remedy="pin tp to 1" if problem.most_tp == 1 else "pin a divisor of both",
-        )
+    if pinned.tp is not None and pinned.tp not in problem.tp_degrees:
+        raise _indivisible(problem, pinned.tp)
     fewest = min(stage_counts(pinned, pinned.pp or 1))
     if fewest > model.num_units:
         raise UserError(
@@ -58,6 +53,19 @@ def _check_degrees(problem: Problem) -> None:
             where=f"{PINNED}.pp",
             remedy=f"pin at most {model.num_units}: embedding, head, and an attention and an MLP per layer",
         )
+
+
+def _indivisible(problem: Problem, tp: int) -> UserError:
+    """A degree of tensor parallelism that the model or the hardware is not divided by."""
+    model, possible = problem.model, ", ".join(map(str, problem.tp_degrees))
+    if model.can_be_sharded(tp):
+        what = f"tp {tp} does not divide the devices of a node, nor is it those of several; measured hardware has tp 1"
+    else:
+        what = (
+            f"tp {tp} does not divide {model.heads} heads and a feed-forward width of {model.ffn_hidden}, or neither "
+            f"divides {model.kv_heads} key/value heads nor is a multiple of them"
+        )
+    return UserError(what=what, where=f"{PINNED}.tp", remedy=f"pin one of: {possible or 1}")
 
 
 def _check_schedule(problem: Problem, receive_ahead: int) -> None:

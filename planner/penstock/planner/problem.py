@@ -26,7 +26,11 @@ from penstock.planner.stagecost import UnitTable
 MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
 
-MOST_TP = 8
+MOST_NUMBERED = 128
+"""Of more devices only whole hosts are left unused: plans over 1,023 of 1,024 devices are not looked at."""
+
+LEAST_GAIN = 400
+"""Devices are left unused for steps that are shorter by more than one part in so many, 0.25 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +58,10 @@ class Problem:
     cost_of: Callable[[int], CostModel]
     objective: Objective = Objective.TIME
     price_per_device_hour: float = 0.0
-    most_tp: int = 1
+    tp_degrees: tuple[int, ...] = (1,)
+    """The degrees of tensor parallelism that the model and the hosts divide by."""
+    min_devices: int | None = None
+    """As few devices may be used; none: all of them, or to save money any number that divides theirs."""
     hosts: tuple[int, ...] = ()
     """Every device's; empty where each device has a host of its own."""
     software: SoftwareSpec = PENSTOCK
@@ -94,6 +101,15 @@ class Problem:
         """Tokens between possible slice boundaries."""
         return -(-self.sequence_length // MOST_QUANTA)
 
+    def score(self, duration_ns: int, num_devices: int) -> int:
+        """What is minimised of a step on so many devices: its time, or device time.
+
+        A step that leaves devices unused has to be shorter by one part in `LEAST_GAIN`.
+        """
+        if self.objective is Objective.COST:
+            return duration_ns * num_devices
+        return duration_ns + (duration_ns // LEAST_GAIN if num_devices < self.num_devices else 0)
+
     def host_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The hosts of devices, elementwise."""
         numbers = np.asarray(devices, dtype=np.int64)
@@ -106,7 +122,7 @@ class Problem:
 
 
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
-    """The problem of running ``spec`` on described hardware; tp up to 8 within a node.
+    """The problem of running ``spec`` on described hardware; tp is a part of a node's devices or whole nodes.
 
     A cost table holds for the tp that is pinned, else for 1.
     """
@@ -127,12 +143,24 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
         memory_limit_bytes=min(spec.resources.memory_per_rank, cluster.device.memory_bytes),
         device_memory_bytes=cluster.device.memory_bytes,
         cost_of=cost_of,
-        most_tp=(spec.parallelism.tp or 1) if cluster.costs else math.gcd(MOST_TP, cluster.devices_per_node),
+        tp_degrees=_tp_degrees(spec, cluster),
         hosts=tuple(map(cluster.node_of, range(spec.resources.ranks))),
         software=cluster.software,
         cards=tuple(map(cluster.card_of, range(spec.resources.ranks))),
         confidence=_stated(cluster.error),
         peak_flops=cluster.device.peak_flops,
+    )
+
+
+def _tp_degrees(spec: JobSpec, cluster: ClusterSpec) -> tuple[int, ...]:
+    """What divides a node's devices or is a multiple of them, and divides the model."""
+    wanted, per_node = divisors(spec.model.heads), cluster.devices_per_node
+    if cluster.costs:
+        wanted = [spec.parallelism.tp or 1]
+    return tuple(
+        tp
+        for tp in wanted
+        if spec.model.can_be_sharded(tp) and (per_node % tp == 0 or tp % per_node == 0) and tp <= cluster.num_devices
     )
 
 
@@ -149,6 +177,7 @@ def common_fields(spec: JobSpec) -> dict[str, Any]:
         "sequence_length": spec.data.sequence_length,
         "global_batch": spec.training.global_batch,
         "pinned": spec.parallelism,
+        "min_devices": spec.resources.min_ranks,
         "num_places": NUM_PLACES if spec.resources.device is Device.CUDA else None,
         "objective": spec.objective,
         "price_per_device_hour": spec.price_per_device_hour,
@@ -183,15 +212,62 @@ class Mesh:
 
 
 def meshes(problem: Problem) -> Iterator[Mesh]:
-    """Every mesh that obeys what is pinned, in a fixed order: over all devices, or to save money over fewer too."""
-    fewest = problem.num_devices if problem.objective is Objective.TIME else 1
+    """The meshes that are looked at first, in a fixed order: they obey what is pinned, and use all devices, or to save
+    money parts of them. Tensor parallelism stays within hosts unless it is pinned.
+    """
+    wide = _wide_degrees(problem)
+    for num_devices in _usual_numbers(problem):
+        yield from (mesh for mesh in meshes_over(problem, num_devices) if mesh.tp not in wide)
+
+
+def later_meshes(problem: Problem) -> Iterator[list[Mesh]]:
+    """The other meshes that a plan may have, in groups that have any: tensor parallelism over several hosts, and then
+    descending numbers of devices that leave some unused.
+    """
+    wide = _wide_degrees(problem)
+    usual = (mesh for each in _usual_numbers(problem) for mesh in meshes_over(problem, each))
+    yield from filter(None, [[mesh for mesh in usual if mesh.tp in wide]])
+    for num_devices in fewer_devices(problem):
+        yield from filter(None, [list(meshes_over(problem, num_devices))])
+
+
+def all_meshes(problem: Problem) -> Iterator[Mesh]:
+    """Every mesh that a plan may have."""
+    yield from meshes(problem)
+    for group in later_meshes(problem):
+        yield from group
+
+
+def _usual_numbers(problem: Problem) -> list[int]:
+    is_money = problem.objective is Objective.COST
+    numbers = divisors(problem.num_devices) if is_money else [problem.num_devices]
+    return [number for number in numbers if number >= (problem.min_devices or 1)]
+
+
+def fewer_devices(problem: Problem) -> Iterator[int]:
+    """The other numbers of devices that a plan may use, descending."""
+    if problem.min_devices is None:
+        return
+    usual, hosts = _usual_numbers(problem), problem.host_of(range(problem.num_devices))
+    for number in range(problem.num_devices - 1, problem.min_devices - 1, -1):
+        leaves_whole_hosts = bool(hosts[number - 1] != hosts[number])
+        if number not in usual and (number <= MOST_NUMBERED or leaves_whole_hosts):
+            yield number
+
+
+def _wide_degrees(problem: Problem) -> tuple[int, ...]:
+    """The degrees of tensor parallelism that need several hosts; none where one is pinned."""
+    host_size = problem.hosts.count(problem.hosts[0]) if problem.hosts else 1
+    return tuple(tp for tp in problem.tp_degrees if tp > host_size and problem.pinned.tp is None)
+
+
+def meshes_over(problem: Problem, num_devices: int) -> Iterator[Mesh]:
+    """Every mesh over so many devices."""
     imported = imported_schedule(problem.pinned)
-    for num_devices in divisors(problem.num_devices):
-        if num_devices >= fewest:
-            for dp, tp, pp in _degrees(problem, num_devices):
-                for mesh in _microbatched(problem, dp, tp, pp):
-                    if imported is None or _suits(imported, mesh):
-                        yield mesh
+    for dp, tp, pp in _degrees(problem, num_devices):
+        for mesh in _microbatched(problem, dp, tp, pp):
+            if imported is None or _suits(imported, mesh):
+                yield mesh
 
 
 def imported_schedule(pinned: ParallelismSpec) -> Schedule | None:
@@ -213,7 +289,7 @@ def _suits(schedule: Schedule, mesh: Mesh) -> bool:
 def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int]]:
     pinned = problem.pinned
     for tp in divisors(num_devices):
-        if (pinned.tp or tp) != tp or problem.most_tp % tp or problem.model.kv_heads % tp:
+        if (pinned.tp or tp) != tp or tp not in problem.tp_degrees:
             continue
         for pp in divisors(num_devices // tp):
             dp = num_devices // (tp * pp)

@@ -12,6 +12,10 @@ best few kinds between slices and between stages are moved, as long as the simul
 The limit decides which outlines can fit, how stages are cut that do not fit as time alone would have them, and the
 orders and estimates of schedules that are told their room. All else is looked at as it would be with another limit.
 
+Meshes that leave devices unused, or whose tensor parallelism spans hosts, come after that: only those outlines are kept
+whose estimates are below the best step by then (`penstock.planner.problem.later_meshes`). What is best without them is
+never lost by them.
+
 Budgets are counts of simulated actions, so equal inputs give equal plans on any machine.
 """
 
@@ -27,11 +31,11 @@ from typing import Protocol
 
 from penstock.core.bubble import Lost
 from penstock.core.explanation import StepParts
-from penstock.core.job import Objective
+from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
-from penstock.planner.outlines import Outline, outlines, slice_counts
-from penstock.planner.problem import Mesh, Problem
+from penstock.planner.outlines import Outline, outlines, outlines_of, slice_counts
+from penstock.planner.problem import Mesh, Problem, later_meshes
 from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
 
@@ -188,10 +192,15 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
     """
     budget = budget or usual_budget(problem.num_devices)
     run = _Search(problem, judge, budget, reporter or Reporter(), outlines(problem))
-    run.explore()
+    run.explore(run.outlines, budget)
+    if run.fitting:
+        run.look_around(2 * budget.actions)
+    best = run.best_score()
+    run.explore_later()
     if not run.fitting:
         raise run.nothing_fits()
-    run.look_around()
+    if run.best_score() != best:
+        run.look_around(run.num_actions + budget.actions)
     run.improve()
     run.settle()
     ranked = sorted(run.fitting, key=run.rank)
@@ -217,6 +226,15 @@ FAR = 1.02
 HOPELESS = 1.1
 """A candidate whose order takes so many times the best step is not simulated: `settle` shortens orders by less."""
 
+MOST_GROUPS_IN_TURN, IN_TURN = 16, 8
+"""Groups of meshes that are tried one after the other as long as nothing fits, each with this part of the budget."""
+
+PROMISING = 1.1
+"""`later_meshes` have half of a budget, or a whole one if their least estimate is so many times below the best step."""
+
+MOST_ABOVE_LEAST = 1.5
+"""Of their outlines those are kept whose estimates are at most so many times the least."""
+
 
 @dataclass(slots=True)
 class _Search:
@@ -234,10 +252,12 @@ class _Search:
     ratios: dict[object, float] = field(default_factory=dict)
     num_actions: int = 0
     ending: Ending = Ending.EVERYTHING
+    pruned: list[list[Mesh]] = field(default_factory=list)
+    """Groups of meshes of which ``outlines`` has only those that promised something."""
 
     def score(self, mesh: Mesh, nanoseconds: int) -> int:
         """What is minimised: time, or device time."""
-        return nanoseconds * (mesh.num_devices if self.problem.objective is Objective.COST else 1)
+        return self.problem.score(nanoseconds, mesh.num_devices)
 
     def rank(self, evaluation: Evaluation) -> tuple[int, int, str]:
         """Better first; equal scores by memory, then by label, so that the order never depends on chance."""
@@ -248,10 +268,10 @@ class _Search:
         """The smallest score that fits so far."""
         return min((self.rank(each)[0] for each in self.fitting), default=None)
 
-    def explore(self) -> None:
+    def explore(self, among: list[Outline], budget: Budget) -> None:
         """Open outlines by what they should take, until what is left is far above the best, or the budget is spent."""
         limit, numbers = self.problem.memory_limit_bytes, itertools.count()
-        roomy = [each for each in self.outlines if each.least_bytes <= limit]
+        roomy = [each for each in among if each.least_bytes <= limit]
         queue = [(self.score(each.mesh, each.estimate_ns), next(numbers), each) for each in roomy]
         heapq.heapify(queue)
         while queue:
@@ -262,20 +282,73 @@ class _Search:
                 continue
             best = self.best_score()
             if best is not None and corrected >= SLACK * best:
-                self.ending = Ending.ESTIMATES
+                self._end(Ending.ESTIMATES)
                 return
             if best is not None and (
-                len(self.opened) >= self.budget.opened
-                or not self._affordable(self.budget.candidates, self.budget.actions)
+                len(self.opened) >= budget.opened or not self._affordable(budget.candidates, budget.actions)
             ):
-                self.ending = Ending.BUDGET
+                self._end(Ending.BUDGET)
                 return
-            if len(self.shortages) >= self.budget.shortages:
-                self.ending = Ending.BUDGET
+            if len(self.shortages) >= budget.shortages:
+                self._end(Ending.BUDGET)
                 if best is None:
-                    self.open_leanest(roomy)
+                    self.open_leanest(roomy, budget)
                 return
             self.open(outline)
+
+    def _end(self, ending: Ending) -> None:
+        """Note why outlines were left, unless others were left for a weaker reason."""
+        order = list(Ending)
+        self.ending = max(self.ending, ending, key=order.index)
+
+    def explore_later(self) -> None:
+        """Open those outlines of `later_meshes` whose estimates promise a better step than the best.
+
+        Where nothing fits so far, groups of them are tried in turn.
+        """
+        groups = later_meshes(self.problem)
+        if not self.fitting:
+            part = IN_TURN if self.outlines else 1
+            for group in itertools.islice(groups, MOST_GROUPS_IN_TURN):
+                self._explore_more(list(outlines_of(self.problem, group)), part)
+                if self.fitting:
+                    break
+        best = self.best_score()
+        if best is None:
+            return
+        self.pruned = list(groups)
+        if promising := self._promising(best):
+            least = min(self.score(each.mesh, each.estimate_ns) for each in promising)
+            self._explore_more(promising, 1 if PROMISING * least <= best else 2)
+        if self.pruned:
+            self._end(Ending.ESTIMATES)
+
+    def _promising(self, best: int) -> list[Outline]:
+        """Outlines of ``pruned`` meshes that may be better than ``best``, and are not far above the best among them."""
+        least, limit = SLACK * best, self.problem.memory_limit_bytes
+        found: list[Outline] = []
+
+        def most_ns(mesh: Mesh) -> float:
+            return least * NANOSECONDS_PER_SECOND / self.score(mesh, NANOSECONDS_PER_SECOND)
+
+        for outline in outlines_of(self.problem, itertools.chain.from_iterable(self.pruned), most_ns):
+            found.append(outline)
+            if outline.least_bytes <= limit:
+                least = min(least, MOST_ABOVE_LEAST * self.score(outline.mesh, outline.estimate_ns))
+        return [each for each in found if self.score(each.mesh, each.estimate_ns) <= least]
+
+    def _explore_more(self, among: list[Outline], part: int) -> None:
+        """Open outlines with a ``part``-th of the budget besides what was spent."""
+        self.outlines = [*self.outlines, *among]
+        more = replace(
+            self.budget,
+            candidates=len(self.seen) + self.budget.candidates // part,
+            opened=len(self.opened) + self.budget.opened // part,
+            shortages=len(self.shortages) + self.budget.shortages // part,
+            lean_shortages=self.budget.lean_shortages // part,
+            actions=self.num_actions + self.budget.actions // part,
+        )
+        self.explore(among, more)
 
     def expected(self, outline: Outline) -> int:
         """Its estimate, a part as far off as the nearest of those that are most alike."""
@@ -283,11 +356,11 @@ class _Search:
         part, ratio = next(known, (0.0, 1.0))
         return round((1 + part * (ratio - 1)) * self.score(outline.mesh, outline.estimate_ns))
 
-    def open_leanest(self, roomy: list[Outline]) -> None:
+    def open_leanest(self, roomy: list[Outline], budget: Budget) -> None:
         """Open those that hold the least until some fit, since estimates led to none."""
-        most = len(self.shortages) + self.budget.lean_shortages
+        most = len(self.shortages) + budget.lean_shortages
         for outline in sorted(roomy, key=lambda each: each.least_bytes):
-            if len(self.shortages) >= most or len(self.fitting) >= self.budget.lean_fits:
+            if len(self.shortages) >= most or len(self.fitting) >= budget.lean_fits:
                 return
             self.open(outline)
 
@@ -341,13 +414,12 @@ class _Search:
         for _, group in _alike(outline):
             self.ratios[group] = min(self.ratios.get(group, ratio), ratio)
 
-    def look_around(self) -> None:
+    def look_around(self, actions: int) -> None:
         """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates; at
-        last, where the list has them not, the same with a slice fewer and one more.
+        last, where the list has them not, the same with a slice fewer and one more. ``actions`` is the budget of all.
         """
         known = {_key(each): each for each in self.outlines}
         limit = len(self.seen) + self.budget.neighbours
-        actions = 2 * self.budget.actions
         visited = set[object]()
         while self._affordable(limit, actions):
             best = min(self.fitting, key=self.rank).candidate
@@ -357,6 +429,9 @@ class _Search:
                     self.open(outline)
                 return
             visited.add(key)
+            for group in [each for each in self.pruned if best.mesh in each]:
+                self.pruned.remove(group)
+                known = {_key(each): each for each in outlines_of(self.problem, group)} | known
             for keys in _neighbours(best, known):
                 around = [known[key] for key in keys if key in known]
                 for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
