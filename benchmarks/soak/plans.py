@@ -36,8 +36,13 @@ def compare(seed: int, *, small: int, large: int, pins: int, report: Report) -> 
         found = beating(spec, cluster, free, pins_of(chance, spec, free, pins))
         more = dataclasses.replace(spec.resources, memory_per_rank=spec.resources.memory_per_rank * 5 // 4)
         roomy = planned(dataclasses.replace(spec, resources=more), cluster)
+        fewer = dataclasses.replace(spec.resources, ranks=spec.resources.ranks + 1, min_ranks=spec.resources.ranks)
+        wide = planned(
+            dataclasses.replace(spec, resources=fewer), dataclasses.replace(cluster, num_nodes=cluster.num_nodes + 1)
+        )
         num_plans += free is not None
         found += slower_with_more(free, roomy, "a quarter more memory")
+        found += slower_with_more(free, wide, "a device more")
         violations += [f"problem {number}: {each}" for each in found]
         step = "nothing fits" if free is None else f"{step_seconds(free):.4g} s"
         report(f"problem {number}, {spec.resources.ranks} devices: {step}, {len(found)} violations")

@@ -9,10 +9,13 @@ from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import QUEUE_LABEL, STOP_ANNOTATION
 from penstock.kube.resources import JOBSETS, PODS
 from penstock.kube.transport import KubeError
+from penstock.planner.decide import decide
+from penstock.planner.search import Budget
 from penstock.planner.worker.questions import Answer
 from tests.support.fake_planner import FakePlanner
-from tests.support.one_job import NODES, condition, end_all, example, running
+from tests.support.one_job import NODES, bindings, condition, end_all, example, running
 from tests.support.operating import Operating
+from tests.support.planning import problem
 from tests.support.sample_run import sample_profile
 
 
@@ -110,6 +113,25 @@ class TestWaiting:
         operating.kube.hook = lambda write: None
         operating.turn()
         assert condition(operating, uid, ConditionType.PROFILED) == (ConditionStatus.FALSE, "Measuring")
+
+    def test_an_attempt_whose_plan_leaves_ranks_unused_keeps_its_pods_and_is_planned_once(self) -> None:
+        plan = decide(problem(ranks=2, min_ranks=1, dp=1, tp=1, pp=1), Budget(candidates=1)).plan
+        assert plan.num_ranks == 1
+        planner = FakePlanner(answer=Answer(plan=plan))
+        operating = Operating(planner)
+        uid = running(operating, resources={"ranks": 2, "minRanks": 1}, training__steps=1_000_000)
+        assert planner.questions[0].spec.resources.min_ranks == 1
+        assert [each.ranks_per_pod * each.num_nodes for each in bindings(operating)] == [2, 2]
+        operating.cache.see_rooms({uid: 4}, operating.now)
+        operating.now += 299.0
+        operating.kube.report(uid, attempt=1, epoch=1, step=9)
+        operating.now += 1.0
+        operating.turn(8)
+        status = operating.status(uid)
+        assert (status.phase, status.attempt, status.ranks) == (Phase.RUNNING, 1, 2)
+        assert len(operating.kube.all(PODS)) == 2
+        assert STOP_ANNOTATION not in operating.kube.all(PODS)[0]["metadata"]["annotations"]
+        assert len(planner.asked) == 1
 
     def shrunken(self, operating: Operating, steps: int) -> str:
         """An elastic job that runs on one rank of two."""

@@ -90,7 +90,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     ResourcesSpec: {
         "device": "`cpu` or `cuda`",
         "ranks": "processes; on cuda one device each",
-        "minRanks": "the fewest ranks an elastic job runs on; used by clusters",
+        "minRanks": "the fewest ranks that a plan may use, and on clusters those an elastic job runs on; none: `ranks`",
         "memoryPerRank": (
             "plans that need more are not considered; of a very long one the ranks find the exact figure, and "
             "refuse it if it is more; on cuda it is the device's memory"
