@@ -265,6 +265,13 @@ def test_pins_that_leave_ranks_unused_are_obeyed() -> None:
     assert "2 of 4 devices stay unused: no plan that was found uses all of them" in plan.reasons
 
 
+def test_a_measured_machine_leaves_ranks_unused_as_well() -> None:
+    asked = measured_problem(ranks=3, min_ranks=2, global_batch=2)
+    plan = decide(asked, QUICK).plan
+    assert plan.num_ranks == 2
+    assert any("1 of 3 devices stay unused" in each for each in plan.reasons)
+
+
 def test_what_saves_money_says_so_of_fewer_devices() -> None:
     reasons = decide(problem(ranks=2, global_batch=1, objective=Objective.COST), QUICK).plan.reasons
     assert "1 of 2 devices stay unused: no plan that was found for more of them costs less" in reasons

@@ -1,15 +1,20 @@
-"""The parts of network cards that messages take, by links that are known."""
+"""The parts of network cards that messages take, by links that are known, and what reductions carry."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 
+from penstock.core.schedule import Group
+from penstock.planner.candidate import Candidate
+from penstock.planner.evaluate import Simulated
 from penstock.planner.problem import Mesh
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS
 from penstock.planner.tables import card_table
-from tests.support.planning import cluster, problem, slow_link
+from tests.support.planning import TINY_LLAMA, cluster, problem, slow_link
 
 ALONG = (0, 1, 2)
 PIPELINE = Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=1)
@@ -52,3 +57,21 @@ def test_a_rank_of_two_stages_has_one_card() -> None:
     described = problem(cluster(num_nodes=2, devices_per_node=1), ranks=2)
     pipeline = Mesh(dp=1, tp=1, pp=2, microbatch=1, num_microbatches=1)
     assert np.array_equal(card_table(described, pipeline, (0, 1, 1, 0), (0, 1)), np.full((2, 2, 4), MILLION))
+
+
+def test_gradients_of_copied_key_value_heads_are_summed_before_the_norm() -> None:
+    """Over the two devices that hold the same of two heads of width 8, for each of the rank's attentions."""
+    slices, stages = (16,), ((0, 6), (6, 10))
+    mesh = Mesh(dp=1, tp=4, pp=2, microbatch=2, num_microbatches=1)
+
+    def norm_ns(kv_heads: int) -> tuple[int, ...]:
+        model = dataclasses.replace(TINY_LLAMA, kv_heads=kv_heads)
+        judge = Simulated(problem(cluster(num_nodes=2, devices_per_node=4), model=model, ranks=8))
+        return judge.costs(Candidate(mesh=mesh, stages=stages, slices=slices, schedule="1f1b"), (0, 1)).reduce_ns[
+            Group.NORM
+        ]
+
+    copies = [own - usual for own, usual in zip(norm_ns(2), norm_ns(4), strict=True)]
+    num_bytes = 2 * 8 * TINY_LLAMA.hidden * 4
+    expected = [2 * (1e-6 + count * num_bytes / 2 / 1e9) * 1e9 for count in (3, 1)]
+    assert copies == pytest.approx(expected, abs=1)
