@@ -143,6 +143,11 @@ def test_another_costs_more_devices_only_if_it_does() -> None:
     best = found.best
     faster = replace(best, step_ns=best.step_ns // 2, candidate=replace(best.candidate, variant=99))
     assert "devices" not in _slower(faster, best)
+    narrow = replace(best.candidate, mesh=replace(best.candidate.mesh, dp=3 * best.candidate.mesh.dp))
+    narrower = replace(best, step_ns=best.step_ns * 999 // 1000)
+    assert _slower(narrower, replace(best, candidate=narrow)) == (
+        "0.1 % faster, which is too little to leave devices unused"
+    )
     mesh = replace(best.candidate.mesh, dp=2 * best.candidate.mesh.dp)
     wider = replace(faster, candidate=replace(best.candidate, mesh=mesh))
     assert _slower(wider, best) == f"50.0 % faster, but on {mesh.num_devices} devices, not {mesh.num_devices // 2}"

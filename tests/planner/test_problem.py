@@ -63,8 +63,10 @@ def test_fewer_devices_are_used_down_to_the_fewest_ranks(
 
 def test_of_many_devices_whole_hosts_stay_unused() -> None:
     asked = problem(cluster(num_nodes=64, devices_per_node=8), ranks=148, min_ranks=100, global_batch=4)
-    assert list(fewer_devices(asked)) == [144, 136, *range(128, 99, -1)]
-    assert list(fewer_devices(problem(ranks=4, global_batch=4))) == []
+    assert fewer_devices(asked) == [144, 136, *range(128, 99, -1)]
+    assert fewer_devices(problem(ranks=4, global_batch=4)) == []
+    large = problem(cluster(num_nodes=4096, devices_per_node=8), ranks=32768, min_ranks=1, global_batch=4)
+    assert fewer_devices(large) == [*range(32760, 31736, -8), *range(128, 0, -1)]
 
 
 @given(st.data())

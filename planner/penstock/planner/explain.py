@@ -226,7 +226,7 @@ def _slower(other: Evaluation, chosen: Evaluation) -> str:
         faster = f"{100 * (1 - other.step_ns / chosen.step_ns):.1f} % faster"
         devices, fewer = other.candidate.mesh.num_devices, chosen.candidate.mesh.num_devices
         if devices < fewer:
-            return f"{faster}, too little to leave {fewer - devices} more devices unused"
+            return f"{faster}, which is too little to leave devices unused"
         return f"{faster}, but on {devices} devices, not {fewer}" if devices > fewer else faster
     if other.step_ns == chosen.step_ns:
         more = max(other.peak_bytes) > max(chosen.peak_bytes)

@@ -59,7 +59,7 @@ def _indivisible(problem: Problem, tp: int) -> UserError:
     """A degree of tensor parallelism that the model or the hardware is not divided by."""
     model, possible = problem.model, ", ".join(map(str, problem.tp_degrees))
     if model.can_be_sharded(tp):
-        what = f"tp {tp} does not divide the devices of a node, nor is it those of several; measured hardware has tp 1"
+        what = f"tp {tp} is planned on described hardware, where it divides a node's devices or is those of whole nodes"
     else:
         what = (
             f"tp {tp} does not divide {model.heads} heads and a feed-forward width of {model.ffn_hidden}, or neither "

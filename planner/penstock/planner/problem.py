@@ -27,7 +27,7 @@ MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
 
 MOST_NUMBERED = 128
-"""Of more devices only whole hosts are left unused: plans over 1,023 of 1,024 devices are not looked at."""
+"""Of more devices only whole hosts are left unused, so many at most: 1,023 of 1,024 devices are not looked at."""
 
 LEAST_GAIN = 400
 """Devices are left unused for steps that are shorter by more than one part in so many, 0.25 %."""
@@ -244,15 +244,15 @@ def _usual_numbers(problem: Problem) -> list[int]:
     return [number for number in numbers if number >= (problem.min_devices or 1)]
 
 
-def fewer_devices(problem: Problem) -> Iterator[int]:
+def fewer_devices(problem: Problem) -> list[int]:
     """The other numbers of devices that a plan may use, descending."""
-    if problem.min_devices is None:
-        return
-    usual, hosts = _usual_numbers(problem), problem.host_of(range(problem.num_devices))
-    for number in range(problem.num_devices - 1, problem.min_devices - 1, -1):
-        leaves_whole_hosts = bool(hosts[number - 1] != hosts[number])
-        if number not in usual and (number <= MOST_NUMBERED or leaves_whole_hosts):
-            yield number
+    fewest, usual = problem.min_devices, _usual_numbers(problem)
+    if fewest is None:
+        return []
+    whole_hosts = 1 + np.flatnonzero(np.diff(problem.host_of(range(problem.num_devices))))
+    many = [number for number in whole_hosts[::-1].tolist() if number > MOST_NUMBERED][:MOST_NUMBERED]
+    few = range(min(problem.num_devices - 1, MOST_NUMBERED), 0, -1)
+    return [number for number in (*many, *few) if number >= fewest and number not in usual]
 
 
 def _wide_degrees(problem: Problem) -> tuple[int, ...]:
