@@ -18,7 +18,7 @@ from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
 from penstock.planner.problem import Confidence, Problem, all_meshes
 from penstock.planner.realise import lowered, prove_plan
-from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search
+from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search, usual_budget
 from penstock.planner.tables import action_transients, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
@@ -32,8 +32,10 @@ FIRST_FIT = Budget(candidates=0, shortages=0, lean_shortages=60, lean_fits=1, ne
 MOST_LAID_OUT = 8
 """Arenas that are laid out before a search with a tighter limit takes their place."""
 
-MOST_TIGHTER_SEARCHES, TIGHTER = 4, 0.99
-"""Each asks for as many times less as the arenas of the best were too large, and for a little less than that."""
+MOST_TIGHTER_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 3
+"""Each asks for as many times less as the arenas of the best were too large, and for a little less than that, with a
+part of the first one's budget.
+"""
 
 CLOSE_ENOUGH = 1.003
 """A plan that takes no longer than so many times the best candidate is worth no further search."""
@@ -94,7 +96,10 @@ def _ranks(problem: Problem) -> str:
 def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
     """The best plan whose laid-out arena fits: where that of the best does not, those are looked for that hold less."""
     asked, best, closest = problem, None, None
-    for _ in range(MOST_TIGHTER_SEARCHES):
+    budget = budget or usual_budget(problem.num_devices)
+    for number in range(MOST_TIGHTER_SEARCHES):
+        if number == 1:
+            budget = budget.part(TIGHTER_PART)
         judge = Simulated(asked)
         try:
             result = search(asked, judge, budget, reporter)

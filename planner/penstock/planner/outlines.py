@@ -288,15 +288,16 @@ def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
 
 
 def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
-    """[slicings]: how long the busiest network card sends messages of one slice, of all replicas that share it."""
+    """[slicings]: how long the busiest network card sends messages of one slice; replicas are not counted as sharing
+    it, which they are not when they are simulated either.
+    """
     if mesh.pp == 1:
         return np.zeros(hops.shape[1])
-    devices = np.array(devices_in_order(mesh)).reshape(mesh.dp, mesh.pp)
-    cards, nodes = problem.card_of(devices[0]), problem.host_of(devices[0])
+    devices = np.array(devices_in_order(mesh)[: mesh.pp])
+    cards, nodes = problem.card_of(devices), problem.host_of(devices)
     leaves = nodes[:-1] != nodes[1:]
     sent = np.bincount(np.concatenate([cards[:-1][leaves], cards[1:][leaves]]), minlength=1)
-    sharing = (problem.card_of(devices[:, 0]) == cards[0]).sum()
-    seconds: Floats = sharing * sent.max() * hops.max(axis=0)
+    seconds: Floats = sent.max() * hops.max(axis=0)
     return seconds
 
 

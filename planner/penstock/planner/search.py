@@ -22,11 +22,10 @@ Budgets are counts of simulated actions, so equal inputs give equal plans on any
 from __future__ import annotations
 
 import enum
-import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from penstock.core.bubble import Lost
@@ -34,6 +33,7 @@ from penstock.core.explanation import StepParts
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
+from penstock.planner.moves import STEPS, moves
 from penstock.planner.outlines import Outline, outlines, outlines_of, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes
 from penstock.planner.room import Shortage
@@ -64,6 +64,11 @@ class Budget:
     moves: int = 60
     starts: int = 4
     moved_actions: int = 250_000
+
+    def part(self, divisor: int) -> Budget:
+        """So many times less of everything."""
+        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: max(count // divisor, min(count, 1)) for name, count in counts.items()})
 
 
 def usual_budget(num_devices: int) -> Budget:
@@ -592,37 +597,3 @@ def _around(values: set[int], value: int) -> list[int]:
 def with_h1(candidate: Candidate) -> Candidate:
     """The candidate with H1's own order if it runs one of ``zb``'s, which were compared over few micro-batches only."""
     return replace(candidate, variant=H1) if candidate.schedule == "zb" else candidate
-
-
-STEPS = (8, 4, 2, 1)
-"""Quanta by which boundaries between slices are moved, one after the other."""
-
-Move = Callable[[Candidate], Candidate | None]
-
-
-def moves(candidate: Candidate, problem: Problem, step: int) -> Iterator[Move]:
-    """Boundaries between slices by ``step`` quanta and, with the largest and the smallest step, between stages by a
-    unit, both ways.
-    """
-    if not isinstance(problem.pinned.slices, tuple):
-        for i, sign in itertools.product(range(len(candidate.slices) - 1), (-1, 1)):
-            yield functools.partial(_move_slice, boundary=i, tokens=sign * step * problem.quantum)
-    if step in (STEPS[0], STEPS[-1]) and problem.pinned.stages is None:
-        for i, sign in itertools.product(range(len(candidate.stages) - 1), (-1, 1)):
-            yield functools.partial(_move_stage, boundary=i, units=sign)
-
-
-def _move_slice(candidate: Candidate, *, boundary: int, tokens: int) -> Candidate | None:
-    slices = list(candidate.slices)
-    slices[boundary] += tokens
-    slices[boundary + 1] -= tokens
-    return replace(candidate, slices=tuple(slices)) if min(slices) > 0 else None
-
-
-def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate | None:
-    stages = [list(stage) for stage in candidate.stages]
-    stages[boundary][1] += units
-    stages[boundary + 1][0] += units
-    if any(first >= stop for first, stop in stages):
-        return None
-    return replace(candidate, stages=tuple((first, stop) for first, stop in stages))
