@@ -73,6 +73,41 @@ def test_ranks_share_what_was_loaded_and_are_modules_of_their_own(tmp_path: Path
     assert first[2] == second[2] == str(ranks.pid)
 
 
+SLOWLY_FORKED = """
+import os, time
+forked_ns = []
+os.register_at_fork(before=lambda: time.sleep(0.3), after_in_child=lambda: forked_ns.append(time.monotonic_ns()))
+"""
+TIMES = """
+import os, time
+from pathlib import Path
+import slowly_forked
+rank = os.environ["RANK"]
+(Path(__file__).parent / f"times-{rank}").write_text(f"{slowly_forked.forked_ns[-1]} {time.monotonic_ns()}")
+"""
+
+
+def test_no_rank_begins_before_all_are_forked(tmp_path: Path) -> None:
+    """What a rank does may lock something in the agent, and a rank forked then would find it locked forever."""
+    (tmp_path / "slowly_forked.py").write_text(SLOWLY_FORKED)
+    (tmp_path / "timed_rank.py").write_text(TIMES)
+    ranks = launch(
+        LaunchSpec(
+            module="timed_rank",
+            arguments=(),
+            preloaded="slowly_forked",
+            num_ranks=3,
+            threads_per_rank=1,
+            log_folder=tmp_path / "logs",
+            status_folder=tmp_path / "status",
+            environment={"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
+        )
+    )
+    assert ranks.wait(PATIENCE_SECONDS) == Outcome(exit_code=0, failure=None)
+    forked, began = zip(*(map(int, (tmp_path / f"times-{rank}").read_text().split()) for rank in range(3)), strict=True)
+    assert max(forked) <= min(began)
+
+
 @pytest.mark.skipif(torch.version.cuda is None, reason="NOT RUN: PyTorch without CUDA forbids nothing")
 @pytest.mark.parametrize("preloaded", ["", TRAINING])
 def test_cuda_ranks_can_use_cuda(tmp_path: Path, preloaded: str) -> None:

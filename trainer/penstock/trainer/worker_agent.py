@@ -8,6 +8,10 @@ TORCHRUN_ARGUMENT...``, but that ``--start-method`` has a meaning for modules to
   shares the memory of what was loaded. Only CPU ranks may be forked: torch's ``LaunchConfig`` asks in the agent which
   accelerators there are, and CUDA cannot be used in a process forked from one that has asked. No thread outlives a
   fork either.
+  A lock that another thread holds at a fork stays locked in the new process. The agent's store has a thread, which looks
+  up the name of everyone who connects, and glibc does that under a lock (``resolv_conf.c``). A rank that was forked
+  while an earlier one connected waited forever for that lock, when it connected itself. So no rank begins before the
+  last one of its host is forked.
 - ``spawn``: every rank is a new Python, as under plain torchrun. The agent imports nothing for it. CUDA ranks need it.
 """
 
@@ -15,9 +19,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import multiprocessing
 import runpy
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -25,6 +31,9 @@ from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
 from penstock.core.host.ports import ANY_PORT, EVERYWHERE, free_port
+
+POLL_SECONDS = 0.001
+"""Between two looks at whether all ranks are forked, which takes a few milliseconds for each."""
 
 
 @record
@@ -43,7 +52,15 @@ def main(arguments: Sequence[str]) -> None:
     tempfile.tempdir = options.log_dir  # torch leaves a file there for a rank that a signal ended
     if is_forking:
         gc.freeze()  # or the first collection in every rank would write to what they share
-        elastic_launch(config, run_module)(options.training_script, options.training_script_args)
+        forked = multiprocessing.get_context("fork").Semaphore(0)
+
+        def run_rank(module: str, arguments: Sequence[str]) -> None:
+            forked.release()
+            while forked.get_value() < config.nproc_per_node:
+                time.sleep(POLL_SECONDS)
+            run_module(module, arguments)
+
+        elastic_launch(config, run_rank)(options.training_script, options.training_script_args)
     else:
         elastic_launch(config, python)(*python_arguments)
 
