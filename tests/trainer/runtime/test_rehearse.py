@@ -21,10 +21,20 @@ from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.realise import program_of
+from penstock.planner.schedules.registry import BUILT_IN
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
 from penstock.trainer.interpreter import Interpreter
 from penstock.trainer.local_transport import Fabric
-from penstock.trainer.rehearse import SPIN_NS, WaitingExecutor, predicted_ns, rehearse, wait
+from penstock.trainer.rehearse import (
+    BLOCKED_NS,
+    SPIN_NS,
+    Pace,
+    PacedTransport,
+    WaitingExecutor,
+    predicted_ns,
+    rehearse,
+    wait,
+)
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.worker_pool import PoolRank, WorkerPool
 
@@ -79,22 +89,71 @@ def test_a_rehearsed_reduction_over_replicas_passes_its_time_next_to_compute() -
             dp=2,
         )
     )
-    now = [0]
-    waited: list[int] = []
-    mesh = Mesh(dp=1, pp=1)
-    executor = WaitingExecutor(
-        program.ranks[0],
-        {"0START_REDUCE(dp)": 10, "1START_REDUCE(dp)": 10},
-        Fabric(program, mesh).transport(0),
-        wait=waited.append,
-        clock=lambda: now[0],
-    )
+    time = FakeTime()
+    transport = PacedTransport(Fabric(program, Mesh(dp=1, pp=1)).transport(0), time.pace())
+    executor = WaitingExecutor(program.ranks[0], {"0START_REDUCE(dp)": 10, "1START_REDUCE(dp)": 10}, transport)
     starts = [i for i in program.ranks[0].instructions if i.action.kind is Kind.START_REDUCE][:2]
     works = [executor.reduction(instruction)() for instruction in starts]
-    now[0] = 12
+    time.now_ns = 12
     for work in works:
         work.wait()
-    assert waited == [0, 8]
+    assert time.waited == [0, 8]
+
+
+class FakeTime:
+    """A clock that goes on while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.waited: list[int] = []
+
+    def pace(self) -> Pace:
+        return Pace(self.wait, lambda: self.now_ns)
+
+    def wait(self, duration_ns: int) -> None:
+        self.waited.append(duration_ns)
+        self.now_ns += duration_ns
+
+
+class Arriving:
+    """A message that is there after so long."""
+
+    def __init__(self, time: FakeTime, after_ns: int) -> None:
+        self._time, self._after_ns = time, after_ns
+
+    def wait(self) -> None:
+        self._time.now_ns += self._after_ns
+
+
+def test_a_late_rank_catches_up() -> None:
+    """It woke 3 late from its first action, and starting a message took it 4."""
+    time = FakeTime()
+    pace = time.pace()
+    pace.spend(10)
+    time.now_ns += 3 + 4
+    pace.spend(10)
+    assert time.waited == [10, 3]
+    time.now_ns += 15
+    pace.spend(10)
+    assert time.waited == [10, 3, 0]
+
+
+def test_a_message_that_was_waited_for_is_not_caught_up_with() -> None:
+    time = FakeTime()
+    pace = time.pace()
+    pace.spend(10)
+    pace.wait_for(Arriving(time, BLOCKED_NS + 1))
+    pace.spend(10)
+    assert time.waited == [10, 10]
+
+
+def test_a_message_that_was_there_takes_no_time_of_its_own() -> None:
+    time = FakeTime()
+    pace = time.pace()
+    pace.spend(10)
+    pace.wait_for(Arriving(time, 7))
+    pace.spend(10)
+    assert time.waited == [10, 3]
 
 
 @pytest.mark.parametrize("duration_ns", [0, SPIN_NS // 2, 3 * SPIN_NS])
@@ -108,14 +167,14 @@ def test_a_wait_is_never_short(duration_ns: int) -> None:
 def test_every_action_waits_for_its_own_time_and_messages_have_their_size() -> None:
     program = program_of(small_plan(pp=1, slices=(3, 1, 2)))
     (own,) = program.ranks
-    waited: list[int] = []
-    transport = Fabric(program, Mesh(dp=1, pp=1)).transport(0)
+    time = FakeTime()
+    transport = PacedTransport(Fabric(program, Mesh(dp=1, pp=1)).transport(0), time.pace())
     durations = {"0F0.0": 5, "0B0.2": 9, "0START_REDUCE(norm)": 3, "0STEP": 1}
-    executor = WaitingExecutor(own, durations, transport, wait=waited.append)
+    executor = WaitingExecutor(own, durations, transport)
     Interpreter(
         enumerate(own.instructions), rank=0, executor=executor, transport=transport, cursor=array("q", (0, 0))
     ).run(0)
-    assert [duration for duration in waited if duration] == [5, 9, 3, 1]
+    assert [duration for duration in time.waited if duration] == [5, 9, 3, 1]
     for index, slot in enumerate(own.slots):
         message = executor.message(index)
         assert (message.numel(), message.dtype) == (slot.num_bytes, torch.uint8)
@@ -135,11 +194,14 @@ def rehearse_rank(me: PoolRank, plan: Plan, program: Program, num_steps: int) ->
 
 
 @POOLED
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb", "zbv"])
-def test_every_schedule_finishes_on_sixteen_ranks(worker_pool: WorkerPool, schedule: str) -> None:
+@pytest.mark.parametrize("schedule", BUILT_IN)
+@pytest.mark.parametrize("slices", [(12,), (5, 1, 6)])
+def test_every_schedule_finishes_on_sixteen_ranks(
+    worker_pool: WorkerPool, schedule: str, slices: tuple[int, ...]
+) -> None:
     check(
         worker_pool,
-        small_plan(family=Family.GPT2, schedule=schedule, pp=16, layers=16, num_microbatches=3, slices=(5, 1, 6)),
+        small_plan(family=Family.GPT2, schedule=schedule, pp=16, layers=16, num_microbatches=3, slices=slices),
     )
 
 
@@ -165,7 +227,7 @@ def check(pool: WorkerPool, plan: Plan) -> None:
         assert [event.action for event in events] == [text for text in texts if "FREE" not in text]
         assert all(before.stop_ns <= after.start_ns for before, after in itertools.pairwise(events))
         compute = [event for event in events if event.activity is Activity.COMPUTE]
-        assert min(event.duration_ns for event in compute) >= ACTION_NS
+        assert all(event.stop_ns >= ACTION_NS * count for count, event in enumerate(compute, start=1))
 
 
 def test_a_run_directory_is_rehearsed_by_launched_ranks(tmp_path: Path) -> None:
