@@ -9,7 +9,14 @@ import torch
 
 from penstock.core.model import Family
 from penstock.core.plan import Plan
+from penstock.core.schedule import ScheduleSpec
 from penstock.planner.realise import program_of
+from penstock.planner.schedules.blocks import Block
+from penstock.planner.schedules.inputs import ScheduleInputs
+from penstock.planner.schedules.recorded import record
+from penstock.planner.schedules.registry import BUILT_IN
+from penstock.planner.schedules.seeds import ONE_BY_ONE
+from penstock.planner.schedules.v_shape import HALF, MINIMUM, ZBV
 from tests.support.pipeline_ranks import RankResult, expected, train_rank
 from tests.support.small_plans import looped_schedule, remade_units, small_plan
 from tests.support.stage_pipeline import gradient_error
@@ -68,6 +75,48 @@ def test_schedules_of_several_stages_per_rank(
         num_stages=pp * VIRTUAL[schedule],
         num_microbatches=num_microbatches,
         layers=6,
+    )
+    check(worker_pool, plan)
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("schedule", BUILT_IN)
+@pytest.mark.parametrize(("pp", "dp", "num_microbatches"), [(2, 2, 3), (4, 1, 5)])
+def test_every_schedule_without_slices(
+    worker_pool: WorkerPool, family: Family, schedule: str, pp: int, dp: int, num_microbatches: int
+) -> None:
+    plan = small_plan(
+        family=family,
+        schedule=schedule,
+        slices=(6,),
+        pp=pp,
+        dp=dp,
+        num_stages=pp * VIRTUAL.get(schedule, 1),
+        num_microbatches=num_microbatches,
+        layers=6,
+    )
+    check(worker_pool, plan)
+
+
+BLOCKS = {
+    "V-Min": MINIMUM,
+    "V-Half": HALF,
+    "ZB-V": Block(in_slots=True, down=100, up=100, is_fused=False),
+    "fused": Block(in_slots=False, down=100, up=0, is_fused=True),
+    "stretched": Block(in_slots=False, down=0, up=0, is_fused=False, stretch=150),
+    "whole": Block(in_slots=False, down=100, up=0, is_fused=False, is_whole=True),
+    "one by one": ONE_BY_ONE,
+}
+
+
+@pytest.mark.parametrize("slices", [(6,), (3, 1, 2)])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_building_blocks_along_a_v(worker_pool: WorkerPool, block: str, slices: tuple[int, ...]) -> None:
+    """Repeated and refined, each of its own: by costs a generator would choose one."""
+    inputs = ScheduleInputs(num_ranks=4, num_microbatches=5, num_slices=len(slices), stages_per_rank=2)
+    schedule = ScheduleSpec(generator="zbv", version=2, text=record(ZBV.of_block(inputs, BLOCKS[block])))
+    plan = small_plan(
+        family=Family.LLAMA, schedule=schedule, slices=slices, pp=4, num_stages=8, num_microbatches=5, layers=6
     )
     check(worker_pool, plan)
 
