@@ -4,6 +4,19 @@
 
 Each contender takes a step in turn, round after round, in one process group, so that all meet the same machine. Forward
 and backward only: neither side steps an optimizer, both clear gradients. Losses must agree.
+
+Two ranks that never wait would take half of what one takes for whole sequences. What penstock's step takes longer is
+split into parts, from what its actions took in these steps (medians, means over the two ranks) and what the same
+actions took while the other rank did nothing:
+
+- *contention*: the plan's actions in a step, less the same actions alone;
+- *slices*: the plan's actions alone, less those of whole sequences alone;
+- *dependencies*: the critical path (a simulated step of the plan's order whose actions take what they took), less the
+  plan's actions in a step;
+- *fixed*: the rest, what a step takes beyond its critical path: reductions of gradients and norm, barriers, the start
+  of actions, reading the loss. Less the same of the step that is halved.
+
+The parts add up to the whole distance.
 """
 
 from __future__ import annotations
@@ -64,6 +77,7 @@ def table(results: dict[str, Any]) -> str:
     for case in results["cases"]:
         lines += _rows(case)
     lines += ["", *(f"- {_summary(case, serial)}" for case in results["cases"])]
+    lines += ["", *_distances(results["cases"], serial)]
     return "\n".join(lines) + "\n"
 
 
@@ -71,6 +85,43 @@ def _rows(case: dict[str, Any]) -> Iterator[str]:
     for name, each in case["contenders"].items():
         seconds = statistics.median(each["seconds"])
         yield f"| {case['sequences']} | {name} | {seconds:.3f} | {each['loss']:.6f} | {_ratio(case, name):.2f}x |"
+
+
+def _distances(cases: list[dict[str, Any]], serial: float) -> Iterator[str]:
+    yield from (
+        "Where penstock's steps lose against two ranks that never wait, in ms and as shares of the step:",
+        "",
+        f"| sequences | step | never waiting | {' | '.join(PARTS)} | critical path / step (target 98 %) "
+        "| simulated / step (target 97 %) |",
+        f"|---|---|---|{'---|' * len(PARTS)}---|---|",
+    )
+    for case in cases:
+        step = statistics.median(case["contenders"][OWN]["seconds"])
+        floor = case["sequences"] * serial / RANKS
+        lost = (_share(seconds, step) for seconds in distance(case, step, floor).values())
+        yield (
+            f"| {case['sequences']} | {1000 * step:.0f} | {_share(floor, step)} | {' | '.join(lost)} "
+            f"| {case['critical_seconds'] / step:.1%} | {case['simulated_seconds'] / step:.1%} |"
+        )
+
+
+PARTS = ("contention", "slices", "dependencies", "fixed")
+
+
+def distance(case: dict[str, Any], step: float, floor: float) -> dict[str, float]:
+    """The seconds of every one of `PARTS`, which add up to ``step`` less ``floor``."""
+    compute, critical = case["compute_seconds"], case["critical_seconds"]
+    seconds = (
+        compute["slices"] - compute["slices, alone"],
+        compute["slices, alone"] - compute["whole, alone"],
+        critical - compute["slices"],
+        step - critical + compute["whole, alone"] - floor,
+    )
+    return dict(zip(PARTS, seconds, strict=True))
+
+
+def _share(seconds: float, step: float) -> str:
+    return f"{1000 * seconds:.0f} ({seconds / step:.1%})"
 
 
 def _ratio(case: dict[str, Any], name: str) -> float:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from benchmarks.quiet import typical_profile
 from benchmarks.torch_model import Part, token_loss
-from benchmarks.torch_pipelining import OWN, UNSLICED
+from benchmarks.torch_pipelining import OWN, RANKS, UNSLICED
 from torch import Tensor
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -37,20 +40,32 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.program import Program
+from penstock.core.schedule import parse_action
 from penstock.planner.decide import decide
+from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.realise import program_of
+from penstock.planner.order import KINDS
+from penstock.planner.realise import program_of, schedule_of
+from penstock.planner.replay import candidate_of
+from penstock.planner.simulate.costs import MILLION
+from penstock.planner.simulate.simulation import simulate
 from penstock.trainer.comm import Mesh, Transport, open_transport
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.profiling.profile import measure
+from penstock.trainer.recorder import HostRecorder
 from penstock.trainer.runtime import Batch, Runtime
+from penstock.trainer.stage import Stage
 from penstock.trainer.stages import build_stages
+from penstock.trainer.together import gather
 from penstock.trainer.worker import Worker, run_worker
 
 SPEC = ModelSpec(family=Family.GPT2, layers=8, hidden=512, heads=8, vocab=4096, positions=1024)
 LENGTH = 1024
 SEQUENCES = (1, 2, 4)
 ROUNDS = 15
+ROUNDS_PER_ALONE = 3
+"""After every so many rounds actions are measured while the other rank does nothing."""
+
 PROFILES = 3
 CPU = torch.device("cpu")
 
@@ -78,6 +93,56 @@ def job(sequences: int, pinned: ParallelismSpec) -> JobSpec:
         resources=ResourcesSpec(ranks=2, memory_per_rank=8 * 2**30),
         parallelism=pinned,
     )
+
+
+class Penstock:
+    """One rank of a plan that is run, and what its actions took: in steps, and with the other rank idle."""
+
+    def __init__(self, plan: Plan, ids: Tensor, worker: Worker) -> None:
+        self._plan, self._rank, program = plan, worker.rank, program_of(plan)
+        transport = open_transport(program, Mesh(dp=plan.dp, pp=plan.pp), worker.rank, worker.groups)
+        self._instructions = program.ranks[worker.rank].instructions
+        self._stages = build_stages(plan, program.ranks[worker.rank], device=CPU, seed=0)
+        self._runtime = runtime_of(plan, program, worker.rank, self._stages, transport, CPU)
+        self._batch = batch_of(ids)
+        self._compute = [number for number, each in enumerate(self._instructions) if each.action.is_compute]
+        self._recorder = HostRecorder(len(self._instructions))
+        self._alone_recorder = HostRecorder(len(self._compute))
+        self._without_messages = self._runtime.without_messages()
+        self._together_ns: list[Tensor] = []
+        self._alone_ns: list[Tensor] = []
+
+    def step(self) -> float:
+        """Forward and backward of the whole batch; the mean loss."""
+        loss = self._runtime.train_step(0, self._batch, self._recorder).loss_sum
+        self._together_ns.append(self._recorder.times_ns().diff()[self._compute])
+        return loss / self._batch.num_valid_tokens
+
+    def compute_alone(self) -> None:
+        """One rank after the other; collective."""
+        for rank in range(RANKS):
+            dist.barrier()
+            if rank == self._rank:
+                self._without_messages.run(0, self._alone_recorder)
+                self._alone_ns.append(self._alone_recorder.times_ns().diff())
+                for stage in self._stages.values():
+                    stage.parameters.gradient_flat.zero_()
+
+    def measured(self) -> dict[str, dict[str, float]]:
+        """The median seconds of every action of all ranks, together with the others and alone; collective. The first
+        step does not count.
+        """
+        names = [str(self._instructions[number].action) for number in self._compute]
+        kept = {"together": self._together_ns[1:], "alone": self._alone_ns}
+        return {how: _merged(gather(dict(zip(names, _medians(times), strict=True)))) for how, times in kept.items()}
+
+
+def _medians(times_ns: list[Tensor]) -> list[float]:
+    return [1e-9 * statistics.median(each) for each in torch.stack(times_ns).T.tolist()]
+
+
+def _merged(ranks: list[dict[str, float]]) -> dict[str, float]:
+    return {name: seconds for rank in ranks for name, seconds in rank.items()}
 
 
 def compare(result: Path, worker: Worker) -> None:
@@ -108,9 +173,10 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
     baseline = decide(problem_from_profile(job(sequences, plain), profile))
     assert decision.plan.prediction is not None
     assert baseline.plan.prediction is not None
+    own, unsliced = (Penstock(plan, ids, worker) for plan in (decision.plan, baseline.plan))
     contenders = {
-        OWN: _penstock(decision.plan, ids, worker),
-        UNSLICED: _penstock(baseline.plan, ids, worker),
+        OWN: own.step,
+        UNSLICED: unsliced.step,
         **_torch_contenders(sequences, ids, weights, worker),
     }
     measured: dict[str, dict[str, Any]] = {name: {"seconds": [], "loss": 0.0} for name in contenders}
@@ -120,10 +186,20 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
             if round_number:
                 measured[name]["seconds"].append(seconds)
             measured[name]["loss"] = loss
+        if round_number % ROUNDS_PER_ALONE == 0:
+            own.compute_alone()
+            unsliced.compute_alone()
+    actions, whole = own.measured(), unsliced.measured()["alone"]
     return {
         "sequences": sequences,
         "plan": decision.plan.reasons[0],
         "predicted_seconds": decision.plan.prediction.step_seconds,
+        **simulated_steps(decision.plan, profile, actions["together"]),
+        "compute_seconds": {
+            "whole, alone": sum(whole.values()) / RANKS,
+            "slices, alone": sum(actions["alone"].values()) / RANKS,
+            "slices": sum(actions["together"].values()) / RANKS,
+        },
         "predicted_unsliced_seconds": baseline.plan.prediction.step_seconds,
         "contenders": measured,
     }
@@ -145,16 +221,40 @@ def _from_last_rank(loss: float) -> float:
     return float(box)
 
 
-def _penstock(plan: Plan, ids: Tensor, worker: Worker) -> Step:
-    program = program_of(plan)
-    transport = open_transport(program, Mesh(dp=plan.dp, pp=plan.pp), worker.rank, worker.groups)
-    runtime, batch = runtime_of(plan, program, worker.rank, transport, CPU), batch_of(ids)
-    return lambda: runtime.train_step(0, batch).loss_sum / batch.num_valid_tokens
+def simulated_steps(plan: Plan, profile: Profile, action_seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a step as it is compared, which steps no optimizer: by the profile, and by what its actions took.
+
+    The second is the critical path: nothing but actions and messages takes time.
+    """
+    program, schedule = program_of(plan), schedule_of(plan)
+    judge = Simulated(problem_from_profile(job(plan.global_batch, ParallelismSpec(pp=RANKS)), profile))
+    costs = dataclasses.replace(judge.costs(candidate_of(plan), schedule.stage_ranks), optimizer_ns=())
+    table: dict[tuple[int, int, int], list[float]] = {}
+    for name, seconds in action_seconds.items():
+        action = parse_action(name)
+        assert action.slice is not None, name
+        table.setdefault((KINDS.index(action.kind), action.stage, action.slice), []).append(seconds)
+    compute_ns = np.zeros_like(costs.compute_ns)
+    for place, times in table.items():
+        compute_ns[place] = round(1e9 * statistics.mean(times))
+    measured = dataclasses.replace(
+        costs, compute_ns=compute_ns, together_ppm=np.full_like(compute_ns, MILLION), reduce_ns={}
+    )
+    return {
+        "simulated_seconds": simulate(program, costs).makespan_ns / 1e9,
+        "critical_seconds": simulate(program, measured).makespan_ns / 1e9,
+    }
 
 
-def runtime_of(plan: Plan, program: Program, rank: int, transport: Transport, device: torch.device) -> Runtime:
+def runtime_of(
+    plan: Plan,
+    program: Program,
+    rank: int,
+    stages: Mapping[int, Stage],
+    transport: Transport,
+    device: torch.device,
+) -> Runtime:
     """A rank's runtime, whose steps leave the weights as they are."""
-    stages = build_stages(plan, program.ranks[rank], device=device, seed=0)
     optimizers = {number: Kept(stage.parameters.gradient_flat) for number, stage in stages.items()}
     return Runtime(plan, program, rank, stages=stages, optimizers=optimizers, transport=transport, device=device)
 

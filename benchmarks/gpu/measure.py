@@ -50,6 +50,7 @@ from penstock.trainer.local_transport import Fabric
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.prepare import prepare_data
 from penstock.trainer.runtime import Runtime
+from penstock.trainer.stages import build_stages
 
 ROOT = Path(__file__).parents[2]
 PARITY_TESTS = "tests/trainer/units/test_gpu.py"
@@ -290,7 +291,8 @@ def _plan(case: Case, model: ModelSpec, num_slices: int) -> Plan:
 
 def _runtime(case: Case, plan: Plan) -> Runtime:
     program = program_of(plan)
-    runtime = runtime_of(plan, program, 0, Fabric(program, Mesh(dp=1, pp=1)).transport(0), case.device)
+    stages = build_stages(plan, program.ranks[0], device=case.device, seed=0)
+    runtime = runtime_of(plan, program, 0, stages, Fabric(program, Mesh(dp=1, pp=1)).transport(0), case.device)
     runtime.warm_up()
     return runtime
 

@@ -109,6 +109,14 @@ class Runtime:
                 self._executor.reduction(instruction)().wait()
         self._closing.warm_up()
 
+    def without_messages(self) -> Interpreter:
+        """The step's compute actions alone, on whatever lies in the arena: what they take while no other rank computes.
+
+        Gradients grow by what they make of it.
+        """
+        compute = ((index, each) for index, each in enumerate(self._program.instructions) if each.action.is_compute)
+        return self._bind(compute, executor=self._executor)
+
     def train_step(
         self, step: int, batch: Batch, recorder: Recorder = SILENT, meanwhile: Callable[[], object] | None = None
     ) -> Totals:
