@@ -8,10 +8,10 @@ TORCHRUN_ARGUMENT...``, but that ``--start-method`` has a meaning for modules to
   shares the memory of what was loaded. Only CPU ranks may be forked: torch's ``LaunchConfig`` asks in the agent which
   accelerators there are, and CUDA cannot be used in a process forked from one that has asked. No thread outlives a
   fork either.
-  A lock that another thread holds at a fork stays locked in the new process. The agent's store has a thread, which looks
-  up the name of everyone who connects, and glibc does that under a lock (``resolv_conf.c``). A rank that was forked
-  while an earlier one connected waited forever for that lock, when it connected itself. So no rank begins before the
-  last one of its host is forked.
+  A lock that another thread holds at a fork stays locked in the new process. The agent's store has a thread, which
+  looks up the name of everyone who connects, and glibc does that under a lock (``resolv_conf.c``). A rank that was
+  forked while an earlier one connected waited forever for that lock, when it connected itself. So no rank begins
+  before the last one of its host is forked.
 - ``spawn``: every rank is a new Python, as under plain torchrun. The agent imports nothing for it. CUDA ranks need it.
 """
 
