@@ -16,7 +16,8 @@ actions took while the other rank did nothing:
 - *fixed*: the rest, what a step takes beyond its critical path: reductions of gradients and norm, barriers, the start
   of actions, reading the loss. Less the same of the step that is halved.
 
-The parts add up to the whole distance.
+The parts add up to the whole distance. Of the fixed part, *end of step* is what the slower rank takes to make the norm
+and to clear gradients.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ def _distances(cases: list[dict[str, Any]], serial: float) -> Iterator[str]:
     yield from (
         "Where penstock's steps lose against two ranks that never wait, in ms and as shares of the step:",
         "",
-        f"| sequences | step | never waiting | {' | '.join(PARTS)} | critical path / step (target 98 %) "
+        f"| sequences | step | never waiting | {' | '.join(PARTS)} | end of step | critical path / step (target 98 %) "
         "| simulated / step (target 97 %) |",
-        f"|---|---|---|{'---|' * len(PARTS)}---|---|",
+        f"|---|---|---|{'---|' * len(PARTS)}---|---|---|",
     )
     for case in cases:
         step = statistics.median(case["contenders"][OWN]["seconds"])
@@ -101,6 +102,7 @@ def _distances(cases: list[dict[str, Any]], serial: float) -> Iterator[str]:
         lost = (_share(seconds, step) for seconds in distance(case, step, floor).values())
         yield (
             f"| {case['sequences']} | {1000 * step:.0f} | {_share(floor, step)} | {' | '.join(lost)} "
+            f"| {_share(case['closing_seconds'], step)} "
             f"| {case['critical_seconds'] / step:.1%} | {case['simulated_seconds'] / step:.1%} |"
         )
 

@@ -40,7 +40,7 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.program import Program
-from penstock.core.schedule import parse_action
+from penstock.core.schedule import Kind, parse_action
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
@@ -106,16 +106,20 @@ class Penstock:
         self._runtime = runtime_of(plan, program, worker.rank, self._stages, transport, CPU)
         self._batch = batch_of(ids)
         self._compute = [number for number, each in enumerate(self._instructions) if each.action.is_compute]
+        self._closing = [n for n, each in enumerate(self._instructions) if each.action.kind in _CLOSING]
         self._recorder = HostRecorder(len(self._instructions))
         self._alone_recorder = HostRecorder(len(self._compute))
         self._without_messages = self._runtime.without_messages()
         self._together_ns: list[Tensor] = []
         self._alone_ns: list[Tensor] = []
+        self._closing_ns: list[int] = []
 
     def step(self) -> float:
         """Forward and backward of the whole batch; the mean loss."""
         loss = self._runtime.train_step(0, self._batch, self._recorder).loss_sum
-        self._together_ns.append(self._recorder.times_ns().diff()[self._compute])
+        times_ns = self._recorder.times_ns().diff()
+        self._together_ns.append(times_ns[self._compute])
+        self._closing_ns.append(int(times_ns[self._closing].sum()))
         return loss / self._batch.num_valid_tokens
 
     def compute_alone(self) -> None:
@@ -135,6 +139,13 @@ class Penstock:
         names = [str(self._instructions[number].action) for number in self._compute]
         kept = {"together": self._together_ns[1:], "alone": self._alone_ns}
         return {how: _merged(gather(dict(zip(names, _medians(times), strict=True)))) for how, times in kept.items()}
+
+    def closing_seconds(self) -> float:
+        """The median seconds in which the slower rank makes the norm and clears gradients; collective."""
+        return 1e-9 * max(gather(statistics.median(self._closing_ns[1:])))
+
+
+_CLOSING = frozenset({Kind.START_REDUCE, Kind.STEP})
 
 
 def _medians(times_ns: list[Tensor]) -> list[float]:
@@ -195,6 +206,7 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
         "plan": decision.plan.reasons[0],
         "predicted_seconds": decision.plan.prediction.step_seconds,
         **simulated_steps(decision.plan, profile, actions["together"]),
+        "closing_seconds": own.closing_seconds(),
         "compute_seconds": {
             "whole, alone": sum(whole.values()) / RANKS,
             "slices, alone": sum(actions["alone"].values()) / RANKS,
