@@ -5,16 +5,16 @@
 Each contender takes a step in turn, round after round, in one process group, so that all meet the same machine. Forward
 and backward only: neither side steps an optimizer, both clear gradients. Losses must agree.
 
-Two ranks that never wait would take half of what one takes for whole sequences. What penstock's step takes longer is
-split into parts, from what its actions took in these steps (medians, means over the two ranks) and what the same
-actions took while the other rank did nothing:
+Two ranks that never wait would take half of what the actions of whole sequences take together, each while the other
+rank does nothing. What penstock's step takes longer is split into parts, from what its actions took in these steps and
+what the same actions took alone (medians, means over the two ranks, measured in the same rounds):
 
 - *contention*: the plan's actions in a step, less the same actions alone;
 - *slices*: the plan's actions alone, less those of whole sequences alone;
 - *dependencies*: the critical path (a simulated step of the plan's order whose actions take what they took), less the
   plan's actions in a step;
 - *fixed*: the rest, what a step takes beyond its critical path: reductions of gradients and norm, barriers, the start
-  of actions, reading the loss. Less the same of the step that is halved.
+  of actions, reading the loss.
 
 The parts add up to the whole distance. Of the fixed part, *end of step* is what the slower rank takes to make the norm
 and to clear gradients.
@@ -74,11 +74,10 @@ def table(results: dict[str, Any]) -> str:
         "| sequences | contender | seconds | loss | penstock is faster by |",
         "|---|---|---|---|---|",
     ]
-    serial = statistics.median(results["cases"][0]["contenders"][UNSLICED]["seconds"])
     for case in results["cases"]:
         lines += _rows(case)
-    lines += ["", *(f"- {_summary(case, serial)}" for case in results["cases"])]
-    lines += ["", *_distances(results["cases"], serial)]
+    lines += ["", *(f"- {_summary(case)}" for case in results["cases"])]
+    lines += ["", *_distances(results["cases"])]
     return "\n".join(lines) + "\n"
 
 
@@ -88,7 +87,7 @@ def _rows(case: dict[str, Any]) -> Iterator[str]:
         yield f"| {case['sequences']} | {name} | {seconds:.3f} | {each['loss']:.6f} | {_ratio(case, name):.2f}x |"
 
 
-def _distances(cases: list[dict[str, Any]], serial: float) -> Iterator[str]:
+def _distances(cases: list[dict[str, Any]]) -> Iterator[str]:
     yield from (
         "Where penstock's steps lose against two ranks that never wait, in ms and as shares of the step:",
         "",
@@ -98,10 +97,9 @@ def _distances(cases: list[dict[str, Any]], serial: float) -> Iterator[str]:
     )
     for case in cases:
         step = statistics.median(case["contenders"][OWN]["seconds"])
-        floor = case["sequences"] * serial / RANKS
-        lost = (_share(seconds, step) for seconds in distance(case, step, floor).values())
+        lost = (_share(seconds, step) for seconds in distance(case, step).values())
         yield (
-            f"| {case['sequences']} | {1000 * step:.0f} | {_share(floor, step)} | {' | '.join(lost)} "
+            f"| {case['sequences']} | {1000 * step:.0f} | {_share(_never_waiting(case), step)} | {' | '.join(lost)} "
             f"| {_share(case['closing_seconds'], step)} "
             f"| {case['critical_seconds'] / step:.1%} | {case['simulated_seconds'] / step:.1%} |"
         )
@@ -110,14 +108,19 @@ def _distances(cases: list[dict[str, Any]], serial: float) -> Iterator[str]:
 PARTS = ("contention", "slices", "dependencies", "fixed")
 
 
-def distance(case: dict[str, Any], step: float, floor: float) -> dict[str, float]:
-    """The seconds of every one of `PARTS`, which add up to ``step`` less ``floor``."""
+def _never_waiting(case: dict[str, Any]) -> float:
+    """The seconds of a step of two ranks that never wait."""
+    return float(case["compute_seconds"]["whole, alone"])
+
+
+def distance(case: dict[str, Any], step: float) -> dict[str, float]:
+    """The seconds of every one of `PARTS`, which add up to ``step`` less that of two ranks that never wait."""
     compute, critical = case["compute_seconds"], case["critical_seconds"]
     seconds = (
         compute["slices"] - compute["slices, alone"],
-        compute["slices, alone"] - compute["whole, alone"],
+        compute["slices, alone"] - _never_waiting(case),
         critical - compute["slices"],
-        step - critical + compute["whole, alone"] - floor,
+        step - critical,
     )
     return dict(zip(PARTS, seconds, strict=True))
 
@@ -132,11 +135,11 @@ def _ratio(case: dict[str, Any], name: str) -> float:
     return float(statistics.median(theirs / own for theirs, own in rounds))
 
 
-def _summary(case: dict[str, Any], serial: float) -> str:
-    """The plan, what was predicted of it, and what two ranks could do at best: half of what one rank would take."""
+def _summary(case: dict[str, Any]) -> str:
+    """The plan, what was predicted of it, and what two ranks could do at best."""
     torch = {name: each for name, each in case["contenders"].items() if name.startswith("torch")}
     best = min(torch, key=lambda name: statistics.median(torch[name]["seconds"]))
-    floor = case["sequences"] * serial / RANKS
+    floor = _never_waiting(case)
     predicted = case["predicted_unsliced_seconds"] / case["predicted_seconds"]
     achieved = _ratio(case, UNSLICED)
     return (
