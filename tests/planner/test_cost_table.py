@@ -104,7 +104,8 @@ def test_a_plan_by_a_table_asks_nothing_else_of_the_device() -> None:
         decide(problem_from_cluster(job(), cluster(costs=rows, device=device)), Budget(candidates=20)).plan
         for device in (cluster().device, slow)
     )
-    assert fast.for_ranks == slowed.for_ranks
+    assert fast.for_ranks == dataclasses.replace(slowed.for_ranks, reasons=fast.reasons)
+    assert fast.reasons[1:] == slowed.reasons[1:], "the first tells the utilization"
     assert fast.prediction is not None
     assert slowed.prediction is not None
     speed = slowed.prediction.speed

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.schedule import ScheduleSpec
+from penstock.planner import evaluate
 from penstock.planner.candidate import Candidate
-from penstock.planner.evaluate import Simulated
+from penstock.planner.decide import decide
+from penstock.planner.evaluate import MAKING, Simulated
 from penstock.planner.order import to_schedule
 from penstock.planner.outlines import SCHEDULES
 from penstock.planner.problem import Mesh, Problem
@@ -110,3 +112,35 @@ def test_a_schedule_of_another_shape_is_refused() -> None:
         judge.evaluate(dataclasses.replace(imported, stages=((0, 3), (3, 6), (6, 10))))
     with pytest.raises(UserError, match="1 slices, the plan has 2"):
         judge.evaluate(dataclasses.replace(imported, slices=(8, 8)))
+
+
+@pytest.mark.parametrize("schedule", ["zb", "zbv", "interleaved-zb"])
+def test_no_step_is_shorter_than_what_its_order_takes(schedule: str) -> None:
+    asked = problem(cluster(num_nodes=4, devices_per_node=1), ranks=4, global_batch=2000)
+    mesh = Mesh(dp=1, tp=1, pp=4, microbatch=1, num_microbatches=2000)
+    per_rank = 1 if schedule == "zb" else 2
+    stages = ((0, 3), (3, 5), (5, 7), (7, 10)) if per_rank == 1 else tuple((i, i + 1) for i in range(7)) + ((7, 10),)
+    judge = Simulated(asked)
+    candidate = Candidate(mesh=mesh, stages=stages, slices=(8, 8), schedule=schedule)
+    bound = judge.order_bound(candidate)
+    assert bound is not None
+    assert 0.9 * judge.evaluate(candidate).step_ns <= bound.step_ns <= judge.evaluate(candidate).step_ns
+    assert 0 < bound.num_actions < MAKING * candidate.num_actions
+
+
+def test_orders_have_no_bound_where_they_are_formulas_or_ranks_slow_each_other_down() -> None:
+    mesh = Mesh(dp=1, tp=1, pp=4, microbatch=1, num_microbatches=2000)
+    candidate = Candidate(mesh=mesh, stages=((0, 3), (3, 5), (5, 7), (7, 10)), slices=(8, 8), schedule="zb")
+    assert Simulated(problem(ranks=4)).order_bound(dataclasses.replace(candidate, schedule="zb-h1")) is None
+    assert Simulated(measured_problem(ranks=4, slowdown=1.7)).order_bound(candidate) is None
+
+
+def test_a_step_that_is_never_simulated_in_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "MOST_SIMULATED_ACTIONS", 0)
+    described = cluster(num_nodes=4, devices_per_node=1)
+    asked = problem(described, ranks=4, global_batch=4000, micro_batch=1, pp=4, slices=2, schedule="zb")
+    decision = decide(asked)
+    assert decision.plan.prediction is not None
+    warnings = decision.plan.prediction.warnings
+    assert decision.result.best.is_exact == (warnings == ())
+    assert all("96,000 actions" in warning for warning in warnings)

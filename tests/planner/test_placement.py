@@ -128,6 +128,14 @@ def test_alike_links_leave_the_default_order() -> None:
     assert links_are_alike(problem(cluster(num_nodes=4), ranks=8, global_batch=4), mesh)
 
 
+@pytest.mark.parametrize("pair", [(0, 1), (100, 131), (129, 199)])
+def test_one_link_of_many_is_not_overlooked(pair: tuple[int, int]) -> None:
+    mesh = Mesh(dp=1, tp=1, pp=4, microbatch=1, num_microbatches=50)
+    links = (slow_link(*pair, 50),)
+    described = cluster(num_nodes=200, devices_per_node=1, links=links)
+    assert not links_are_alike(problem(described, ranks=200, global_batch=200), mesh)
+
+
 def measured_links(fast: float) -> Problem:
     speeds = {(0, 1): 1e9, (1, 2): fast, (0, 2): 1e9}
     links = tuple(

@@ -40,11 +40,14 @@ def by_force(numbers_of_devices: set[int], batch: int, degrees: set[int]) -> set
 @given(st.integers(1, 16), st.integers(1, 12), st.sampled_from([1, 2, 4, 6]), st.sampled_from(Objective))
 def test_meshes_are_all_divisors(ranks: int, batch: int, per_node: int, objective: Objective) -> None:
     described = cluster(num_nodes=16, devices_per_node=per_node)
-    found = list(meshes(problem(described, ranks=ranks, global_batch=batch, objective=objective)))
+    asked = problem(described, ranks=ranks, global_batch=batch, objective=objective)
+    found, everywhere = list(meshes(asked)), list(all_meshes(asked))
     sizes = {ranks} if objective is Objective.TIME else {n for n in range(1, ranks + 1) if ranks % n == 0}
-    degrees = {1: {1, 2, 4}, 2: {1, 2, 4}, 4: {1, 2, 4}, 6: {1, 2}}[per_node]
+    inside = {1: {1}, 2: {1, 2}, 4: {1, 2, 4}, 6: {1, 2}}[per_node]
     assert len(found) == len(set(found))
-    assert set(map(numbers, found)) == by_force(sizes, batch, degrees)
+    assert set(map(numbers, found)) == by_force(sizes, batch, inside)
+    assert set(map(numbers, everywhere)) == by_force(sizes, batch, {1, 2} if per_node == 6 else {1, 2, 4})
+    assert len(everywhere) == len(set(everywhere))
 
 
 @given(st.integers(2, 12), st.integers(1, 12), st.sampled_from(Objective), st.data())
@@ -58,7 +61,7 @@ def test_fewer_devices_are_used_down_to_the_fewest_ranks(
     assert set(map(numbers, found)) == by_force(set(range(fewest, ranks + 1)), batch, {1, 2, 4})
     is_money = objective is Objective.COST
     main = {n for n in range(fewest, ranks + 1) if (is_money and ranks % n == 0) or n == ranks}
-    assert set(map(numbers, meshes(asked))) == by_force(main, batch, {1, 2, 4})
+    assert set(map(numbers, meshes(asked))) == by_force(main, batch, {1, 2})
 
 
 def test_of_many_devices_whole_hosts_stay_unused() -> None:

@@ -22,7 +22,7 @@ from penstock.planner.schedules.greedy_order import makespan_ns, peak_stash
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED
 from penstock.planner.schedules.pipeline import MOST_STAGES_PER_RANK, Ints, Pipeline, cost_table, pipeline_of
-from penstock.planner.schedules.refine import improve, refine
+from penstock.planner.schedules.refine import dated, improve, refine
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, to_spec
 from penstock.planner.schedules.seeds import BLOCKS, NUM_DEPTHS, depths
 from penstock.planner.schedules.v_shape import HALF, MINIMUM, ZBV, v_half, v_min
@@ -144,6 +144,19 @@ def test_without_transfers_to_share_a_refined_step_is_the_simulated_one(inputs: 
     makespan, refined, _ = refine(tables, word, tables.peaks(word), 50)
     free = dataclasses.replace(inputs, receive_ahead=64)
     assert makespan_ns(free, tables.order(refined)) == makespan
+    assert dated(tables, refined)[0] == makespan
+
+
+@settings(max_examples=40)
+@given(measured_inputs(), st.sampled_from(BLOCKS), st.sampled_from([in_waves, looped]))
+def test_a_word_is_dated_as_it_is_simulated(inputs: ScheduleInputs, block: Block, place: Any) -> None:
+    free = dataclasses.replace(inputs, receive_ahead=64)
+    tables = pipeline(free, place)
+    word = word_of(block, tables)
+    length, _, starts = dated(tables, word)
+    assert length == makespan_ns(free, tables.order(word))
+    assert starts.min() == 0
+    assert (starts + tables.durations).max() == length
 
 
 @settings(max_examples=40)
