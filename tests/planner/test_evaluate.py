@@ -119,7 +119,7 @@ def test_no_step_is_shorter_than_what_its_order_takes(schedule: str) -> None:
     asked = problem(cluster(num_nodes=4, devices_per_node=1), ranks=4, global_batch=2000)
     mesh = Mesh(dp=1, tp=1, pp=4, microbatch=1, num_microbatches=2000)
     per_rank = 1 if schedule == "zb" else 2
-    stages = ((0, 3), (3, 5), (5, 7), (7, 10)) if per_rank == 1 else tuple((i, i + 1) for i in range(7)) + ((7, 10),)
+    stages = ((0, 3), (3, 5), (5, 7), (7, 10)) if per_rank == 1 else (*((i, i + 1) for i in range(7)), (7, 10))
     judge = Simulated(asked)
     candidate = Candidate(mesh=mesh, stages=stages, slices=(8, 8), schedule=schedule)
     bound = judge.order_bound(candidate)
