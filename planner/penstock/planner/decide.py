@@ -16,10 +16,10 @@ from penstock.planner.evaluate import DEFAULT_RECEIVE_AHEAD, Simulated, owners_o
 from penstock.planner.explain import explained
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
-from penstock.planner.problem import Confidence, Problem, all_meshes
+from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
 from penstock.planner.realise import lowered, prove_plan
 from penstock.planner.search import Budget, Evaluation, NothingFitsError, Reporter, Result, search, usual_budget
-from penstock.planner.tables import action_transients, resident_bytes, static_bytes
+from penstock.planner.tables import Placement, action_transients, devices_in_order, resident_bytes, static_bytes
 
 MOST_PROVED_ACTIONS = 3_000
 """Programs up to this many compute actions are lowered and proved with the plan; larger ones when ranks bind. Those of
@@ -36,6 +36,9 @@ MOST_TIGHTER_SEARCHES, TIGHTER, TIGHTER_PART = 4, 0.99, 3
 """Each asks for as many times less as the arenas of the best were too large, and for a little less than that, with a
 part of the first one's budget.
 """
+
+MOST_PLACEMENTS, PLACEMENT_PART = 2, 2
+"""Searches that go by the placement of the best plan so far, each with a part of the budget."""
 
 CLOSE_ENOUGH = 1.003
 """A plan that takes no longer than so many times the best candidate is worth no further search."""
@@ -94,13 +97,41 @@ def _ranks(problem: Problem) -> str:
 
 
 def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
+    """The best plan found. A search goes by one placement of every mesh: where another suits its plan better, what else
+    suits that is looked for, or the plan would depend on how devices are numbered.
+    """
+    budget = budget or usual_budget(problem.num_devices)
+    best = _by_placement(problem, budget, reporter, devices_in_order)
+    for _ in range(MOST_PLACEMENTS):
+        if best.plan.placement == best.judge.placement(best.chosen.candidate.mesh):
+            break
+        try:
+            found = _by_placement(problem, budget.part(PLACEMENT_PART), reporter, _like(best.plan))
+        except NothingFitsError:
+            break
+        if found.score(problem) >= best.score(problem):
+            break
+        best = found
+    return best
+
+
+def _like(plan: Plan) -> Placement:
+    """The plan's placement for meshes of its degrees."""
+
+    def placement(mesh: Mesh) -> tuple[int, ...]:
+        is_like = (mesh.dp, mesh.tp, mesh.pp) == (plan.dp, plan.tp, plan.pp)
+        return plan.placement if is_like else devices_in_order(mesh)
+
+    return placement
+
+
+def _by_placement(problem: Problem, budget: Budget, reporter: Reporter | None, placement: Placement) -> Decision:
     """The best plan whose laid-out arena fits: where that of the best does not, those are looked for that hold less."""
     asked, best, closest = problem, None, None
-    budget = budget or usual_budget(problem.num_devices)
     for number in range(MOST_TIGHTER_SEARCHES):
         if number == 1:
             budget = budget.part(TIGHTER_PART)
-        judge = Simulated(asked)
+        judge = Simulated(asked, placement=placement)
         try:
             result = search(asked, judge, budget, reporter)
         except NothingFitsError as shortage:
