@@ -224,7 +224,7 @@ def test_a_board_is_what_a_list_would_be(service: Service, client: Client) -> No
     until(lambda: "second" in phases())
     end(service, first)
     until(lambda: phases() == {"first": Phase.FAILED, "second": Phase.PENDING})
-    assert [str(cell) for cell in board.table().columns[1].cells] == ["second", "first"], "what goes on comes first"
+    assert [str(cell) for cell in board.table().columns[0].cells] == ["second", "first"], "what goes on comes first"
     service.write(second, lambda c: jobs.mark_deleted(c, second, NOW))
     until(lambda: list(phases()) == ["first"])
     assert not hears(board, client, Message("event", {}), {})

@@ -182,7 +182,7 @@ def alternatives(problem: Problem, result: Result, chosen: Evaluation) -> tuple[
     """
     seen = {chosen.candidate.label}
     found: list[Alternative] = []
-    for other in result.others:
+    for other in (result.best, *result.others):
         if other.candidate.label not in seen and len(found) < MOST_ALTERNATIVES:
             seen.add(other.candidate.label)
             found.append(_alternative(problem, other, _slower(other, chosen)))
