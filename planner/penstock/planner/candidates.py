@@ -43,7 +43,7 @@ class Proposer:
     ) -> Iterator[Candidate | Shortage]:
         """Its candidates, and of those slicings for which no stages fit what they lack.
 
-        Room is looked for where it ``is_worth_it`` for stages that are balanced by time.
+        Slicings whose time-balanced stages are not ``is_worth_it`` are passed over before any are made to fit.
         """
         for slices in dict.fromkeys(self.slicings(outline)):
             stages = self.balanced_stages(outline, slices)

@@ -58,10 +58,11 @@ MOST_COMPARED_ACTIONS = 20_000
 
 
 MOST_SIMULATED_ACTIONS = 2_000_000
-"""Longer steps that repeat the same part, a gigabyte of tables, are never simulated in full."""
+"""Longer steps that repeat the same part are never simulated in full: their tables take hundreds of megabytes."""
 
 MOST_KEPT = 3
-"""Orders made from costs, which may hold 20 MB each, and are asked for when judged, when the best is, and for the plan.
+"""Recent orders made from costs. An order is asked for when it is bounded, simulated and written to the plan, takes
+seconds to make where it is long, and may hold 20 MB.
 """
 
 
@@ -76,7 +77,7 @@ class Simulated:
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
     _best_variants: dict[Candidate, Candidate] = field(default_factory=dict)
-    _newest: dict[Candidate, Growing] = field(default_factory=dict)
+    _recent: dict[Candidate, Growing] = field(default_factory=dict)
     proposer: Proposer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -158,15 +159,15 @@ class Simulated:
             return candidate
         if candidate.num_actions > MOST_COMPARED_ACTIONS and candidate.variant is not None:
             return dataclasses.replace(candidate, variant=candidate.variant % QUICK_FROM)
-        anew = dataclasses.replace(candidate, variant=None)
-        if anew not in self._best_variants:
-            inputs = self.schedule_inputs(anew, str(candidate.schedule))
+        unnamed = dataclasses.replace(candidate, variant=None)
+        if unnamed not in self._best_variants:
+            inputs = self.schedule_inputs(unnamed, str(candidate.schedule))
             try:
                 variant = VARIED[candidate.schedule].best(inputs).variant
             except UserError:
                 variant = candidate.variant
-            self._best_variants[anew] = dataclasses.replace(candidate, variant=variant)
-        return self._best_variants[anew]
+            self._best_variants[unnamed] = dataclasses.replace(candidate, variant=variant)
+        return self._best_variants[unnamed]
 
     def _simulated(self, candidate: Candidate, in_full: bool) -> Evaluation:
         growing = self._growing(candidate)
@@ -200,11 +201,11 @@ class Simulated:
             return Growing(
                 generate=lambda count: find(name).generate(dataclasses.replace(inputs, num_microbatches=count))
             )
-        if candidate not in self._newest:
-            if len(self._newest) == MOST_KEPT:
-                del self._newest[next(iter(self._newest))]
-            self._newest[candidate] = VARIED[name].growing(self.schedule_inputs(candidate, name))
-        return self._newest[candidate]
+        if candidate not in self._recent:
+            if len(self._recent) == MOST_KEPT:
+                del self._recent[next(iter(self._recent))]
+            self._recent[candidate] = VARIED[name].growing(self.schedule_inputs(candidate, name))
+        return self._recent[candidate]
 
     def _evaluation(self, candidate: Candidate, order: Order, times: StepTimes, *, is_exact: bool) -> Evaluation:
         """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""

@@ -113,7 +113,7 @@ def _unit_parameters(model: ModelSpec, tp: int) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class _UnitMemory:
-    """The same of single units."""
+    """What `StageMemory` counts, of one unit."""
 
     model: ModelSpec
     precision: Precision
@@ -136,7 +136,7 @@ class _UnitMemory:
         return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
 
 
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=2_048)
 def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> Integers:
     """[unit kinds, tokens]; asked for again and again with the slices of a few slicings."""
     distinct, places = np.unique(tokens, return_inverse=True)

@@ -80,12 +80,12 @@ class Problem:
     peak_flops: float | None = None
     """Of one device, where that is known (`penstock.core.speed`)."""
     units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)
-    """What units take, for a degree of tensor parallelism, sequences of a micro-batch and slices; kept once known."""
+    """What units take, by degree of tensor parallelism, sequences of a micro-batch and slices; recent ones are kept."""
 
     def __post_init__(self) -> None:
         cost_of = self.cost_of
 
-        @functools.cache
+        @functools.lru_cache(maxsize=512)
         def units(tp: int, batch: int, slices: tuple[int, ...]) -> UnitTable:
             return UnitTable.of(cost_of(tp), batch, slices)
 

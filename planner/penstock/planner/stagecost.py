@@ -44,7 +44,7 @@ def _running_counts(model: ModelSpec) -> Integers:
     return np.concatenate([np.zeros_like(ones[:1]), ones.cumsum(axis=0)])
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)
 def unit_counts(model: ModelSpec, stages: Stages) -> Integers:
     """[stages, unit kinds]: how many units of each kind every stage owns; not to be written to."""
     running = _running_counts(model)

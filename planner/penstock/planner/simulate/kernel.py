@@ -20,7 +20,7 @@ itself, or what the others cannot use where that is more (`_share`).
 
 Everything lies in a few integer tables whose columns are named below. Few tables, because numba counts references to
 every array at every call: with one array per quantity that took ten times as long as the work itself, to run and to
-compile.
+compile. Small functions are inlined, which saves a fifth; to inline all takes half a minute to compile for 5 % more.
 """
 
 from __future__ import annotations

@@ -38,6 +38,11 @@ Transients = Mapping[tuple[Kind, int, int], int]
 # less where that is made again.
 ACQUIRED, TRANSIENT, FREED, REMADE = range(4)
 
+# Columns of its `codes`, `stops` and `messages`.
+KIND, STAGE, SLICE = range(3)
+POSTS, WAITS = range(2)
+SENT_BY, POSTED_ON, AWAITED_ON = range(3)
+
 # Columns of its `message_bytes`: of the sender's slot and of the receiver's.
 AT_SENDER, AT_RECEIVER = range(2)
 
@@ -46,8 +51,8 @@ AT_SENDER, AT_RECEIVER = range(2)
 class Walk:
     """An order whose bytes are asked for again and again: its messages are numbered once.
 
-    ``codes`` [actions] are kind, stage and slice; ``stops`` [actions] where the POST_RECVs and the WAIT_SENDs until the
-    action end in the lists of all, which are columns of ``messages`` beside each message's sender.
+    ``codes`` [actions] are kind, stage and slice. ``stops`` [actions] are how many POST_RECVs and WAIT_SENDs all ranks
+    have done by then, of the two lists that ``messages`` holds besides the action that sends each message.
     """
 
     order: Order
@@ -211,21 +216,25 @@ def _walk(
         live = 0
         wait = first_waits[rank]
         for index in range(offsets[rank], offsets[rank + 1]):
-            while post < stops[index, 0]:
-                channel = messages[post, 1]
-                sender = messages[first_messages[channel] + num_posted[channel], 0]
-                live += message_bytes[AT_RECEIVER, directions[codes[sender, 0]], codes[sender, 1], codes[sender, 2]]
+            while post < stops[index, POSTS]:
+                channel = messages[post, POSTED_ON]
+                sender = messages[first_messages[channel] + num_posted[channel], SENT_BY]
+                live += message_bytes[
+                    AT_RECEIVER, directions[codes[sender, KIND]], codes[sender, STAGE], codes[sender, SLICE]
+                ]
                 num_posted[channel] += 1
                 post += 1
-            kind, stage, part = codes[index, 0], codes[index, 1], codes[index, 2]
+            kind, stage, part = codes[index, KIND], codes[index, STAGE], codes[index, SLICE]
             live += changes[ACQUIRED, kind, stage, part]
             if len(is_lean) > 0 and is_lean[index]:
                 live -= changes[REMADE, kind, stage, part]
             peaks[rank] = max(peaks[rank], live + changes[TRANSIENT, kind, stage, part])
             live -= changes[FREED, kind, stage, part]
-            while wait < stops[index, 1]:
-                channel = messages[wait, 2]
-                sender = messages[first_messages[channel] + num_released[channel], 0]
-                live -= message_bytes[AT_SENDER, directions[codes[sender, 0]], codes[sender, 1], codes[sender, 2]]
+            while wait < stops[index, WAITS]:
+                channel = messages[wait, AWAITED_ON]
+                sender = messages[first_messages[channel] + num_released[channel], SENT_BY]
+                live -= message_bytes[
+                    AT_SENDER, directions[codes[sender, KIND]], codes[sender, STAGE], codes[sender, SLICE]
+                ]
                 num_released[channel] += 1
                 wait += 1
