@@ -6,13 +6,15 @@ Each contender takes a step in turn, round after round, in one process group, so
 and backward only: neither side steps an optimizer, both clear gradients. Losses must agree.
 
 Two ranks that never wait would take half of what the actions of whole sequences take together, each while the other
-rank does nothing. What penstock's step takes longer is split into parts, from what its actions took in these steps and
-what the same actions took alone (medians, means over the two ranks, measured in the same rounds):
+rank does nothing. What penstock's step takes longer is split into parts, from what its actions took in steps and what
+the same actions took alone (medians, means over the two ranks, measured in the same rounds). These are rounds of their
+own, before the others: a step between those of other contenders finds the caches full of theirs, which is no part of
+what was predicted.
 
 - *contention*: the plan's actions in a step, less the same actions alone;
 - *slices*: the plan's actions alone, less those of whole sequences alone;
-- *dependencies*: the critical path (a simulated step of the plan's order whose actions take what they took), less the
-  plan's actions in a step;
+- *dependencies*: the critical path (a simulated step of the plan's order whose actions take what they took in one
+  step, the median over steps), less the plan's actions in a step;
 - *fixed*: the rest, what a step takes beyond its critical path: reductions of gradients and norm, barriers, the start
   of actions, reading the loss.
 
@@ -96,33 +98,40 @@ def _distances(cases: list[dict[str, Any]]) -> Iterator[str]:
         f"|---|---|---|{'---|' * len(PARTS)}---|---|---|",
     )
     for case in cases:
-        step = statistics.median(case["contenders"][OWN]["seconds"])
-        lost = (_share(seconds, step) for seconds in distance(case, step).values())
+        parts = case["parts"]
+        step = statistics.median(parts["step_seconds"])
+        lost = (_share(seconds, step) for seconds in distance(parts, step).values())
         yield (
-            f"| {case['sequences']} | {1000 * step:.0f} | {_share(_never_waiting(case), step)} | {' | '.join(lost)} "
-            f"| {_share(case['closing_seconds'], step)} "
-            f"| {case['critical_seconds'] / step:.1%} | {case['simulated_seconds'] / step:.1%} |"
+            f"| {case['sequences']} | {1000 * step:.0f} | {_share(_never_waiting(parts), step)} | {' | '.join(lost)} "
+            f"| {_share(parts['closing_seconds'], step)} "
+            f"| {_critical_share(parts):.1%} | {parts['simulated_seconds'] / step:.1%} |"
         )
 
 
 PARTS = ("contention", "slices", "dependencies", "fixed")
 
 
-def _never_waiting(case: dict[str, Any]) -> float:
+def _never_waiting(parts: dict[str, Any]) -> float:
     """The seconds of a step of two ranks that never wait."""
-    return float(case["compute_seconds"]["whole, alone"])
+    return float(parts["compute_seconds"]["whole, alone"])
 
 
-def distance(case: dict[str, Any], step: float) -> dict[str, float]:
+def distance(parts: dict[str, Any], step: float) -> dict[str, float]:
     """The seconds of every one of `PARTS`, which add up to ``step`` less that of two ranks that never wait."""
-    compute, critical = case["compute_seconds"], case["critical_seconds"]
+    compute, critical = parts["compute_seconds"], statistics.median(parts["critical_seconds"])
     seconds = (
         compute["slices"] - compute["slices, alone"],
-        compute["slices, alone"] - _never_waiting(case),
+        compute["slices, alone"] - _never_waiting(parts),
         critical - compute["slices"],
         step - critical,
     )
     return dict(zip(PARTS, seconds, strict=True))
+
+
+def _critical_share(parts: dict[str, Any]) -> float:
+    """How much of a step is its own critical path, the median over steps."""
+    steps = zip(parts["critical_seconds"], parts["step_seconds"], strict=True)
+    return float(statistics.median(critical / step for critical, step in steps))
 
 
 def _share(seconds: float, step: float) -> str:
@@ -139,7 +148,7 @@ def _summary(case: dict[str, Any]) -> str:
     """The plan, what was predicted of it, and what two ranks could do at best."""
     torch = {name: each for name, each in case["contenders"].items() if name.startswith("torch")}
     best = min(torch, key=lambda name: statistics.median(torch[name]["seconds"]))
-    floor = _never_waiting(case)
+    floor = _never_waiting(case["parts"])
     predicted = case["predicted_unsliced_seconds"] / case["predicted_seconds"]
     achieved = _ratio(case, UNSLICED)
     return (

@@ -47,7 +47,7 @@ from penstock.planner.measured import problem_from_profile
 from penstock.planner.order import KINDS
 from penstock.planner.realise import program_of, schedule_of
 from penstock.planner.replay import candidate_of
-from penstock.planner.simulate.costs import MILLION
+from penstock.planner.simulate.costs import MILLION, Costs
 from penstock.planner.simulate.simulation import simulate
 from penstock.trainer.comm import Mesh, Transport, open_transport
 from penstock.trainer.parameters import initial_value
@@ -136,9 +136,18 @@ class Penstock:
         """The median seconds of every action of all ranks, together with the others and alone; collective. The first
         step does not count.
         """
-        names = [str(self._instructions[number].action) for number in self._compute]
         kept = {"together": self._together_ns[1:], "alone": self._alone_ns}
-        return {how: _merged(gather(dict(zip(names, _medians(times), strict=True)))) for how, times in kept.items()}
+        return {how: self._of_all_ranks(_medians(times)) for how, times in kept.items() if times}
+
+    def measured_steps(self) -> list[dict[str, float]]:
+        """For every step but the first, the seconds of every action of all ranks; collective."""
+        return [self._of_all_ranks([1e-9 * each for each in times.tolist()]) for times in self._together_ns[1:]]
+
+    def _of_all_ranks(self, seconds: Sequence[float]) -> dict[str, float]:
+        """By action, of all ranks; ``seconds`` are those of this rank's compute actions. Collective."""
+        names = (str(self._instructions[number].action) for number in self._compute)
+        own = dict(zip(names, seconds, strict=True))
+        return {name: taken for rank in gather(own) for name, taken in rank.items()}
 
     def closing_seconds(self) -> float:
         """The median seconds in which the slower rank makes the norm and clears gradients; collective."""
@@ -150,10 +159,6 @@ _CLOSING = frozenset({Kind.START_REDUCE, Kind.STEP})
 
 def _medians(times_ns: list[Tensor]) -> list[float]:
     return [1e-9 * statistics.median(each) for each in torch.stack(times_ns).T.tolist()]
-
-
-def _merged(ranks: list[dict[str, float]]) -> dict[str, float]:
-    return {name: seconds for rank in ranks for name, seconds in rank.items()}
 
 
 def compare(result: Path, worker: Worker) -> None:
@@ -185,6 +190,7 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
     assert decision.plan.prediction is not None
     assert baseline.plan.prediction is not None
     own, unsliced = (Penstock(plan, ids, worker) for plan in (decision.plan, baseline.plan))
+    parts = _parts(own, unsliced, decision.plan, profile)
     contenders = {
         OWN: own.step,
         UNSLICED: unsliced.step,
@@ -197,23 +203,35 @@ def _case(sequences: int, profile: Profile, worker: Worker) -> dict[str, object]
             if round_number:
                 measured[name]["seconds"].append(seconds)
             measured[name]["loss"] = loss
+    return {
+        "sequences": sequences,
+        "plan": decision.plan.reasons[0],
+        "predicted_seconds": decision.plan.prediction.step_seconds,
+        "predicted_unsliced_seconds": baseline.plan.prediction.step_seconds,
+        "parts": parts,
+        "contenders": measured,
+    }
+
+
+def _parts(own: Penstock, unsliced: Penstock, plan: Plan, profile: Profile) -> dict[str, object]:
+    """Steps of the plan with nothing in between but its actions, and those of whole sequences, one rank at a time."""
+    own_seconds = list[float]()
+    for round_number in range(ROUNDS + 1):
+        own_seconds.append(_timed(own.step)[0])
         if round_number % ROUNDS_PER_ALONE == 0:
             own.compute_alone()
             unsliced.compute_alone()
     actions, whole = own.measured(), unsliced.measured()["alone"]
     return {
-        "sequences": sequences,
-        "plan": decision.plan.reasons[0],
-        "predicted_seconds": decision.plan.prediction.step_seconds,
-        **simulated_steps(decision.plan, profile, actions["together"]),
+        "step_seconds": own_seconds[1:],
+        "simulated_seconds": simulated_seconds(plan, profile),
+        "critical_seconds": [critical_seconds(plan, profile, taken) for taken in own.measured_steps()],
         "closing_seconds": own.closing_seconds(),
         "compute_seconds": {
             "whole, alone": sum(whole.values()) / RANKS,
             "slices, alone": sum(actions["alone"].values()) / RANKS,
             "slices": sum(actions["together"].values()) / RANKS,
         },
-        "predicted_unsliced_seconds": baseline.plan.prediction.step_seconds,
-        "contenders": measured,
     }
 
 
@@ -233,29 +251,32 @@ def _from_last_rank(loss: float) -> float:
     return float(box)
 
 
-def simulated_steps(plan: Plan, profile: Profile, action_seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of a step as it is compared, which steps no optimizer: by the profile, and by what its actions took.
+def simulated_seconds(plan: Plan, profile: Profile) -> float:
+    """Seconds of a step as it is compared, which steps no optimizer, by the profile."""
+    costs = dataclasses.replace(_costs(plan, profile), optimizer_ns=())
+    return 1e-9 * simulate(program_of(plan), costs).makespan_ns
 
-    The second is the critical path: nothing but actions and messages takes time.
-    """
-    program, schedule = program_of(plan), schedule_of(plan)
-    judge = Simulated(problem_from_profile(job(plan.global_batch, ParallelismSpec(pp=RANKS)), profile))
-    costs = dataclasses.replace(judge.costs(candidate_of(plan), schedule.stage_ranks), optimizer_ns=())
+
+def critical_seconds(plan: Plan, profile: Profile, action_seconds: Mapping[str, float]) -> float:
+    """The critical path of a step whose actions took ``action_seconds``: only they and messages take time."""
     table: dict[tuple[int, int, int], list[float]] = {}
     for name, seconds in action_seconds.items():
         action = parse_action(name)
         assert action.slice is not None, name
         table.setdefault((KINDS.index(action.kind), action.stage, action.slice), []).append(seconds)
+    costs = _costs(plan, profile)
     compute_ns = np.zeros_like(costs.compute_ns)
     for place, times in table.items():
         compute_ns[place] = round(1e9 * statistics.mean(times))
-    measured = dataclasses.replace(
-        costs, compute_ns=compute_ns, together_ppm=np.full_like(compute_ns, MILLION), reduce_ns={}
+    taken = dataclasses.replace(
+        costs, compute_ns=compute_ns, together_ppm=np.full_like(compute_ns, MILLION), reduce_ns={}, optimizer_ns=()
     )
-    return {
-        "simulated_seconds": simulate(program, costs).makespan_ns / 1e9,
-        "critical_seconds": simulate(program, measured).makespan_ns / 1e9,
-    }
+    return 1e-9 * simulate(program_of(plan), taken).makespan_ns
+
+
+def _costs(plan: Plan, profile: Profile) -> Costs:
+    judge = Simulated(problem_from_profile(job(plan.global_batch, ParallelismSpec(pp=RANKS)), profile))
+    return judge.costs(candidate_of(plan), schedule_of(plan).stage_ranks)
 
 
 def runtime_of(
