@@ -27,7 +27,7 @@ from penstock.core.devices import cluster_of, device_kind
 from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec
-from penstock.planner.candidate import Candidate, equal_slices
+from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.outlines import outlines
 from penstock.planner.pins import pinned_stages
@@ -35,6 +35,7 @@ from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.schedules.registry import find
 from penstock.planner.schedules.seeds import depths, usual_depth
 from penstock.planner.search import Evaluation, with_h1
+from penstock.planner.stagecost import equal_slices
 
 DATA = Path(__file__).parent / "data" / "published"
 FIGURES = frozenset({2, 4, 7})

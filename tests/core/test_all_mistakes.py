@@ -75,7 +75,7 @@ def test_parts_that_disagree_are_reported_next_to_a_part_that_is_wrong() -> None
         PipelineJob.from_manifest(manifest)
     told = [str(mistake) for mistake in mistakes_in(error.value)]
     assert any("slices sum to 129, the sequence length is 128" in each for each in told)
-    assert any("dp x microBatch = 3 does not divide globalBatch 4" in each for each in told)
+    assert any("dp 3 does not divide globalBatch 4" in each for each in told)
     assert not any("does not divide ranks" in each for each in told), "nothing is said of ranks that are not known"
 
 

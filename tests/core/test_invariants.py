@@ -38,7 +38,7 @@ SEEDS = st.integers(0, 2**32)
 @given(cases(), SEEDS)
 def test_every_legal_schedule_is_proved_and_gives_the_right_result(case: Case, seed: int) -> None:
     program = case.lower()
-    prove(program, sizes=case.sizes, num_units=case.num_units)
+    prove(program, sizes=case.sizes, remainder_sizes=case.remainder_sizes, num_units=case.num_units)
     model = toy_model(case, seed)
     expected = expected_answer(case, model)
     for interleaving in range(2):
@@ -54,7 +54,7 @@ def test_a_corrupt_program_is_refused_or_harmless(case: Case, seed: int) -> None
     for _ in range(20):
         broken = corrupt(rng, program)
         try:
-            prove(broken, sizes=case.sizes, num_units=case.num_units)
+            prove(broken, sizes=case.sizes, remainder_sizes=case.remainder_sizes, num_units=case.num_units)
         except ProgramError:
             continue
         for interleaving in range(4):
@@ -65,7 +65,7 @@ def test_a_corrupt_program_is_refused_or_harmless(case: Case, seed: int) -> None
 @given(cases())
 def test_live_bytes_are_the_most_that_live_at_one_instruction(case: Case) -> None:
     program = case.lower()
-    proof = prove(program, sizes=case.sizes)
+    proof = prove(program, sizes=case.sizes, remainder_sizes=case.remainder_sizes)
     assert proof.live_bytes == tuple(_most_live_bytes(rank) for rank in program.ranks)
     assert proof.arena_bytes == tuple(rank.arena_bytes for rank in program.ranks)
     assert all(live <= arena for live, arena in zip(proof.live_bytes, proof.arena_bytes, strict=True))

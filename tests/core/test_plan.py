@@ -86,12 +86,30 @@ def test_what_follows_from_a_plan() -> None:
         ({"placement": (0,)}, "placement"),
         ({"placement": (1, 1)}, "placement"),
         ({"placement": (-1, 0)}, "placement"),
+        ({"remainder": 1, "remainder_slices": (8,)}, "remainder"),
+        ({"microbatch": 3, "remainder": 1, "remainder_slices": (8,), "num_microbatches": 1}, "remainder"),
+        ({"microbatch": 3, "remainder_slices": (8,)}, "remainder"),
+        ({"microbatch": 3, "remainder": 1}, "remainderSlices"),
+        ({"microbatch": 3, "remainder": 1, "remainder_slices": (4, 3)}, "remainderSlices"),
+        ({"microbatch": 3, "remainder": 1, "remainder_slices": (4, 3, 1)}, "remainderSlices"),
     ],
 )
 def test_an_impossible_plan_is_refused(changes: dict[str, Any], where: str) -> None:
     with pytest.raises(UserError) as caught:
         sound_plan(**changes)
     assert caught.value.where == where
+
+
+def test_the_last_micro_batch_may_be_smaller() -> None:
+    alike = sound_plan(dp=2, placement=(), microbatch=3)
+    plan = replace(alike, remainder=1, remainder_slices=(8,))
+    assert (plan.global_batch, plan.num_sequences, plan.num_alike) == (8, 4, 1)
+    assert [plan.size_of(each) for each in range(2)] == [3, 1]
+    assert [plan.slices_of(each) for each in range(2)] == [(5, 3), (8,)]
+    assert plan.microbatches_text == "1 micro-batch of 3 and one of 1"
+    assert plan.slices_text == "5, 3; of the last micro-batch 8"
+    assert Plan.from_manifest(plan.to_manifest()) == plan
+    assert not {"remainder", "remainderSlices"} & alike.to_manifest().keys()
 
 
 def test_ranks_of_0_1_0_read_the_plan_that_ranks_are_given() -> None:

@@ -98,7 +98,7 @@ def test_no_accepted_swap_of_launches_hangs_in_any_order(case: Case) -> None:
     num_places = max(numbers(program))
     for swapped in swaps(program):
         try:
-            prove(swapped, sizes=case.sizes, num_places=num_places)
+            prove(swapped, sizes=case.sizes, remainder_sizes=case.remainder_sizes, num_places=num_places)
         except ProgramError:
             continue
         assert not is_stuck_somewhere(swapped, num_places, limit=300)

@@ -125,7 +125,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no memory": ({"resources__memoryPerRank": "0Gi"}, "spec.resources.memoryPerRank", "not positive"),
     "memory 0": ({"resources__memoryPerRank": 0}, "spec.resources.memoryPerRank", "greater than or equal to 1"),
     "dp": ({"parallelism": {"dp": 3}}, "spec.parallelism", "dp x tp x pp = 3 does not divide ranks 2"),
-    "microBatch": ({"parallelism": {"microBatch": 3}}, "spec.parallelism", "does not divide globalBatch 4"),
+    "microBatch": ({"parallelism": {"microBatch": 5}}, "spec.parallelism", "more than the 4 sequences of a replica"),
     "stages": ({"parallelism": {"stages": [4, 3]}}, "spec.parallelism.stages", "hold 7 blocks, the model has 8"),
     "thirds": ({"parallelism": {"stages": [4.3, 3.7]}}, "spec.parallelism.stages", "half of a block"),
     "slices 0": ({"parallelism": {"slices": 0}}, "spec.parallelism.slices", "greater than or equal to 1"),

@@ -98,6 +98,47 @@ def test_every_schedule_without_slices(
     check(worker_pool, plan)
 
 
+REMAINDERS = {"fewer": (4, 2), "one": (6,), "as many": (1, 2, 3)}
+"""Slices of a last micro-batch of one sequence, where the others have two."""
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("schedule", BUILT_IN)
+@pytest.mark.parametrize("slicing", REMAINDERS)
+@pytest.mark.parametrize(("pp", "dp", "num_microbatches"), [(2, 2, 2), (4, 1, 5)])
+def test_a_smaller_last_micro_batch_with_slices_of_its_own(
+    worker_pool: WorkerPool, family: Family, schedule: str, slicing: str, pp: int, dp: int, num_microbatches: int
+) -> None:
+    plan = small_plan(
+        family=family,
+        schedule=schedule,
+        slices=(3, 1, 2),
+        pp=pp,
+        dp=dp,
+        num_stages=pp * VIRTUAL.get(schedule, 1),
+        num_microbatches=num_microbatches,
+        layers=6,
+        remainder=1,
+        remainder_slices=REMAINDERS[slicing],
+    )
+    check(worker_pool, plan)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_smaller_last_micro_batch_of_an_imported_schedule(worker_pool: WorkerPool, recompute: bool) -> None:
+    schedule = looped_schedule(num_ranks=2, num_stages=4, num_microbatches=3, num_slices=3, recompute=recompute)
+    plan = small_plan(
+        schedule=schedule,
+        slices=(3, 1, 2),
+        num_stages=4,
+        num_microbatches=3,
+        microbatch=3,
+        remainder=2,
+        remainder_slices=(5, 1),
+    )
+    check(worker_pool, plan)
+
+
 BLOCKS = {
     "V-Min": MINIMUM,
     "V-Half": HALF,

@@ -103,7 +103,7 @@ def test_receives_are_posted_ahead_in_the_senders_order(case: Case) -> None:
 def test_late_receives_are_posted_before_the_action_before_the_one_that_waits(case: Case) -> None:
     """Or, where as many as may be are posted already, directly after the WAIT_RECV that makes them fewer."""
     program = replace(case, late_receives=True).lower()
-    prove(program, sizes=case.sizes)
+    prove(program, sizes=case.sizes, remainder_sizes=case.remainder_sizes)
     for channel in program.channels:
         rank = program.ranks[channel.target]
         sent = _on(program.ranks[channel.source], channel, "SEND_")
@@ -540,7 +540,7 @@ def test_a_reordered_schedule_is_refused_or_right(case: Case, seed: int) -> None
         reordered = replace(case, schedule=replace(case.schedule, ranks=tuple(map(tuple, rows))))
         program = _lowered_or_refused(reordered)
         if program is not None:
-            prove(program, sizes=case.sizes)
+            prove(program, sizes=case.sizes, remainder_sizes=case.remainder_sizes)
             assert interpret(program, case, model, seed) == expected_answer(case, model)
 
 

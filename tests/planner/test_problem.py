@@ -15,7 +15,7 @@ from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
 from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.problem import MOST_QUANTA, Mesh, all_meshes, fewer_devices, meshes
+from penstock.planner.problem import MOST_QUANTA, Mesh, all_meshes, fewer_devices, meshes, microbatch_sizes
 from penstock.planner.search import Budget
 from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile
 
@@ -31,14 +31,13 @@ def by_force(numbers_of_devices: set[int], batch: int, degrees: set[int]) -> set
     for dp, tp, pp in itertools.product(range(1, max(numbers_of_devices) + 1), repeat=3):
         if dp * tp * pp not in numbers_of_devices or tp not in degrees or pp > TINY_LLAMA.num_units:
             continue
-        for microbatch in range(1, batch + 1):
-            if batch % (dp * microbatch) == 0:
-                found.add((dp, tp, pp, microbatch, batch // (dp * microbatch)))
+        for size in microbatch_sizes(batch // dp) if batch % dp == 0 else ():
+            found.add((dp, tp, pp, size, -(-batch // (dp * size))))
     return found
 
 
 @given(st.integers(1, 16), st.integers(1, 12), st.sampled_from([1, 2, 4, 6]), st.sampled_from(Objective))
-def test_meshes_are_all_divisors(ranks: int, batch: int, per_node: int, objective: Objective) -> None:
+def test_meshes_are_all_divisions(ranks: int, batch: int, per_node: int, objective: Objective) -> None:
     described = cluster(num_nodes=16, devices_per_node=per_node)
     asked = problem(described, ranks=ranks, global_batch=batch, objective=objective)
     found, everywhere = list(meshes(asked)), list(all_meshes(asked))

@@ -58,11 +58,13 @@ def pipeline_costs(rng: np.random.Generator, num_ranks: int, num_slices: int) ->
 def test_fixed_orders_are_continued_exactly(name: str, seed: int, late: bool) -> None:
     rng = np.random.default_rng(seed)
     num_ranks, num_slices, count = int(rng.integers(1, 6)), int(rng.choice([1, 1, 2, 4])), int(rng.integers(40, 120))
-    costs, receive_ahead = pipeline_costs(rng, num_ranks, num_slices), int(rng.integers(1, 5))
+    own = int(rng.integers(0, num_slices + 1))
+    costs, receive_ahead = pipeline_costs(rng, num_ranks, num_slices + own), int(rng.integers(1, 5))
+    costs = dataclasses.replace(costs, num_remainder_slices=own)
     norm = [Reduction(Group.NORM, tuple(range(num_ranks)))]
 
     def generate(num_microbatches: int) -> Order:
-        return find(name).generate(shape(num_ranks, num_microbatches, num_slices))
+        return find(name).generate(shape(num_ranks, num_microbatches, num_slices)).with_remainder(own)
 
     found = extrapolate(generate, count, costs, receive_ahead=receive_ahead, late_receives=late, reductions=norm)
     whole = simulate_arrays(generate(count), costs, receive_ahead=receive_ahead, late_receives=late, reductions=norm)
@@ -86,6 +88,24 @@ def test_equal_stages_need_a_small_part_of_a_long_step() -> None:
         assert found.num_simulated < 40
         whole = simulate_arrays(find(name).generate(shape(8, 300, 4)), costs, late_receives=late)
         assert_equal(found.times, whole)
+
+
+@pytest.mark.parametrize("own", [1, 3, 4])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_a_smaller_last_micro_batch_spares_as_much(own: int, late: bool, name: str) -> None:
+    equal = equal_costs(8, 4 + own, 10, 12, 9, transfer=2)
+    compute = equal.compute_ns.copy()
+    compute[..., 4:] = compute[..., 4:] * 2 // 3
+    costs = dataclasses.replace(equal, compute_ns=compute, num_remainder_slices=own)
+
+    def generate(count: int) -> Order:
+        return find(name).generate(shape(8, count, 4)).with_remainder(own)
+
+    found = extrapolate(generate, 300, costs, late_receives=late)
+    assert found.is_exact
+    assert found.num_simulated < 40
+    assert_equal(found.times, simulate_arrays(generate(300), costs, late_receives=late))
 
 
 def test_96_stages_and_1536_micro_batches_take_a_fifth_of_them() -> None:
@@ -139,13 +159,15 @@ def test_a_short_step_is_simulated_as_it_is() -> None:
 @given(schedules(), st.integers(0, 2**32))
 def test_no_schedule_is_below_the_bound(schedule: Schedule, seed: int) -> None:
     """Any legal order, with virtual stages and recomputation; those that mix B with I and W have no single price.
-    Reductions may start before the end, or not.
+    The last micro-batch may have other slices. Reductions may start before the end, or not.
     """
-    order = from_schedule(schedule)
+    rng = random.Random(seed)
+    own = rng.randint(0, schedule.num_slices) if schedule.num_microbatches > 1 else 0
+    order = from_schedule(schedule.with_remainder(own))
     kinds = set(order.kinds.tolist())
     assume(not {BACKWARD, INPUT_GRADIENT} <= kinds)
-    rng = random.Random(seed)
-    costs = random_costs(rng, order.num_ranks, order.num_stages, order.num_slices)
+    costs = random_costs(rng, order.num_ranks, order.num_stages, order.num_columns)
+    costs = dataclasses.replace(costs, num_remainder_slices=own)
     ends = sorted({schedule.stage_ranks[0], schedule.stage_ranks[-1]})
     reductions = [
         *([Reduction(Group.TIE, tuple(ends))] if len(ends) == 2 and rng.random() < 0.5 else []),
@@ -154,7 +176,7 @@ def test_no_schedule_is_below_the_bound(schedule: Schedule, seed: int) -> None:
     ]
     late = rng.random() < 0.5
     whole = simulate_arrays(order, costs, receive_ahead=rng.randint(1, 3), late_receives=late, reductions=reductions)
-    cells = order.num_stages * order.num_microbatches * order.num_slices
+    cells = order.num_stages * order.num_cells
     bound = lower_bound_ns(
         costs,
         order.num_microbatches,

@@ -18,7 +18,7 @@ from penstock.planner.simulate.costs import InstructionCosts
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.simulation import simulate
 from tests.support.reference_simulator import ReferenceSimulator
-from tests.support.step_costs import random_costs, slot_arrays
+from tests.support.step_costs import costs_of, slot_arrays
 from tests.support.strategies import Case, cases
 
 seeds = st.integers(0, 2**32)
@@ -28,7 +28,7 @@ seeds = st.integers(0, 2**32)
 @given(cases(), seeds)
 def test_times_are_equal(case: Case, seed: int) -> None:
     program = case.lower()
-    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    costs = costs_of(random.Random(seed), program)
     reference = ReferenceSimulator(program, costs)
     found = simulate(program, costs)
     assert found.makespan_ns == reference.makespan
@@ -49,7 +49,7 @@ def test_times_are_equal(case: Case, seed: int) -> None:
 @given(cases(), seeds)
 def test_bytes_are_equal(case: Case, seed: int) -> None:
     rng = random.Random(seed)
-    shape = (case.schedule.num_stages, case.schedule.num_slices)
+    shape = (case.schedule.num_stages, case.schedule.num_slices + len(case.remainder_slices))
     transients = {
         (kind, stage, part): rng.choice([0, 1, 50, 400])
         for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -60,6 +60,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         case.schedule,
         case.sizes,
         slices=case.slices,
+        remainder=case.remainder,
         receive_ahead=case.receive_ahead,
         late_receives=case.late_receives,
         dp=case.dp,
@@ -67,13 +68,20 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         num_units=case.num_units,
         transients=transients,
     )
-    costs = random_costs(rng, len(program.ranks), *shape)
+    costs = costs_of(rng, program)
     reference = ReferenceSimulator(program, costs)
     peaks = [worker.peak for worker in reference.workers]
     order = from_schedule(case.schedule)
     sizes = slot_arrays(case.sizes, order.num_stages)
+    own = (slot_arrays(case.remainder_sizes, order.num_stages), case.remainder_slices)
     found_bytes = high_water_bytes(
-        order, sizes, case.slices, case.receive_ahead, transients, late_receives=case.late_receives
+        order,
+        sizes,
+        case.slices,
+        case.receive_ahead,
+        transients,
+        late_receives=case.late_receives,
+        remainder=own if case.remainder_slices else None,
     )
     assert found_bytes.tolist() == peaks
     always = [1000 * rank for rank in range(len(peaks))]
@@ -85,7 +93,7 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
 @given(cases(), seeds)
 def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
     program = case.lower()
-    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    costs = costs_of(random.Random(seed), program)
     times = simulate(program, costs).times
     total = times.compute_ns + times.bubble_ns + times.communication_ns + times.reduction_ns + times.optimizer_ns
     assert (total == times.makespan_ns).all()
@@ -95,7 +103,7 @@ def test_the_account_of_every_rank_adds_up(case: Case, seed: int) -> None:
 @given(cases(), seeds)
 def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> None:
     program = case.lower()
-    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    costs = costs_of(random.Random(seed), program)
     found = simulate(program, costs)
     fast = simulate_arrays(
         from_schedule(case.schedule),
@@ -117,7 +125,7 @@ def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> Non
 def test_every_wait_is_shown_and_names_an_instruction(case: Case, seed: int) -> None:
     """Without transport costs a rank computes or waits until its reductions, and its events say which."""
     program = case.lower()
-    costs = random_costs(random.Random(seed), len(program.ranks), program.num_stages, len(case.slices))
+    costs = costs_of(random.Random(seed), program)
     found = simulate(program, dataclasses.replace(costs, instructions=InstructionCosts()))
     for rank in program.ranks:
         events = [event for event in found.timeline.events if event.rank == rank.rank]

@@ -182,6 +182,8 @@ def redeclare(rng: random.Random, program: Program) -> Program:
             replace(program, num_stages=program.num_stages + rng.choice([-1, 1])),
             replace(program, num_microbatches=program.num_microbatches + rng.choice([-1, 1])),
             replace(program, slice_capacities=program.slice_capacities[1:]),
+            replace(program, remainder_capacities=program.remainder_capacities[1:]),
+            replace(program, remainder_capacities=()),
             replace(program, ranks=program.ranks[::-1]),
         ]
     )

@@ -300,21 +300,27 @@ class _Interpreter:
 
     def _regions(self, rank: _Rank, slots: dict[SlotKind, Slot], kind: SlotKind, stage: int) -> list[memoryview]:
         """One view per slice of a slot that holds a whole micro-batch."""
-        num_bytes = self.case.sizes(kind, stage, sum(self.case.slices))
-        view = rank.view(_slot(slots, kind), num_bytes)
-        width = num_bytes // sum(self.case.slices)
-        bounds = [width * tokens for tokens in accumulate(self.case.slices, initial=0)]
+        slot = _slot(slots, kind)
+        slices = self.case.slices_of(slot.microbatch)
+        num_bytes = self.case.bytes_of(slot.microbatch, kind, stage, sum(slices))
+        view = rank.view(slot, num_bytes)
+        width = num_bytes // sum(slices)
+        bounds = [width * tokens for tokens in accumulate(slices, initial=0)]
         return [view[first:stop] for first, stop in pairwise(bounds)]
 
     def _read(
         self, rank: _Rank, slots: dict[SlotKind, Slot], kind: SlotKind, stage: int, part: int, count: int
     ) -> list[int]:
-        return _load(rank.view(_slot(slots, kind), self.case.sizes(kind, stage, self.case.slices[part])), count)
+        return _load(self._view(rank, _slot(slots, kind), stage, part), count)
 
     def _write(
         self, rank: _Rank, slots: dict[SlotKind, Slot], kind: SlotKind, stage: int, part: int, numbers: list[int]
     ) -> None:
-        _store(rank.view(_slot(slots, kind), self.case.sizes(kind, stage, self.case.slices[part])), numbers)
+        _store(self._view(rank, _slot(slots, kind), stage, part), numbers)
+
+    def _view(self, rank: _Rank, slot: Slot, stage: int, part: int) -> memoryview:
+        tokens = self.case.slices_of(slot.microbatch)[part]
+        return rank.view(slot, self.case.bytes_of(slot.microbatch, slot.kind, stage, tokens))
 
     # The end of the step.
 

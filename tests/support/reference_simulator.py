@@ -280,19 +280,24 @@ class ReferenceSimulator:
 
     def _place(self, instruction: Instruction) -> tuple[int, int, int]:
         action = instruction.action
-        return KINDS.index(action.kind), action.stage, action.slice or 0
+        return KINDS.index(action.kind), action.stage, self._column(instruction)
+
+    def _column(self, instruction: Instruction) -> int:
+        """Slices of a last micro-batch that has its own come after those of the others."""
+        action, num_slices = instruction.action, len(self.program.slice_capacities)
+        return (action.slice or 0) + num_slices * self.program.is_remainder(action.microbatch)
 
     def _work_ns(self, instruction: Instruction) -> int:
         whole = int(self.costs.compute_ns[self._place(instruction)])
         part = instruction.action.part
         if part is None:
             return whole
-        until = [int(row[instruction.action.slice or 0]) for row in self.costs.remade_ns[instruction.action.stage]]
+        until = [int(row[self._column(instruction)]) for row in self.costs.remade_ns[instruction.action.stage]]
         return whole - until[-1] + until[part.stop] - until[part.first]
 
     def _transfer_ns(self, instruction: Instruction) -> int:
         direction = 0 if instruction.action.kind is Kind.SEND_F else 1
-        return int(self.costs.transfer_ns[direction, instruction.action.stage, instruction.action.slice or 0])
+        return int(self.costs.transfer_ns[direction, instruction.action.stage, self._column(instruction)])
 
     def _speed(self, rank: int) -> int:
         """Millionths of a nanosecond of work per nanosecond, with those that compute on the rank's host now."""

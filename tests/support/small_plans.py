@@ -38,6 +38,8 @@ def small_plan(
     microbatch: int = 2,
     precision: Precision = Precision.FP64,
     layers: int = 3,
+    remainder: int = 0,
+    remainder_slices: tuple[int, ...] = (),
 ) -> Plan:
     """A plan with stages of nearly equal numbers of units, as many as the schedule has unless told otherwise."""
     model = small_model(family, layers=layers)
@@ -53,6 +55,8 @@ def small_plan(
         slices=slices,
         stages=even_stages(model.num_units, num_stages or pp * per_rank),
         schedule=recipe,
+        remainder=remainder,
+        remainder_slices=remainder_slices,
     )
 
 

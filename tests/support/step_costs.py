@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from penstock.core.program import SlotSizes
+from penstock.core.program import Program, SlotSizes
 from penstock.core.schedule import Group
 from penstock.planner.order import KINDS, RECOMPUTE
 from penstock.planner.schedules.inputs import ScheduleInputs, StageTable
@@ -61,6 +62,13 @@ def rows(table: Table) -> StageTable:
 def slot_arrays(sizes: SlotSizes, num_stages: int) -> SlotBytes:
     """The bytes of slots one by one, as `high_water_bytes` asks for them."""
     return lambda kind, lengths: np.array([[sizes(kind, stage, n) for n in lengths] for stage in range(num_stages)])
+
+
+def costs_of(rng: random.Random, program: Program) -> Costs:
+    """Any costs of the Program's actions and messages."""
+    counts = [len(each) for each in (program.slice_capacities, program.remainder_capacities)]
+    costs = random_costs(rng, len(program.ranks), program.num_stages, sum(counts))
+    return replace(costs, num_remainder_slices=counts[1])
 
 
 def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices: int) -> Costs:

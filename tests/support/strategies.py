@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.layout import SlotKind
 from penstock.core.program import Program
 from penstock.core.schedule import Action, Kind, Part, Schedule, flatten
-from penstock.planner.lowering import lower
+from penstock.planner.lowering import Remainder, lower
 
 Cell = tuple[int, int, int]
 
@@ -48,6 +48,7 @@ class Case:
     dp: bool
     tie: tuple[int, int] | None
     num_units: tuple[int, ...]
+    remainder_slices: tuple[int, ...] = ()
 
     def sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
         """Bytes of a slot: proportional to its tokens, gradients of attention twice as wide."""
@@ -63,12 +64,31 @@ class Case:
         }
         return tokens * per_token[kind]
 
+    def remainder_sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
+        """Those of a last micro-batch with slices of its own are others."""
+        return 3 * self.sizes(kind, stage, tokens)
+
+    def slices_of(self, microbatch: int) -> tuple[int, ...]:
+        """Lengths in tokens."""
+        return self.remainder_slices if self.schedule.is_remainder(microbatch) else self.slices
+
+    def bytes_of(self, microbatch: int, kind: SlotKind, stage: int, tokens: int) -> int:
+        """Bytes of a slot of the micro-batch."""
+        sizes = self.remainder_sizes if self.schedule.is_remainder(microbatch) else self.sizes
+        return sizes(kind, stage, tokens)
+
+    @property
+    def remainder(self) -> Remainder | None:
+        """The last micro-batch, where it has slices of its own."""
+        return Remainder(self.remainder_sizes, self.remainder_slices) if self.remainder_slices else None
+
     def lower(self) -> Program:
         """Its Program."""
         return lower(
             self.schedule,
             self.sizes,
             slices=self.slices,
+            remainder=self.remainder,
             receive_ahead=self.receive_ahead,
             late_receives=self.late_receives,
             dp=self.dp,
@@ -93,10 +113,13 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A legal schedule with random slices, slots, parts of recomputations, and ends of the step."""
+    """A legal schedule with random slices, slots, parts of recomputations, and ends of the step; some have other slices
+    in their last micro-batch.
+    """
     whole = draw(schedules())
     num_units = tuple(draw(st.integers(1, MOST_UNITS)) for _ in range(whole.num_stages))
-    schedule = in_parts(whole, num_units, draw(st.integers(0, 2**32)))
+    last = draw(st.integers(0, whole.num_slices)) if whole.num_microbatches > 1 else 0
+    schedule = in_parts(whole, num_units, draw(st.integers(0, 2**32))).with_remainder(last)
     lengths = st.integers(1, 5)
     ends = (schedule.stage_ranks[0], schedule.stage_ranks[-1])
     return Case(
@@ -109,6 +132,7 @@ def cases(draw: st.DrawFn) -> Case:
         dp=draw(st.booleans()),
         tie=ends if ends[0] != ends[1] and draw(st.booleans()) else None,
         num_units=num_units,
+        remainder_slices=tuple(draw(st.lists(lengths, min_size=last, max_size=last))),
     )
 
 

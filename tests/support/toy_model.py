@@ -57,7 +57,7 @@ class ToyModel:
         weights = {name: Dual(value, int(name == by)) for name, value in self.weights.items()}
         total = Dual(0)
         for microbatch in range(case.schedule.num_microbatches):
-            parts = range(case.schedule.num_slices)
+            parts = range(case.schedule.num_slices_of(microbatch))
             values = [weights["e"] * Dual(self.tokens[microbatch, part]) for part in parts]
             for stage, widths in enumerate(case.stages):
                 v, u, b = (weights[f"{name}{stage}"] for name in "vub")
@@ -74,7 +74,8 @@ def toy_model(case: Case, seed: int) -> ToyModel:
     weights = {name: rng.randrange(1, PRIME) for name in names}
     if case.tie:
         weights["head"] = weights["e"]
-    cells = [(m, s) for m in range(case.schedule.num_microbatches) for s in range(case.schedule.num_slices)]
+    counts = map(case.schedule.num_slices_of, range(case.schedule.num_microbatches))
+    cells = [(microbatch, part) for microbatch, count in enumerate(counts) for part in range(count)]
     tokens, targets = ({cell: rng.randrange(1, PRIME) for cell in cells} for _ in range(2))
     return ToyModel(weights, tokens, targets)
 

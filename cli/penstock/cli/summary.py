@@ -10,10 +10,10 @@ from penstock.cli.output import printable
 from penstock.core.comparison import prediction_error
 from penstock.core.curves import curves_of
 from penstock.core.manifest import Manifest
-from penstock.core.plan import Plan, slices_text
+from penstock.core.plan import Plan
 from penstock.core.run.folder import RunDir
 from penstock.core.speed import Speed, format_rate
-from penstock.core.units import format_bytes, format_count, format_seconds
+from penstock.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,9 +50,7 @@ class Summary(Manifest):
 def plan_line(plan: Plan) -> str:
     """A plan in a line."""
     mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}"
-    batches = f"{format_count(plan.num_microbatches, 'micro-batch', 'micro-batches')} of {plan.microbatch}"
-    slices = f"slices {slices_text(plan.slices)}"
-    return f"{mesh}, {batches}, {slices}, schedule {plan.schedule.generator}"
+    return f"{mesh}, {plan.microbatches_text}, slices {plan.slices_text}, schedule {plan.schedule.generator}"
 
 
 def search_text(

@@ -45,20 +45,22 @@ def prove(
     program: Program,
     *,
     sizes: SlotSizes | None = None,
+    remainder_sizes: SlotSizes | None = None,
     num_units: Sequence[int] | None = None,
     memory_limit_bytes: Sequence[int] | None = None,
     num_places: int | None = None,
 ) -> Proof:
     """Prove that ``program`` ends, is right, and fits; raises `ProgramError` with the grid around the first bad cell.
 
-    With ``sizes`` every slot must have exactly those bytes; without, slots are taken at their word, and those that
-    differ only in their micro-batch must be equally large. With ``num_units`` the parts of a recomputation have to make
-    so many units of their stage again; without, as many as some recomputation of the stage does. ``memory_limit_bytes``
-    is what each rank has for its arena and transients; `NoRoomError` says that only that is short. ``num_places`` is
-    how many communication kernels a CUDA device holds at once: then no kernel that can start ever waits for a place
-    (`penstock.core.residency`); `TooManyKernelsError` says that only these are too many.
+    With ``sizes`` every slot must have exactly those bytes, those of a smaller last micro-batch ``remainder_sizes``;
+    without, slots are taken at their word, and those that differ only in their micro-batch must be equally large.
+    With ``num_units`` the parts of a recomputation have to make so many units of their stage again; without, as many as
+    some recomputation of the stage does. ``memory_limit_bytes`` is what each rank has for its arena and transients;
+    `NoRoomError` says that only that is short. ``num_places`` is how many communication kernels a CUDA device holds at
+    once: then no kernel that can start ever waits for a place (`penstock.core.residency`); `TooManyKernelsError` says
+    that only these are too many.
     """
-    pipeline = _survey(program, sizes, num_units)
+    pipeline = _survey(program, (sizes, remainder_sizes), num_units)
     _check_reductions(program, pipeline.stage_ranks)
     machine = Machine(program, pipeline)
     _run(machine)
@@ -77,7 +79,12 @@ def prove(
     )
 
 
-def _survey(program: Program, sizes: SlotSizes | None, num_units: Sequence[int] | None) -> Pipeline:
+_Table = dict[Place, int]
+
+
+def _survey(
+    program: Program, sizes: tuple[SlotSizes | None, SlotSizes | None], num_units: Sequence[int] | None
+) -> Pipeline:
     owners: dict[int, int] = {}
     recomputed: set[Cell] = set()
     named: dict[int, int] = {}
@@ -93,13 +100,16 @@ def _survey(program: Program, sizes: SlotSizes | None, num_units: Sequence[int] 
         )
     if [rank.rank for rank in program.ranks] != list(range(len(program.ranks))):
         raise ProgramError(reason="the ranks are not numbered from 0")
+    table, remainder_table = _tables(program, *sizes)
     return Pipeline(
         stage_ranks=tuple(owners[stage] for stage in range(program.num_stages)),
         recomputed=frozenset(recomputed),
         num_units=named if num_units is None else dict(enumerate(num_units)),
         num_microbatches=program.num_microbatches,
         num_slices=len(program.slice_capacities),
-        table=_table_of(program) if sizes is None else slot_table(sizes, program.num_stages, program.slice_capacities),
+        table=table,
+        num_remainder_slices=len(program.remainder_capacities),
+        remainder_table=remainder_table,
     )
 
 
@@ -110,12 +120,19 @@ def _compute_actions(program: Program) -> Iterator[tuple[int, Action]]:
                 yield rank.rank, instruction.action
 
 
-def _table_of(program: Program) -> dict[Place, int]:
-    table: dict[Place, int] = {}
+def _tables(program: Program, sizes: SlotSizes | None, remainder_sizes: SlotSizes | None) -> tuple[_Table, _Table]:
+    """Bytes of the slots of a micro-batch, and of those of a smaller last one."""
+    if sizes is not None:
+        return (
+            slot_table(sizes, program.num_stages, program.slice_capacities),
+            slot_table(remainder_sizes or sizes, program.num_stages, program.remainder_capacities),
+        )
+    tables: tuple[_Table, _Table] = ({}, {})
     for rank in program.ranks:
         for slot in rank.slots:
+            table = tables[program.is_remainder(slot.microbatch)]
             table.setdefault((slot.kind, slot.stage, slot.slice), slot.num_bytes)
-    return table
+    return tables
 
 
 def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:

@@ -303,13 +303,18 @@ class JobSpec(Manifest):
             )
 
     def _check_batch(self) -> None:
-        pinned = self.parallelism
-        share = (pinned.dp or 1) * (pinned.micro_batch or 1)
-        if self.training.global_batch % share:
+        batch, dp, micro_batch = self.training.global_batch, self.parallelism.dp or 1, self.parallelism.micro_batch or 1
+        if batch % dp:
             raise UserError(
-                what=f"dp x microBatch = {share} does not divide globalBatch {self.training.global_batch}",
+                what=f"dp {dp} does not divide globalBatch {batch}",
                 where="parallelism",
-                remedy="pin factors of training.globalBatch",
+                remedy="pin a divisor of training.globalBatch",
+            )
+        if micro_batch > batch // dp:
+            raise UserError(
+                what=f"microBatch {micro_batch} is more than the {batch // dp} sequences of a replica",
+                where="parallelism",
+                remedy=f"pin at most {batch // dp}",
             )
 
     def _check_stages(self) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from penstock.core.layout import ALIGNMENT_BYTES
 from penstock.core.program import Instruction, RankProgram, Slot
-from penstock.core.roles import Place
 from penstock.core.schedule import Kind
 
 
@@ -32,13 +31,14 @@ class Lifetimes:
 
     A slot is acquired once, touched only while live and not under transfer (from SEND or POST_RECV to its WAIT), freed
     once, and overlaps no other live slot. Program order is exact for this: a rank runs its instructions one by one.
-    ``high_water_bytes`` is the most bytes of live slots and transients at one instruction.
+    ``bytes_of`` says how large a slot has to be. ``high_water_bytes`` is the most bytes of live slots and transients at
+    one instruction.
     """
 
-    def __init__(self, program: RankProgram, table: Mapping[Place, int]) -> None:
+    def __init__(self, program: RankProgram, bytes_of: Callable[[Slot], int]) -> None:
         self.high_water_bytes = 0
         self.transient_bytes = 0
-        self._table = table
+        self._bytes_of = bytes_of
         self._live_bytes = 0
         self._slots = program.slots
         self._states = bytearray(len(program.slots))
@@ -64,7 +64,7 @@ class Lifetimes:
 
     def _begin(self, index: int) -> None:
         slot = self._known(index)
-        needed = self._table.get((slot.kind, slot.stage, slot.slice), 0)
+        needed = self._bytes_of(slot)
         if slot.num_bytes != needed:
             raise ViolationError(f"acquires {slot} of {slot.num_bytes} bytes, where {needed} are needed")
         if self._states[index] != _UNBORN:

@@ -246,6 +246,8 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         **dict.fromkeys(("dp", "tp", "pp"), _count(MOST_RANKS)),
         **dict.fromkeys(("microbatch", "numMicrobatches", "receiveAhead"), _count(MOST_BATCH)),
         "slices": _list(MOST_SLICES, minItems=1, items=_count(MOST_WIDTH)),
+        "remainder": _up_to(MOST_BATCH),
+        "remainderSlices": _list(MOST_SLICES, items=_count(MOST_WIDTH)),
         "stages": _list(2 * MOST_LAYERS + 2),
         "placement": _list(MOST_RANKS),
         "reasons": _list(MOST_LABELS),

@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 
 from penstock.core.layout import SlotKind
 from penstock.core.lifetimes import Lifetimes, ViolationError
-from penstock.core.program import Channel, Instruction, Program, RankProgram
+from penstock.core.program import Channel, Instruction, Program, RankProgram, Slot
 from penstock.core.reducing import Reducing
 from penstock.core.roles import DKV, G_IN, G_OUT, KV, Cell, Place, Roles, SlotName, X, Y
 from penstock.core.schedule import COMPUTE_KINDS, Action, Kind, Part
@@ -49,7 +49,8 @@ _RECEIVER_KINDS = {"F": (Kind.POST_RECV_F, Kind.WAIT_RECV_F), "B": (Kind.POST_RE
 class Pipeline:
     """What a Program's compute actions say about its pipeline, and the bytes that its slots must have.
 
-    ``num_units`` says, by stage, how many units the parts of a recomputation have to make again.
+    ``num_units`` says, by stage, how many units the parts of a recomputation have to make again. A last micro-batch
+    that is smaller than the others has ``num_remainder_slices`` and slots of the ``remainder_table``.
     """
 
     stage_ranks: tuple[int, ...]
@@ -58,6 +59,27 @@ class Pipeline:
     num_microbatches: int
     num_slices: int
     table: Mapping[Place, int]
+    num_remainder_slices: int = 0
+    remainder_table: Mapping[Place, int] = field(default_factory=dict)
+
+    @property
+    def num_cells(self) -> int:
+        """Slices of all micro-batches."""
+        missing = self.num_slices - self.num_remainder_slices if self.num_remainder_slices else 0
+        return self.num_microbatches * self.num_slices - missing
+
+    def is_remainder(self, microbatch: int | None) -> bool:
+        """Whether the micro-batch is the smaller one at the end."""
+        return self.num_remainder_slices > 0 and microbatch == self.num_microbatches - 1
+
+    def num_slices_of(self, microbatch: int | None) -> int:
+        """The slices of a micro-batch."""
+        return self.num_remainder_slices if self.is_remainder(microbatch) else self.num_slices
+
+    def bytes_of(self, slot: Slot) -> int:
+        """What a slot of that name must have; 0 if there is none."""
+        table = self.remainder_table if self.is_remainder(slot.microbatch) else self.table
+        return table.get((slot.kind, slot.stage, slot.slice), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +111,10 @@ class _Line:
 class RankState:
     """One rank of the machine. ``cells`` are its compute actions so far with their steps in the grid."""
 
-    def __init__(self, program: RankProgram, table: Mapping[Place, int], reducing: Reducing) -> None:
+    def __init__(self, program: RankProgram, bytes_of: Callable[[Slot], int], reducing: Reducing) -> None:
         self.rank = program.rank
         self.program = program
-        self.lifetimes = Lifetimes(program, table)
+        self.lifetimes = Lifetimes(program, bytes_of)
         self.names: list[SlotName] = [(s.kind, s.stage, s.microbatch, s.slice) for s in program.slots]
         self.contents = [0] * len(program.slots)
         self.position = 0
@@ -112,13 +134,14 @@ class Machine:
     """Runs a Program; `advance` moves one rank and raises `ViolationError` at the first thing that is wrong."""
 
     def __init__(self, program: Program, pipeline: Pipeline) -> None:
-        num_cells = pipeline.num_microbatches * pipeline.num_slices
+        owners, num_cells = pipeline.stage_ranks, pipeline.num_cells
         self.ranks = [
-            RankState(rank, pipeline.table, Reducing(rank.rank, program.reductions, pipeline.stage_ranks, num_cells))
+            RankState(rank, pipeline.bytes_of, Reducing(rank.rank, program.reductions, owners, num_cells))
             for rank in program.ranks
         ]
         self.pipeline = pipeline
-        self._roles = Roles(pipeline.stage_ranks, pipeline.num_slices, pipeline.table)
+        self._roles = Roles(owners, pipeline.num_slices, pipeline.table)
+        self._remainder_roles = Roles(owners, pipeline.num_remainder_slices, pipeline.remainder_table)
         self._members = {reduction.group: reduction.ranks for reduction in program.reductions}
         self._lines = _lines(pipeline.stage_ranks)
         self._done: dict[Cell, int] = {}
@@ -174,19 +197,21 @@ class Machine:
         stage, microbatch, part = cell = self._cell(rank, action)
         recomputed = cell in self.pipeline.recomputed
         self._take_turn(rank, action, cell, recomputed)
-        touched = self._roles.touched(action.kind, stage, part, recomputed, action.resumes)
+        roles = self._remainder_roles if self.pipeline.is_remainder(microbatch) else self._roles
+        touched = roles.touched(action.kind, stage, part, recomputed, action.resumes)
         _check_names(rank, "read", instruction.reads, touched.reads, microbatch)
         _check_names(rank, "write", instruction.writes, touched.writes, microbatch)
         for index in instruction.reads:
-            self._check_content(rank, index, action.kind, part)
+            self._check_content(rank, index, action.kind, cell)
         for index in instruction.writes:
-            self._fill(rank, index, part, resumes=action.resumes)
+            self._fill(rank, index, cell, resumes=action.resumes)
         rank.step += 1
         rank.cells.append((rank.step, action))
 
     def _cell(self, rank: RankState, action: Action) -> Cell:
         pipeline, cell = self.pipeline, (action.stage, action.microbatch, action.slice)
-        limits = (len(pipeline.stage_ranks), pipeline.num_microbatches, pipeline.num_slices)
+        num_slices = pipeline.num_slices_of(action.microbatch)
+        limits = (len(pipeline.stage_ranks), pipeline.num_microbatches, num_slices)
         if any(value is None or not 0 <= value < limit for value, limit in zip(cell, limits, strict=True)):
             raise ViolationError(
                 "is not work of a pipeline of {} stages, {} micro-batches and {} slices".format(*limits)
@@ -220,21 +245,23 @@ class Machine:
         self._remade[cell] = part.stop
         return part.stop == num_units
 
-    def _check_content(self, rank: RankState, index: int, kind: Kind, part: int) -> None:
+    def _check_content(self, rank: RankState, index: int, kind: Kind, cell: Cell) -> None:
         slot, held = rank.names[index][0], rank.contents[index]
+        _, microbatch, part = cell
         if slot is KV:
             enough = held == part if kind is Kind.F else held > part
         elif slot is DKV:
-            enough = held == self.pipeline.num_slices - 1 - part
+            enough = held == self.pipeline.num_slices_of(microbatch) - 1 - part
         else:
             enough = held == 1
         if not enough:
             raise ViolationError(f"reads {rank.program.slots[index]}, which {_holds(slot, held)}")
 
-    def _fill(self, rank: RankState, index: int, part: int, *, resumes: bool) -> None:
+    def _fill(self, rank: RankState, index: int, cell: Cell, *, resumes: bool) -> None:
         """Fill a slot; a recomputation that ``resumes`` goes on in the slots that the first part filled."""
         slot, held = rank.names[index][0], rank.contents[index]
-        turn = {KV: part, DKV: self.pipeline.num_slices - 1 - part}.get(slot, int(resumes))
+        _, microbatch, part = cell
+        turn = {KV: part, DKV: self.pipeline.num_slices_of(microbatch) - 1 - part}.get(slot, int(resumes))
         if held != turn:
             raise ViolationError(f"writes {rank.program.slots[index]}, which {_holds(slot, held)}")
         rank.contents[index] = 1 if resumes else held + 1

@@ -101,7 +101,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "dp": "replicas of the pipeline",
         "tp": "tensor parallelism: planned and simulated, not run yet; a measured plan has 1",
         "pp": "ranks of one pipeline",
-        "microBatch": "sequences in one micro-batch",
+        "microBatch": "sequences in one micro-batch; the last one of a step has what is left",
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
         "schedule": "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",
         "stages": "blocks per stage, halves allowed, such as `[4.5, 3.5]`; with `zbv` there are two or more per rank",

@@ -17,12 +17,20 @@ from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.speed import Speed, speed_of
+from penstock.core.units import format_count
 
 
 def slices_text(slices: Iterable[int]) -> str:
     """Lengths in tokens as they are, runs of equal ones as ``3×256``."""
     runs = ((length, sum(1 for _ in run)) for length, run in groupby(slices))
     return ", ".join(f"{count}×{length}" if count > 1 else f"{length}" for length, count in runs)
+
+
+def microbatches_text(count: int, size: int, remainder: int = 0) -> str:
+    """``count`` micro-batches of ``size`` sequences, the last of which may have fewer, for people."""
+    alike = count - (remainder > 0)
+    batches = f"{format_count(alike, 'micro-batch', 'micro-batches')} of {size}"
+    return f"{batches} and one of {remainder}" if remainder else batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +111,9 @@ class Plan(Manifest):
     """How a job runs.
 
     ``stages`` are ranges [first, stop) of units, in order; ``slices`` lengths in tokens whose sum is the sequence
-    length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them. Of a channel
+    length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them. With a
+    ``remainder`` the last of these has that many sequences, fewer than the others, and ``remainder_slices``, at most as
+    many; 0 and none where all are alike. Of a channel
     at most ``receive_ahead`` receives are posted: as early as can be, or with ``late_receives`` when their messages are
     due, as for NCCL, where a posted receive occupies its device (`penstock.planner.passes.transfers`).
     ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to its first device's number; empty means in
@@ -123,6 +133,8 @@ class Plan(Manifest):
     receive_ahead: int = 2
     late_receives: bool = False
     placement: tuple[int, ...] = ()
+    remainder: int = 0
+    remainder_slices: tuple[int, ...] = ()
     program_digest: str = ""
     profile_digest: str = ""
     prediction: Prediction | None = None
@@ -133,6 +145,7 @@ class Plan(Manifest):
         require_limits(self)
         self._check_stages()
         self._check_placement()
+        self._check_remainder()
 
     def _check_placement(self) -> None:
         distinct = {device for device in self.placement if device >= 0}
@@ -141,6 +154,23 @@ class Plan(Manifest):
                 what=f"does not give each of {self.dp * self.pp} ranks a device of its own",
                 where="placement",
                 remedy="plan again, or leave it out",
+            )
+
+    def _check_remainder(self) -> None:
+        if not self.remainder and not self.remainder_slices:
+            return
+        if not 0 < self.remainder < self.microbatch or self.num_microbatches < 2:
+            raise UserError(
+                what=f"{self.remainder} sequences are no smaller micro-batch after others of {self.microbatch}",
+                where="remainder",
+                remedy=f"write 1 to {self.microbatch - 1} with two micro-batches or more, or leave it out",
+            )
+        is_shorter = 0 < len(self.remainder_slices) <= len(self.slices)
+        if not is_shorter or sum(self.remainder_slices) != self.sequence_length:
+            raise UserError(
+                what=f"are {len(self.remainder_slices)} slices of {sum(self.remainder_slices)} tokens",
+                where="remainderSlices",
+                remedy=f"write 1 to {len(self.slices)} lengths whose sum is {self.sequence_length}",
             )
 
     def _check_stages(self) -> None:
@@ -171,7 +201,40 @@ class Plan(Manifest):
     @property
     def global_batch(self) -> int:
         """Sequences of one step over all replicas."""
-        return self.dp * self.num_microbatches * self.microbatch
+        return self.dp * self.num_sequences
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of one step of a replica."""
+        return self.num_alike * self.microbatch + self.remainder
+
+    @property
+    def num_alike(self) -> int:
+        """Micro-batches of a replica but for a smaller last one."""
+        return self.num_microbatches - (self.remainder > 0)
+
+    def is_remainder(self, microbatch: int) -> bool:
+        """Whether the micro-batch with this number is smaller than the others."""
+        return self.remainder > 0 and microbatch == self.num_microbatches - 1
+
+    @property
+    def microbatches_text(self) -> str:
+        """How many micro-batches a replica has of how many sequences, for people."""
+        return microbatches_text(self.num_microbatches, self.microbatch, self.remainder)
+
+    @property
+    def slices_text(self) -> str:
+        """Lengths of slices in tokens, for people."""
+        own = f"; of the last micro-batch {slices_text(self.remainder_slices)}" if self.remainder else ""
+        return slices_text(self.slices) + own
+
+    def size_of(self, microbatch: int) -> int:
+        """Sequences of the micro-batch with this number."""
+        return self.remainder if self.is_remainder(microbatch) else self.microbatch
+
+    def slices_of(self, microbatch: int) -> tuple[int, ...]:
+        """Lengths in tokens of its slices."""
+        return self.remainder_slices if self.is_remainder(microbatch) else self.slices
 
     def speed(self, step_seconds: float | None = None) -> Speed | None:
         """How fast a step of ``step_seconds`` is, by default of the predicted; none without a time."""

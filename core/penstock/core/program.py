@@ -123,6 +123,7 @@ class Reduction(Manifest):
 class Program(Manifest):
     """All ranks' programs of one pipeline replica, for slices of given capacities (tokens).
 
+    Those of a last micro-batch that is smaller than the others are ``remainder_capacities``; none: it is like them.
     ``reductions`` are in the order in which a gradient passes through them.
     """
 
@@ -133,6 +134,11 @@ class Program(Manifest):
     receive_ahead: int
     late_receives: bool = False
     reductions: tuple[Reduction, ...] = ()
+    remainder_capacities: tuple[int, ...] = ()
+
+    def is_remainder(self, microbatch: int | None) -> bool:
+        """Whether the micro-batch is the smaller one at the end."""
+        return bool(self.remainder_capacities) and microbatch == self.num_microbatches - 1
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -146,7 +152,7 @@ class Program(Manifest):
 
         A START_REDUCE with its WAIT_REDUCE directly behind it counts as one REDUCE, which they were up to 0.1.0.
         Left out is what follows from the plan that has the digest: ``receive_ahead``, ``late_receives``,
-        ``reductions``, ``slice_capacities`` and ``transient_bytes``. Stored plans hold digests: another choice would
+        ``reductions``, the capacities and ``transient_bytes``. Stored plans hold digests: another choice would
         refuse them all.
         """
         text = hashlib.sha256()

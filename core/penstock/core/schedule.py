@@ -10,7 +10,7 @@ import csv
 import enum
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -167,14 +167,16 @@ class Schedule:
     """Compute actions per rank, in the order each rank runs them.
 
     Every stage lives on one rank; a rank may hold several stages. Slices of a micro-batch are numbered from 0; every
-    compute action names one. Whether the order can run is for the Program's proof to say; a Schedule only is
-    well-formed.
+    compute action names one. The last micro-batch has ``num_remainder_slices``, at most as many as the others, where
+    that is not 0: it may be a smaller one (`penstock.core.plan.Plan`). Whether the order can run is for the Program's
+    proof to say; a Schedule only is well-formed.
     """
 
     ranks: tuple[tuple[Action, ...], ...]
     num_stages: int
     num_microbatches: int
     num_slices: int
+    num_remainder_slices: int = 0
 
     def __post_init__(self) -> None:
         owners: dict[int, int] = {}
@@ -198,10 +200,39 @@ class Schedule:
         for name, value, count in (
             ("stage", action.stage, self.num_stages),
             ("micro-batch", action.microbatch, self.num_microbatches),
-            ("slice", action.slice, self.num_slices),
+            ("slice", action.slice, self.num_slices_of(action.microbatch)),
         ):
             if value is None or not 0 <= value < count:
                 raise UserError(what=f"{name} {value} is not in 0..{count - 1}", where=f"rank {rank}: {action}")
+
+    def is_remainder(self, microbatch: int | None) -> bool:
+        """Whether the micro-batch is the last one, with slices of its own."""
+        return self.num_remainder_slices > 0 and microbatch == self.num_microbatches - 1
+
+    def num_slices_of(self, microbatch: int | None) -> int:
+        """The slices of the micro-batch."""
+        return self.num_remainder_slices if self.is_remainder(microbatch) else self.num_slices
+
+    def column_of(self, action: Action) -> int:
+        """Where tables hold what the action takes: by its slice, those of a remainder behind those of the others."""
+        return (action.slice or 0) + (self.num_slices if self.is_remainder(action.microbatch) else 0)
+
+    def with_remainder(self, num_slices: int) -> Schedule:
+        """The same with only the first ``num_slices`` slices in its last micro-batch; 0: all of them.
+
+        A slice needs none after it in forward, and in backward its own forward and those after it that there are. So
+        the order of the other actions can run if this one can.
+        """
+        last = self.num_microbatches - 1 if num_slices else None
+
+        def is_there(action: Action) -> bool:
+            return last is None or action.microbatch != last or (action.slice or 0) < num_slices
+
+        return replace(
+            self,
+            ranks=tuple(tuple(_only(actions, is_there)) for actions in self.ranks),
+            num_remainder_slices=num_slices,
+        )
 
     @property
     def stage_ranks(self) -> tuple[int, ...]:
@@ -234,6 +265,16 @@ def flatten(actions: Iterable[Action]) -> Iterator[Action]:
         if action.kind is Kind.OVERLAP:
             yield from flatten(action.children)
         else:
+            yield action
+
+
+def _only(actions: Iterable[Action], is_wanted: Callable[[Action], bool]) -> Iterator[Action]:
+    """The actions that are wanted; of an overlap its children, alone if only one is."""
+    for action in actions:
+        if action.kind is Kind.OVERLAP:
+            children = tuple(filter(is_wanted, action.children))
+            yield from (replace(action, children=children),) if len(children) > 1 else children
+        elif is_wanted(action):
             yield action
 
 
@@ -270,7 +311,8 @@ def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[
     """A schedule from CSV, ours or torch's, and warnings about what was dropped.
 
     torch's communication actions are dropped (they are regenerated) and so are its FSDP actions, with a warning.
-    Overlaps stay, and run serially. Without slices every micro-batch is one slice, number 0.
+    Overlaps stay, and run serially. Without slices every micro-batch is one slice, number 0. The last micro-batch may
+    have fewer slices than the others.
     """
     dropped: set[str] = set()
     rows: list[list[Action]] = []
@@ -281,11 +323,15 @@ def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[
     actions = [action for row in rows for action in flatten(row)]
     if not actions:
         raise UserError(what="holds no actions", where=where, remedy="give one row of actions per rank")
+    last = max(action.microbatch or 0 for action in actions)
+    num_slices = 1 + max(action.slice or 0 for action in actions)
+    num_last = 1 + max(action.slice or 0 for action in actions if action.microbatch in (None, last))
     schedule = Schedule(
         ranks=tuple(tuple(row) for row in rows),
         num_stages=1 + max(action.stage for action in actions),
-        num_microbatches=1 + max(action.microbatch or 0 for action in actions),
-        num_slices=1 + max(action.slice or 0 for action in actions),
+        num_microbatches=1 + last,
+        num_slices=num_slices,
+        num_remainder_slices=num_last if num_last < num_slices else 0,
     )
     return schedule, tuple(f"{name} actions are not used here and were dropped" for name in sorted(dropped))
 

@@ -94,7 +94,7 @@ def _exactly_one(*fields: str, remedy: str) -> Rule:
 
 _RANKS_PER_POD = "does not divide ranks: choose a divisor"
 _PRODUCT = f"({_one('dp')} * {_one('tp')} * {_one('pp')})"
-_SHARE = f"({_one('dp')} * {_one('microBatch')})"
+_DP, _MICRO_BATCH = _one("dp"), _one("microBatch")
 
 JOB = (
     Rule(
@@ -133,10 +133,17 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             path=".parallelism",
         ),
         Rule(
-            holds=f"self.training.globalBatch % {_SHARE} == 0",
-            message="dp x microBatch does not divide globalBatch: pin factors of training.globalBatch",
-            told="'dp x microBatch = %d does not divide globalBatch %d: pin factors of training.globalBatch'"
-            f".format([{_SHARE}, self.training.globalBatch])",
+            holds=f"self.training.globalBatch % {_DP} == 0",
+            message="dp does not divide globalBatch: pin a divisor of training.globalBatch",
+            told="'dp %d does not divide globalBatch %d: pin a divisor of training.globalBatch'"
+            f".format([{_DP}, self.training.globalBatch])",
+            path=".parallelism",
+        ),
+        Rule(
+            holds=f"{_MICRO_BATCH} * {_DP} <= self.training.globalBatch",
+            message="microBatch is more than the sequences of a replica: pin at most as many",
+            told="'microBatch %d is more than the %d sequences of a replica: pin at most as many'"
+            f".format([{_MICRO_BATCH}, self.training.globalBatch / {_DP}])",
             path=".parallelism",
         ),
         Rule(

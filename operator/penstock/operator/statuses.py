@@ -78,7 +78,7 @@ def in_short(plan: Plan) -> PlanStatus:
     """What the status says of a plan."""
     mesh = [f"{name} {size}" for name, size in (("dp", plan.dp), ("tp", plan.tp), ("pp", plan.pp)) if size > 1]
     slices = f"{len(plan.slices)} slices" if len(plan.slices) > 1 else "unsliced"
-    batches = f"{plan.num_microbatches} x {plan.microbatch}"
+    batches = f"{plan.num_alike} x {plan.microbatch}" + (f" + {plan.remainder}" if plan.remainder else "")
     prediction = plan.prediction
     return PlanStatus(
         digest=plan.digest,

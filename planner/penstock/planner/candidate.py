@@ -21,6 +21,8 @@ class Candidate:
     schedule: str | ScheduleSpec
     variant: int | None = None
     """Which of its orders a generator of several makes; the best of them if none is named."""
+    remainder_slices: tuple[int, ...] = ()
+    """Those of the mesh's smaller last micro-batch, if it has one."""
 
     @property
     def label(self) -> str:
@@ -30,7 +32,7 @@ class Candidate:
     @property
     def num_actions(self) -> int:
         """F, I and W of every slice on every stage."""
-        return 3 * len(self.stages) * self.mesh.num_microbatches * len(self.slices)
+        return 3 * len(self.stages) * (self.mesh.num_alike * len(self.slices) + len(self.remainder_slices))
 
     def speed(self, problem: Problem, step_seconds: float) -> Speed | None:
         """How fast a step of ``step_seconds`` is; none without a time."""
@@ -48,9 +50,3 @@ def label_of(mesh: Mesh, num_slices: int, schedule: str | ScheduleSpec) -> str:
     """What people are told of a mesh with so many slices under a schedule."""
     name = schedule if isinstance(schedule, str) else schedule.generator
     return f"{mesh.label}, {format_count(num_slices, 'slice')}, {name}"
-
-
-def equal_slices(sequence_length: int, count: int) -> tuple[int, ...]:
-    """``count`` lengths that differ by at most one token, longest first."""
-    short, longer = divmod(sequence_length, count)
-    return (short + 1,) * longer + (short,) * (count - longer)

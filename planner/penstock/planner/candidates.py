@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.planner.candidate import Candidate, equal_slices
+from penstock.planner.candidate import Candidate
 from penstock.planner.outlines import Outline, num_stages, slice_counts, time_balanced_stages
-from penstock.planner.problem import Problem
+from penstock.planner.problem import MOST_BALANCED_SLICES, Problem
+from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
 from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
-from penstock.planner.stagecost import SliceCost, Stages, stage_costs, unit_counts
-
-MOST_BALANCED_SLICES = 64
-"""Slices of larger numbers are equal: each is a few quanta long, and boundaries lie between quanta."""
+from penstock.planner.stagecost import SliceCost, Stages, equal_slices, stage_costs, unit_counts
 
 FLUSH_TOLERANCE = 1000
 """The part of a whole sequence's time that the largest slice of a flush need not be known to."""
@@ -47,7 +45,13 @@ class Proposer:
         """
         for slices in dict.fromkeys(self.slicings(outline)):
             stages = self.balanced_stages(outline, slices)
-            balanced = Candidate(mesh=outline.mesh, stages=stages, slices=slices, schedule=outline.schedule)
+            balanced = Candidate(
+                mesh=outline.mesh,
+                stages=stages,
+                slices=slices,
+                schedule=outline.schedule,
+                remainder_slices=remainder_slices(self.problem, outline.mesh, slices),
+            )
             if is_worth_it(balanced):
                 yield from self.room.fitted(balanced)
 

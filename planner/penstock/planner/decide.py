@@ -83,7 +83,7 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
             what=f"no division of {_ranks(problem)} ranks, {problem.global_batch} sequences obeys what is pinned",
             where=PINNED,
             remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others: dp x tp x pp is the number of "
-            "ranks, and dp x microBatch divides globalBatch",
+            "ranks, dp divides globalBatch, and each replica has a microBatch at least",
         )
     try:
         return _decided(problem, budget, reporter)
@@ -302,6 +302,8 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         receive_ahead=judge.receive_ahead,
         late_receives=problem.late_receives,
         placement=judge.placement(mesh),
+        remainder=mesh.remainder,
+        remainder_slices=candidate.remainder_slices,
         profile_digest=problem.profile_digest,
     )
 

@@ -30,16 +30,18 @@ from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs
 from penstock.planner.simulate.memory import high_water_bytes
 from penstock.planner.simulate.periodic import extrapolate
-from penstock.planner.stagecost import StageCosts, stage_costs
+from penstock.planner.stagecost import StageCosts, joined, stage_costs
 from penstock.planner.tables import (
     Placement,
     devices_in_order,
+    remainder_shape,
     rows,
     simulation_costs,
     stage_memory,
     stash_caps,
     stash_tables,
     static_bytes,
+    unit_tables,
 )
 
 DEFAULT_RECEIVE_AHEAD = 4
@@ -89,7 +91,7 @@ class Simulated:
             return 0
         split = candidate.schedule in SPLIT
         owners = owners_of(candidate)
-        key = (candidate.mesh, candidate.stages, candidate.slices, owners, split)
+        key = (candidate.mesh, candidate.stages, candidate.slices, candidate.remainder_slices, owners, split)
         if key not in self._bounds:
             self._bounds[key] = lower_bound_ns(
                 self.costs(candidate, owners),
@@ -103,10 +105,11 @@ class Simulated:
     def order_bound(self, candidate: Candidate) -> OrderBound | None:
         """How long a long step's order takes by itself, without reductions and whatever cards cost.
 
-        None where ranks slow each other down while they compute: orders are made as if all always did.
+        None where ranks slow each other down while they compute: orders are made as if all always did. And none with a
+        smaller last micro-batch: orders are made as if it were like the others.
         """
         is_long = candidate.num_actions > MOST_COMPARED_ACTIONS and candidate.schedule in VARIED
-        if not is_long or (self.stage_costs(candidate).slowdown_ppm > MILLION).any():
+        if not is_long or candidate.mesh.remainder or (self.stage_costs(candidate).slowdown_ppm > MILLION).any():
             return None
         growing = self._growing(self._with_variant(candidate))
         short = growing.first or candidate.mesh.num_microbatches
@@ -116,15 +119,16 @@ class Simulated:
     def stage_costs(self, candidate: Candidate) -> StageCosts:
         """Nanoseconds of every pass, stage and slice."""
         mesh = candidate.mesh
-        key = (mesh.tp, mesh.microbatch, candidate.stages, candidate.slices)
+        own = (mesh.remainder, candidate.remainder_slices)
+        key = (mesh.tp, mesh.microbatch, candidate.stages, candidate.slices, *own)
         if key not in self._passes:
-            units = self.problem.units(mesh.tp, mesh.microbatch, candidate.slices)
-            self._passes[key] = stage_costs(units, self.problem.model, candidate.stages)
+            tables = unit_tables(self.problem, candidate)
+            self._passes[key] = joined([stage_costs(units, self.problem.model, candidate.stages) for units in tables])
         return self._passes[key]
 
     def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:
         """The simulator's tables; raises `UserError` for a step that 64 bits do not hold."""
-        key = (candidate.mesh, candidate.stages, candidate.slices, stage_ranks)
+        key = (candidate.mesh, candidate.stages, candidate.slices, candidate.remainder_slices, stage_ranks)
         if key not in self._costs:
             passes = self.stage_costs(candidate)
             costs = simulation_costs(self.problem, candidate, passes, stage_ranks, self.placement)
@@ -190,9 +194,16 @@ class Simulated:
         return self._evaluation(candidate, generate(found.num_simulated), found.times, is_exact=found.is_exact)
 
     def _growing(self, candidate: Candidate) -> Growing:
-        """The orders of the candidate's schedule for its own and for other numbers of micro-batches; those made from
-        costs are kept for a while.
+        """The orders of the candidate's schedule for its own and for other numbers of micro-batches, the last of which
+        is always as small as the candidate's.
         """
+        growing, num_slices = self._alike(candidate), len(candidate.remainder_slices)
+        if not num_slices:
+            return growing
+        return dataclasses.replace(growing, generate=lambda count: growing.generate(count).with_remainder(num_slices))
+
+    def _alike(self, candidate: Candidate) -> Growing:
+        """The same as if all micro-batches were alike; those made from costs are kept for a while."""
         if candidate.schedule not in BUILT_IN:
             return Growing(generate=lambda count: self.order(candidate))
         name = str(candidate.schedule)
@@ -213,7 +224,12 @@ class Simulated:
         stage_ranks = tuple(order.stage_ranks.tolist())
         memory = stage_memory(self.problem, candidate)
         slots = high_water_bytes(
-            order, memory.slot_bytes, candidate.slices, self.receive_ahead, late_receives=self.problem.late_receives
+            order,
+            memory.slot_bytes,
+            candidate.slices,
+            self.receive_ahead,
+            late_receives=self.problem.late_receives,
+            remainder=remainder_shape(self.problem, candidate),
         )
         always = static_bytes(self.problem, candidate, stage_ranks)
         parts = {
@@ -260,10 +276,12 @@ class Simulated:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""
         if isinstance(candidate.schedule, ScheduleSpec):
             order = order_from_spec(candidate.schedule, **_shape(candidate), num_stages=len(candidate.stages))
+            order = order.with_remainder(len(candidate.remainder_slices))
         elif candidate.schedule in VARIED and candidate.variant is not None:
             order = self._growing(candidate).generate(candidate.mesh.num_microbatches)
         else:
             order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
+            order = order.with_remainder(len(candidate.remainder_slices))
         _check_shape(order, candidate)
         return order
 
@@ -274,14 +292,15 @@ class Simulated:
         return recipe(candidate.schedule, lambda: self.order(candidate))
 
     def schedule_inputs(self, candidate: Candidate, name: str) -> ScheduleInputs:
-        """What the generator is given; costs and stash only where it uses them."""
+        """What the generator is given, as if all micro-batches were alike; costs and stash only where it uses them."""
         num_ranks, generator = candidate.mesh.pp, find(name)
         per_rank = generator.per_rank(num_ranks, len(candidate.stages))
         if not generator.uses_costs:
             return ScheduleInputs(**_shape(candidate), stages_per_rank=per_rank)
         owners = generator.stage_ranks(num_ranks, len(candidate.stages))
-        passes = self.stage_costs(candidate).together_ns
-        transfers = self.costs(candidate, owners).transfer_ns
+        alike = slice(len(candidate.slices))
+        passes = self.stage_costs(candidate).together_ns[..., alike]
+        transfers = self.costs(candidate, owners).transfer_ns[..., alike]
         forward, exchanged, returned = stash_tables(self.problem, candidate)
         return ScheduleInputs(
             **_shape(candidate),

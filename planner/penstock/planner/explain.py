@@ -148,7 +148,10 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
     slices, stages = chosen.candidate.slices, chosen.candidate.mesh.pp
     origin = ", as pinned" if problem.pinned.slices is not None else ""
     if len(slices) > 1:
-        return f"{len(slices)} slices of {slices_text(slices)} tokens{origin}, over {format_count(stages, 'stage')}"
+        own = chosen.candidate.remainder_slices
+        last = f" (the last micro-batch: {slices_text(own)})" if own else ""
+        over = format_count(stages, "stage")
+        return f"{len(slices)} slices of {slices_text(slices)} tokens{last}{origin}, over {over}"
     if origin:
         return "sequences are not sliced: pinned"
     if stages == 1:

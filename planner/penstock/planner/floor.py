@@ -34,12 +34,13 @@ def floor_ns(problem: Problem, meshes: Iterable[Mesh]) -> int:
     work: dict[tuple[int, int], int] = {}
     least = None
     for mesh in meshes:
-        key = (mesh.tp, mesh.microbatch)
-        if key not in work:
-            work[key] = _work_ns(problem, *key)
+        for batch in filter(None, (mesh.microbatch, mesh.remainder)):
+            if (mesh.tp, batch) not in work:
+                work[mesh.tp, batch] = _work_ns(problem, mesh.tp, batch)
+        total = mesh.num_alike * work[mesh.tp, mesh.microbatch] + work.get((mesh.tp, mesh.remainder), 0)
         elements = num_parameters(problem.model) // (mesh.tp * mesh.pp)
         update = to_nanoseconds(problem.cost_of(mesh.tp).optimizer_seconds(elements))
-        found = mesh.num_microbatches * work[key] // mesh.pp + update
+        found = total // mesh.pp + update
         least = found if least is None else min(least, found)
     assert least is not None, "there is a mesh"
     return least

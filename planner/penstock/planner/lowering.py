@@ -6,26 +6,36 @@ Each pass adds one kind of knowledge: order, transfers, reductions and step, slo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
-from penstock.core.program import Program, RankProgram, Slot, SlotSizes
+from penstock.core.program import Instruction, Program, RankProgram, Slot, SlotSizes
 from penstock.core.roles import Place, Roles, SlotName, slot_table
 from penstock.core.schedule import Kind, Schedule
 from penstock.planner.passes.arena import place
-from penstock.planner.passes.draft import Draft
-from penstock.planner.passes.frees import add_frees
+from penstock.planner.passes.frees import Life, add_frees
 from penstock.planner.passes.reductions import add_reductions, reductions_of
 from penstock.planner.passes.rounds import find_rounds
 from penstock.planner.passes.slots import add_slots
 from penstock.planner.passes.transfers import add_transfers
 
 Transients = Mapping[tuple[Kind, int, int], int]
-"""Bytes that an action needs only while it runs, by kind, stage and slice; nothing where not named."""
+"""Bytes that an action needs only while it runs, by kind, stage and column (`Schedule.column_of`); nothing where not
+named.
+"""
 
 NO_TRANSIENTS: Transients = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """A last micro-batch that is smaller than the others: its slots' bytes, and the lengths of its slices in tokens."""
+
+    sizes: SlotSizes
+    slices: tuple[int, ...]
 
 
 def slot_sizes(
@@ -47,6 +57,7 @@ def lower(
     sizes: SlotSizes,
     *,
     slices: tuple[int, ...],
+    remainder: Remainder | None = None,
     receive_ahead: int,
     late_receives: bool = False,
     dp: bool,
@@ -54,7 +65,7 @@ def lower(
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
 ) -> Program:
-    """The Program of ``schedule`` for slices of the given lengths in tokens.
+    """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` where it has one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
     are due (`penstock.planner.passes.transfers`); ``dp`` says whether there are other replicas to reduce with, ``tie``
@@ -62,35 +73,67 @@ def lower(
     something that R makes again (by default as many as the parts of the schedule's R name).
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
-    if len(slices) != schedule.num_slices:
-        raise UserError(what=f"has {schedule.num_slices} slices, but {len(slices)} lengths are given", where="schedule")
+    own_slices = remainder.slices if remainder else ()
+    for found, lengths in ((schedule.num_slices, slices), (schedule.num_remainder_slices, own_slices)):
+        if found != len(lengths):
+            raise UserError(what=f"has {found} slices, but {len(lengths)} lengths are given", where="schedule")
     if receive_ahead < 1:
         raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
     ordered = find_rounds(schedule, num_units)
     reductions = reductions_of(len(ordered.rows), dp, tie)
-    table = slot_table(sizes, schedule.num_stages, slices)
-    roles = Roles(ordered.stage_ranks, len(slices), table)
+    owners = ordered.stage_ranks
+    usual = _Slots.of(owners, sizes, slices)
+    own = _Slots.of(owners, remainder.sizes, remainder.slices) if remainder else usual
+
+    def slots_of(microbatch: int) -> _Slots:
+        return own if schedule.is_remainder(microbatch) else usual
+
     drafts = [
-        add_reductions(row, rank, ordered.stage_ranks, reductions, late=late_receives)
+        add_reductions(row, rank, owners, reductions, late=late_receives)
         for rank, row in enumerate(add_transfers(ordered, receive_ahead, late_receives))
     ]
-    names = [add_slots(row, roles, ordered.recomputed) for row in drafts]
+    ranks = []
+    for rank, row in enumerate(drafts):
+        names = add_slots(row, lambda microbatch: slots_of(microbatch).roles, ordered.recomputed)
+        lives = add_frees(row, len(names), transients, schedule.column_of)
+        num_bytes = [slots_of(name[2]).bytes_of(name) for name in names]
+        ranks.append(_rank_program(rank, names, num_bytes, *lives))
     return Program(
-        ranks=tuple(_rank_program(rank, row, names[rank], table, transients) for rank, row in enumerate(drafts)),
+        ranks=tuple(ranks),
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
         slice_capacities=slices,
         receive_ahead=receive_ahead,
         late_receives=late_receives,
         reductions=reductions,
+        remainder_capacities=own_slices,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """The slots of one micro-batch: which actions touch them, and their bytes."""
+
+    roles: Roles
+    table: Mapping[Place, int]
+
+    @classmethod
+    def of(cls, stage_ranks: Sequence[int], sizes: SlotSizes, slices: Sequence[int]) -> _Slots:
+        table = slot_table(sizes, len(stage_ranks), slices)
+        return cls(Roles(stage_ranks, len(slices), table), table)
+
+    def bytes_of(self, name: SlotName) -> int:
+        kind, stage, _, part = name
+        return self.table.get((kind, stage, part), 0)
+
+
 def _rank_program(
-    rank: int, drafts: list[Draft], names: Sequence[SlotName], table: Mapping[Place, int], transients: Transients
+    rank: int,
+    names: Sequence[SlotName],
+    sizes: Sequence[int],
+    instructions: tuple[Instruction, ...],
+    lives: list[Life],
 ) -> RankProgram:
-    instructions, lives = add_frees(drafts, len(names), transients)
-    sizes = [table.get((kind, stage, part), 0) for kind, stage, _, part in names]
     offsets, arena_bytes = place(names, lives, sizes)
     slots = [
         Slot(*name, num_bytes=num_bytes, offset=offset)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from penstock.planner.candidate import Candidate
 from penstock.planner.problem import Problem
+from penstock.planner.remainder import remainder_slices
 
 STEPS = (8, 4, 2, 1)
 """Quanta by which boundaries between slices are moved, one after the other."""
@@ -22,17 +23,20 @@ def moves(candidate: Candidate, problem: Problem, step: int) -> Iterator[Move]:
     """
     if not isinstance(problem.pinned.slices, tuple):
         for i, sign in itertools.product(range(len(candidate.slices) - 1), (-1, 1)):
-            yield functools.partial(_move_slice, boundary=i, tokens=sign * step * problem.quantum)
+            yield functools.partial(_move_slice, problem=problem, boundary=i, tokens=sign * step * problem.quantum)
     if step in (STEPS[0], STEPS[-1]) and problem.pinned.stages is None:
         for i, sign in itertools.product(range(len(candidate.stages) - 1), (-1, 1)):
             yield functools.partial(_move_stage, boundary=i, units=sign)
 
 
-def _move_slice(candidate: Candidate, *, boundary: int, tokens: int) -> Candidate | None:
+def _move_slice(candidate: Candidate, *, problem: Problem, boundary: int, tokens: int) -> Candidate | None:
     slices = list(candidate.slices)
     slices[boundary] += tokens
     slices[boundary + 1] -= tokens
-    return replace(candidate, slices=tuple(slices)) if min(slices) > 0 else None
+    if min(slices) <= 0:
+        return None
+    own = remainder_slices(problem, candidate.mesh, tuple(slices))
+    return replace(candidate, slices=tuple(slices), remainder_slices=own)
 
 
 def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate | None:

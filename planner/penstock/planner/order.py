@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ class Order:
     ``offsets`` is int64 [ranks + 1]; ``kinds`` (codes, see `KINDS`), ``stages``, ``microbatches`` and ``slices`` are
     int32 [actions]. ``parts``, int32 [actions, 2], are units [first, stop) of the stage, 0 and 0 for all of it; none
     where no action is for a part.
+
+    The last micro-batch has ``num_remainder_slices``, at most as many as the others, where that is not 0. Tables of
+    what slices take then have columns for them behind those of the others.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -44,6 +47,7 @@ class Order:
     num_microbatches: int
     num_slices: int
     parts: Integers | None = None
+    num_remainder_slices: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -66,6 +70,43 @@ class Order:
         owners = np.zeros(self.num_stages, dtype=np.int32)
         owners[self.stages] = self.ranks
         return owners
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of tables of what slices take."""
+        return self.num_slices + self.num_remainder_slices
+
+    @property
+    def columns(self) -> Integers:
+        """int32 [actions]: the column of every action in such tables."""
+        if not self.num_remainder_slices:
+            return self.slices
+        return self.slices + self.num_slices * (self.microbatches == self.num_microbatches - 1).astype(np.int32)
+
+    @property
+    def num_cells(self) -> int:
+        """Slices of all micro-batches: the forwards, and the backwards, of one stage."""
+        missing = self.num_slices - self.num_remainder_slices if self.num_remainder_slices else 0
+        return self.num_microbatches * self.num_slices - missing
+
+    def with_remainder(self, num_slices: int) -> Order:
+        """The same with only the first ``num_slices`` slices in its last micro-batch; 0: all of them
+        (`penstock.core.schedule.Schedule.with_remainder`).
+        """
+        if not num_slices:
+            return replace(self, num_remainder_slices=0) if self.num_remainder_slices else self
+        kept = (self.microbatches < self.num_microbatches - 1) | (self.slices < num_slices)
+        before = np.concatenate([[0], np.cumsum(kept)])
+        return replace(
+            self,
+            offsets=before[self.offsets],
+            kinds=self.kinds[kept],
+            stages=self.stages[kept],
+            microbatches=self.microbatches[kept],
+            slices=self.slices[kept],
+            parts=None if self.parts is None else self.parts[kept],
+            num_remainder_slices=num_slices,
+        )
 
     def same_as(self, other: Order) -> bool:
         """Whether both hold the same actions in the same places."""
@@ -118,17 +159,19 @@ def to_schedule(order: Order) -> Schedule:
         num_stages=order.num_stages,
         num_microbatches=order.num_microbatches,
         num_slices=order.num_slices,
+        num_remainder_slices=order.num_remainder_slices,
     )
 
 
 def from_schedule(schedule: Schedule) -> Order:
     """The same schedule as arrays; an overlap becomes its children, in order, as they run."""
-    return join_ranks(
+    order = join_ranks(
         [_row(flatten(actions)) for actions in schedule.ranks],
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
         num_slices=schedule.num_slices,
     )
+    return replace(order, num_remainder_slices=schedule.num_remainder_slices)
 
 
 def _row(actions: Iterator[Action]) -> Integers:

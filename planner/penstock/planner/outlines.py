@@ -2,7 +2,8 @@
 
 An outline is a mesh, a number of slices and a schedule. Its step is estimated from stages that are balanced by time and
 slices of equal length. Of stage j, let f, i, w be the seconds of F, I and W of one slice, t their sum, and c those of a
-message; K ranks, M micro-batches of S slices. A step is then M S times a period, a fill, and an end.
+message; K ranks, M micro-batches of S slices, a
+smaller last one counted as a part of one. A step is then M S times a period, a fill, and an end.
 
 The period is the busiest rank's t, or longer where messages are not hidden. A rank r that may hold n slices does the
 backward of a micro-batch's last slice d = n - S + 1 turns after its forward, and by then that slice has been to the
@@ -42,7 +43,7 @@ import numpy as np
 from penstock.core.model import UnitKind
 from penstock.core.schedule import ScheduleSpec
 from penstock.core.units import NANOSECONDS_PER_SECOND
-from penstock.planner.candidate import equal_slices, label_of
+from penstock.planner.candidate import label_of
 from penstock.planner.cost import CostModel
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.planner.pins import pinned_stages
@@ -54,6 +55,7 @@ from penstock.planner.stagecost import (
     UNIT_KINDS,
     Integers,
     Stages,
+    equal_slices,
     prefixes,
     unit_counts,
     unit_pass_seconds,
@@ -209,10 +211,10 @@ def _of_pipelines(
     busy_ns = NANOSECONDS_PER_SECOND * min(times.busiest_seconds(same[0]) for times in by_stages.values())
     for mesh in same:
         longest_ns = most_ns(mesh)
-        if mesh.num_microbatches * busy_ns > longest_ns:
+        if mesh.num_by_work * busy_ns > longest_ns:
             continue
         hops, room = _hop_seconds(problem, work, mesh), _room(problem, work, mesh)
-        carried = mesh.num_microbatches * work.counts * _card_seconds(problem, mesh, hops)
+        carried = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
             times = by_stages[stages_per_rank(problem, mesh, schedule)]
@@ -338,14 +340,14 @@ def stages_per_rank(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) 
 def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, room: Floats) -> Floats:
     """[slicings]: without what comes at the end; ``room`` [ranks, 1] is in micro-batches."""
     if schedule not in BUILT_IN:
-        even: Floats = mesh.num_microbatches * times.totals.sum(axis=(0, 1)) / mesh.pp
+        even: Floats = mesh.num_by_work * times.totals.sum(axis=(0, 1)) / mesh.pp
         return even
     if len(times.stages) > mesh.pp:
         return _virtual_seconds(times, mesh, schedule, hops, room)
     slices = times.work.counts
     f, i, w = times.totals / slices
     busy = f + i + w
-    num_slices, down = mesh.num_microbatches * slices, hops.sum(axis=0)
+    num_slices, down = mesh.num_by_work * slices, hops.sum(axis=0)
     seconds: Floats
     if schedule == "gpipe":
         seconds = num_slices * busy.max(axis=0) + _others(times.largest.sum(axis=0), busy) + 2 * down
@@ -367,7 +369,7 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
     return seconds
 
 
-def _steady_seconds(num_slices: Integers, busy: Floats, period: Floats, turns: Floats) -> Floats:
+def _steady_seconds(num_slices: Floats, busy: Floats, period: Floats, turns: Floats) -> Floats:
     """[ranks, slicings]: work and waits for messages; the first slices, a loop's ``turns``, wait for none."""
     seconds: Floats = num_slices * busy + np.maximum(period - busy, 0) * np.maximum(num_slices - turns, 0)
     return seconds
@@ -397,7 +399,7 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
     np.add.at(busy, owners, f + i + w)
     np.add.at(under_way, owners, _from_here_on(f + i) + messages)
     period = under_way / np.maximum(per_rank * ((room - 1) * slices + 1), 1)
-    seconds: Floats = _steady_seconds(mesh.num_microbatches * slices, busy, period, room * slices).max(axis=0)
+    seconds: Floats = _steady_seconds(mesh.num_by_work * slices, busy, period, room * slices).max(axis=0)
     first = f + i + w if schedule == "interleaved-1f1b" else f
     seconds += first[: mesh.pp - 1].sum(axis=0) + hops.sum(axis=0)
     return seconds
@@ -424,11 +426,11 @@ def in_flight(mesh: Mesh, slices: Integers, schedule: str) -> Floats:
     2406.03488, section 3.2). Orders that are told their room keep to it down to one micro-batch.
     """
     if schedule == "gpipe":
-        return np.full((mesh.pp, len(slices)), float(mesh.num_microbatches))
+        return np.full((mesh.pp, len(slices)), mesh.num_by_work)
     held = np.ones((mesh.pp, len(slices)))
     if schedule in ("1f1b", "zb-h1"):
         held += np.arange(mesh.pp)[::-1, None] / slices
-    return np.minimum(held, mesh.num_microbatches)
+    return np.minimum(held, mesh.num_by_work)
 
 
 def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Floats:

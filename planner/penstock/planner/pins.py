@@ -75,7 +75,7 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
     if imported is None:
         return
     count = pinned.slices if isinstance(pinned.slices, int) or pinned.slices is None else len(pinned.slices)
-    shares = _shares(problem)
+    shares = _shares(problem, imported.num_microbatches)
     for name, wanted, found in (
         ("ranks", pinned.pp, len(imported.ranks)),
         ("slices", count, imported.num_slices),
@@ -92,11 +92,17 @@ def _check_schedule(problem: Problem, receive_ahead: int) -> None:
         require_places(imported, receive_ahead, problem.num_places, f"{PINNED}.schedule")
 
 
-def _shares(problem: Problem) -> set[int]:
-    """How many micro-batches a replica can have."""
+def _shares(problem: Problem, wanted: int) -> set[int]:
+    """How many micro-batches a replica can have: ``wanted`` if it can, and those that are all alike."""
     pinned, batch = problem.pinned, problem.global_batch
-    shares = [batch // dp for dp in divisors(batch) if dp == (pinned.dp or dp)]
-    return {share // size for share in shares for size in divisors(share) if size == (pinned.micro_batch or size)}
+    found = set()
+    for share in [batch // dp for dp in divisors(batch) if dp == (pinned.dp or dp)]:
+        if pinned.micro_batch is not None:
+            found |= {-(-share // pinned.micro_batch)} if pinned.micro_batch <= share else set()
+            continue
+        found |= {share // size for size in divisors(share)}
+        found |= {wanted} if -(-share // -(-share // wanted)) == wanted else set()
+    return found
 
 
 def _stage_counts(pinned: ParallelismSpec, imported: Schedule | None) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -
     """No step of the arrangement is shorter: fill, busiest rank and drain, or all messages of its busiest channel."""
     seated = _seated(judge, candidate.mesh, arrangement)
     costs = seated.costs(candidate, owners_of(candidate))
-    busiest = candidate.mesh.num_microbatches * int(costs.transfer_ns.sum(axis=2).max())
+    busiest = int((costs.transfer_ns @ costs.counts(candidate.mesh.num_microbatches)).max())
     return max(seated.bound_ns(candidate), busiest)
 
 

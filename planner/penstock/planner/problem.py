@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +16,19 @@ from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
+from penstock.core.plan import microbatches_text
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
-from penstock.core.units import format_count
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.schedules.registry import find
-from penstock.planner.stagecost import UnitTable
+from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, tabulate
+from penstock.planner.stagecost import SliceCost, UnitTable, unit_counts
 
 MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
+
+MOST_BALANCED_SLICES = 64
+"""Slices of larger numbers are equal: each is a few quanta long, and boundaries lie between quanta."""
 
 MOST_NUMBERED = 128
 """Of more devices only whole hosts are left unused, so many at most: 1,023 of 1,024 devices are not looked at."""
@@ -82,6 +86,11 @@ class Problem:
     units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)
     """What units take, by degree of tensor parallelism, sequences of a micro-batch and slices; recent ones are kept."""
 
+    slicings: Callable[[int, int], Mapping[int, Slicing]] = field(init=False, repr=False, compare=False)
+    """By their number, ascending, the slices of a sequence whose largest is cheapest over the whole model, by degree of
+    tensor parallelism and sequences of a micro-batch; recent ones are kept.
+    """
+
     def __post_init__(self) -> None:
         cost_of = self.cost_of
 
@@ -89,7 +98,20 @@ class Problem:
         def units(tp: int, batch: int, slices: tuple[int, ...]) -> UnitTable:
             return UnitTable.of(cost_of(tp), batch, slices)
 
+        @functools.lru_cache(maxsize=64)
+        def slicings(tp: int, batch: int) -> Mapping[int, Slicing]:
+            shape = {"sequence_length": self.sequence_length, "quantum": self.quantum}
+            table = tabulate(self.slice_cost(tp, batch), **shape)
+            found = balanced_slicings(SlicingProblem(cost_ns=table, max_slices=MOST_BALANCED_SLICES, **shape))
+            return {each.num_slices: each for each in found}
+
         object.__setattr__(self, "units", units)
+        object.__setattr__(self, "slicings", slicings)
+
+    def slice_cost(self, tp: int, batch: int) -> SliceCost:
+        """What the whole model takes of slices of micro-batches of ``batch`` sequences."""
+        counts = unit_counts(self.model, ((0, self.model.num_units),))[0]
+        return SliceCost(cost=self.cost_of(tp), counts=counts, batch=batch)
 
     @property
     def late_receives(self) -> bool:
@@ -186,13 +208,22 @@ def common_fields(spec: JobSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """How devices and sequences are divided: dp x tp x pp devices, ``microbatch`` sequences at a time."""
+    """How devices and sequences are divided: dp x tp x pp devices, ``microbatch`` sequences at a time, and of the last
+    micro-batch fewer, a ``remainder``, unless that is 0.
+    """
 
     dp: int
     tp: int
     pp: int
     microbatch: int
     num_microbatches: int
+    remainder: int = 0
+
+    @classmethod
+    def of_share(cls, *, dp: int, tp: int, pp: int, microbatch: int, share: int) -> Mesh:
+        """For ``share`` sequences of every replica, at least one micro-batch."""
+        count, remainder = -(-share // microbatch), share % microbatch
+        return cls(dp=dp, tp=tp, pp=pp, microbatch=microbatch, num_microbatches=count, remainder=remainder)
 
     @property
     def num_devices(self) -> int:
@@ -202,12 +233,22 @@ class Mesh:
     @property
     def num_sequences(self) -> int:
         """Sequences of one step over all replicas."""
-        return self.dp * self.num_microbatches * self.microbatch
+        return self.dp * (self.num_alike * self.microbatch + self.remainder)
+
+    @property
+    def num_alike(self) -> int:
+        """Micro-batches but for a smaller last one."""
+        return self.num_microbatches - (self.remainder > 0)
+
+    @property
+    def num_by_work(self) -> float:
+        """Micro-batches, a smaller last one counted by its sequences."""
+        return self.num_alike + self.remainder / self.microbatch
 
     @property
     def label(self) -> str:
         """For explanations."""
-        batches = f"{format_count(self.num_microbatches, 'micro-batch', 'micro-batches')} of {self.microbatch}"
+        batches = microbatches_text(self.num_microbatches, self.microbatch, self.remainder)
         return f"dp {self.dp} x tp {self.tp} x pp {self.pp}, {batches}"
 
 
@@ -283,7 +324,8 @@ def parsed_schedule(text: str) -> Schedule:
 
 
 def _suits(schedule: Schedule, mesh: Mesh) -> bool:
-    return (len(schedule.ranks), schedule.num_microbatches) == (mesh.pp, mesh.num_microbatches)
+    is_alike = not schedule.num_remainder_slices or mesh.remainder > 0
+    return is_alike and (len(schedule.ranks), schedule.num_microbatches) == (mesh.pp, mesh.num_microbatches)
 
 
 def _degrees(problem: Problem, num_devices: int) -> Iterator[tuple[int, int, int]]:
@@ -316,9 +358,41 @@ def stage_counts(pinned: ParallelismSpec, pp: int) -> tuple[int, ...]:
 
 def _microbatched(problem: Problem, dp: int, tp: int, pp: int) -> Iterator[Mesh]:
     share = problem.global_batch // dp
-    for microbatch in divisors(share):
-        if (problem.pinned.micro_batch or microbatch) == microbatch:
-            yield Mesh(dp=dp, tp=tp, pp=pp, microbatch=microbatch, num_microbatches=share // microbatch)
+    for microbatch in _sizes(problem, share):
+        if microbatch <= share:
+            yield Mesh.of_share(dp=dp, tp=tp, pp=pp, microbatch=microbatch, share=share)
+
+
+def _sizes(problem: Problem, share: int) -> tuple[int, ...]:
+    """What is pinned, what the number of micro-batches of an imported schedule asks for, or else several."""
+    imported = imported_schedule(problem.pinned)
+    if problem.pinned.micro_batch is not None:
+        return (problem.pinned.micro_batch,)
+    return microbatch_sizes(share) if imported is None else (-(-share // imported.num_microbatches),)
+
+
+@functools.lru_cache(maxsize=1024)
+def microbatch_sizes(share: int) -> tuple[int, ...]:
+    """The sizes of micro-batches that are looked at for ``share`` sequences, ascending.
+
+    Those that divide them; and others where no size is within a factor of 1.5, whose last micro-batch is smaller. Of
+    all sizes with the same number of micro-batches the smallest leaves the largest for the last. 37 sequences may be 37
+    or 1 at a time, or 2, 4, 7 or 13. Divisors of 8 or 12 leave no such gaps.
+    """
+    known = divisors(share)
+    sizes = [1]
+    for high in known[1:]:
+        while 3 * (size := _next_size(share, 3 * sizes[-1] // 2 + 1)) < 2 * high:
+            sizes.append(size)
+        sizes.append(high)
+    return tuple(sizes)
+
+
+def _next_size(share: int, least: int) -> int:
+    """The smallest size from ``least`` on that is the smallest of its number of micro-batches."""
+    count = -(-share // least)
+    size = -(-share // count)
+    return size if size >= least else -(-share // (count - 1))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Program, SlotSizes
 from penstock.core.schedule import Schedule
 from penstock.core.units import MEBIBYTE, format_bytes
-from penstock.planner.lowering import NO_TRANSIENTS, Transients, lower, slot_sizes
+from penstock.planner.lowering import NO_TRANSIENTS, Remainder, Transients, lower, slot_sizes
 from penstock.planner.schedules.registry import from_spec
 
 
@@ -26,6 +26,7 @@ def schedule_of(plan: Plan) -> Schedule:
         num_microbatches=plan.num_microbatches,
         num_slices=len(plan.slices),
         num_stages=len(plan.stages),
+        num_remainder_slices=len(plan.remainder_slices),
     )
 
 
@@ -65,8 +66,9 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         )
     program = lower(
         schedule,
-        _sizes(plan),
+        _sizes(plan, plan.microbatch),
         slices=plan.slices,
+        remainder=Remainder(_sizes(plan, plan.remainder), plan.remainder_slices) if plan.remainder else None,
         receive_ahead=plan.receive_ahead,
         late_receives=plan.late_receives,
         dp=plan.dp > 1,
@@ -93,7 +95,8 @@ def prove_plan(
     """Prove that the plan's Program runs, with the slots that its model needs, within the limits of its ranks."""
     prove(
         program,
-        sizes=_sizes(plan),
+        sizes=_sizes(plan, plan.microbatch),
+        remainder_sizes=_sizes(plan, plan.remainder),
         num_units=_num_units(plan),
         memory_limit_bytes=memory_limit_bytes,
         num_places=num_places,
@@ -106,8 +109,8 @@ def bytes_beside_slots(plan: Plan) -> list[int]:
     return [] if told is None else [a - b for a, b in zip(told.peak_bytes, told.slot_bytes, strict=True)]
 
 
-def _sizes(plan: Plan) -> SlotSizes:
-    return slot_sizes(plan.model, plan.precision, plan.stages, plan.microbatch, plan.tp)
+def _sizes(plan: Plan, microbatch: int) -> SlotSizes:
+    return slot_sizes(plan.model, plan.precision, plan.stages, microbatch, plan.tp)
 
 
 def _num_units(plan: Plan) -> list[int]:
@@ -133,8 +136,16 @@ def require_places(schedule: Schedule, receive_ahead: int, num_places: int, wher
     borders = {(a, b) for a, b in pairwise(schedule.stage_ranks) if a != b}
     if 2 * max(Counter(chain.from_iterable(borders)).values(), default=0) <= num_places:
         return
-    slices = (1,) * schedule.num_slices
-    program = lower(schedule, _equal_bytes, slices=slices, receive_ahead=receive_ahead, late_receives=True, dp=False)
+    slices, last = ((1,) * count for count in (schedule.num_slices, schedule.num_remainder_slices))
+    program = lower(
+        schedule,
+        _equal_bytes,
+        slices=slices,
+        remainder=Remainder(_equal_bytes, last) if last else None,
+        receive_ahead=receive_ahead,
+        late_receives=True,
+        dp=False,
+    )
     try:
         prove(program, num_places=num_places)
     except TooManyKernelsError as error:

@@ -63,5 +63,11 @@ def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
 
 def candidate_of(plan: Plan) -> Candidate:
     """The plan as the search saw it."""
-    mesh = Mesh(dp=plan.dp, tp=plan.tp, pp=plan.pp, microbatch=plan.microbatch, num_microbatches=plan.num_microbatches)
-    return Candidate(mesh=mesh, stages=plan.stages, slices=plan.slices, schedule=plan.schedule)
+    degrees = {"dp": plan.dp, "tp": plan.tp, "pp": plan.pp}
+    return Candidate(
+        mesh=Mesh.of_share(**degrees, microbatch=plan.microbatch, share=plan.num_sequences),
+        stages=plan.stages,
+        slices=plan.slices,
+        schedule=plan.schedule,
+        remainder_slices=plan.remainder_slices,
+    )

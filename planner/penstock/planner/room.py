@@ -35,7 +35,7 @@ from penstock.planner.schedules.variants import one_by_one
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
 from penstock.planner.stages import MemoryShortage, StagesProblem, best_partitions
-from penstock.planner.tables import stage_memory, static_bytes, unit_bytes
+from penstock.planner.tables import remainder_shape, stage_memory, static_bytes, unit_bytes
 from penstock.planner.work import Floats
 
 MOST_CORRECTIONS = 4
@@ -73,9 +73,10 @@ class Room:
             yield balanced  # only its simulation tells what it holds
             return
         name, enough = str(balanced.schedule), enough_microbatches(balanced, self.receive_ahead)
-        walks = [self._walk(balanced, each, enough) for each in STANDS_FOR.get(name, (name,))]
+        own = len(balanced.remainder_slices)
+        walks = [self._walk(balanced, each, enough, own) for each in STANDS_FOR.get(name, (name,))]
         if name in STANDS_FOR:
-            walks.append(self._walk(balanced, name, 1))
+            walks.append(self._walk(balanced, name, 1, 0))
         seen = set[Stages]()
         for walk in walks:
             found = self._fitted(balanced, walk)
@@ -85,8 +86,8 @@ class Room:
                 seen.add(found.stages)
                 yield found
 
-    def _walk(self, shape: Candidate, name: str, num_microbatches: int) -> Walk:
-        key = (name, shape.mesh.pp, num_microbatches, len(shape.slices), len(shape.stages))
+    def _walk(self, shape: Candidate, name: str, num_microbatches: int, num_remainder_slices: int) -> Walk:
+        key = (name, shape.mesh.pp, num_microbatches, len(shape.slices), len(shape.stages), num_remainder_slices)
         if key not in self._walks:
             generator = find(name)
             inputs = ScheduleInputs(
@@ -96,7 +97,7 @@ class Room:
                 stages_per_rank=generator.per_rank(shape.mesh.pp, len(shape.stages)),
             )
             order = one_by_one(inputs, generator.place) if name in STANDS_FOR else generator.generate(inputs)
-            late = self.problem.late_receives
+            order, late = order.with_remainder(num_remainder_slices), self.problem.late_receives
             self._walks[key] = Walk.of(order, self.receive_ahead, late_receives=late)
         return self._walks[key]
 
@@ -133,7 +134,8 @@ class Room:
         owners = stage_ranks(str(candidate.schedule), candidate.mesh.pp, len(candidate.stages))
         sizes = stage_memory(self.problem, candidate).slot_bytes
         always = np.array(static_bytes(self.problem, candidate, owners))
-        return always, walk.high_water_bytes(sizes, candidate.slices)
+        remainder = remainder_shape(self.problem, candidate) if walk.order.num_remainder_slices else None
+        return always, walk.high_water_bytes(sizes, candidate.slices, remainder=remainder)
 
     def _per_rank(self, candidate: Candidate, of_kinds: Integers) -> Integers:
         """[ranks]: the sum of what units of each kind take over all units of the rank."""
@@ -206,8 +208,9 @@ def _ranges(lengths: Integers, parity: int, num_units: int) -> Stages:
 
 def enough_microbatches(shape: Candidate, receive_ahead: int) -> int:
     """So many hold as much at once as all do: 1F1B's warm-up and ZB-H1's late weight gradients are over by then, and
-    as many receives are posted as ever.
+    as many receives are posted as ever. A smaller last one comes on top.
     """
     if shape.schedule == "gpipe":
         return shape.mesh.num_microbatches
-    return min(shape.mesh.num_microbatches, (2 * len(shape.stages) + receive_ahead) // len(shape.slices) + 3)
+    enough = (2 * len(shape.stages) + receive_ahead) // len(shape.slices) + 3
+    return min(shape.mesh.num_microbatches, enough + (shape.mesh.remainder > 0))

@@ -22,9 +22,17 @@ from penstock.planner.work import Floats, Lengths, Work
 
 Integers = npt.NDArray[np.int64]
 Stages = tuple[tuple[int, int], ...]
+Slices = tuple[int, ...]
+"""Lengths in tokens, first to last."""
 
 UNIT_KINDS = tuple(UnitKind)
 PASSES = (Kind.F, Kind.I, Kind.W)
+
+
+def equal_slices(sequence_length: int, count: int) -> Slices:
+    """``count`` lengths that differ by at most one token, longest first."""
+    short, longer = divmod(sequence_length, count)
+    return (short + 1,) * longer + (short,) * (count - longer)
 
 
 def prefixes(slices: Sequence[int]) -> Integers:
@@ -118,6 +126,16 @@ def stage_costs(units: UnitTable, model: ModelSpec, stages: Stages) -> StageCost
     together = counts @ (units.seconds * units.slowdown) + units.overhead_seconds
     factor = np.divide(together, base, out=np.ones_like(base), where=base > 0)
     return StageCosts(alone_ns=whole_nanoseconds(base), slowdown_ppm=np.rint(1_000_000 * factor).astype(np.int64))
+
+
+def joined(tables: Sequence[StageCosts]) -> StageCosts:
+    """The slices of all tables, one table after the other."""
+    if len(tables) == 1:
+        return tables[0]
+    return StageCosts(
+        alone_ns=np.concatenate([each.alone_ns for each in tables], axis=2),
+        slowdown_ppm=np.concatenate([each.slowdown_ppm for each in tables], axis=2),
+    )
 
 
 def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:

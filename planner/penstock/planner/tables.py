@@ -20,7 +20,8 @@ from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
-from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, unit_counts
+from penstock.planner.simulate.memory import Shape
+from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, unit_counts
 from penstock.planner.work import Floats
 
 Flags = npt.NDArray[np.bool_]
@@ -39,6 +40,14 @@ def devices_in_order(mesh: Mesh) -> tuple[int, ...]:
 def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:
     """The byte arithmetic of its stages."""
     return memory_of(problem, candidate.stages, candidate.mesh.microbatch, candidate.mesh.tp)
+
+
+def remainder_shape(problem: Problem, candidate: Candidate) -> Shape | None:
+    """The slots and slices of its smaller last micro-batch, if it has one."""
+    mesh = candidate.mesh
+    if not mesh.remainder:
+        return None
+    return memory_of(problem, candidate.stages, mesh.remainder, mesh.tp).slot_bytes, candidate.remainder_slices
 
 
 def memory_of(problem: Problem, stages: Stages, batch: int, tp: int) -> StageMemory:
@@ -80,14 +89,20 @@ def simulation_costs(
         remade_ns=remade,
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
         has_barrier=problem.software.optimizer_barrier,
+        num_remainder_slices=len(candidate.remainder_slices),
     )
 
 
 def _recomputation(problem: Problem, candidate: Candidate) -> tuple[Integers, ...]:
     """`Costs.remade_ns` of every stage."""
     cost, mesh = problem.cost_of(candidate.mesh.tp), candidate.mesh
-    shape = (candidate.slices, mesh.microbatch)
-    return tuple(remake_until_ns(cost, problem.model, stage, *shape) for stage in candidate.stages)
+    shapes = [(candidate.slices, mesh.microbatch)]
+    if mesh.remainder:
+        shapes.append((candidate.remainder_slices, mesh.remainder))
+    return tuple(
+        np.concatenate([remake_until_ns(cost, problem.model, stage, *shape) for shape in shapes], axis=1)
+        for stage in candidate.stages
+    )
 
 
 def _exchanged(compute: Integers, transfers: Integers) -> tuple[Integers, Integers]:
@@ -113,8 +128,10 @@ def transfer_table(
 ) -> Integers:
     """[direction, stage, slice]: latency + bytes / bandwidth of every message, over the slowest replica's links."""
     mesh = candidate.mesh
-    width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
-    sizes = np.array(candidate.slices) * width
+    width = problem.model.hidden * problem.precision.compute_bytes
+    tokens = [mesh.microbatch * length for length in candidate.slices]
+    tokens += [mesh.remainder * length for length in candidate.remainder_slices]
+    sizes = np.array(tokens) * width
     of_stages = np.reshape(devices, (mesh.dp, mesh.pp))[:, list(stage_ranks)]
     earlier, later = of_stages[:, :-1], of_stages[:, 1:]
     table = np.zeros((2, len(stage_ranks), len(sizes)), dtype=np.int64)
@@ -253,10 +270,18 @@ def action_transients(problem: Problem, candidate: Candidate) -> Transients:
     return {(kind, *place): int(size) for kind, table in tables.items() for place, size in np.ndenumerate(table)}
 
 
-def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
-    """[stages, F I W, slices]: the most bytes that one of the stage's units takes beyond its slots; they take turns."""
+def unit_tables(problem: Problem, candidate: Candidate) -> list[UnitTable]:
+    """What units take of each slice of a micro-batch, and then of a smaller last one."""
     mesh = candidate.mesh
-    of_units = problem.units(mesh.tp, mesh.microbatch, candidate.slices).transient_bytes
+    tables = [problem.units(mesh.tp, mesh.microbatch, candidate.slices)]
+    if mesh.remainder:
+        tables.append(problem.units(mesh.tp, mesh.remainder, candidate.remainder_slices))
+    return tables
+
+
+def _stage_transients(problem: Problem, candidate: Candidate) -> Integers:
+    """[stages, F I W, columns]: the most bytes that a unit of the stage takes beyond its slots; they take turns."""
+    of_units = np.concatenate([table.transient_bytes for table in unit_tables(problem, candidate)], axis=2)
     owned = unit_counts(problem.model, candidate.stages) > 0
     largest: Integers = np.where(owned[:, :, None, None], of_units, 0).max(axis=1)
     return largest

@@ -39,7 +39,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.problem import Problem, problem_from_cluster
+from penstock.planner.problem import Mesh, Problem, problem_from_cluster
 from penstock.planner.replay import candidate_of, placement_of
 from penstock.planner.schedules.registry import BUILT_IN
 from penstock.planner.search import Reporter
@@ -228,13 +228,21 @@ def _same_plan(plan: Plan, name: str, changed: Changed | None, refusal: str) -> 
 
 def _in_changed(plan: Plan, spec: JobSpec) -> Candidate | None:
     candidate = candidate_of(plan)
-    count = spec.training.global_batch // (plan.dp * plan.microbatch)
-    if count == plan.num_microbatches:
+    if spec.training.global_batch == plan.global_batch:
         return candidate
     if plan.schedule.generator not in BUILT_IN:
         return None
-    mesh = dataclasses.replace(candidate.mesh, num_microbatches=count)
-    return dataclasses.replace(candidate, mesh=mesh, schedule=plan.schedule.generator)
+    degrees, share = {"dp": plan.dp, "tp": plan.tp, "pp": plan.pp}, spec.training.global_batch // plan.dp
+    mesh = Mesh.of_share(**degrees, microbatch=plan.microbatch, share=share)
+    own = _fitting_slices(candidate, mesh.remainder)
+    return dataclasses.replace(candidate, mesh=mesh, schedule=plan.schedule.generator, remainder_slices=own)
+
+
+def _fitting_slices(candidate: Candidate, remainder: int) -> tuple[int, ...]:
+    """Slices of a last micro-batch of so many sequences: its own, or where it has more by then those of the others."""
+    if not remainder:
+        return ()
+    return candidate.remainder_slices if remainder <= candidate.mesh.remainder else candidate.slices
 
 
 def _searched(

@@ -20,15 +20,7 @@ CPU = torch.device("cpu")
 
 
 def make_arena(plan: Plan, program: RankProgram) -> Arena:
-    return Arena(
-        program,
-        model=plan.model,
-        precision=plan.precision,
-        stages=plan.stages,
-        slices=plan.slices,
-        microbatch=plan.microbatch,
-        device=CPU,
-    )
+    return Arena(program, plan, CPU)
 
 
 @pytest.fixture(params=[(Family.LLAMA, Precision.FP64), (Family.GPT2, Precision.BF16)])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import RunError
-from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
-from penstock.core.model import ModelSpec
+from penstock.core.layout import SlotKind, stage_slot_bytes
+from penstock.core.plan import Plan
 from penstock.core.program import RankProgram, Slot
 from penstock.trainer.units.views import slot_views
 
@@ -23,35 +23,24 @@ SlotTensors = Mapping[int, Mapping[str, Tensor]]
 class Arena:
     """``program.arena_bytes`` on ``device``, committed at once, so that no step pays for a first touch.
 
-    ``stages`` are the ranges [first, stop) of units of all stages, ``slices`` the lengths in tokens, ``microbatch`` the
-    sequences of a micro-batch. Raises `RunError` if a slot's bytes are not the layout's: another Program or model.
+    Raises `RunError` if a slot's bytes are not those of the ``plan``'s layout: it is of another Program or model.
     """
 
-    def __init__(
-        self,
-        program: RankProgram,
-        *,
-        model: ModelSpec,
-        precision: Precision,
-        stages: Sequence[tuple[int, int]],
-        slices: Sequence[int],
-        microbatch: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, program: RankProgram, plan: Plan, device: torch.device) -> None:
         self._memory = torch.empty(program.arena_bytes, dtype=torch.uint8, device=device).fill_(0)
-        self._model, self._precision = model, precision
-        self._stages, self._slices, self._microbatch = stages, slices, microbatch
+        self._plan = plan
         self.slots = program.slots
         self._tensors = [self._carve(slot) for slot in program.slots]
 
     def _carve(self, slot: Slot) -> SlotTensors:
-        first, stop = self._stages[slot.stage]
-        tokens = sum(self._slices) if slot.kind in _WHOLE_SEQUENCE else self._slices[slot.slice or 0]
-        needed = stage_slot_bytes(self._model, self._precision, first, stop, slot.kind, self._microbatch, tokens)
+        plan, slices = self._plan, self._plan.slices_of(slot.microbatch)
+        tokens = sum(slices) if slot.kind in _WHOLE_SEQUENCE else slices[slot.slice or 0]
+        shape = (*plan.stages[slot.stage], slot.kind, plan.size_of(slot.microbatch), tokens)
+        needed = stage_slot_bytes(plan.model, plan.precision, *shape)
         if slot.num_bytes != needed:
             raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed}")
         memory = self._memory[slot.offset : slot.offset + slot.num_bytes]
-        return slot_views(memory, self._model, self._precision, first, stop, slot.kind, self._microbatch, tokens)
+        return slot_views(memory, plan.model, plan.precision, *shape)
 
     def tensors(self, index: int) -> SlotTensors:
         """The tensors of the rank's slot ``index``."""

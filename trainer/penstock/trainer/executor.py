@@ -1,13 +1,12 @@
 """What the compute actions of one rank do: they call stages on the arena's tensors.
 
-Shape letters: M micro-batches, B sequences of one, S tokens of a sequence, P slices.
+Shape letters: M micro-batches, B sequences of one, N sequences of all, S tokens of a sequence, P slices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,9 +30,9 @@ CPU = torch.device("cpu")
 class StageExecutor:
     """`penstock.trainer.interpreter.Executor` on real tensors.
 
-    ``stages`` holds this rank's stages by number. Tokens and labels of the step stand in ``token_ids_MBS`` and
-    ``labels_MBS``, summed losses of every slice in ``losses_MP``: places that never move, so that operations are
-    bound to them once. ``poison`` fills freed slots with NaN.
+    ``stages`` holds this rank's stages by number. Tokens and labels of the step stand in ``token_ids_NS`` and
+    ``labels_NS``, micro-batch after micro-batch, summed losses of every slice in ``losses_MP``: places that never move,
+    so that operations are bound to them once. ``poison`` fills freed slots with NaN.
     """
 
     def __init__(
@@ -48,33 +47,23 @@ class StageExecutor:
     ) -> None:
         self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
         self._slots = program.slots
-        self._arena = Arena(
-            program,
-            model=plan.model,
-            precision=plan.precision,
-            stages=plan.stages,
-            slices=plan.slices,
-            microbatch=plan.microbatch,
-            device=device,
-        )
+        self._arena = Arena(program, plan, device)
         self._scratch = self._make_scratch(program, device)
-        ends = list(accumulate(plan.slices))
-        self._ranges = [(end - length, end) for end, length in zip(ends, plan.slices, strict=True)]
-        batch = (plan.num_microbatches, plan.microbatch, plan.sequence_length)
-        self.token_ids_MBS = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.labels_MBS = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.losses_MP = torch.zeros(batch[0], len(plan.slices), dtype=torch.float64, device=device)
+        batch = (plan.num_sequences, plan.sequence_length)
+        self.token_ids_NS = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.labels_NS = torch.zeros(batch, dtype=torch.int64, device=device)
+        losses = (plan.num_microbatches, len(plan.slices))
+        self.losses_MP = torch.zeros(losses, dtype=torch.float64, device=device)
         self.gradient_scale = 1.0
 
     def _make_scratch(self, program: RankProgram, device: torch.device) -> Tensor:
         """Memory for the forwards that leave nothing behind because a recompute follows."""
         plan = self._plan
-        lengths = [
-            plan.slices[instruction.action.slice or 0]
-            for instruction in program.instructions
-            if instruction.action.kind is Kind.R
+        cells = {_cell(each) for each in program.instructions if each.action.kind is Kind.R}
+        needed = [
+            scratch_bytes(plan.model, plan.precision, plan.size_of(microbatch), plan.slices_of(microbatch)[part])
+            for microbatch, part in cells
         ]
-        needed = [scratch_bytes(plan.model, plan.precision, plan.microbatch, length) for length in lengths]
         return torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
 
     def compute(self, instruction: Instruction) -> Operation:
@@ -86,12 +75,16 @@ class StageExecutor:
         return self._arena.message(slot)
 
     def warm_up(self, instructions: Sequence[Instruction]) -> None:
-        """Run the first action of every stage, kind, slice and part on whatever its slots hold: each shape once."""
-        first: dict[tuple[Kind, int, int | None, Part | None], Instruction] = {}
+        """Run the first action of every stage, kind, slice, part and size of micro-batches on whatever its slots hold:
+        each shape once.
+        """
+        first: dict[tuple[Kind, int, int, Part | None, bool], Instruction] = {}
         for instruction in instructions:
             action = instruction.action
             if action.kind in _COMPUTE:
-                first.setdefault((action.kind, action.stage, action.slice, action.part), instruction)
+                microbatch, part = _cell(instruction)
+                shape = (part, action.part, self._plan.is_remainder(microbatch))
+                first.setdefault((action.kind, action.stage, *shape), instruction)
         for instruction in first.values():
             self.compute(instruction)()
         self.losses_MP.zero_()
@@ -167,22 +160,32 @@ class StageExecutor:
 
     def _place(self, instruction: Instruction) -> tuple[Stage, SlotViews, tuple[int, int]]:
         """The stage, what the action may touch, and its tokens [start, stop)."""
-        _, part = _cell(instruction)
-        return self._stages[instruction.action.stage], self._views(instruction), self._ranges[part]
+        return self._stages[instruction.action.stage], self._views(instruction), self._range(instruction)
+
+    def _range(self, instruction: Instruction) -> tuple[int, int]:
+        microbatch, part = _cell(instruction)
+        slices = self._plan.slices_of(microbatch)
+        start = sum(slices[:part])
+        return start, start + slices[part]
+
+    def rows_of(self, microbatch: int) -> slice:
+        """Where the micro-batch's sequences are among those of all."""
+        start = microbatch * self._plan.microbatch
+        return slice(start, start + self._plan.size_of(microbatch))
 
     def _token_ids(self, instruction: Instruction) -> Tensor | None:
         """[B, n] for the first stage."""
-        microbatch, part = _cell(instruction)
-        start, stop = self._ranges[part]
         embeds = _has_embedding(self._stages[instruction.action.stage])
-        return self.token_ids_MBS[microbatch, :, start:stop] if embeds else None
+        return self._tokens_of(instruction, self.token_ids_NS) if embeds else None
 
     def _labels(self, instruction: Instruction) -> Tensor | None:
         """[B, n] for the last stage."""
-        microbatch, part = _cell(instruction)
-        start, stop = self._ranges[part]
         predicts = _has_head(self._stages[instruction.action.stage])
-        return self.labels_MBS[microbatch, :, start:stop] if predicts else None
+        return self._tokens_of(instruction, self.labels_NS) if predicts else None
+
+    def _tokens_of(self, instruction: Instruction, tokens_NS: Tensor) -> Tensor:
+        microbatch, _ = _cell(instruction)
+        return tokens_NS[self.rows_of(microbatch), slice(*self._range(instruction))]
 
     def _views(self, instruction: Instruction) -> dict[SlotKind, SlotTensors]:
         """What the action may touch, under the names by which its own stage knows it."""
@@ -199,14 +202,13 @@ class StageExecutor:
                 assert slot.kind is G_IN, f"{action} touches {slot} of another stage"
                 views[G_OUT] = {stage.first: {"g_out": self._arena.message(index)}}
         if action.kind is Kind.F and not views[A] and self._scratch.numel():
-            views |= self._scratch_views(stage, action.slice or 0)
+            views |= self._scratch_views(stage, *_cell(instruction))
         return views
 
-    def _scratch_views(self, stage: Stage, part: int) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
+    def _scratch_views(self, stage: Stage, microbatch: int, part: int) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
         plan = self._plan
-        return scratch_views(
-            self._scratch, plan.model, plan.precision, stage.first, stage.stop, plan.microbatch, plan.slices[part]
-        )
+        shape = (stage.first, stage.stop, plan.size_of(microbatch), plan.slices_of(microbatch)[part])
+        return scratch_views(self._scratch, plan.model, plan.precision, *shape)
 
 
 _COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], Operation]] = {

@@ -35,7 +35,7 @@ _FORWARD = frozenset({Kind.F, Kind.POST_RECV_F, Kind.WAIT_RECV_F, Kind.SEND_F, K
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """One replica's share of a step: token ids and shifted labels, int64 [num_microbatches x microbatch, S].
+    """One replica's share of a step: token ids and shifted labels, int64 [the plan's num_sequences, S].
 
     A label below 0 counts for nothing. ``num_valid_tokens``, at least one, counts the others over *all* replicas. The
     tensors stay as they are until the step's end: from pinned memory they are copied while the step goes on.
@@ -125,9 +125,8 @@ class Runtime:
         ``meanwhile`` is what the host does once everything was launched, while the device works. Raises `RunError`
         naming rank, step, action and channel when anything fails, a lost peer included.
         """
-        shape = self._executor.token_ids_MBS.shape
-        self._executor.token_ids_MBS.copy_(batch.token_ids.view(shape), non_blocking=True)
-        self._executor.labels_MBS.copy_(batch.labels.view(shape), non_blocking=True)
+        self._executor.token_ids_NS.copy_(batch.token_ids, non_blocking=True)
+        self._executor.labels_NS.copy_(batch.labels, non_blocking=True)
         self._executor.gradient_scale = 1.0 / batch.num_valid_tokens
         self._closing.begin(step, meanwhile)
         self._training.run(step, recorder)
@@ -181,8 +180,8 @@ class Runtime:
         self, forward: Interpreter, step: int, ids: Sequence[int], choose: Callable[[Tensor], int | None]
     ) -> int | None:
         """The token that follows ``ids``, on all ranks. It is shared on the host: no rank waits inside of a kernel."""
-        self._executor.token_ids_MBS[0].zero_()
-        self._executor.token_ids_MBS[0, 0, : len(ids)].copy_(torch.tensor(ids))
+        self._executor.token_ids_NS[self._executor.rows_of(0)].zero_()
+        self._executor.token_ids_NS[0, : len(ids)].copy_(torch.tensor(ids))
         self._sampling.begin(len(ids) - 1)
         forward.run(step)
         logits = self._sampling.logits
@@ -194,8 +193,9 @@ class Runtime:
     def _fill_first(self, token_ids_NS: Tensor, labels_NS: Tensor) -> None:
         """Micro-batch 0's tokens; missing sequences count for nothing."""
         missing = (0, 0, 0, self._plan.microbatch - len(token_ids_NS))
-        self._executor.token_ids_MBS[0].copy_(functional.pad(token_ids_NS, missing))
-        self._executor.labels_MBS[0].copy_(functional.pad(labels_NS, missing, value=_IGNORED))
+        first = self._executor.rows_of(0)
+        self._executor.token_ids_NS[first].copy_(functional.pad(token_ids_NS, missing))
+        self._executor.labels_NS[first].copy_(functional.pad(labels_NS, missing, value=_IGNORED))
 
 
 def _forward_of_first(program: RankProgram, num_slices: int | None = None) -> Iterator[tuple[int, Instruction]]:

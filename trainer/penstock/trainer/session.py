@@ -97,7 +97,7 @@ class Session:
 
     @property
     def _num_samples(self) -> int:
-        return self.plan.num_microbatches * self.plan.microbatch
+        return self.plan.num_sequences
 
     def _share(self, step: int) -> tuple[Ids, Ids]:
         return self._training.batch(step, self.mesh.replica(self.worker.rank) * self._num_samples, self._num_samples)

@@ -19,7 +19,7 @@ def stage_numbers(program: RankProgram) -> tuple[int, ...]:
 def build_stages(plan: Plan, program: RankProgram, *, device: torch.device, seed: int) -> dict[int, Stage]:
     """The rank's stages by number, freshly initialised, sharing one workspace: their actions run one at a time."""
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}
-    longest = plan.microbatch * max(plan.slices)
+    longest = max(plan.size_of(each) * max(plan.slices_of(each)) for each in (0, plan.num_microbatches - 1))
     needed = [workspace_bytes(plan.model, plan.precision, *units, longest) for units in ranges.values()]
     workspace = Workspace(max(needed), device)
     return {

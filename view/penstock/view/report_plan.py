@@ -8,7 +8,7 @@ from typing import Final
 from penstock.core.comparison import prediction_error
 from penstock.core.explanation import Trial, Variation
 from penstock.core.layout import num_parameters
-from penstock.core.plan import Alternative, Plan, Prediction, slices_text
+from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.speed import Speed, speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_count, format_seconds, to_seconds
@@ -43,12 +43,17 @@ def plan_facts(plan: Plan) -> Markup:
         {
             "mesh": " × ".join(mesh),
             "schedule": plan.schedule.generator,
-            "micro-batches": f"{plan.num_microbatches} of {format_count(plan.microbatch, 'sequence')}",
-            "slices": slices_text(plan.slices),
+            "micro-batches": _microbatches(plan),
+            "slices": plan.slices_text,
             "receive ahead": f"{plan.receive_ahead}{', posted late' if plan.late_receives else ''}",
             "precision": plan.precision.value,
         }
     )
+
+
+def _microbatches(plan: Plan) -> str:
+    sequences = f"{plan.num_alike} of {format_count(plan.microbatch, 'sequence')}"
+    return f"{sequences} and one of {plan.remainder}" if plan.remainder else sequences
 
 
 def model_text(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from penstock.api.pages.job_data import JobData
 from penstock.api.pages.listing import path_of
 from penstock.api.pages.shell import Page
 from penstock.core.curves import Curve
-from penstock.core.plan import Plan, Prediction, slices_text
+from penstock.core.plan import Plan, Prediction
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts
@@ -121,6 +121,11 @@ def _bubble(step: Timeline | Prediction | None) -> str:
     return NOTHING if step is None or step.bubble is None else step.bubble.text
 
 
+def _microbatches(plan: Plan) -> str:
+    last = f" and one of {plan.remainder}" if plan.remainder else ""
+    return f"{plan.num_alike} of {plan.microbatch}{last}"
+
+
 def _plan(tell: Callable[[Plan], str]) -> Callable[[JobData], str]:
     return lambda job: tell(job.report.plan) if job.report.plan else NOTHING
 
@@ -141,8 +146,8 @@ RESULTS: dict[str, Callable[[JobData], str]] = {
 PLANS: dict[str, Callable[[JobData], str]] = {
     "mesh": _plan(lambda plan: f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}"),
     "schedule": _plan(lambda plan: plan.schedule.generator or "imported"),
-    "micro-batches": _plan(lambda plan: f"{plan.num_microbatches} of {plan.microbatch}"),
-    "slices": _plan(lambda plan: slices_text(plan.slices)),
+    "micro-batches": _plan(_microbatches),
+    "slices": _plan(lambda plan: plan.slices_text),
     "stages": _plan(lambda plan: ", ".join(f"{stop - first}" for first, stop in plan.stages) + " units"),
     "plan": _plan(lambda plan: plan.digest[:12]),
 }

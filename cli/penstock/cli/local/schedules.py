@@ -11,7 +11,7 @@ from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Schedule, parse_schedule
 from penstock.core.units import format_count
-from penstock.planner.lowering import lower
+from penstock.planner.lowering import Remainder, lower
 from penstock.planner.order import to_schedule
 from penstock.planner.schedules.registry import find
 from penstock.view.text import schedule_text
@@ -31,7 +31,9 @@ def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: 
     else:
         order = find(name).of_shape(num_ranks=num_ranks, num_microbatches=num_microbatches, num_slices=num_slices)
         schedule = to_schedule(order)
-    prove(lower(schedule, _one_byte_each, slices=(1,) * schedule.num_slices, receive_ahead=2, dp=False))
+    slices, last = ((1,) * count for count in (schedule.num_slices, schedule.num_remainder_slices))
+    remainder = Remainder(_one_byte_each, last) if last else None
+    prove(lower(schedule, _one_byte_each, slices=slices, remainder=remainder, receive_ahead=2, dp=False))
     return schedule
 
 
@@ -42,10 +44,11 @@ def _one_byte_each(kind: SlotKind, stage: int, tokens: int) -> int:
 
 def schedule_lines(schedule: Schedule) -> list[RenderableType]:
     """The grid, and what the letters mean."""
+    last = schedule.num_remainder_slices
     heading = (
         f"{format_count(len(schedule.ranks), 'rank')}, {format_count(schedule.num_stages, 'stage')}, "
-        f"{format_count(schedule.num_microbatches, 'micro-batch', 'micro-batches')} of "
-        f"{format_count(schedule.num_slices, 'slice')}"
+        f"{format_count(schedule.num_microbatches - (last > 0), 'micro-batch', 'micro-batches')} of "
+        f"{format_count(schedule.num_slices, 'slice')}" + (f" and one of {last}" if last else "")
     )
     legend = "F forward, B backward, I input gradient, W weight gradient; 1F3.2: stage 1, micro-batch 3, slice 2"
     return [heading, "", schedule_text(schedule, width=terminal_width()), "", legend]

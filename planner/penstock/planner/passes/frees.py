@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.core.program import Instruction
 from penstock.core.schedule import Action, Kind
@@ -13,9 +13,15 @@ Life = tuple[int, int]
 
 
 def add_frees(
-    drafts: Sequence[Draft], num_slots: int, transients: Mapping[tuple[Kind, int, int], int]
+    drafts: Sequence[Draft],
+    num_slots: int,
+    transients: Mapping[tuple[Kind, int, int], int],
+    column_of: Callable[[Action], int],
 ) -> tuple[tuple[Instruction, ...], list[Life]]:
-    """The rank's instructions, with acquisitions and FREEs, and the lives of its slots."""
+    """The rank's instructions, with acquisitions and FREEs, and the lives of its slots.
+
+    ``transients`` are by kind, stage and the action's column.
+    """
     last_use = _last_use(drafts, num_slots)
     instructions: list[Instruction] = []
     starts: list[int] = []
@@ -24,7 +30,7 @@ def add_frees(
         touched = dict.fromkeys(draft.reads + draft.writes + draft.releases)
         born = tuple([index for index in touched if index >= len(starts)])
         starts += [len(instructions)] * len(born)
-        instructions.append(_instruction(draft, born, transients))
+        instructions.append(_instruction(draft, born, _transient_bytes(draft.action, transients, column_of)))
         ended = tuple([index for index in touched if last_use[index] == at])
         if ended:
             for index in ended:
@@ -41,16 +47,21 @@ def _last_use(drafts: Sequence[Draft], num_slots: int) -> list[int]:
     return last_use
 
 
-def _instruction(draft: Draft, born: tuple[int, ...], transients: Mapping[tuple[Kind, int, int], int]) -> Instruction:
-    action = draft.action
+def _transient_bytes(
+    action: Action, transients: Mapping[tuple[Kind, int, int], int], column_of: Callable[[Action], int]
+) -> int:
+    return transients.get((action.kind, action.stage, column_of(action)), 0)
+
+
+def _instruction(draft: Draft, born: tuple[int, ...], transient_bytes: int) -> Instruction:
     return Instruction(
-        action,
+        draft.action,
         acquires=born,
         reads=draft.reads,
         writes=draft.writes,
         channel=draft.channel,
         sequence=draft.sequence,
-        transient_bytes=transients.get((action.kind, action.stage, action.slice or 0), 0),
+        transient_bytes=transient_bytes,
     )
 
 

@@ -89,8 +89,7 @@ def _check_complete(schedule: Schedule, rows: Sequence[Sequence[Action]], counts
     empty = [rank for rank, row in enumerate(rows) if not row]
     if empty:
         raise UserError(what="has no actions", where=f"schedule, rank {empty[0]}", remedy="leave the rank out")
-    cells = product(range(schedule.num_stages), range(schedule.num_microbatches), range(schedule.num_slices))
-    for cell in cells:
+    for cell in _cells(schedule):
         for kind in (Kind.F, Kind.R, Kind.I, Kind.W):
             count = counts[kind, *cell]
             if count > 1 or (count == 0 and kind is not Kind.R):
@@ -99,6 +98,12 @@ def _check_complete(schedule: Schedule, rows: Sequence[Sequence[Action]], counts
                     where=f"schedule, rank {schedule.stage_ranks[cell[0]]}",
                     remedy="give every stage, micro-batch and slice one F and either one B or one I and one W",
                 )
+
+
+def _cells(schedule: Schedule) -> Iterator[Cell]:
+    for stage, microbatch in product(range(schedule.num_stages), range(schedule.num_microbatches)):
+        for part in range(schedule.num_slices_of(microbatch)):
+            yield stage, microbatch, part
 
 
 def _name(work: Work) -> str:
@@ -121,7 +126,7 @@ class _Rounds:
         self.num_units = num_units
         self.stage_ranks = schedule.stage_ranks
         self.last_stage = schedule.num_stages - 1
-        self.last_slice = schedule.num_slices - 1
+        self.num_slices_of = schedule.num_slices_of
         self.done: dict[Work, int] = {}
         self.rounds: list[list[int]] = [[] for _ in rows]
 
@@ -174,7 +179,7 @@ class _Rounds:
         else:
             recomputed = (stage, microbatch, part) in self.recomputed
             yield Kind.R if recomputed else Kind.F, stage, microbatch, part
-            if part < self.last_slice:
+            if part < self.num_slices_of(microbatch) - 1:
                 yield Kind.I, stage, microbatch, part + 1
             if stage < self.last_stage:
                 yield Kind.I, stage + 1, microbatch, part

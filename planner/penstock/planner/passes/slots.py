@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from penstock.core.layout import SlotKind
 from penstock.core.roles import G_IN, G_OUT, Cell, Place, Roles, SlotName, X, Y
@@ -15,8 +15,8 @@ _AWAITED = {Kind.WAIT_SEND_F: Y, Kind.WAIT_SEND_B: G_OUT}
 _POSTED = {Kind.POST_RECV_F: X, Kind.POST_RECV_B: G_IN}
 
 
-def add_slots(drafts: Iterable[Draft], roles: Roles, recomputed: Set[Cell]) -> tuple[SlotName, ...]:
-    """Fill in the slots that every draft of one rank touches; the slots' names.
+def add_slots(drafts: Iterable[Draft], roles_of: Callable[[int], Roles], recomputed: Set[Cell]) -> tuple[SlotName, ...]:
+    """Fill in the slots that every draft of one rank touches, by the roles of its micro-batch; the slots' names.
 
     A SEND reads its slot and the WAIT_SEND releases it; a POST_RECV writes its slot, which the consumer then reads.
     """
@@ -25,7 +25,7 @@ def add_slots(drafts: Iterable[Draft], roles: Roles, recomputed: Set[Cell]) -> t
         action = draft.action
         if action.kind in COMPUTE_KINDS:
             stage, microbatch, part = cell = cell_of(action)
-            touched = roles.touched(action.kind, stage, part, cell in recomputed, action.resumes)
+            touched = roles_of(microbatch).touched(action.kind, stage, part, cell in recomputed, action.resumes)
             draft.reads = slots.numbers_of(touched.reads, microbatch)
             draft.writes = slots.numbers_of(touched.writes, microbatch)
         elif action.kind in _SENT:

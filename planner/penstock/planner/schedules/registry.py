@@ -118,14 +118,20 @@ def order_from_spec(
     num_microbatches: int,
     num_slices: int,
     num_stages: int | None = None,
+    num_remainder_slices: int = 0,
 ) -> Order:
-    """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default as many as is usual."""
+    """The schedule of a recipe, as arrays; ``num_stages`` are the plan's, by default as many as is usual.
+
+    A recipe is for micro-batches that are alike. The last one keeps ``num_remainder_slices``, unless that is 0.
+    """
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
-        return from_schedule(imported(spec, **shape))
-    if spec.text:
-        return replay(spec.text, **shape)
-    return find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
+        order = from_schedule(imported(spec, **shape))
+    elif spec.text:
+        order = replay(spec.text, **shape)
+    else:
+        order = find(spec.generator, spec.version).of_shape(**shape, num_stages=num_stages)
+    return order.with_remainder(num_remainder_slices)
 
 
 def from_spec(
@@ -135,9 +141,10 @@ def from_spec(
     num_microbatches: int,
     num_slices: int,
     num_stages: int | None = None,
+    num_remainder_slices: int = 0,
 ) -> Schedule:
     """The schedule of a recipe, as objects: equal on every rank that asks."""
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
-        return imported(spec, **shape)
-    return to_schedule(order_from_spec(spec, **shape, num_stages=num_stages))
+        return imported(spec, **shape).with_remainder(num_remainder_slices)
+    return to_schedule(order_from_spec(spec, **shape, num_stages=num_stages, num_remainder_slices=num_remainder_slices))

@@ -119,6 +119,8 @@ def simulate_linked(
     """The times of one step of a linked order; the trace goes into ``linked.actions`` if that has columns for it."""
     if costs.num_stages != order.num_stages or costs.num_ranks != order.num_ranks:
         raise ValueError(f"costs of {costs.num_stages} stages on {costs.num_ranks} ranks for {order.num_stages} stages")
+    if costs.num_remainder_slices != order.num_remainder_slices:
+        raise ValueError(f"costs of {costs.num_remainder_slices} slices at the end for {order.num_remainder_slices}")
     _fill_costs(linked.actions, order, costs)
     cells = _cells(order, linked, costs)
     stages = slice(len(cells) - order.num_stages, None)
@@ -169,11 +171,11 @@ def _deadlock(order: Order, index: int) -> UserError:
 
 
 def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
-    part = (order.stages, order.slices)
+    part = (order.stages, order.columns)
     actions[:, kernel.WORK] = costs.compute_ns[order.kinds, *part]
     if order.parts is not None:
         for index in np.flatnonzero(order.parts[:, 1]).tolist():
-            place = (int(order.stages[index]), int(order.slices[index]))
+            place = (int(part[0][index]), int(part[1][index]))
             actions[index, kernel.WORK] = costs.part_ns(*place, *order.parts[index].tolist())
     actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
     actions[:, kernel.SENDS_NS] = costs.transfer_ns[DIRECTIONS[order.kinds], *part]

@@ -7,7 +7,8 @@ For every rank, three chains that any legal order contains:
     one micro-batch's slices all come down to the last stage, its last slice's gradient comes back, then the rank does
     all its I and W.
 
-(Slice 0 is always the first forward and the last gradient of a micro-batch.) Contention, cards, posted receives and
+(Slice 0 is always the first forward and the last gradient of a micro-batch; of micro-batches that differ, those chains
+count that take the least.) Contention, cards, posted receives and
 transport instructions only add to these. Without a barrier at the end of steps, only a rank's own work is sure to be
 part of its span.
 """
@@ -44,12 +45,16 @@ def lower_bound_ns(
     owners = np.asarray(stage_ranks)
     crosses = (owners[1:] != owners[:-1])[:, None]
     down, up = costs.transfer_ns[TO_NEXT, :-1] * crosses, costs.transfer_ns[TO_PREVIOUS, 1:] * crosses
-    fill = _before(forward[:-1, 0] + down[:, 0])
-    drain = _before(gradient[:-1, 0] + up[:, 0]) + weight[0, 0]
-    turn = _turned(forward, gradient, down, up, fill)
-    busy = num_microbatches * _sums(owners, (forward + again + gradient + weight).sum(axis=1), costs.num_ranks)
-    exposed = num_microbatches * _sums(owners, (forward + again + gradient).sum(axis=1), costs.num_ranks)
-    owed = num_microbatches * _sums(owners, (gradient + weight).sum(axis=1), costs.num_ranks)
+    counts, sizes = costs.counts(num_microbatches), [slice(costs.num_slices)]
+    if costs.num_remainder_slices:
+        sizes.append(slice(costs.num_slices, None))
+    firsts = [each.start or 0 for each in sizes]
+    fill = np.minimum.reduce([_before(forward[:-1, at] + down[:, at]) for at in firsts])
+    drain = np.minimum.reduce([_before(gradient[:-1, at] + up[:, at]) + weight[0, at] for at in firsts])
+    turn = np.minimum.reduce([_turned(forward[:, at], gradient[:, at], down[:, at], up[:, at], fill) for at in sizes])
+    busy = _sums(owners, (forward + again + gradient + weight) @ counts, costs.num_ranks)
+    exposed = _sums(owners, (forward + again + gradient) @ counts, costs.num_ranks)
+    owed = _sums(owners, (gradient + weight) @ counts, costs.num_ranks)
     first, returned, drained = (_least(owners, each, costs.num_ranks) for each in (fill, turn, drain))
     finish = np.maximum(first + busy, returned + owed)
     finish[owners[0]] = max(finish[owners[0]], (first + exposed + drained).max())

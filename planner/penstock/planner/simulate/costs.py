@@ -71,6 +71,9 @@ class InstructionCosts:
 class Costs:
     """The cost of everything in a Program.
 
+    Tables have a column for every slice of a micro-batch, and behind these ``num_remainder_slices`` for those of a last
+    micro-batch that is smaller (`penstock.planner.order.Order.columns`).
+
     ``compute_ns`` [kind (`order.KINDS`), stage, slice] is the time of an action alone on its host, fixed overhead
     included; ``together_ppm``, of the same shape, how many times longer, in millionths, it takes while all ranks of the
     host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
@@ -94,6 +97,7 @@ class Costs:
     remade_ns: tuple[Nanoseconds, ...] = ()
     is_blocking: bool = False
     has_barrier: bool = True
+    num_remainder_slices: int = 0
 
     def __post_init__(self) -> None:
         shape = self.compute_ns.shape
@@ -108,12 +112,26 @@ class Costs:
         if max(self.compute_ns.max(), self.transfer_ns.max()) > MOST_NS:
             raise UserError(what="holds a time of over 1,000 seconds", where="costs", remedy="plan with more devices")
 
+    @property
+    def num_slices(self) -> int:
+        """Slices of a micro-batch, but for a smaller last one."""
+        return int(self.compute_ns.shape[2]) - self.num_remainder_slices
+
+    def counts(self, num_microbatches: int) -> Nanoseconds:
+        """[columns]: how often a step of so many micro-batches has the slice of each column."""
+        counts = np.full(self.compute_ns.shape[2], num_microbatches, dtype=np.int64)
+        if self.num_remainder_slices:
+            counts -= 1
+            counts[self.num_slices :] = 1
+        return counts
+
     def most_ns(self, num_microbatches: int) -> float:
         """What a step takes at most, everything one after another; a float, since 64 bits may not hold it."""
-        actions = self.compute_ns.sum(axis=(1, 2), dtype=np.float64) * self.together_ppm.max() / MILLION
+        counts = self.counts(num_microbatches).astype(np.float64)
+        actions = (self.compute_ns @ counts).sum(axis=1) * self.together_ppm.max() / MILLION
         summed = sum(self.reduce_ns.get(Group.DP, ()))
         ends = summed + sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
-        return num_microbatches * float(actions.sum() + self.transfer_ns.sum(dtype=np.float64)) + ends
+        return float(actions.sum() + (self.transfer_ns @ counts).sum()) + ends
 
     def part_ns(self, stage: int, slice_: int, first: int, stop: int) -> int:
         """An R of units [first, stop) of a stage; raises `UserError` for more units than it keeps something of."""

@@ -31,14 +31,17 @@ SlotBytes = Callable[[SlotKind, Sequence[int]], Ints]
 lengths in tokens.
 """
 
+Shape = tuple[SlotBytes, Sequence[int]]
+"""Of a last micro-batch that is smaller than the others: its slots' bytes, and the lengths of its slices in tokens."""
+
 Transients = Mapping[tuple[Kind, int, int], int]
-"""Bytes that an action needs only while it runs, by kind, stage and slice; nothing where not named."""
+"""Bytes that an action needs only while it runs, by kind, stage and column; nothing where not named."""
 
 # The kernel's `changes`: bytes acquired by an action, its transient bytes, bytes freed after it, and what it acquires
 # less where that is made again.
 ACQUIRED, TRANSIENT, FREED, REMADE = range(4)
 
-# Columns of its `codes`, `stops` and `messages`.
+# Columns of its `codes`, `stops` and `messages`; the slice is the column of tables (`penstock.planner.order.Order`).
 KIND, STAGE, SLICE = range(3)
 POSTS, WAITS = range(2)
 SENT_BY, POSTED_ON, AWAITED_ON = range(3)
@@ -69,7 +72,7 @@ class Walk:
         linked = link_order(order, receive_ahead, late_receives)
         return cls(
             order=order,
-            codes=np.stack([order.kinds, order.stages, order.slices], axis=1).astype(np.int32),
+            codes=np.stack([order.kinds, order.stages, order.columns], axis=1).astype(np.int32),
             stops=linked.actions[:, [STOP_POST, STOP_WAIT]].astype(np.int32),
             messages=linked.messages[:, [SENDER, POSTED, AWAITED]].astype(np.int32),
             first_messages=linked.first_messages,
@@ -78,10 +81,15 @@ class Walk:
         )
 
     def high_water_bytes(
-        self, sizes: SlotBytes, slices: Sequence[int], transients: Transients = MappingProxyType({})
+        self,
+        sizes: SlotBytes,
+        slices: Sequence[int],
+        transients: Transients = MappingProxyType({}),
+        *,
+        remainder: Shape | None = None,
     ) -> Ints:
         """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are in tokens."""
-        slots = _slot_table(self.order, sizes, slices)
+        slots = _slot_table(self.order, [(sizes, slices), *([] if remainder is None else [remainder])])
         peaks = np.zeros(self.order.num_ranks, dtype=np.int64)
         _walk(
             self.order.offsets,
@@ -107,12 +115,14 @@ def high_water_bytes(
     transients: Transients = MappingProxyType({}),
     *,
     late_receives: bool = False,
+    remainder: Shape | None = None,
 ) -> Ints:
     """Per rank, the most bytes of live slots and transients at one instruction; ``slices`` are lengths in tokens."""
-    return Walk.of(order, receive_ahead, late_receives=late_receives).high_water_bytes(sizes, slices, transients)
+    walk = Walk.of(order, receive_ahead, late_receives=late_receives)
+    return walk.high_water_bytes(sizes, slices, transients, remainder=remainder)
 
 
-def _slot_table(order: Order, sizes: SlotBytes, slices: Sequence[int]) -> dict[SlotKind, Ints]:
+def _slot_table(order: Order, shapes: Sequence[Shape]) -> dict[SlotKind, Ints]:
     """Bytes [stage, slice] of every kind of slot, ``kv`` and ``dkv`` alike for every slice; 0 where there is none."""
     last = order.num_stages - 1
     none_at = {
@@ -125,9 +135,10 @@ def _slot_table(order: Order, sizes: SlotBytes, slices: Sequence[int]) -> dict[S
     table = {}
     for slot in SlotKind:
         if slot in (SlotKind.KEYS_VALUES, SlotKind.KEYS_VALUES_GRADIENTS):
-            num_bytes = np.repeat(sizes(slot, [sum(slices)]), len(slices), axis=1)
+            tables = [np.repeat(sizes(slot, [sum(slices)]), len(slices), axis=1) for sizes, slices in shapes]
         else:
-            num_bytes = sizes(slot, slices).copy()
+            tables = [sizes(slot, slices) for sizes, slices in shapes]
+        num_bytes = np.concatenate(tables, axis=1)
         num_bytes[none_at.get(slot, [])] = 0
         table[slot] = num_bytes
     return table
@@ -171,24 +182,31 @@ def _compute_tables(order: Order, slots: Mapping[SlotKind, Ints]) -> tuple[Ints,
     output, gradient = np.where(crosses, sent, received)
     kept = slots[SlotKind.ACTIVATIONS] + slots[SlotKind.LINEAR_INPUTS]
     prefix, gradients = slots[SlotKind.KEYS_VALUES].copy(), slots[SlotKind.KEYS_VALUES_GRADIENTS].copy()
-    prefix[:, 1:] = 0
+    firsts, lasts = _ends(order)
+    prefix[:, np.setdiff1d(np.arange(order.num_columns), firsts)] = 0
     acquired = np.zeros((len(KINDS), *kept.shape), dtype=np.int64)
     freed = np.zeros_like(acquired)
     acquired[RECOMPUTE] = kept
     acquired[FORWARD] = kept + prefix + output + slots[SlotKind.HEAD_GRADIENT]
     acquired[INPUT_GRADIENT] = slots[SlotKind.OUTPUT_GRADIENTS] + gradient
-    acquired[INPUT_GRADIENT][:, -1] += gradients[:, -1]
+    acquired[INPUT_GRADIENT][:, lasts] += gradients[:, lasts]
     consumed = (SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT)
     freed[INPUT_GRADIENT] = prefix + sum(slots[slot] for slot in consumed)
-    freed[INPUT_GRADIENT][:, 0] += gradients[:, 0]
+    freed[INPUT_GRADIENT][:, firsts] += gradients[:, firsts]
     freed[WEIGHT_GRADIENT] = slots[SlotKind.LINEAR_INPUTS] + slots[SlotKind.OUTPUT_GRADIENTS]
     acquired[BACKWARD] = acquired[INPUT_GRADIENT]
     freed[BACKWARD] = freed[INPUT_GRADIENT] + freed[WEIGHT_GRADIENT]
     return acquired, freed
 
 
+def _ends(order: Order) -> tuple[list[int], list[int]]:
+    """The columns of first and of last slices."""
+    stops = [order.num_slices, *([order.num_columns] if order.num_remainder_slices else [])]
+    return [0, *stops[:-1]], [stop - 1 for stop in stops]
+
+
 def _transient_table(order: Order, transients: Transients) -> Ints:
-    table = np.zeros((len(KINDS), order.num_stages, order.num_slices), dtype=np.int64)
+    table = np.zeros((len(KINDS), order.num_stages, order.num_columns), dtype=np.int64)
     for (kind, stage, part), num_bytes in transients.items():
         table[KINDS.index(kind), stage, part] = num_bytes
     return table

@@ -5,6 +5,9 @@ long) decides all that follows. If its state at one time equals that at a later 
 nanoseconds, while every rank still has forwards to begin, then a step with P more micro-batches is the same step with
 that period once more, and its totals grow by what a period holds. So the result is exact, not an estimate.
 
+A last micro-batch that is smaller than the others is the last one of every step that is simulated, and what repeats
+itself comes before it.
+
 States are compared through what ranks did: all that happened between the oldest thing which still matters and the first
 time has to have happened again P micro-batches and L nanoseconds later.
 
@@ -67,7 +70,7 @@ def extrapolate(
     looked at, so the step of a plan is simulated in full in the end.
     """
     if first is None:
-        first = enough_to_repeat(costs.num_ranks, len(costs.compute_ns[0, 0]))
+        first = enough_to_repeat(costs.num_ranks, costs.num_slices)
         second = 2 * first
     else:
         first, second = first + 2 * multiple, first + 6 * multiple
@@ -158,10 +161,10 @@ class Cut:
 
 
 def _cut(order: Order, linked: Linked, period: int) -> Cut | None:
-    """The second time is when the first rank begins its last forward."""
+    """The second time is when the first rank begins its last forward, of those before a smaller last micro-batch."""
     start = linked.actions[:, kernel.START]
-    shift = np.diff(order.offsets) // order.num_microbatches * period
-    last_forwards = np.array([lo + np.flatnonzero(order.kinds[lo:hi] == FORWARD)[-1] for lo, hi in _spans(order)])
+    shift = np.diff(order.offsets) * order.num_slices // order.num_cells * period
+    last_forwards = np.array([lo + _last_forward(order, lo, hi) for lo, hi in _spans(order)])
     rank = int(start[last_forwards].argmin())
     first = int(last_forwards[rank] - shift[rank])
     time, length = int(start[first]), int(start[last_forwards[rank]] - start[first])
@@ -170,6 +173,13 @@ def _cut(order: Order, linked: Linked, period: int) -> Cut | None:
         return None
     places = at + 1 - order.offsets[:-1]
     return Cut(period=period, time_ns=time, length_ns=length, at=at, places=places, shift=shift)
+
+
+def _last_forward(order: Order, first: int, stop: int) -> int:
+    """The place of a rank's last forward before any action of a smaller last micro-batch."""
+    if order.num_remainder_slices:
+        stop = first + int((order.microbatches[first:stop] == order.num_microbatches - 1).argmax())
+    return int(np.flatnonzero(order.kinds[first:stop] == FORWARD)[-1])
 
 
 def _spans(order: Order) -> list[tuple[int, int]]:
@@ -191,7 +201,7 @@ def _repeats(order: Order, linked: Linked, receive_ahead: int, cut: Cut) -> bool
     again = once + np.repeat(cut.shift, lengths)
     rounds = actions[again, link.ROUND] - actions[once, link.ROUND]
     waits = actions[again, link.STOP_WAIT] - actions[once, link.STOP_WAIT]
-    of_channels = np.diff(linked.first_messages) // order.num_microbatches * cut.period
+    of_channels = np.diff(linked.first_messages) * order.num_slices // order.num_cells * cut.period
     num_sent = np.zeros(order.num_ranks, dtype=np.int64)
     np.add.at(num_sent, linked.channels.sources, of_channels)
     return (
@@ -316,7 +326,7 @@ def _transport(order: Order, linked: Linked, rank: int) -> tuple[_Places, _Place
             _Places(
                 channels=linked.messages[first:stop, channel],
                 counts=actions[:, count] - first,
-                num_per_microbatch=(stop - first) // order.num_microbatches,
+                num_per_microbatch=(stop - first) * order.num_slices // order.num_cells,
             )
         )
     return places[0], places[1]

@@ -62,6 +62,7 @@ def _schedule(program: Program) -> Schedule:
         num_stages=program.num_stages,
         num_microbatches=program.num_microbatches,
         num_slices=len(program.slice_capacities),
+        num_remainder_slices=len(program.remainder_capacities),
     )
 
 
