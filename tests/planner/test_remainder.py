@@ -176,30 +176,28 @@ def test_the_bound_of_a_candidate_is_no_longer_than_its_step(schedule: str) -> N
 @pytest.mark.parametrize("batch", [5, 7, 11, 13])
 def test_the_best_of_all_sizes_is_hardly_better(batch: int) -> None:
     """Every size of micro-batch pinned in turn: those that are not looked at are near one that is."""
-    pins = {"ranks": 4, "global_batch": batch, "sequence_length": 64}
-    free = decide(problem(**pins)).plan.prediction
-    assert free is not None
-    for size in range(1, batch + 1):
-        pinned = decide(problem(**pins, micro_batch=size)).plan.prediction
-        assert pinned is not None
-        assert free.step_seconds <= 1.03 * pinned.step_seconds
+    free = step_seconds(batch)
+    assert all(free <= 1.03 * step_seconds(batch, micro_batch=size) for size in range(1, batch + 1))
 
 
 @pytest.mark.parametrize("batch", [7, 11, 13])
 def test_a_prime_batch_is_nearly_as_good_per_sequence_as_the_next_smooth_one(batch: int) -> None:
-    smooth = {7: 8, 11: 12, 13: 16}[batch]
-    times = []
-    for count in (batch, smooth):
-        prediction = decide(problem(ranks=4, global_batch=count, sequence_length=64)).plan.prediction
-        assert prediction is not None
-        times.append(prediction.step_seconds)
-    assert times[0] <= times[1]
+    assert step_seconds(batch) <= step_seconds({7: 8, 11: 12, 13: 16}[batch])
+
+
+def step_seconds(batch: int, micro_batch: int | None = None) -> float:
+    """Of the plan for four ranks."""
+    asked = problem(ranks=4, global_batch=batch, sequence_length=64, micro_batch=micro_batch)
+    prediction = decide(asked).plan.prediction
+    assert prediction is not None
+    return prediction.step_seconds
 
 
 def test_steps_of_many_micro_batches_end_with_the_smaller_one() -> None:
     """A long step that is continued from short ones equals the one that is simulated in full."""
-    shape = {"dp": 1, "tp": 1, "pp": 4, "micro_batch": 4, "slices": 2}
-    asked = problem(ranks=4, global_batch=1202, sequence_length=64, schedule="1f1b", **shape)
+    asked = problem(
+        ranks=4, global_batch=1202, sequence_length=64, schedule="1f1b", dp=1, tp=1, pp=4, micro_batch=4, slices=2
+    )
     judge = Simulated(asked)
     mesh = Mesh.of_share(dp=1, tp=1, pp=4, microbatch=4, share=1202)
     decision = decide(asked, Budget(neighbours=0, moves=0))

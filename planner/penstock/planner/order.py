@@ -81,7 +81,9 @@ class Order:
         """int32 [actions]: the column of every action in such tables."""
         if not self.num_remainder_slices:
             return self.slices
-        return self.slices + self.num_slices * (self.microbatches == self.num_microbatches - 1).astype(np.int32)
+        is_last = (self.microbatches == self.num_microbatches - 1).astype(np.int32)
+        columns: Integers = self.slices + self.num_slices * is_last
+        return columns
 
     @property
     def num_cells(self) -> int:

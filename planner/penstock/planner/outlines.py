@@ -347,7 +347,8 @@ def _step_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats, r
     slices = times.work.counts
     f, i, w = times.totals / slices
     busy = f + i + w
-    num_slices, down = mesh.num_by_work * slices, hops.sum(axis=0)
+    num_slices: Floats = mesh.num_by_work * slices.astype(np.float64)
+    down = hops.sum(axis=0)
     seconds: Floats
     if schedule == "gpipe":
         seconds = num_slices * busy.max(axis=0) + _others(times.largest.sum(axis=0), busy) + 2 * down
@@ -399,7 +400,8 @@ def _virtual_seconds(times: _StageTimes, mesh: Mesh, schedule: str, hops: Floats
     np.add.at(busy, owners, f + i + w)
     np.add.at(under_way, owners, _from_here_on(f + i) + messages)
     period = under_way / np.maximum(per_rank * ((room - 1) * slices + 1), 1)
-    seconds: Floats = _steady_seconds(mesh.num_by_work * slices, busy, period, room * slices).max(axis=0)
+    num_slices: Floats = mesh.num_by_work * slices.astype(np.float64)
+    seconds: Floats = _steady_seconds(num_slices, busy, period, room * slices).max(axis=0)
     first = f + i + w if schedule == "interleaved-1f1b" else f
     seconds += first[: mesh.pp - 1].sum(axis=0) + hops.sum(axis=0)
     return seconds
