@@ -18,11 +18,12 @@ from penstock.agent.launch import Ranks
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
-from penstock.core.plan import Prediction
+from penstock.core.plan import Plan, Prediction
 from penstock.core.records import RecordKind
 from penstock.core.run.folder import RunDir
 from penstock.core.run.outbox import read_records
 from penstock.core.run.rank_status import State
+from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Source, Timeline
 from penstock.trainer import checkpoint
 from penstock.trainer.session import require_runnable
@@ -99,6 +100,25 @@ def test_the_number_of_stages_does_not_change_what_is_learnt(
     assert result(run)["sample"] == result(straight)["sample"]
 
 
+def smaller_last(job: PipelineJob, pp: int) -> Plan:
+    """The four sequences of a step as three and one, which has slices of its own."""
+    shape = {"microbatch": 3, "num_microbatches": 2, "remainder": 1}
+    plan = tiny_plan(job, pp)
+    return dataclasses.replace(plan, **shape, remainder_slices=(plan.sequence_length,))
+
+
+def test_a_smaller_last_micro_batch_does_not_change_what_is_learnt(
+    folder: Path, job: PipelineJob, straight: RunDir
+) -> None:
+    run = make_run(folder / "smaller-last", job, smaller_last(job, 2))
+    train(run)
+    assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
+    assert [m.validation_loss for m in run.read_metrics() if m.validation_loss] == pytest.approx(
+        [m.validation_loss for m in straight.read_metrics() if m.validation_loss], abs=CLOSE
+    )
+    assert result(run)["sample"] == result(straight)["sample"]
+
+
 def test_more_is_learnt_than_how_frequent_tokens_are(straight: RunDir) -> None:
     end = result(straight)
     assert (end["outcome"], end["step"]) == ("succeeded", STEPS)
@@ -168,6 +188,15 @@ def test_going_on_with_another_partition(
     worker_pool: WorkerPool, tmp_path: Path, job: PipelineJob, straight: RunDir, pp: int, dp: int
 ) -> None:
     run = interrupted(straight, tmp_path / "run", job, pp, dp=dp)
+    train_in_pool(worker_pool, run, attempt=2)
+    assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
+
+
+def test_going_on_with_a_smaller_last_micro_batch(
+    worker_pool: WorkerPool, tmp_path: Path, job: PipelineJob, straight: RunDir
+) -> None:
+    run = interrupted(straight, tmp_path / "run", job, 4)
+    write_json(run.plan, smaller_last(job, 4).to_manifest())
     train_in_pool(worker_pool, run, attempt=2)
     assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
 

@@ -261,7 +261,7 @@ class Plan(Manifest):
 
         Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
         do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
-        for CUDA alone, which 0.1.0 cannot run.
+        for CUDA alone, which 0.1.0 cannot run, and ``remainder`` where there is one, which 0.1.0 refuses.
         """
         alternatives = tuple(dataclasses.replace(each, speed=None) for each in self.alternatives)
         if self.prediction is None:
