@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -125,3 +126,20 @@ def test_pinned_blocks_become_units(halves: list[int]) -> None:
 def test_a_cluster_of_one_rank_gets_a_plan_of_one_stage() -> None:
     found = proposed(problem(cluster(num_nodes=1, devices_per_node=1), ranks=1, global_batch=2))
     assert {candidate.stages for candidate in found} == {((0, 10),)}
+
+
+def test_a_sequence_is_cut_on_one_rank_where_it_does_not_fit_whole() -> None:
+    """It was refused, although it fits with slices pinned: logits of a slice take less than those of a sequence."""
+    shape = {"model": dataclasses.replace(TINY_LLAMA, vocab=4096), "ranks": 1, "global_batch": 1, "sequence_length": 512}
+
+    def needed(**pinned: Any) -> int:
+        asked = problem(**shape, **pinned)
+        judge = Simulated(asked)
+        return max(judge.evaluate(proposed(asked)[0]).peak_bytes)
+
+    whole, eighths = needed(), needed(slices=8)
+    assert eighths < whole
+    assert [len(each.slices) for each in proposed(problem(**shape, memory=whole))] == [1]
+    assert 1 < len(proposed(problem(**shape, memory=whole - 1))[0].slices) <= len(
+        proposed(problem(**shape, memory=eighths))[0].slices
+    ) <= 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -11,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.planner.stages import MemoryShortage, StagePartition, StagesProblem, best_partitions
+from penstock.planner.stages import (
+    MemoryShortage,
+    StagePartition,
+    StagesProblem,
+    balanced_bounds,
+    best_partitions,
+    evened_bounds,
+)
 from tests.support import brute_force
 
 Times: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -291,3 +299,30 @@ def test_more_memory_never_hurts(problem: StagesProblem, extra_bytes: int) -> No
         return
     assert isinstance(after, tuple)
     assert after[0].bottleneck_ns <= before[0].bottleneck_ns
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=8, max_size=20),
+    st.sampled_from([(0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 3, 3, 2, 1, 0), (0, 1, 2, 2, 1, 0)]),
+)
+def test_ranks_with_several_stages_are_never_busier_when_evened(unit_ns: list[int], owners: tuple[int, ...]) -> None:
+    before = balanced_bounds(unit_ns, len(owners))
+    after = evened_bounds(unit_ns, before, owners)
+    assert (after[0], after[-1]) == (0, len(unit_ns))
+    assert all(a < b for a, b in itertools.pairwise(after))
+    assert busiest(unit_ns, after, owners) <= busiest(unit_ns, before, owners)
+
+
+def test_the_rank_of_a_long_head_gets_less_of_the_rest() -> None:
+    """In a V of four ranks the first one has the head, which takes as long as ten units of 50."""
+    unit_ns, owners = [10] * 49 + [100], (0, 1, 2, 3, 3, 2, 1, 0)
+    before = balanced_bounds(unit_ns, len(owners))
+    assert busiest(unit_ns, before, owners) >= 170
+    assert busiest(unit_ns, evened_bounds(unit_ns, before, owners), owners) == 150
+
+
+def busiest(unit_ns: list[int], bounds: tuple[int, ...], owners: tuple[int, ...]) -> int:
+    loads = dict.fromkeys(owners, 0)
+    for owner, (first, stop) in zip(owners, itertools.pairwise(bounds), strict=True):
+        loads[owner] += sum(unit_ns[first:stop])
+    return max(loads.values())

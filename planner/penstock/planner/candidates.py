@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.planner.candidate import Candidate
-from penstock.planner.outlines import Outline, num_stages, slice_counts, time_balanced_stages
+from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, slice_counts, time_balanced_stages
 from penstock.planner.problem import MOST_BALANCED_SLICES, Problem
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
@@ -23,6 +23,7 @@ FLUSH_TOLERANCE = 1000
 """The part of a whole sequence's time that the largest slice of a flush need not be known to."""
 
 Lengths = tuple[int, ...]
+Fitted = list[Candidate | Shortage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +42,45 @@ class Proposer:
     ) -> Iterator[Candidate | Shortage]:
         """Its candidates, and of those slicings for which no stages fit what they lack.
 
-        Slicings whose time-balanced stages are not ``is_worth_it`` are passed over before any are made to fit.
+        Slicings whose time-balanced stages are not ``is_worth_it`` are passed over before any are made to fit. A whole
+        sequence that does not fit on one rank is cut into as few slices as do: their transients are smaller.
         """
         for slices in dict.fromkeys(self.slicings(outline)):
-            stages = self.balanced_stages(outline, slices)
-            balanced = Candidate(
-                mesh=outline.mesh,
-                stages=stages,
-                slices=slices,
-                schedule=outline.schedule,
-                remainder_slices=remainder_slices(self.problem, outline.mesh, slices),
-            )
+            balanced = self._balanced(outline, slices)
             if is_worth_it(balanced):
-                yield from self.room.fitted(balanced)
+                fitted = list(self.room.fitted(balanced))
+                if outline.mesh.pp == 1 and self.problem.pinned.slices is None:
+                    fitted = self._cut(outline, fitted)
+                yield from fitted
+
+    def _cut(self, outline: Outline, whole: Fitted) -> Fitted:
+        """``whole`` sequences on one rank, or equal slices if those lack room: the fewest that fit, or of all the ones
+        that lack least.
+        """
+        least = whole
+        for count in NUM_SLICES:
+            if not isinstance(least[0], Shortage) or count > self.problem.sequence_length // self.problem.quantum:
+                break
+            slices = equal_slices(self.problem.sequence_length, count)
+            least = min(least, list(self.room.fitted(self._balanced(outline, slices))), key=_missing_bytes)
+        return least
+
+    def _balanced(self, outline: Outline, slices: Lengths) -> Candidate:
+        return Candidate(
+            mesh=outline.mesh,
+            stages=self.balanced_stages(outline, slices),
+            slices=slices,
+            schedule=outline.schedule,
+            remainder_slices=remainder_slices(self.problem, outline.mesh, slices),
+        )
 
     def balanced_stages(self, outline: Outline, slices: Lengths) -> Stages:
         """Balanced by time over these slices."""
         mesh = outline.mesh
-        count = num_stages(self.problem, mesh, outline.schedule)
-        key = (mesh.tp, mesh.microbatch, count, slices)
+        owners = owners_of_stages(self.problem, mesh, outline.schedule)
+        key = (mesh.tp, mesh.microbatch, owners, slices)
         if key not in self._stages:
-            self._stages[key] = time_balanced_stages(self.problem, mesh, slices, count)
+            self._stages[key] = time_balanced_stages(self.problem, mesh, slices, owners)
         return self._stages[key]
 
     def slicings(self, outline: Outline) -> Iterator[Lengths]:
@@ -121,3 +140,7 @@ class Proposer:
             return
         if outline.num_slices == max(n for n in slice_counts(self.problem, mesh.pp) if n <= found.num_slices):
             yield found.lengths
+
+
+def _missing_bytes(fitted: Fitted) -> int:
+    return fitted[0].missing_bytes if isinstance(fitted[0], Shortage) else 0

@@ -61,7 +61,7 @@ from penstock.planner.stagecost import (
     unit_pass_seconds,
     unit_totals,
 )
-from penstock.planner.stages import balanced_bounds
+from penstock.planner.stages import balanced_bounds, evened_bounds
 from penstock.planner.tables import copies_seconds, devices_in_order, memory_of, unit_bytes
 from penstock.planner.work import Floats
 
@@ -81,6 +81,9 @@ class Outline:
         """For explanations."""
         return label_of(self.mesh, self.num_slices, self.schedule)
 
+
+Owners = tuple[int, ...]
+"""[stages]: ranks."""
 
 REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
 """The built-in schedules that do the same again and again, and hold no more for it."""
@@ -120,7 +123,7 @@ def outlines_of(
 
     ``most_ns`` is called when a mesh has its turn, and may have become less by the outlines before.
     """
-    balanced: dict[tuple[int, int], Stages] = {}
+    balanced: dict[tuple[int, Owners], Stages] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
         work = _Work.of(problem, tp, batch)
@@ -197,16 +200,17 @@ def _of_pipelines(
     problem: Problem,
     work: _Work,
     same: Sequence[Mesh],
-    balanced: dict[tuple[int, int], Stages],
+    balanced: dict[tuple[int, Owners], Stages],
     most_ns: Callable[[Mesh], float],
 ) -> Iterator[Outline]:
-    """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp and by their number."""
+    """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp and by their ranks."""
     wanted = slice_counts(problem, same[0].pp)
     chosen = np.searchsorted(work.counts, wanted)
-    one_of_each = {stages_per_rank(problem, same[0], each): each for each in schedules_for(problem, same[0])}
+    owners = {each: owners_of_stages(problem, same[0], each) for each in schedules_for(problem, same[0])}
+    one_of_each = {ranks: schedule for schedule, ranks in owners.items()}
     by_stages = {
-        per_rank: _StageTimes.of(problem, work, _stages(problem, work, same[0], schedule, balanced))
-        for per_rank, schedule in one_of_each.items()
+        ranks: _StageTimes.of(problem, work, _stages(problem, work, same[0], schedule, balanced))
+        for ranks, schedule in one_of_each.items()
     }
     busy_ns = NANOSECONDS_PER_SECOND * min(times.busiest_seconds(same[0]) for times in by_stages.values())
     for mesh in same:
@@ -217,7 +221,7 @@ def _of_pipelines(
         carried = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
         for schedule in schedules_for(problem, mesh):
             name = schedule if isinstance(schedule, str) else schedule.generator
-            times = by_stages[stages_per_rank(problem, mesh, schedule)]
+            times = by_stages[owners[schedule]]
             steps = _step_seconds(times, mesh, name, hops, room)
             steps = np.maximum(steps, stages_per_rank(problem, mesh, schedule) * carried)[chosen]
             steps += times.end_seconds(problem, mesh, schedule)
@@ -304,23 +308,37 @@ def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
 
 
 def _stages(
-    problem: Problem, work: _Work, mesh: Mesh, schedule: str | ScheduleSpec, known: dict[tuple[int, int], Stages]
+    problem: Problem, work: _Work, mesh: Mesh, schedule: str | ScheduleSpec, known: dict[tuple[int, Owners], Stages]
 ) -> Stages:
     """Balanced for the middle number of slices and the first size of micro-batches that comes: others change little."""
-    key = (mesh.tp, num_stages(problem, mesh, schedule))
+    key = (mesh.tp, owners_of_stages(problem, mesh, schedule))
     if key not in known:
         slices = work.slicings[len(work.slicings) // 2]
         known[key] = time_balanced_stages(problem, mesh, slices, key[1])
     return known[key]
 
 
-def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], num_stages: int) -> Stages:
-    """The pinned stages, or those with the shortest longest one, whatever they hold."""
+def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], owners: Sequence[int]) -> Stages:
+    """The pinned stages, or those with the shortest longest one, whatever they hold. Of ranks with several stages, which
+    ``owners`` [stages] say, the busiest then has the least work instead.
+    """
     model, pinned = problem.model, problem.pinned.stages
     if pinned is not None:
         return pinned_stages(pinned, model.num_units)
     unit_ns = unit_totals(problem.units(mesh.tp, mesh.microbatch, tuple(slices)), model).tolist()
-    return tuple(itertools.pairwise(balanced_bounds(unit_ns, num_stages)))
+    bounds = balanced_bounds(unit_ns, len(owners))
+    if len(set(owners)) < len(owners):
+        bounds = evened_bounds(unit_ns, bounds, owners)
+    return tuple(itertools.pairwise(bounds))
+
+
+def owners_of_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> tuple[int, ...]:
+    """The rank of every stage."""
+    imported = imported_schedule(problem.pinned)
+    if imported is not None:
+        return imported.stage_ranks
+    name = schedule if isinstance(schedule, str) else schedule.generator
+    return find(name).stage_ranks(mesh.pp, num_stages(problem, mesh, schedule))
 
 
 def num_stages(problem: Problem, mesh: Mesh, schedule: str | ScheduleSpec) -> int:

@@ -154,6 +154,34 @@ def balanced_bounds(unit_ns: Sequence[int] | Sequence[Sequence[int]], num_stages
     return found[0].bounds
 
 
+def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequence[int]) -> tuple[int, ...]:
+    """Bounds whose busiest rank works less than with ``bounds``, by units that it gives to other stages.
+
+    ``owners`` [stages] are the stages' ranks. The smallest bottleneck of all stages is not that of ranks with several:
+    where the head takes as long as a stage, a V's first rank has it besides a stage like all others.
+    """
+    running, best = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)]), np.array(bounds)
+    of_ranks = np.zeros((len(owners), max(owners) + 1), dtype=np.int64)
+    of_ranks[np.arange(len(owners)), list(owners)] = 1
+    numbers = np.arange(len(bounds))
+    loads = np.diff(running[best]) @ of_ranks
+    while True:
+        given = np.flatnonzero(of_ranks[:, loads.argmax()])
+        source, target = (each.ravel() for each in np.meshgrid(given, np.arange(len(owners))))
+        later, earlier = source[:, None] < numbers, target[:, None] < numbers
+        options = best + earlier.astype(np.int64) * ~later - later.astype(np.int64) * ~earlier
+        options = options[(np.diff(options) > 0).all(axis=1)]
+        if not len(options):
+            break
+        sums = np.diff(running[options]) @ of_ranks
+        most, spread = sums.max(axis=1), (sums.astype(np.float64) ** 2).sum(axis=1)
+        chosen = int(np.lexsort((spread, most))[0])
+        if (most[chosen], spread[chosen]) >= (loads.max(), (loads.astype(np.float64) ** 2).sum()):
+            break
+        best, loads = options[chosen], sums[chosen]
+    return tuple(best.tolist())
+
+
 def _sums(values: Sequence[int] | Sequence[Sequence[int]], first: npt.ArrayLike, stop: npt.ArrayLike) -> IntArray:
     """Sums over [first, stop), with a last axis for the entries of a vector (one for plain integers)."""
     columns = np.asarray(values, dtype=np.int64).reshape(len(values), -1)
