@@ -61,6 +61,30 @@ def test_no_plan_is_slower_with_more_devices_or_faster_links(number: int) -> Non
     assert [*wrong, *slower_with_more(free, faster, "faster links", TOLERATED)] == [], (SEED, number)
 
 
+def test_a_device_more_does_not_hide_replicas_without_a_pipeline() -> None:
+    """Its plan was 45 % slower than without the sixth device: pipelines of small messages take five times their
+    estimates, and replicas that need no pipeline were thought to do so, too.
+    """
+    spec = JobSpec(
+        model=ModelSpec(family=Family.GPT2, layers=6, hidden=768, heads=12, vocab=32000, positions=1000),
+        data=DataSpec(source="", sequence_length=1000),
+        training=TrainingSpec(global_batch=50, steps=1, precision=Precision.BF16),
+        resources=ResourcesSpec(device=Device.CUDA, ranks=5, memory_per_rank=16 * 10**9),
+    )
+    device = DeviceSpec(
+        name="device",
+        peak_flops=989e12,
+        memory_bytes=80 * 10**9,
+        memory_bandwidth=3.3e12,
+        constant_bytes=2**30,
+        action_overhead_seconds=5e-6,
+    )
+    slow = LinkSpec(latency_seconds=1e-5, bytes_per_second=3e9)
+    cluster = dataclasses.replace(h100(8), device=device, num_nodes=4, devices_per_node=5, inter_node=slow)
+    more = dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, ranks=6, min_ranks=5))
+    assert slower_with_more(planned(spec, cluster), planned(more, cluster), "a device more") == []
+
+
 GPT_175B = ModelSpec(family=Family.GPT2, layers=96, hidden=12288, heads=96, vocab=50257, positions=8192)
 LLAMA_405B = ModelSpec(
     family=Family.LLAMA, layers=126, hidden=16384, heads=128, kv_heads=8, ffn_hidden=53248, vocab=128256

@@ -550,12 +550,13 @@ Key = tuple[int, int, int, int, int, object]
 
 def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
     """Groups of outlines whose estimates are off for the same reasons, the narrowest first, each with the part of it
-    that is believed: of the same mesh, of the same division of the devices, and of any.
+    that is believed: of the same mesh, of the same division of the devices, and of any. Estimates without a pipeline
+    are not off as those of pipelines, which wait.
     """
     mesh, schedule = outline.mesh, outline.schedule
     yield 1 / 2, (mesh, schedule)
     yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, schedule)
-    yield 1 / 4, schedule
+    yield 1 / 4, (schedule, mesh.pp > 1)
 
 
 def _key(outline: Outline) -> Key:
