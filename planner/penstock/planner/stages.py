@@ -160,25 +160,30 @@ def evened_bounds(unit_ns: Sequence[int], bounds: Sequence[int], owners: Sequenc
     ``owners`` [stages] are the stages' ranks. The smallest bottleneck of all stages is not that of ranks with several:
     where the head takes as long as a stage, a V's first rank has it besides a stage like all others.
     """
-    running, best = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)]), np.array(bounds)
-    of_ranks = np.zeros((len(owners), max(owners) + 1), dtype=np.int64)
-    of_ranks[np.arange(len(owners)), list(owners)] = 1
+    running = np.concatenate([[0], np.cumsum(unit_ns, dtype=np.int64)])
+    by_rank = np.argsort(owners, kind="stable")
+    ranks, first_of_rank = np.unique(np.array(owners)[by_rank], return_index=True)
     numbers = np.arange(len(bounds))
-    loads = np.diff(running[best]) @ of_ranks
+
+    def loads_of(options: IntArray) -> IntArray:
+        loads: IntArray = np.add.reduceat(np.diff(running[options])[:, by_rank], first_of_rank, axis=1)
+        return loads
+
+    best = np.array(bounds)
+    loads = loads_of(best[None])[0]
     while True:
-        given = np.flatnonzero(of_ranks[:, loads.argmax()])
-        source, target = (each.ravel() for each in np.meshgrid(given, np.arange(len(owners))))
-        later, earlier = source[:, None] < numbers, target[:, None] < numbers
-        options = best + earlier.astype(np.int64) * ~later - later.astype(np.int64) * ~earlier
+        busiest = np.flatnonzero(np.array(owners) == ranks[loads.argmax()])
+        source, target = (each.reshape(-1, 1) for each in np.meshgrid(busiest, np.arange(len(owners))))
+        options = best + ((source >= numbers) & (target < numbers)) - ((source < numbers) & (target >= numbers))
         options = options[(np.diff(options) > 0).all(axis=1)]
         if not len(options):
             break
-        sums = np.diff(running[options]) @ of_ranks
-        most, spread = sums.max(axis=1), (sums.astype(np.float64) ** 2).sum(axis=1)
-        chosen = int(np.lexsort((spread, most))[0])
-        if (most[chosen], spread[chosen]) >= (loads.max(), (loads.astype(np.float64) ** 2).sum()):
+        offered = loads_of(options)
+        spread = (offered.astype(np.float64) ** 2).sum(axis=1)
+        chosen = int(np.lexsort((spread, offered.max(axis=1)))[0])
+        if (offered[chosen].max(), spread[chosen]) >= (loads.max(), (loads.astype(np.float64) ** 2).sum()):
             break
-        best, loads = options[chosen], sums[chosen]
+        best, loads = options[chosen], offered[chosen]
     return tuple(best.tolist())
 
 
