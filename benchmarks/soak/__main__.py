@@ -1,9 +1,10 @@
 """``./dev soak``: kills, fuzzing, a long queue and plans, each with its result in ``benchmarks/results``.
 
-    ./dev soak [kills|fuzz|queue|plans]... [--seed N] [--count N] [--minutes M] [--results FOLDER]
+    ./dev soak [kills|fuzz|queue|plans]... [--seed N] [--first N] [--count N] [--minutes M] [--results FOLDER]
 
-Without a name all four. ``--count`` is the number of kills, of queued jobs, or of large problems; ``--minutes``
-is how long to fuzz, or when to stop killing. A result says what was run. Exit code 1 if anything does not hold.
+Without a name all four. ``--count`` is the number of kills, of queued jobs, or of planning problems; these begin with
+number ``--first``, so that a long run can be cut into parts. ``--minutes`` is how long to fuzz, or when to stop
+killing. Without a seed there is a new one every day. A result says what was run. Exit code 1 if anything does not hold.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.support.serving import served
 
 KILLS, FUZZ_MINUTES, QUEUED = 200, 10.0, 10_000
 QUEUE_MINUTES = 2.0
-LARGE_PROBLEMS, SMALL_PROBLEMS_PER_LARGE, PINS = 40, 5, 200
+PROBLEMS, PINS = 40, 200
 Loads = list[float]
 
 
@@ -66,8 +67,7 @@ def queueing(options: argparse.Namespace, folder: Path, report: Reporter) -> dic
 
 def planning(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
     """Free plans against pinned ones."""
-    large = options.count or LARGE_PROBLEMS
-    return compare(options.seed, small=SMALL_PROBLEMS_PER_LARGE * large, large=large, pins=PINS, report=report)
+    return compare(options.seed, first=options.first, count=options.count or PROBLEMS, pins=PINS, report=report)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]] = {
@@ -106,8 +106,10 @@ def main() -> int:
     """Run the parts that are asked for."""
     asked = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
     asked.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans")
-    asked.add_argument("--seed", type=int, default=19)
-    asked.add_argument("--count", type=int, help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), large plans")
+    today = int(dt.datetime.now(dt.UTC).strftime("%Y%m%d"))
+    asked.add_argument("--seed", type=int, default=today, help=f"today's date ({today})")
+    asked.add_argument("--first", type=int, default=0, help="the number of the first planning problem (0)")
+    asked.add_argument("--count", type=int, help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), problems ({PROBLEMS})")
     asked.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
     asked.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     options = asked.parse_args()

@@ -31,12 +31,15 @@ SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb", "zbv")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What problems are drawn from: devices, (layers, hidden, heads) of models, tokens, sequences per device."""
+    """What problems are drawn from: devices, (layers, hidden, heads) of models, tokens, and sequences of a step, either
+    for every device or in all.
+    """
 
     devices: Sequence[int]
     models: Sequence[tuple[int, int, int]]
     tokens: Sequence[int]
     batches: Sequence[int]
+    is_per_device: bool = True
 
 
 SMALL = Sizes(
@@ -46,13 +49,14 @@ SMALL = Sizes(
     batches=(1, 2, 4, 8, 16),
 )
 
-
 LARGE = Sizes(
-    devices=(32, 64, 128, 384, 1024, 4096, 16384),
+    devices=(8, 16, 32, 64, 128, 384, 1024, 1536, 3072, 4096, 16384),
     models=((24, 2048, 16), (32, 4096, 32), (80, 8192, 64), (96, 12288, 96), (126, 16384, 128), (128, 25600, 160)),
-    tokens=(2048, 4096, 8192, 32768, 131072, 1048576),
-    batches=(1, 2, 4),
+    tokens=(2048, 4096, 8192, 32768, 131072, 262144, 1048576),
+    batches=(1, 2, 4, 8, 16, 32, 72, 128, 256, 512, 1024, 1536, 2048, 3072, 4096),
+    is_per_device=False,
 )
+"""From 1 to 1,000 billion parameters."""
 
 
 def random_job(chance: random.Random, sizes: Sizes = SMALL) -> tuple[JobSpec, ClusterSpec]:
@@ -64,10 +68,11 @@ def random_job(chance: random.Random, sizes: Sizes = SMALL) -> tuple[JobSpec, Cl
         family=Family.LLAMA, layers=layers, hidden=hidden, heads=heads, kv_heads=chance.choice((8, heads)), vocab=32000
     )
     memory = chance.choice((16, 24, 40, 80, 141)) * 10**9
+    batch = chance.choice(sizes.batches) * (ranks if sizes.is_per_device else 1)
     spec = JobSpec(
         model=model,
         data=DataSpec(source="", sequence_length=tokens),
-        training=TrainingSpec(global_batch=ranks * chance.choice(sizes.batches), steps=1, precision=Precision.BF16),
+        training=TrainingSpec(global_batch=batch, steps=1, precision=Precision.BF16),
         resources=ResourcesSpec(device=Device.CUDA, ranks=ranks, memory_per_rank=memory),
     )
     return spec, random_cluster(chance, ranks)
