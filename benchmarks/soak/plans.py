@@ -89,7 +89,7 @@ class Problem:
 
     def question(self, name: str, **changes: Any) -> Question:
         """A plan for this problem, or for one that is changed."""
-        return Question(**({"key": (self.number, name), "spec": self.spec, "cluster": self.cluster} | changes))
+        return dataclasses.replace(Question(key=(self.number, name), spec=self.spec, cluster=self.cluster), **changes)
 
 
 def draw_problem(seed: int, number: int) -> Problem:

@@ -15,7 +15,7 @@ from benchmarks.soak.plans import compare, draw_problem
 from penstock.core.layout import num_parameters
 from penstock.planner.pins import check_pins
 from penstock.planner.problem import meshes_over, problem_from_cluster
-from tests.support.random_plans import ONLY_SIMULATED, full_pin, pin_text, planned, random_job, step_seconds
+from tests.support.random_plans import full_pin, pin_text, planned, random_job, step_seconds
 
 SEED, NUM_DRAWN = 1, 200
 
@@ -65,7 +65,7 @@ def test_a_plan_of_a_fresh_process_is_the_same_and_refusals_and_failures_are_ans
     none = dataclasses.replace(spec, resources=dataclasses.replace(spec.resources, memory_per_rank=2**20))
     questions = [
         Question(key=(0, "free"), spec=spec, cluster=cluster),
-        Question(key=(0, "pinned"), spec=spec, cluster=cluster, pin=full_pin(free), budget=ONLY_SIMULATED),
+        Question(key=(0, "pinned"), spec=spec, cluster=cluster, pin=full_pin(free)),
         Question(key=(0, "same"), spec=spec, cluster=cluster, same=free),
         Question(key=(0, "refused"), spec=none, cluster=cluster),
         Question(key=(0, "failing"), spec=spec, cluster=None),  # type: ignore[arg-type]  # fails

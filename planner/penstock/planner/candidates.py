@@ -15,7 +15,7 @@ from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, sli
 from penstock.planner.problem import MOST_BALANCED_SLICES, Problem
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
-from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, summable, tabulate
+from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import SliceCost, Stages, equal_slices, stage_costs, unit_counts
 
@@ -110,7 +110,7 @@ class Proposer:
             cost_of = SliceCost(cost=problem.cost_of(mesh.tp), counts=counts, batch=mesh.microbatch)
             cost_ns = tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum)
             self._tables[key] = SlicingProblem(
-                cost_ns=summable(cost_ns, problem.global_batch + problem.model.num_units),
+                cost_ns=cost_ns // summable_unit_ns(cost_ns, problem.global_batch + problem.model.num_units),
                 sequence_length=problem.sequence_length,
                 quantum=problem.quantum,
                 max_slices=MOST_BALANCED_SLICES,

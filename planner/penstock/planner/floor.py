@@ -17,7 +17,7 @@ from penstock.core.layout import num_parameters
 from penstock.core.units import to_nanoseconds
 from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Mesh, Problem
-from penstock.planner.slicing import SlicingProblem, tabulate
+from penstock.planner.slicing import SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import PASSES, Integers, unit_counts, unit_pass_seconds
 
@@ -57,8 +57,8 @@ def _work_ns(problem: Problem, tp: int, batch: int) -> int:
         return whole_nanoseconds(seconds)
 
     shape = {"sequence_length": problem.sequence_length, "quantum": grid(problem)}
-    slicing = best_flush_slicing(
-        SlicingProblem(cost_ns=tabulate(slice_ns, **shape), **shape), num_microbatches=1, num_stages=1
-    )
+    cost_ns = tabulate(slice_ns, **shape)
+    unit_ns = summable_unit_ns(cost_ns)
+    slicing = best_flush_slicing(SlicingProblem(cost_ns=cost_ns // unit_ns, **shape), num_microbatches=1, num_stages=1)
     assert slicing is not None, "every slicing is allowed"
-    return slicing.total_ns
+    return unit_ns * slicing.total_ns

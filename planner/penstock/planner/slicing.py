@@ -129,13 +129,13 @@ def tabulate(cost_of: Callable[[IntArray, IntArray], IntArray], *, sequence_leng
     return cost_ns
 
 
-def summable(cost_ns: IntArray, num_turns: int) -> IntArray:
-    """Costs in a unit so coarse that 64 bits hold the sums of ``num_turns`` whole sequences, and ranks of one: whole
-    nanoseconds unless slices take hours.
+def summable_unit_ns(cost_ns: IntArray, num_turns: int = 1) -> int:
+    """A unit of so many nanoseconds that costs counted in it can be summed, over ``num_turns`` whole sequences, and
+    ranked in 64 bits: 1 unless slices take hours.
     """
     num_states = len(cost_ns)
     most = FORBIDDEN // (num_states * max(num_states, num_turns))
-    return cost_ns // (int(cost_ns.max()) // most + 1)
+    return int(cost_ns.max()) // most + 1
 
 
 def trace(problem: SlicingProblem, edge_ns: IntArray, states: Sequence[int]) -> Slicing:
