@@ -122,7 +122,7 @@ def test_slices_of_days_are_cut_like_those_of_seconds() -> None:
         memory_bandwidth=DEVICE.memory_bandwidth / slower,
         action_overhead_seconds=DEVICE.action_overhead_seconds * slower,
     )
-    job = {"ranks": 2, "global_batch": 8, "sequence_length": 256, "pp": 2, "micro_batch": 4}
+    job: dict[str, Any] = {"ranks": 2, "global_batch": 8, "sequence_length": 256, "pp": 2, "micro_batch": 4}
     usual, slowed = problem(cluster(), **job), problem(cluster(device=slow), **job)
     for one, other in zip(outlines(usual), outlines(slowed), strict=True):
         offered = list(Simulated(slowed).proposer.slicings(other))

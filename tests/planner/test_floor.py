@@ -59,7 +59,7 @@ def test_work_of_weeks_has_a_floor() -> None:
         memory_bandwidth=DEVICE.memory_bandwidth / slower,
         action_overhead_seconds=DEVICE.action_overhead_seconds * slower,
     )
-    job = {"ranks": 1, "global_batch": 8, "sequence_length": 256}
+    job: dict[str, Any] = {"ranks": 1, "global_batch": 8, "sequence_length": 256}
     usual, slowed = problem(**job), problem(cluster(device=slow), **job)
     floors = [floor_ns(each, meshes(each)) for each in (usual, slowed)]
     assert floors[1] == pytest.approx(slower * floors[0], rel=1e-3)
