@@ -81,7 +81,7 @@ def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest:
         bounds[stage + 1] = stage + 1 + place
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _cost(units: Ints, stages: Ints, factors: Floats, lacking: bool, stage: int, first: int, stop: int) -> int:
     """What ``stage`` lacks for units [first, stop), or their nanoseconds there, FORBIDDEN if it lacks anything."""
     held = math.ceil((units[stop, HELD] - units[first, HELD]) * factors[stage, IN_FLIGHT])

@@ -136,7 +136,7 @@ def _place(
                 offsets[2, stage, part] = _reserve(taken, counts, owners[stage], time, length, period)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _reserve(taken: Ints, counts: Ints, rank: int, time: int, length: int, period: int) -> int:
     """The earliest time from ``time`` on that is free on ``rank`` modulo the period, now taken; ``time`` if none is."""
     count = counts[rank]
@@ -154,7 +154,7 @@ def _reserve(taken: Ints, counts: Ints, rank: int, time: int, length: int, perio
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _is_free(taken: Ints, count: int, rank: int, start: int, length: int, period: int) -> bool:
     for number in range(count):
         first, taken_length = taken[rank, number, 0], taken[rank, number, 1]

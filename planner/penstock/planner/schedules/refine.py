@@ -232,16 +232,53 @@ def _run(
     run: Word,
     starts: Ints,
 ) -> int:
-    """Fill ``run`` and ``starts``; returns the length of the step, -1 if it got stuck."""
+    """Fill ``run`` and ``starts``; returns the length of the step, -1 if it got stuck.
+
+    Allocates what `_take_turns` needs, which counts no references (`penstock.planner.simulate.kernel`).
+    """
     num_ranks, num_steps = word.shape
     following = np.empty((num_ranks, num_steps), dtype=np.int32)
     following[:] = np.arange(1, num_steps + 1)
-    heads, counts = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-    spare, waits = caps.copy(), np.zeros(num_ranks, dtype=np.bool_)
-    units, ready = np.zeros(first_actions.shape, dtype=np.int64), np.zeros(len(durations), dtype=np.int64)
-    ahead = np.empty(first_actions.shape[1], dtype=np.int64)
     starts[:] = -1
-    makespan = 0
+    return _take_turns(
+        word, first_actions, num_units, is_reversed, durations, stash, ranks, successors, delays, num_awaited,
+        caps.copy(), expected, patience, most_sent, clock, run, starts, following,
+        np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.bool_),
+        np.zeros(first_actions.shape, dtype=np.int64), np.zeros(len(durations), dtype=np.int64),
+        np.empty(first_actions.shape[1], dtype=np.int64), np.empty(first_actions.shape[1], dtype=np.bool_),
+    )  # fmt: skip
+
+
+@numba.njit(cache=True, nogil=True, _nrt=False)
+def _take_turns(
+    word: Word,
+    first_actions: Ints,
+    num_units: int,
+    is_reversed: bool,
+    durations: Ints,
+    stash: Ints,
+    ranks: Int32s,
+    successors: Int32s,
+    delays: Ints,
+    num_awaited: npt.NDArray[np.int8],
+    spare: Ints,
+    expected: Ints,
+    patience: int,
+    most_sent: int,
+    clock: Clock,
+    run: Word,
+    starts: Ints,
+    following: Int32s,
+    heads: Ints,
+    counts: Ints,
+    waits: npt.NDArray[np.bool_],
+    units: Ints,
+    ready: Ints,
+    ahead: Ints,
+    matters: npt.NDArray[np.bool_],
+) -> int:
+    """The ranks run what they can, as time goes on; the length of the step, -1 if it got stuck."""
+    num_steps, makespan = word.shape[1], 0
     now = next_time(clock)
     while now < never(clock):
         rank = next_cell(clock)
@@ -251,8 +288,8 @@ def _run(
         if num_awaited[action] or ready[action] > now or is_full:
             awaited = max(now, expected[action]) if num_awaited[action] else UNKNOWN if is_full else ready[action]
             step, before, soonest = _overtaking(
-                word[rank], following[rank], step, first_actions[rank], units[rank], num_units, is_reversed, ahead,
-                durations, stash, num_awaited, ready, spare[rank], now, awaited, patience,
+                rank, word, following, step, first_actions, units, num_units, is_reversed, ahead,
+                matters, durations, stash, num_awaited, ready, spare[rank], now, awaited, patience,
                 most_sent, successors, ranks, starts,
             )  # fmt: skip
         waits[rank] = step < 0
@@ -271,10 +308,13 @@ def _run(
                 _wake_sender(action, now, num_units, len(durations) // 3, ranks, waits, clock)
             set_time(clock, rank, end if counts[rank] < num_steps else never(clock))
         now = next_time(clock)
-    return makespan if counts.sum() == len(durations) else -1
+    num_taken = 0
+    for count in counts:
+        num_taken += count
+    return makespan if num_taken == len(durations) else -1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _is_full(action: int, num_units: int, most_sent: int, successors: Int32s, ranks: Int32s, starts: Ints) -> bool:
     """Whether the action's message would be one too many on its way."""
     successor = successors[action, TO_PASS]
@@ -283,7 +323,7 @@ def _is_full(action: int, num_units: int, most_sent: int, successors: Int32s, ra
     return bool(starts[successor - most_sent] < 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _take(
     rank: int,
     step: int,
@@ -305,7 +345,7 @@ def _take(
     units[rank, queue] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _wake_sender(
     action: int, now: int, num_units: int, num_passes: int, ranks: Int32s, waits: npt.NDArray[np.bool_], clock: Clock
 ) -> None:
@@ -319,9 +359,10 @@ def _wake_sender(
         set_time(clock, rank, now)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _overtaking(
-    word: npt.NDArray[np.int8],
+    rank: int,
+    word: Word,
     following: npt.NDArray[np.int32],
     step: int,
     first_actions: Ints,
@@ -329,6 +370,7 @@ def _overtaking(
     num_units: int,
     is_reversed: bool,
     ahead: Ints,
+    matters: npt.NDArray[np.bool_],
     durations: Ints,
     stash: Ints,
     num_awaited: npt.NDArray[np.int8],
@@ -344,32 +386,44 @@ def _overtaking(
 ) -> tuple[int, int, int]:
     """The place of the action that runs in place of the one at ``step`` and the place before it; -1 if none does, and
     when one of those that were seen gets ready.
+
+    Only the next action of a queue can run, and most wait for something: places are looked at up to the last that
+    ``matters`` [queues], which is ready or known to get ready, and does not end too late.
     """
-    ahead[:] = 0
-    soonest, change, most, num_seen, before = UNKNOWN, 0, 0, 0, -1
-    for _ in range(WINDOW):
-        if step == len(word) or num_seen == len(ahead):
-            break
-        queue = word[step]
-        action = _action(first_actions[queue], units[queue] + ahead[queue], num_units, is_reversed)
-        if ahead[queue] == 0:
-            num_seen += 1
-            if num_awaited[action] == 0:
-                if ready[action] > now:
-                    soonest = min(soonest, ready[action])
-                elif not _is_full(action, num_units, most_sent, successors, ranks, starts) and (
-                    (stash[action] <= 0 or stash[action] + most <= spare)
+    num_left = 0
+    for queue in range(len(ahead)):
+        ahead[queue], matters[queue] = 0, False
+        if units[rank, queue] < num_units:
+            action = _action(first_actions[rank, queue], units[rank, queue], num_units, is_reversed)
+            matters[queue] = num_awaited[action] == 0 and (
+                ready[action] > now
+                or (
+                    (stash[action] <= 0 or stash[action] <= spare)
                     and now + durations[action] - patience * durations[action] // 100 <= awaited
-                ):  # fmt: skip
-                    return step, before, soonest
+                    and not _is_full(action, num_units, most_sent, successors, ranks, starts)
+                )
+            )
+            num_left += matters[queue]
+    soonest, change, most, before = UNKNOWN, 0, 0, -1
+    for _ in range(WINDOW):
+        if step == word.shape[1] or num_left == 0:
+            break
+        queue = word[rank, step]
+        action = _action(first_actions[rank, queue], units[rank, queue] + ahead[queue], num_units, is_reversed)
+        if ahead[queue] == 0 and matters[queue]:
+            num_left -= 1
+            if ready[action] > now:
+                soonest = min(soonest, ready[action])
+            elif stash[action] <= 0 or stash[action] + most <= spare:
+                return step, before, soonest
         ahead[queue] += 1
         change += stash[action]
         most = max(most, change)
-        before, step = step, following[step]
+        before, step = step, following[rank, step]
     return -1, -1, soonest
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _release(
     action: int,
     end: int,
@@ -392,7 +446,7 @@ def _release(
                 set_time(clock, rank, ready[successor])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _action(first: int, unit: int, num_units: int, is_reversed: bool) -> int:
     number: int = first + (num_units - 1 - unit if is_reversed else unit)
     return number
