@@ -67,19 +67,22 @@ class Room:
 
     def fitted(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
         """The candidate, whose stages are balanced by time, with stages that fit; with several for an order that is
-        told its room.
+        told its room. Where that holds too much with one micro-batch at a time, orders that hold more are not walked.
         """
         if balanced.schedule not in BUILT_IN:
             yield balanced  # only its simulation tells what it holds
             return
         name, enough = str(balanced.schedule), enough_microbatches(balanced, self.receive_ahead)
-        own = len(balanced.remainder_slices)
-        walks = [self._walk(balanced, each, enough, own) for each in STANDS_FOR.get(name, (name,))]
+        own, leanest = len(balanced.remainder_slices), (name, 1, 0)
+        shapes = [(each, enough, own) for each in STANDS_FOR.get(name, (name,))]
+        least = None
         if name in STANDS_FOR:
-            walks.append(self._walk(balanced, name, 1, 0))
+            shapes.append(leanest)
+            least = self._fitted(balanced, self._walk(balanced, *leanest))
         seen = set[Stages]()
-        for walk in walks:
-            found = self._fitted(balanced, walk)
+        for shape in shapes:
+            is_known = isinstance(least, Shortage) or shape == leanest
+            found = least if least is not None and is_known else self._fitted(balanced, self._walk(balanced, *shape))
             if isinstance(found, Shortage):
                 yield found
             elif found.stages not in seen:
