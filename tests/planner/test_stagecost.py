@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +15,12 @@ from penstock.planner.fit import measured_cost
 from penstock.planner.stagecost import (
     PASSES,
     UNIT_KINDS,
-    SliceCost,
     Stages,
     UnitTable,
+    pass_seconds,
     prefixes,
     stage_costs,
+    stage_slice_ns,
     unit_counts,
     unit_totals,
 )
@@ -94,5 +94,5 @@ def test_a_slice_costs_its_three_passes(
     stages = data.draw(partitions(model))
     expected = stage_costs(UnitTable.of(cost, batch, slices), model, stages).slice_ns
     for counts, row in zip(unit_counts(model, stages), expected.tolist(), strict=True):
-        of_slice = SliceCost(cost=cost, counts=counts, batch=batch)
-        assert of_slice(np.array(slices), prefixes(slices)).tolist() == pytest.approx(row, rel=1e-5, abs=6)
+        seconds = pass_seconds(cost, batch, slices, prefixes(slices))
+        assert stage_slice_ns(cost, counts, seconds).tolist() == pytest.approx(row, rel=1e-5, abs=6)

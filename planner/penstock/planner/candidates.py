@@ -8,19 +8,31 @@ programme. Boundaries are moved later, where the simulator finds that faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.planner.candidate import Candidate
 from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, slice_counts, time_balanced_stages
-from penstock.planner.problem import MOST_BALANCED_SLICES, Problem
+from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
-from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, summable_unit_ns, tabulate
+from penstock.planner.slicing import IntArray, Slicing, SlicingProblem, balanced_slicings, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
-from penstock.planner.stagecost import SliceCost, Stages, equal_slices, stage_costs, unit_counts
+from penstock.planner.stagecost import (
+    Integers,
+    Stages,
+    equal_slices,
+    pass_seconds,
+    stage_costs,
+    stage_slice_ns,
+    unit_counts,
+)
+from penstock.planner.work import Floats
 
 FLUSH_TOLERANCE = 1000
 """The part of a whole sequence's time that the largest slice of a flush need not be known to."""
+
+MOST_GRIDS = 8
+"""Degrees of tensor parallelism and micro-batches for which the seconds of every slice are kept: 3 MB each."""
 
 Lengths = tuple[int, ...]
 Fitted = list[Candidate | Shortage]
@@ -32,10 +44,15 @@ class Proposer:
 
     problem: Problem
     room: Room
+    _grids: dict[tuple[int, int], Floats] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], SlicingProblem] = field(default_factory=dict)
     _slicings: dict[tuple[object, ...], dict[int, Lengths]] = field(default_factory=dict)
     _stages: dict[tuple[object, ...], Stages] = field(default_factory=dict)
     _flushes: dict[tuple[object, ...], Slicing | None] = field(default_factory=dict)
+
+    def limited(self, problem: Problem) -> Proposer:
+        """That of the same problem with another limit, which shares all tables."""
+        return replace(self, problem=problem, room=replace(self.room, problem=problem))
 
     def candidates(
         self, outline: Outline, is_worth_it: Callable[[Candidate], bool] = lambda balanced: True
@@ -107,8 +124,7 @@ class Proposer:
         counts = unit_counts(problem.model, stages)[int(whole.slice_ns[:, 0].argmax())]
         key = (mesh.tp, mesh.microbatch, *counts.tolist())
         if key not in self._tables:
-            cost_of = SliceCost(cost=problem.cost_of(mesh.tp), counts=counts, batch=mesh.microbatch)
-            cost_ns = tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum)
+            cost_ns = self._slice_table(mesh, counts)
             self._tables[key] = SlicingProblem(
                 cost_ns=cost_ns // summable_unit_ns(cost_ns, problem.global_batch + problem.model.num_units),
                 sequence_length=problem.sequence_length,
@@ -116,6 +132,19 @@ class Proposer:
                 max_slices=MOST_BALANCED_SLICES,
             )
         return key
+
+    def _slice_table(self, mesh: Mesh, counts: Integers) -> IntArray:
+        """The costs of all slices, as of `SlicingProblem`, for a stage with so many units of each kind."""
+        problem, key, cost = self.problem, (mesh.tp, mesh.microbatch), self.problem.cost_of(mesh.tp)
+
+        def cost_of(lengths: Integers, before: Integers) -> Integers:
+            if key not in self._grids:
+                if len(self._grids) == MOST_GRIDS:
+                    del self._grids[next(iter(self._grids))]
+                self._grids[key] = pass_seconds(cost, mesh.microbatch, lengths, before)
+            return stage_slice_ns(cost, counts, self._grids[key])
+
+        return tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum)
 
     def _best_slicings(self, table: tuple[object, ...]) -> dict[int, Lengths]:
         """By their number the slices whose largest is cheapest."""

@@ -19,7 +19,7 @@ from penstock.planner.nanoseconds import whole_nanoseconds
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.slicing import SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
-from penstock.planner.stagecost import PASSES, Integers, unit_counts, unit_pass_seconds
+from penstock.planner.stagecost import Integers, pass_seconds, unit_counts
 
 MOST_QUANTA = 64
 
@@ -53,7 +53,7 @@ def _work_ns(problem: Problem, tp: int, batch: int) -> int:
 
     def slice_ns(lengths: Integers, before: Integers) -> Integers:
         points = lengths.astype(np.float64), before.astype(np.float64)
-        seconds = sum(counts @ unit_pass_seconds(cost, kind, batch, *points) for kind in PASSES)
+        seconds = sum(counts @ of_units for of_units in pass_seconds(cost, batch, *points))
         return whole_nanoseconds(seconds)
 
     shape = {"sequence_length": problem.sequence_length, "quantum": grid(problem)}

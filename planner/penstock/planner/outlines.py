@@ -56,13 +56,13 @@ from penstock.planner.stagecost import (
     Integers,
     Stages,
     equal_slices,
+    pass_seconds,
     prefixes,
     unit_counts,
-    unit_pass_seconds,
     unit_totals,
 )
 from penstock.planner.stages import balanced_bounds, evened_bounds
-from penstock.planner.tables import copies_seconds, devices_in_order, memory_of, unit_bytes
+from penstock.planner.tables import copies_seconds, first_replica_in_order, memory_of, unit_bytes
 from penstock.planner.work import Floats
 
 
@@ -183,7 +183,7 @@ class _Work:
         lengths = np.concatenate(slicings).astype(np.float64)
         before = np.concatenate([prefixes(each) for each in slicings]).astype(np.float64)
         slowdown = np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES])
-        seconds = np.stack([unit_pass_seconds(cost, kind, batch, lengths, before) for kind in PASSES]) * slowdown
+        seconds = pass_seconds(cost, batch, lengths, before) * slowdown
         state, held = unit_bytes(problem, tp, batch)
         starts = np.cumsum([0, *counts[:-1]])
         return cls(
@@ -285,7 +285,7 @@ class _StageTimes:
 
 def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
     """[ranks - 1, slicings]: the message of one slice between neighbours."""
-    devices = np.array(devices_in_order(mesh)[: mesh.pp])
+    devices = first_replica_in_order(mesh)
     latency, per_byte = work.cost.transfer(devices[:-1], devices[1:])
     width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
     num_bytes = width * problem.sequence_length / work.counts
@@ -299,7 +299,7 @@ def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
     """
     if mesh.pp == 1:
         return np.zeros(hops.shape[1])
-    devices = np.array(devices_in_order(mesh)[: mesh.pp])
+    devices = first_replica_in_order(mesh)
     cards, nodes = problem.card_of(devices), problem.host_of(devices)
     leaves = nodes[:-1] != nodes[1:]
     sent = np.bincount(np.concatenate([cards[:-1][leaves], cards[1:][leaves]]), minlength=1)

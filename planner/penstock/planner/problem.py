@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +22,8 @@ from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.schedules.registry import find
-from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, tabulate
-from penstock.planner.stagecost import SliceCost, UnitTable, unit_counts
+from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, summable_unit_ns, tabulate
+from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
 
 MOST_QUANTA = 256
 """Slice boundaries fall on a grid of at most this many quanta, which bounds the slicing programme to milliseconds."""
@@ -85,6 +86,8 @@ class Problem:
     """Of one device, where that is known (`penstock.core.speed`)."""
     units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)
     """What units take, by degree of tensor parallelism, sequences of a micro-batch and slices; recent ones are kept."""
+    _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
     slicings: Callable[[int, int], Mapping[int, Slicing]] = field(init=False, repr=False, compare=False)
     """By their number, ascending, the slices of a sequence whose largest is cheapest over the whole model, by degree of
@@ -101,17 +104,30 @@ class Problem:
         @functools.lru_cache(maxsize=64)
         def slicings(tp: int, batch: int) -> Mapping[int, Slicing]:
             shape = {"sequence_length": self.sequence_length, "quantum": self.quantum}
-            table = tabulate(self.slice_cost(tp, batch), **shape)
-            found = balanced_slicings(SlicingProblem(cost_ns=table, max_slices=MOST_BALANCED_SLICES, **shape))
-            return {each.num_slices: each for each in found}
+            cost_ns = tabulate(functools.partial(self.slice_ns, tp, batch), **shape)
+            unit_ns = summable_unit_ns(cost_ns)
+            counted = SlicingProblem(cost_ns=cost_ns // unit_ns, max_slices=MOST_BALANCED_SLICES, **shape)
+            return {
+                each.num_slices: Slicing(lengths=each.lengths, slice_ns=tuple(unit_ns * ns for ns in each.slice_ns))
+                for each in balanced_slicings(counted)
+            }
 
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "slicings", slicings)
+        object.__setattr__(self, "_hosts", np.array(self.hosts, dtype=np.int64))
+        object.__setattr__(self, "_cards", np.array(self.cards, dtype=np.int64))
 
-    def slice_cost(self, tp: int, batch: int) -> SliceCost:
-        """What the whole model takes of slices of micro-batches of ``batch`` sequences."""
-        counts = unit_counts(self.model, ((0, self.model.num_units),))[0]
-        return SliceCost(cost=self.cost_of(tp), counts=counts, batch=batch)
+    def limited(self, memory_limit_bytes: int) -> Problem:
+        """The problem with another limit; what units and slices take is shared with it."""
+        other = dataclasses.replace(self, memory_limit_bytes=memory_limit_bytes)
+        object.__setattr__(other, "units", self.units)
+        object.__setattr__(other, "slicings", self.slicings)
+        return other
+
+    def slice_ns(self, tp: int, batch: int, lengths: Integers, before: Integers) -> Integers:
+        """[points]: what the whole model takes of slices of micro-batches of ``batch`` sequences."""
+        cost, counts = self.cost_of(tp), unit_counts(self.model, ((0, self.model.num_units),))[0]
+        return stage_slice_ns(cost, counts, pass_seconds(cost, batch, lengths, before))
 
     @property
     def late_receives(self) -> bool:
@@ -135,12 +151,12 @@ class Problem:
     def host_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The hosts of devices, elementwise."""
         numbers = np.asarray(devices, dtype=np.int64)
-        return np.array(self.hosts, dtype=np.int64)[numbers] if self.hosts else numbers
+        return self._hosts[numbers] if self.hosts else numbers
 
     def card_of(self, devices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The network cards of devices, elementwise."""
         numbers = np.asarray(devices, dtype=np.int64)
-        return np.array(self.cards, dtype=np.int64)[numbers] if self.cards else self.host_of(numbers)
+        return self._cards[numbers] if self.cards else self.host_of(numbers)
 
 
 def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:

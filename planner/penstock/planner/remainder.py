@@ -30,6 +30,6 @@ def remainder_slices(problem: Problem, mesh: Mesh, slices: Slices) -> Slices:
     found = problem.slicings(mesh.tp, mesh.remainder)
     if own:
         return found[own].lengths if own in found else equal_slices(problem.sequence_length, own)
-    times = problem.slice_cost(mesh.tp, mesh.microbatch)(np.array(slices), prefixes(slices))
+    times = problem.slice_ns(mesh.tp, mesh.microbatch, np.array(slices), prefixes(slices))
     enough = (each for count, each in found.items() if count <= len(slices) and each.largest_ns <= times.max())
     return next((each.lengths for each in enough), slices)

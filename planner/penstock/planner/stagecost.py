@@ -83,10 +83,10 @@ class StageCosts:
         return total
 
 
-def unit_pass_seconds(cost: CostModel, kind: Kind, batch: int, lengths: Lengths, before: Lengths) -> Floats:
-    """[unit kinds, points]: seconds of one pass of each unit kind."""
+def pass_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths) -> Floats:
+    """[F I W, unit kinds, points]: seconds of each pass of each unit kind."""
     work = Work.of(batch, lengths, before)
-    return np.stack([cost.unit_seconds(unit, kind, work) for unit in UNIT_KINDS])
+    return np.stack([np.stack([cost.unit_seconds(unit, kind, work) for unit in UNIT_KINDS]) for kind in PASSES])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ class UnitTable:
             for unit in UNIT_KINDS
         ]
         return cls(
-            seconds=np.stack([unit_pass_seconds(cost, kind, batch, lengths, before.astype(float)) for kind in PASSES]),
+            seconds=pass_seconds(cost, batch, lengths, before.astype(float)),
             slowdown=np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES]),
             overhead_seconds=cost.action_overhead_seconds,
             transient_bytes=np.array(sizes, dtype=np.int64),
@@ -147,17 +147,12 @@ def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:
     return totals
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SliceCost:
-    """F + I + W of one stage, three overheads included, as a function of (length, prefix) arrays."""
-
-    cost: CostModel
-    counts: Integers
-    batch: int
-
-    def __call__(self, lengths: Integers, before: Integers) -> Integers:
-        seconds: Floats = np.full(len(lengths), len(PASSES) * self.cost.action_overhead_seconds)
-        for kind in PASSES:
-            slowed = np.array([self.cost.slowdown(unit, kind) for unit in UNIT_KINDS]) * self.counts
-            seconds = seconds + slowed @ unit_pass_seconds(self.cost, kind, self.batch, lengths, before)
-        return whole_nanoseconds(seconds)
+def stage_slice_ns(cost: CostModel, counts: Integers, seconds: Floats) -> Integers:
+    """[points]: F + I + W of a stage of ``counts`` units of each kind, three overheads included, while all ranks of the
+    host compute; ``seconds`` are those of `pass_seconds`.
+    """
+    total: Floats = np.full(seconds.shape[2], len(PASSES) * cost.action_overhead_seconds)
+    for kind, of_units in zip(PASSES, seconds, strict=True):
+        slowed = np.array([cost.slowdown(unit, kind) for unit in UNIT_KINDS]) * counts
+        total = total + slowed @ of_units
+    return whole_nanoseconds(total)

@@ -34,7 +34,13 @@ NORM_BYTES = 16
 
 def devices_in_order(mesh: Mesh) -> tuple[int, ...]:
     """Tensor-parallel peers adjacent, then a stage's replicas (they exchange the most bytes), then stages."""
-    return tuple((rank * mesh.dp + replica) * mesh.tp for replica in range(mesh.dp) for rank in range(mesh.pp))
+    first = first_replica_in_order(mesh)
+    return tuple((first + mesh.tp * np.arange(mesh.dp)[:, None]).ravel().tolist())
+
+
+def first_replica_in_order(mesh: Mesh) -> Integers:
+    """[ranks]: those of the first replica, the first of `devices_in_order`."""
+    return np.arange(mesh.pp) * (mesh.dp * mesh.tp)
 
 
 def stage_memory(problem: Problem, candidate: Candidate) -> StageMemory:

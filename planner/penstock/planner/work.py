@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ PASSES_WITH_WORK = (
 """Every pass that takes time in penstock's own trainer: the head's F does its whole backward."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
     """The work of one pass of a unit on slices, elementwise.
 
@@ -50,7 +51,7 @@ class Work:
         """Keys that the last token of each sequence attends to: the mean and half a slice."""
         return self.pairs / self.tokens + (self.length - 1) / 2
 
-    @property
+    @functools.cached_property
     def distinct_tokens(self) -> tuple[Floats, npt.NDArray[np.intp]]:
         """The distinct counts of tokens, ascending, and the place of each slice's among them."""
         distinct, places = np.unique(self.tokens, return_inverse=True)
