@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock.planner.decide
 from penstock.core.errors import UserError
 from penstock.core.invariants import prove
 from penstock.core.job import Device, JobSpec, Objective
@@ -25,7 +26,7 @@ from penstock.planner.order import RECOMPUTE
 from penstock.planner.problem import Problem, problem_from_cluster
 from penstock.planner.realise import fitting_program_of, program_of, schedule_of
 from penstock.planner.replay import candidate_of, simulated
-from penstock.planner.search import Budget
+from penstock.planner.search import Budget, Result, search
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, job, measured_problem, problem, profile_for
 from tests.support.small_plans import looped_schedule
 
@@ -315,13 +316,22 @@ def test_what_is_said_to_be_enough_memory_is(pinned: dict[str, Any], memory: int
     assert max(prediction.peak_bytes) <= limit
 
 
-def test_more_memory_than_devices_have_is_not_asked_for() -> None:
+def test_more_memory_than_devices_have_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor searched for: a limit above that would only be turned down."""
+    limits = []
+
+    def noted(asked: Problem, *others: Any) -> Result:
+        limits.append(asked.memory_limit_bytes)
+        return search(asked, *others)
+
+    monkeypatch.setattr(penstock.planner.decide, "search", noted)
     small = cluster()
     small = dataclasses.replace(small, device=dataclasses.replace(small.device, memory_bytes=1000))
     with pytest.raises(UserError, match="nothing fits") as caught:
         decide(problem(small))
     assert "allow" not in caught.value.remedy
     assert "more ranks" in caught.value.remedy
+    assert limits == [1000]
 
 
 CSV = looped_schedule(num_ranks=2, num_stages=2, num_microbatches=2, num_slices=2)

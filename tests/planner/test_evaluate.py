@@ -20,6 +20,7 @@ from penstock.planner.outlines import SCHEDULES
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.variants import QUICK_FROM
 from penstock.planner.search import Evaluation
+from penstock.planner.tables import devices_in_order
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
 
 
@@ -144,3 +145,33 @@ def test_a_step_that_is_never_simulated_in_full_says_so(monkeypatch: pytest.Monk
     assert not decision.result.best.is_exact
     (warning,) = decision.plan.prediction.warnings
     assert "96,000 actions" in warning
+
+
+@settings(max_examples=30)
+@given(st.data(), st.integers(1, 40))
+def test_a_judge_with_another_limit_is_like_a_new_one(data: st.DataObject, part: int) -> None:
+    """Tables that it shares with the first do not depend on the limit, orders that do are its own."""
+    asked = data.draw(problems())
+    candidate = data.draw(candidates(asked))
+    judge = Simulated(asked)
+    most = max(judge.evaluate(candidate).peak_bytes)
+    limit = most * part // 20
+    shared, new = judge.limited(limit), Simulated(dataclasses.replace(asked, memory_limit_bytes=limit))
+    assert shared.problem.memory_limit_bytes == limit
+    assert list(shared.proposer.room.fitted(candidate)) == list(new.proposer.room.fitted(candidate))
+    assert shared.best_variant(candidate) == new.best_variant(candidate)
+    assert shared.evaluate(candidate) == new.evaluate(candidate)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_a_judge_that_places_ranks_elsewhere_is_like_a_new_one(data: st.DataObject) -> None:
+    asked = data.draw(problems())
+    candidate = data.draw(candidates(asked))
+    judge = Simulated(asked)
+    judge.evaluate(candidate)
+
+    def backwards(mesh: Mesh) -> tuple[int, ...]:
+        return devices_in_order(mesh)[::-1]
+
+    assert judge.placing(backwards).evaluate(candidate) == Simulated(asked, placement=backwards).evaluate(candidate)

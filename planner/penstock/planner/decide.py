@@ -85,10 +85,11 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
             remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others: dp x tp x pp is the number of "
             "ranks, dp divides globalBatch, and each replica has a microBatch at least",
         )
+    judge = Simulated(problem)
     try:
-        return _decided(problem, budget, reporter)
+        return _decided(judge, budget, reporter)
     except NothingFitsError as shortage:
-        raise _memory_error(problem, shortage) from None
+        raise _memory_error(judge, shortage) from None
 
 
 def _ranks(problem: Problem) -> str:
@@ -96,17 +97,18 @@ def _ranks(problem: Problem) -> str:
     return str(most) if fewest is None else f"{fewest} to {most}"
 
 
-def _decided(problem: Problem, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
-    """The best plan found. A search goes by one placement of every mesh: where another suits its plan better, what else
+def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
+    """The best plan found for the judge's problem. A search goes by one placement of every mesh: where another suits its plan better, what else
     suits that is looked for, or the plan would depend on how devices are numbered.
     """
+    problem = judge.problem
     budget = budget or usual_budget(problem.num_devices)
-    best = _by_placement(problem, budget, reporter, devices_in_order)
+    best = _by_placement(judge, budget, reporter)
     for _ in range(MOST_PLACEMENTS):
         if best.plan.placement == best.judge.placement(best.chosen.candidate.mesh):
             break
         try:
-            found = _by_placement(problem, budget.part(PLACEMENT_PART), reporter, _like(best.plan))
+            found = _by_placement(judge.placing(_like(best.plan)), budget.part(PLACEMENT_PART), reporter)
         except NothingFitsError:
             break
         if found.score(problem) >= best.score(problem):
@@ -125,13 +127,13 @@ def _like(plan: Plan) -> Placement:
     return placement
 
 
-def _by_placement(problem: Problem, budget: Budget, reporter: Reporter | None, placement: Placement) -> Decision:
+def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -> Decision:
     """The best plan whose laid-out arena fits: where that of the best does not, those are looked for that hold less."""
-    asked, best, closest = problem, None, None
+    problem, best, closest = judge.problem, None, None
     for number in range(MOST_TIGHTER_SEARCHES):
         if number == 1:
             budget = budget.part(TIGHTER_PART)
-        judge = Simulated(asked, placement=placement)
+        asked = judge.problem
         try:
             result = search(asked, judge, budget, reporter)
         except NothingFitsError as shortage:
@@ -148,7 +150,7 @@ def _by_placement(problem: Problem, budget: Budget, reporter: Reporter | None, p
                 break
             needed = problem.memory_limit_bytes + found.overshoot_bytes
         limit = TIGHTER * asked.memory_limit_bytes * problem.memory_limit_bytes / needed
-        asked = dataclasses.replace(asked, memory_limit_bytes=max(int(limit), 1))
+        judge = judge.limited(max(int(limit), 1))
     if best is None:
         assert closest is not None, "a search ends with a plan or with what it lacks"
         raise closest
@@ -163,11 +165,11 @@ class _NoArenaFitsError(NothingFitsError):
         self.of_best_bytes = needs[0][0]
 
 
-def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
+def _memory_error(judge: Simulated, shortage: NothingFitsError) -> UserError:
     """What fits in the limit is nothing: say how much came closest, and how much was tried and does."""
-    enough = _enough_bytes(problem, shortage.least_bytes)
+    problem, enough = judge.problem, _enough_bytes(judge, shortage.least_bytes)
     cure = "use more ranks, or make the model, the sequence or pinned micro-batches smaller"
-    if enough is not None and enough <= problem.device_memory_bytes:
+    if enough is not None:
         cure = f"allow {enough // MEBIBYTE}Mi per rank, {cure}"
     limit, least = bytes_apart(problem.memory_limit_bytes, shortage.least_bytes)
     return UserError(
@@ -177,12 +179,16 @@ def _memory_error(problem: Problem, shortage: NothingFitsError) -> UserError:
     )
 
 
-def _enough_bytes(problem: Problem, least_bytes: int) -> int | None:
-    """A limit, in whole MiB, under which a plan was found; tried upwards from the least that could do."""
+def _enough_bytes(judge: Simulated, least_bytes: int) -> int | None:
+    """A limit, in whole MiB, under which a plan was found; tried upwards from the least that could do, as long as
+    devices have it.
+    """
     for factor in GROWTH:
         limit = -(-int(least_bytes * factor) // MEBIBYTE) * MEBIBYTE
+        if limit > judge.problem.device_memory_bytes:
+            return None
         try:
-            _decided(dataclasses.replace(problem, memory_limit_bytes=limit), FIRST_FIT)
+            _decided(judge.limited(limit), FIRST_FIT)
         except NothingFitsError as shortage:
             least_bytes = max(limit, shortage.least_bytes)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -25,10 +24,11 @@ from penstock.planner.schedules.v_shape import ZBV
 from penstock.planner.schedules.variants import QUICK_FROM, Growing, Variants
 from penstock.planner.schedules.zero_bubble import ZB
 from penstock.planner.search import Evaluation, OrderBound
-from penstock.planner.simulate.arrays import StepTimes, simulate_arrays
+from penstock.planner.simulate import kernel
+from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_linked
 from penstock.planner.simulate.bound import lower_bound_ns
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs
-from penstock.planner.simulate.memory import high_water_bytes
+from penstock.planner.simulate.memory import Walk
 from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, joined, stage_costs
 from penstock.planner.tables import (
@@ -79,11 +79,27 @@ class Simulated:
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
     _best_variants: dict[Candidate, Candidate] = field(default_factory=dict)
+    _roomiest: dict[Candidate, Candidate] = field(default_factory=dict)
     _recent: dict[Candidate, Growing] = field(default_factory=dict)
     proposer: Proposer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "proposer", Proposer(self.problem, Room(self.problem, self.receive_ahead)))
+
+    def limited(self, memory_limit_bytes: int) -> Simulated:
+        """The judge of the same problem with another limit; shares with it whatever does not depend on the limit."""
+        problem = self.problem.limited(memory_limit_bytes)
+        other = dataclasses.replace(self, problem=problem, _best_variants={}, _roomiest={}, _recent={})
+        object.__setattr__(other, "proposer", self.proposer.limited(problem))
+        return other
+
+    def placing(self, placement: Placement) -> Simulated:
+        """The judge with ranks on other devices."""
+        other = dataclasses.replace(
+            self, placement=placement, _costs={}, _bounds={}, _best_variants={}, _roomiest={}, _recent={}
+        )
+        object.__setattr__(other, "proposer", self.proposer)
+        return other
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in."""
@@ -150,10 +166,12 @@ class Simulated:
         """The candidate with the variant of its schedule that has most room."""
         if candidate.schedule not in VARIED or candidate.variant is not None:
             return candidate
-        inputs = self.schedule_inputs(candidate, str(candidate.schedule))
-        short = min(inputs.num_microbatches, 2 * enough_microbatches(candidate, self.receive_ahead))
-        inputs = VARIED[candidate.schedule].roomiest(dataclasses.replace(inputs, num_microbatches=short))
-        return dataclasses.replace(candidate, variant=inputs.variant)
+        if candidate not in self._roomiest:
+            inputs = self.schedule_inputs(candidate, str(candidate.schedule))
+            short = min(inputs.num_microbatches, 2 * enough_microbatches(candidate, self.receive_ahead))
+            inputs = VARIED[candidate.schedule].roomiest(dataclasses.replace(inputs, num_microbatches=short))
+            self._roomiest[candidate] = dataclasses.replace(candidate, variant=inputs.variant)
+        return self._roomiest[candidate]
 
     def best_variant(self, candidate: Candidate) -> Candidate:
         """The candidate with its schedule's fastest variant, which takes `Variants.best` its time to find; a long step
@@ -179,10 +197,11 @@ class Simulated:
         if not repeats or (in_full and candidate.num_actions <= MOST_SIMULATED_ACTIONS):
             order = growing.generate(candidate.mesh.num_microbatches)
             _check_shape(order, candidate)
-            return self._evaluation(candidate, order, self._times(candidate, order), is_exact=True)
-        generate, owners = functools.cache(growing.generate), owners_of(candidate)
+            linked = link_order(order, self.receive_ahead, self.problem.late_receives, width=kernel.REACHED)
+            return self._evaluation(candidate, order, linked, self._times(candidate, order, linked), is_exact=True)
+        owners = owners_of(candidate)
         found = extrapolate(
-            generate,
+            growing.generate,
             candidate.mesh.num_microbatches,
             self.costs(candidate, owners),
             receive_ahead=self.receive_ahead,
@@ -191,7 +210,7 @@ class Simulated:
             first=growing.first,
             multiple=growing.period,
         )
-        return self._evaluation(candidate, generate(found.num_simulated), found.times, is_exact=found.is_exact)
+        return self._evaluation(candidate, found.order, found.linked, found.times, is_exact=found.is_exact)
 
     def _growing(self, candidate: Candidate) -> Growing:
         """The orders of the candidate's schedule for its own and for other numbers of micro-batches, the last of which
@@ -218,19 +237,15 @@ class Simulated:
             self._recent[candidate] = VARIED[name].growing(self.schedule_inputs(candidate, name))
         return self._recent[candidate]
 
-    def _evaluation(self, candidate: Candidate, order: Order, times: StepTimes, *, is_exact: bool) -> Evaluation:
+    def _evaluation(
+        self, candidate: Candidate, order: Order, linked: Linked, times: StepTimes, *, is_exact: bool
+    ) -> Evaluation:
         """``order`` may be of fewer micro-batches, as long as a step of all of them holds no more bytes at once."""
         busiest = int(times.compute_ns.argmax())
         stage_ranks = tuple(order.stage_ranks.tolist())
         memory = stage_memory(self.problem, candidate)
-        slots = high_water_bytes(
-            order,
-            memory.slot_bytes,
-            candidate.slices,
-            self.receive_ahead,
-            late_receives=self.problem.late_receives,
-            remainder=remainder_shape(self.problem, candidate),
-        )
+        own = remainder_shape(self.problem, candidate)
+        slots = Walk.of_linked(order, linked).high_water_bytes(memory.slot_bytes, candidate.slices, remainder=own)
         always = static_bytes(self.problem, candidate, stage_ranks)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),
@@ -252,13 +267,13 @@ class Simulated:
             **parts,
         )
 
-    def _times(self, candidate: Candidate, order: Order) -> StepTimes:
+    def _times(self, candidate: Candidate, order: Order, linked: Linked) -> StepTimes:
         stage_ranks = tuple(order.stage_ranks.tolist())
-        return simulate_arrays(
+        return simulate_linked(
             order,
+            linked,
             self.costs(candidate, stage_ranks),
             receive_ahead=self.receive_ahead,
-            late_receives=self.problem.late_receives,
             reductions=self._reductions(candidate, stage_ranks),
         )
 

@@ -95,11 +95,7 @@ def links_are_alike(problem: Problem, mesh: Mesh) -> bool:
 def _seated(judge: Simulated, mesh: Mesh, arrangement: Arrangement) -> Simulated:
     """The judge with this mesh's ranks on these seats."""
     devices = tuple(seat * mesh.tp for seat in arrangement)
-    return Simulated(
-        judge.problem,
-        judge.receive_ahead,
-        lambda other: devices if other == mesh else devices_in_order(other),
-    )
+    return judge.placing(lambda other: devices if other == mesh else devices_in_order(other))
 
 
 def bound_ns(judge: Simulated, candidate: Candidate, arrangement: Arrangement) -> int:

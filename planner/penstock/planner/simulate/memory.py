@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Kind
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
-from penstock.planner.simulate.arrays import link_order
+from penstock.planner.simulate.arrays import Linked, link_order
 from penstock.planner.simulate.channels import DIRECTIONS
 from penstock.planner.simulate.costs import TO_NEXT, TO_PREVIOUS
 from penstock.planner.simulate.link import AWAITED, POSTED, SENDER, STOP_POST, STOP_WAIT
@@ -69,7 +69,11 @@ class Walk:
     @classmethod
     def of(cls, order: Order, receive_ahead: int, *, late_receives: bool = False) -> Walk:
         """With this many receives posted ahead."""
-        linked = link_order(order, receive_ahead, late_receives)
+        return cls.of_linked(order, link_order(order, receive_ahead, late_receives))
+
+    @classmethod
+    def of_linked(cls, order: Order, linked: Linked) -> Walk:
+        """Of an order whose messages are numbered already."""
         return cls(
             order=order,
             codes=np.stack([order.kinds, order.stages, order.columns], axis=1).astype(np.int32),

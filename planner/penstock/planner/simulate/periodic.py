@@ -19,7 +19,6 @@ WAIT_SEND in the longer step are compared with those in the shorter one, and so 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ import numpy.typing as npt
 from penstock.core.program import Reduction
 from penstock.planner.order import FORWARD, Integers, Order
 from penstock.planner.simulate import kernel, link
-from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_arrays, simulate_linked
+from penstock.planner.simulate.arrays import Linked, StepTimes, link_order, simulate_linked
 from penstock.planner.simulate.costs import Costs
 
 Ints = npt.NDArray[np.int64]
@@ -40,15 +39,21 @@ MOST_MICROBATCHES_PER_PERIOD = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Extrapolation:
-    """The times of a step (without trace) and the micro-batches of the longest one that was simulated to know them.
+    """The times of a step (without trace), and the ``order`` of the longest one that was simulated to know them.
 
     ``is_exact`` if that was the step itself or its repetition was proved; otherwise the times of two shorter steps were
     continued in a straight line.
     """
 
     times: StepTimes
-    num_simulated: int
+    order: Order
+    linked: Linked
     is_exact: bool
+
+    @property
+    def num_simulated(self) -> int:
+        """The micro-batches of the longest step that was simulated."""
+        return self.order.num_microbatches
 
 
 def extrapolate(
@@ -74,44 +79,75 @@ def extrapolate(
         second = 2 * first
     else:
         first, second = first + 2 * multiple, first + 6 * multiple
+    machine = _Machine(
+        generate=generate,
+        costs=costs,
+        receive_ahead=receive_ahead,
+        late_receives=late_receives,
+        reductions=reductions,
+    )
     if second >= num_microbatches:
-        order = generate(num_microbatches)
-        times = simulate_arrays(
-            order, costs, receive_ahead=receive_ahead, late_receives=late_receives, reductions=reductions
-        )
-        return Extrapolation(times=times, num_simulated=num_microbatches, is_exact=True)
-
-    @functools.cache
-    def step_of(count: int) -> _Step:
-        return _traced(generate(count), costs, receive_ahead, late_receives, reductions)
-
+        step = machine.step(num_microbatches)
+        return Extrapolation(times=step.times, order=step.order, linked=step.linked, is_exact=True)
+    traced: list[_Step] = []
     for count in (first, second):
-        is_short = 2 * count < num_microbatches
-        cut = _find_cut(generate, step_of(count), receive_ahead, late_receives, multiple) if is_short else None
-        if cut is not None:
-            base = count + (num_microbatches - count) % cut.period
-            num_periods = (num_microbatches - base) // cut.period
-            times = _continued(step_of(base).times, step_of(base + cut.period).times, num_periods, 1)
-            return Extrapolation(times=times, num_simulated=base + cut.period, is_exact=True)
-    times = _continued(step_of(first).times, step_of(second).times, num_microbatches - first, second - first)
-    return Extrapolation(times=times, num_simulated=second, is_exact=False)
+        step = machine.step(count, traced=True)
+        found = _find_cut(machine, step, multiple) if 2 * count < num_microbatches else None
+        if found is not None:
+            return _repeated(machine, step, *found, num_microbatches)
+        traced.append(step)
+    earlier, later = traced
+    times = _continued(earlier.times, later.times, num_microbatches - first, second - first)
+    return Extrapolation(times=times, order=later.order, linked=later.linked, is_exact=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Step:
-    """A step that was simulated with its trace, which is in ``linked.actions``."""
+    """A step that was simulated; its trace, if it has one, is in ``linked.actions``."""
 
     order: Order
     linked: Linked
     times: StepTimes
 
 
-def _traced(
-    order: Order, costs: Costs, receive_ahead: int, late_receives: bool, reductions: Sequence[Reduction]
-) -> _Step:
-    linked = link_order(order, receive_ahead, late_receives, width=kernel.ARRIVED + 1)
-    times = simulate_linked(order, linked, costs, receive_ahead=receive_ahead, reductions=reductions)
-    return _Step(order=order, linked=linked, times=times)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Machine:
+    """Simulates the orders of any number of micro-batches."""
+
+    generate: Callable[[int], Order]
+    costs: Costs
+    receive_ahead: int
+    late_receives: bool
+    reductions: Sequence[Reduction]
+
+    def step(self, num_microbatches: int, *, traced: bool = False) -> _Step:
+        """The step of so many micro-batches."""
+        order = self.generate(num_microbatches)
+        return self.simulated(order, self.link(order, traced=traced))
+
+    def link(self, order: Order, *, traced: bool = False) -> Linked:
+        """The order with its messages, ready to be simulated."""
+        width = kernel.ARRIVED + 1 if traced else kernel.REACHED
+        return link_order(order, self.receive_ahead, self.late_receives, width=width)
+
+    def simulated(self, order: Order, linked: Linked) -> _Step:
+        """The step of a linked order."""
+        times = simulate_linked(order, linked, self.costs, receive_ahead=self.receive_ahead, reductions=self.reductions)
+        return _Step(order=order, linked=linked, times=times)
+
+
+def _repeated(
+    machine: _Machine, step: _Step, cut: Cut, longer: Order, linked: Linked, num_microbatches: int
+) -> Extrapolation:
+    """The times of ``num_microbatches``: ``longer``, not simulated yet, is the order of a period more than ``step``."""
+    count = step.order.num_microbatches
+    base = count + (num_microbatches - count) % cut.period
+    if base == count:
+        last = machine.simulated(longer, linked)
+    else:
+        step, last = machine.step(base), machine.step(base + cut.period)
+    times = _continued(step.times, last.times, (num_microbatches - base) // cut.period, 1)
+    return Extrapolation(times=times, order=last.order, linked=last.linked, is_exact=True)
 
 
 def enough_to_repeat(num_ranks: int, num_slices: int) -> int:
@@ -127,20 +163,17 @@ def _continued(times: StepTimes, longer: StepTimes, numerator: int, denominator:
     return dataclasses.replace(times, **totals, reductions=(), trace=times.trace[:, :0])
 
 
-def _find_cut(
-    generate: Callable[[int], Order], step: _Step, receive_ahead: int, late_receives: bool, multiple: int
-) -> Cut | None:
-    """Two times between which the step repeats itself, if there are such."""
+def _find_cut(machine: _Machine, step: _Step, multiple: int) -> tuple[Cut, Order, Linked] | None:
+    """Two times between which the step repeats itself, if there are such, and the order of a period more."""
     order, linked = step.order, step.linked
     for period in range(multiple, max(MOST_MICROBATCHES_PER_PERIOD, multiple) + 1, multiple):
         cut = _cut(order, linked, period)
-        if cut is not None and _repeats(order, linked, receive_ahead, cut):
-            longer = generate(order.num_microbatches + period)
-            if _is_stretched(order, longer, cut) and (
-                not late_receives
-                or _are_places_stretched(step, longer, link_order(longer, receive_ahead, late_receives), cut)
-            ):
-                return cut
+        if cut is not None and _repeats(order, linked, machine.receive_ahead, cut):
+            longer = machine.generate(order.num_microbatches + period)
+            if _is_stretched(order, longer, cut):
+                longer_linked = machine.link(longer)
+                if not machine.late_receives or _are_places_stretched(step, longer, longer_linked, cut):
+                    return cut, longer, longer_linked
     return None
 
 
