@@ -116,7 +116,7 @@ def test_no_slice_is_longer_than_the_longest_of_the_others(
         assert found == ()
         return
     longest, own = (
-        int(asked.slice_cost(1, batch)(np.array(each), prefixes(each)).max())
+        int(asked.slice_ns(1, batch, np.array(each), prefixes(each)).max())
         for batch, each in ((mesh.microbatch, slices), (mesh.remainder, found))
     )
     assert sum(found) == length

@@ -98,8 +98,8 @@ def _ranks(problem: Problem) -> str:
 
 
 def _decided(judge: Simulated, budget: Budget | None, reporter: Reporter | None = None) -> Decision:
-    """The best plan found for the judge's problem. A search goes by one placement of every mesh: where another suits its
-    plan better, what else suits that is looked for, or the plan would depend on how devices are numbered.
+    """The best plan found for the judge's problem. A search goes by one placement of every mesh: where another suits
+    its plan better, what else suits that is looked for, or the plan would depend on how devices are numbered.
     """
     problem = judge.problem
     budget = budget or usual_budget(problem.num_devices)
