@@ -102,9 +102,8 @@ def test_the_number_of_stages_does_not_change_what_is_learnt(
 
 def smaller_last(job: PipelineJob, pp: int) -> Plan:
     """The four sequences of a step as three and one, which has slices of its own."""
-    shape = {"microbatch": 3, "num_microbatches": 2, "remainder": 1}
-    plan = tiny_plan(job, pp)
-    return dataclasses.replace(plan, **shape, remainder_slices=(plan.sequence_length,))
+    plan, alone = tiny_plan(job, pp), (job.spec.data.sequence_length,)
+    return dataclasses.replace(plan, microbatch=3, num_microbatches=2, remainder=1, remainder_slices=alone)
 
 
 def test_a_smaller_last_micro_batch_does_not_change_what_is_learnt(
