@@ -147,24 +147,16 @@ def test_a_cluster_of_one_rank_gets_a_plan_of_one_stage() -> None:
 
 def test_a_sequence_is_cut_on_one_rank_where_it_does_not_fit_whole() -> None:
     """It was refused, although it fits with slices pinned: logits of a slice take less than those of a sequence."""
-    shape = {
-        "model": dataclasses.replace(TINY_LLAMA, vocab=4096),
-        "ranks": 1,
-        "global_batch": 1,
-        "sequence_length": 512,
-    }
+    model = dataclasses.replace(TINY_LLAMA, vocab=4096)
+
+    def offers(**more: Any) -> list[Candidate]:
+        return proposed(problem(model=model, ranks=1, global_batch=1, sequence_length=512, **more))
 
     def needed(**pinned: Any) -> int:
-        asked = problem(**shape, **pinned)
-        judge = Simulated(asked)
-        return max(judge.evaluate(proposed(asked)[0]).peak_bytes)
+        asked = problem(model=model, ranks=1, global_batch=1, sequence_length=512, **pinned)
+        return max(Simulated(asked).evaluate(offers(**pinned)[0]).peak_bytes)
 
     whole, eighths = needed(), needed(slices=8)
     assert eighths < whole
-    assert [len(each.slices) for each in proposed(problem(**shape, memory=whole))] == [1]
-    assert (
-        1
-        < len(proposed(problem(**shape, memory=whole - 1))[0].slices)
-        <= len(proposed(problem(**shape, memory=eighths))[0].slices)
-        <= 8
-    )
+    counts = [len(each.slices) for limit in (whole, whole - 1, eighths) for each in offers(memory=limit)]
+    assert 1 == counts[0] < counts[1] <= counts[2] <= 8

@@ -1,14 +1,17 @@
-"""Plans a step away from a candidate: a boundary between two slices or two stages moved, one at a time."""
+"""Plans a step away from a candidate: a boundary between two slices or two stages moved, one at a time, and outlines
+that differ in a field or two.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from penstock.planner.candidate import Candidate
-from penstock.planner.problem import Problem
+from penstock.planner.outlines import Outline
+from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remainder import remainder_slices
 
 STEPS = (8, 4, 2, 1)
@@ -46,3 +49,49 @@ def _move_stage(candidate: Candidate, *, boundary: int, units: int) -> Candidate
     if any(first >= stop for first, stop in stages):
         return None
     return replace(candidate, stages=tuple((first, stop) for first, stop in stages))
+
+
+Key = tuple[int, int, int, int, int, object]
+"""An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule."""
+
+
+def kind_of(candidate: Candidate) -> tuple[object, ...]:
+    """The candidate without its boundaries."""
+    return candidate.mesh, candidate.schedule, len(candidate.slices)
+
+
+def key_of(outline: Outline) -> Key:
+    """Its key."""
+    mesh = outline.mesh
+    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, outline.num_slices, outline.schedule)
+
+
+def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]]:
+    """Keys a step away: those that differ in one field, where a degree grows at the cost of another, and then those
+    with other numbers of slices and other micro-batches besides.
+    """
+    mesh, num_slices, schedule = candidate.mesh, len(candidate.slices), candidate.schedule
+    keys = list(known)
+    counts = [num_slices, *_around({key[4] for key in keys}, num_slices)]
+    batches = [mesh.microbatch, *_around({key[3] for key in keys}, mesh.microbatch)]
+    here = (mesh.dp, mesh.tp, mesh.pp)
+    degrees = [here, *sorted({key[:3] for key in keys if _is_next_mesh(key, mesh)})]
+    schedules = [schedule, *sorted({key[5] for key in keys} - {schedule}, key=str)]
+    yield [(*here, mesh.microbatch, num_slices, each) for each in schedules[1:]]
+    yield [(*here, mesh.microbatch, count, schedule) for count in counts[1:]]
+    yield [(*here, batch, num_slices, schedule) for batch in batches[1:]]
+    yield [(*degree, mesh.microbatch, num_slices, schedule) for degree in degrees[1:]]
+    yield [(*here, mesh.microbatch, *both) for both in itertools.product(counts[1:], schedules[1:])]
+    yield [(*degree, batch, count, schedule) for degree, batch, count in itertools.product(degrees, batches, counts)]
+
+
+def _is_next_mesh(key: Key, mesh: Mesh) -> bool:
+    """Whether one of the three degrees is the same, and the other two are others."""
+    dp, tp, pp = key[:3]
+    return (dp == mesh.dp) + (tp == mesh.tp) + (pp == mesh.pp) == 1 and dp * tp * pp == mesh.num_devices
+
+
+def _around(values: set[int], value: int) -> list[int]:
+    """The next smaller and the next larger one."""
+    below, above = sorted(each for each in values if each < value), sorted(each for each in values if each > value)
+    return below[-1:] + above[:1]

@@ -319,8 +319,8 @@ def _stages(
 
 
 def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], owners: Sequence[int]) -> Stages:
-    """The pinned stages, or those with the shortest longest one, whatever they hold. Of ranks with several stages,
-    which ``owners`` [stages] say, the busiest then has the least work instead.
+    """The pinned stages, or those with the shortest longest one, whatever they hold. Where ``owners`` [stages] have
+    several stages each, the busiest of them gives units to others.
     """
     model, pinned = problem.model, problem.pinned.stages
     if pinned is not None:

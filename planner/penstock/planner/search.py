@@ -24,7 +24,7 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
@@ -33,7 +33,7 @@ from penstock.core.explanation import StepParts
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
-from penstock.planner.moves import STEPS, moves
+from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours
 from penstock.planner.outlines import Outline, outlines, outlines_of, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes
 from penstock.planner.room import Shortage
@@ -259,6 +259,8 @@ class _Search:
     ending: Ending = Ending.EVERYTHING
     pruned: list[list[Mesh]] = field(default_factory=list)
     """Groups of meshes of which ``outlines`` has only those that promised something."""
+    unmoved: dict[tuple[object, ...], Evaluation] = field(default_factory=dict)
+    """By their kind those whose boundaries were moved, as they were before."""
 
     def score(self, mesh: Mesh, nanoseconds: int) -> int:
         """What is minimised: time, or device time."""
@@ -423,7 +425,7 @@ class _Search:
         """Open the neighbours of the best outline, and of whatever turns out to be better, whatever their estimates; at
         last, where the list has them not, the same with a slice fewer and one more. ``actions`` is the budget of all.
         """
-        known = {_key(each): each for each in self.outlines}
+        known = {key_of(each): each for each in self.outlines}
         limit = len(self.seen) + self.budget.neighbours
         visited = set[object]()
         while self._affordable(limit, actions):
@@ -436,8 +438,8 @@ class _Search:
             visited.add(key)
             for group in [each for each in self.pruned if best.mesh in each]:
                 self.pruned.remove(group)
-                known = {_key(each): each for each in outlines_of(self.problem, group)} | known
-            for keys in _neighbours(best, known):
+                known = {key_of(each): each for each in outlines_of(self.problem, group)} | known
+            for keys in neighbours(best, known):
                 around = [known[key] for key in keys if key in known]
                 for outline in sorted(around, key=lambda each: self.score(each.mesh, each.estimate_ns)):
                     if self._affordable(limit, actions) and outline.least_bytes <= self.problem.memory_limit_bytes:
@@ -451,7 +453,7 @@ class _Search:
             return []
         most = self.problem.sequence_length // self.problem.quantum
         others = [replace(here, num_slices=each) for each in (count - 1, count + 1) if 1 <= each <= most]
-        return [each for each in others if _key(each) not in known]
+        return [each for each in others if key_of(each) not in known]
 
     def _affordable(self, candidates: int, actions: int) -> bool:
         """Whether another simulation is within these counts."""
@@ -475,13 +477,14 @@ class _Search:
         """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""
         most_actions = self.num_actions + self.budget.moved_actions
         for best in self._best_kinds():
+            self.unmoved[kind_of(best.candidate)] = best
             self._improve(best, most_actions)
 
     def _best_kinds(self) -> list[Evaluation]:
         """The best of each of the best few meshes, schedules and numbers of slices."""
         kinds: dict[tuple[object, ...], Evaluation] = {}
         for each in sorted(self.fitting, key=self.rank):
-            kinds.setdefault((each.candidate.mesh, each.candidate.schedule, len(each.candidate.slices)), each)
+            kinds.setdefault(kind_of(each.candidate), each)
         return list(kinds.values())[: self.budget.starts]
 
     def _improve(self, best: Evaluation, most_actions: int) -> None:
@@ -504,11 +507,17 @@ class _Search:
                         best = found
 
     def settle(self) -> None:
-        """Look for better orders of the best few kinds, and simulate the best in full until it stays the best."""
+        """Look for better orders of the best few kinds, and simulate the best in full until it stays the best.
+
+        Boundaries were moved for quick orders: better ones may suit those from before.
+        """
         settled: set[Candidate] = set()
         tried: set[Candidate] = set()
         for each in self._best_kinds()[:VARIED_KINDS]:
             self._vary(each, tried)
+            before = self.unmoved.get(kind_of(each.candidate), each)
+            if before.candidate not in tried and self._ruled_out(before.candidate) is None:
+                self._vary(before, tried)
         while (best := min(self.fitting, key=self.rank)).candidate not in settled:
             settled.add(best.candidate)
             if not best.is_exact:
@@ -544,10 +553,6 @@ class _Search:
         return NothingFitsError(*min(needs))
 
 
-Key = tuple[int, int, int, int, int, object]
-"""An outline: dp, tp, pp, sequences of a micro-batch, number of slices, schedule."""
-
-
 def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
     """Groups of outlines whose estimates are off for the same reasons, the narrowest first, each with the part of it
     that is believed: of the same mesh, of the same division of the devices, and of any. Estimates without a pipeline
@@ -557,42 +562,6 @@ def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
     yield 1 / 2, (mesh, schedule)
     yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, schedule)
     yield 1 / 4, (schedule, mesh.pp > 1)
-
-
-def _key(outline: Outline) -> Key:
-    mesh = outline.mesh
-    return (mesh.dp, mesh.tp, mesh.pp, mesh.microbatch, outline.num_slices, outline.schedule)
-
-
-def _neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]]:
-    """Keys a step away: those that differ in one field, where a degree grows at the cost of another, and then those
-    with other numbers of slices and other micro-batches besides.
-    """
-    mesh, num_slices, schedule = candidate.mesh, len(candidate.slices), candidate.schedule
-    keys = list(known)
-    counts = [num_slices, *_around({key[4] for key in keys}, num_slices)]
-    batches = [mesh.microbatch, *_around({key[3] for key in keys}, mesh.microbatch)]
-    here = (mesh.dp, mesh.tp, mesh.pp)
-    degrees = [here, *sorted({key[:3] for key in keys if _is_next_mesh(key, mesh)})]
-    schedules = [schedule, *sorted({key[5] for key in keys} - {schedule}, key=str)]
-    yield [(*here, mesh.microbatch, num_slices, each) for each in schedules[1:]]
-    yield [(*here, mesh.microbatch, count, schedule) for count in counts[1:]]
-    yield [(*here, batch, num_slices, schedule) for batch in batches[1:]]
-    yield [(*degree, mesh.microbatch, num_slices, schedule) for degree in degrees[1:]]
-    yield [(*here, mesh.microbatch, *both) for both in itertools.product(counts[1:], schedules[1:])]
-    yield [(*degree, batch, count, schedule) for degree, batch, count in itertools.product(degrees, batches, counts)]
-
-
-def _is_next_mesh(key: Key, mesh: Mesh) -> bool:
-    """Whether one of the three degrees is the same, and the other two are others."""
-    dp, tp, pp = key[:3]
-    return (dp == mesh.dp) + (tp == mesh.tp) + (pp == mesh.pp) == 1 and dp * tp * pp == mesh.num_devices
-
-
-def _around(values: set[int], value: int) -> list[int]:
-    """The next smaller and the next larger one."""
-    below, above = sorted(each for each in values if each < value), sorted(each for each in values if each > value)
-    return below[-1:] + above[:1]
 
 
 def with_h1(candidate: Candidate) -> Candidate:
