@@ -14,7 +14,7 @@ from penstock.planner.candidates import Proposer
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import Order
 from penstock.planner.outlines import REPEATING
-from penstock.planner.problem import Problem, parsed_schedule
+from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import tied_ranks
 from penstock.planner.room import Room, enough_microbatches
 from penstock.planner.schedules.inputs import ScheduleInputs
@@ -33,9 +33,11 @@ from penstock.planner.simulate.periodic import extrapolate
 from penstock.planner.stagecost import StageCosts, joined, stage_costs
 from penstock.planner.tables import (
     Placement,
+    Seats,
     devices_in_order,
     remainder_shape,
     rows,
+    seats_of,
     simulation_costs,
     stage_memory,
     stash_caps,
@@ -76,6 +78,7 @@ class Simulated:
     receive_ahead: int = DEFAULT_RECEIVE_AHEAD
     placement: Placement = devices_in_order
     _passes: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
+    _seats: dict[tuple[Mesh, tuple[int, ...]], Seats] = field(default_factory=dict)
     _costs: dict[tuple[object, ...], Costs] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], int] = field(default_factory=dict)
     _best_variants: dict[Candidate, Candidate] = field(default_factory=dict)
@@ -96,7 +99,7 @@ class Simulated:
     def placing(self, placement: Placement) -> Simulated:
         """The judge with ranks on other devices."""
         other = dataclasses.replace(
-            self, placement=placement, _costs={}, _bounds={}, _best_variants={}, _roomiest={}, _recent={}
+            self, placement=placement, _seats={}, _costs={}, _bounds={}, _best_variants={}, _roomiest={}, _recent={}
         )
         object.__setattr__(other, "proposer", self.proposer)
         return other
@@ -147,7 +150,10 @@ class Simulated:
         key = (candidate.mesh, candidate.stages, candidate.slices, candidate.remainder_slices, stage_ranks)
         if key not in self._costs:
             passes = self.stage_costs(candidate)
-            costs = simulation_costs(self.problem, candidate, passes, stage_ranks, self.placement)
+            where = (candidate.mesh, stage_ranks)
+            if where not in self._seats:
+                self._seats[where] = seats_of(self.problem, candidate.mesh, stage_ranks, self.placement)
+            costs = simulation_costs(self.problem, candidate, passes, stage_ranks, self._seats[where])
             require_countable(costs.most_ns(candidate.mesh.num_microbatches))
             self._costs[key] = costs
         return self._costs[key]

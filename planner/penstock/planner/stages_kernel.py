@@ -14,6 +14,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner.compiled import compiled
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -81,7 +83,7 @@ def cheapest(units: Ints, stages: Ints, factors: Floats, lacking: bool, largest:
         bounds[stage + 1] = stage + 1 + place
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _cost(units: Ints, stages: Ints, factors: Floats, lacking: bool, stage: int, first: int, stop: int) -> int:
     """What ``stage`` lacks for units [first, stop), or their nanoseconds there, FORBIDDEN if it lacks anything."""
     held = math.ceil((units[stop, HELD] - units[first, HELD]) * factors[stage, IN_FLIGHT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -69,12 +70,30 @@ def memory_of(problem: Problem, stages: Stages, batch: int, tp: int) -> StageMem
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Seats:
+    """Where the ranks of a mesh are, whatever their stages are: `Placement`, and two fields of `Costs`."""
+
+    devices: tuple[int, ...]
+    card_ppm: Integers
+    hosts: Hosts
+
+
+def seats_of(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], placement: Placement) -> Seats:
+    """Those of the mesh by this placement; ``stage_ranks`` says which rank runs each stage."""
+    devices = placement(mesh)
+    return Seats(
+        devices=devices,
+        card_ppm=card_table(problem, mesh, stage_ranks, devices),
+        hosts=_hosts(problem, mesh, devices),
+    )
+
+
 def simulation_costs(
-    problem: Problem, candidate: Candidate, passes: StageCosts, stage_ranks: tuple[int, ...], placement: Placement
+    problem: Problem, candidate: Candidate, passes: StageCosts, stage_ranks: tuple[int, ...], seats: Seats
 ) -> Costs:
     """Everything the simulator charges for; ``stage_ranks`` says which rank runs each stage."""
-    mesh = candidate.mesh
-    devices = placement(mesh)
+    mesh, devices = candidate.mesh, seats.devices
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
     compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
@@ -88,8 +107,8 @@ def simulation_costs(
         compute_ns=compute,
         together_ppm=_together(passes),
         transfer_ns=transfers,
-        card_ppm=card_table(problem, mesh, stage_ranks, devices),
-        hosts=_hosts(problem, mesh, devices),
+        card_ppm=seats.card_ppm,
+        hosts=seats.hosts,
         reduce_ns=_reductions(problem, candidate, stage_ranks, devices),
         optimizer_ns=optimizer_ns(problem, candidate, stage_ranks),
         remade_ns=remade,

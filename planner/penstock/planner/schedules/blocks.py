@@ -41,6 +41,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner.compiled import compiled
 from penstock.planner.schedules.pipeline import Ints, Pipeline
 
 MOST_WHOLE_SLICES = 6
@@ -136,7 +137,7 @@ def _place(
                 offsets[2, stage, part] = _reserve(taken, counts, owners[stage], time, length, period)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _reserve(taken: Ints, counts: Ints, rank: int, time: int, length: int, period: int) -> int:
     """The earliest time from ``time`` on that is free on ``rank`` modulo the period, now taken; ``time`` if none is."""
     count = counts[rank]
@@ -154,7 +155,7 @@ def _reserve(taken: Ints, counts: Ints, rank: int, time: int, length: int, perio
     return best
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _is_free(taken: Ints, count: int, rank: int, start: int, length: int, period: int) -> bool:
     for number in range(count):
         first, taken_length = taken[rank, number, 0], taken[rank, number, 1]

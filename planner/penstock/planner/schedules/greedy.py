@@ -10,11 +10,11 @@ so a rank knows how long it will wait for its message and can leave a wait alone
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from penstock.planner.clock import Clock, never, next_cell, next_time, set_time, time_of
+from penstock.planner.compiled import compiled
 
 Ints = npt.NDArray[np.int64]
 
@@ -40,7 +40,7 @@ SENT_AT, POSTED_AT, DURATION = range(3)
 F, I, W, NOTHING = range(4)  # noqa: E741  the field's own name for the input-gradient pass
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def run(
     costs: Ints,
     stages: Ints,
@@ -74,7 +74,7 @@ def run(
         now = next_time(clock)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _choose(
     costs: Ints,
     stages: Ints,
@@ -113,7 +113,7 @@ def _choose(
     return kind, place, soonest
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _furthest(
     stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int, kind: int
 ) -> tuple[int, int]:
@@ -127,7 +127,7 @@ def _furthest(
     return best, best_at
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _soonest_after(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, mine: Ints, now: int) -> int:
     """When the next F or I gets ready that is not yet."""
     soonest = NEVER
@@ -139,7 +139,7 @@ def _soonest_after(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices:
     return soonest
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _oldest_weight(stages: Ints, mine: Ints) -> tuple[int, bool]:
     """The place of the stage whose W is next, -1 if none, and whether some stage lags too far behind to wait."""
     best, is_overdue = -1, False
@@ -154,14 +154,14 @@ def _oldest_weight(stages: Ints, mine: Ints) -> tuple[int, bool]:
     return best, is_overdue
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _weight_ns(costs: Ints, stages: Ints, stage: int) -> int:
     num_slices = costs.shape[1]
     duration: int = costs[stage, num_slices - 1 - stages[stage, NEXT_W] % num_slices, W_NS]
     return duration
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _ready(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, stage: int, kind: int) -> int:
     """When the next F or I could start as far as is known: its input is there and its message will have a receive."""
     unit = stages[stage, NEXT_F + kind]
@@ -178,14 +178,14 @@ def _ready(stages: Ints, arrivals: Ints, receive_ahead: int, num_slices: int, st
     return ready
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _is_remote(stages: Ints, stage: int, neighbour: int) -> bool:
     """Whether there is such a neighbour, and on another rank."""
     remote: bool = 0 <= neighbour < len(stages) and stages[neighbour, RANK] != stages[stage, RANK]
     return remote
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _has_room(costs: Ints, stages: Ints, ranks: Ints, stage: int, kind: int) -> bool:
     part, rank = stages[stage, NEXT_F + kind] % costs.shape[1], stages[stage, RANK]
     if kind == F:
@@ -197,7 +197,7 @@ def _has_room(costs: Ints, stages: Ints, ranks: Ints, stage: int, kind: int) -> 
     return added <= 0 or room >= 0
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _start(
     costs: Ints,
     stages: Ints,
@@ -232,7 +232,7 @@ def _start(
     return over
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _deliver(stages: Ints, ranks: Ints, clock: Clock, arrivals: Ints, messages: Ints, stage: int, kind: int) -> None:
     """Date the arrivals of messages into ``stage`` that are now both sent and posted, and tell both ends."""
     receive_ahead = messages.shape[3]

@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.planner.clock import Clock, never, new_clock, next_cell, next_time, set_time, time_of
+from penstock.planner.compiled import compiled
 from penstock.planner.schedules.pipeline import TO_PASS, Ints, Pipeline
 
 Word = npt.NDArray[np.int8]
@@ -234,22 +235,23 @@ def _run(
 ) -> int:
     """Fill ``run`` and ``starts``; returns the length of the step, -1 if it got stuck.
 
-    Allocates what `_take_turns` needs, which counts no references (`penstock.planner.simulate.kernel`).
+    Allocates what `_take_turns` needs, which counts no references (`penstock.planner.compiled`).
     """
     num_ranks, num_steps = word.shape
     following = np.empty((num_ranks, num_steps), dtype=np.int32)
     following[:] = np.arange(1, num_steps + 1)
     starts[:] = -1
-    return _take_turns(
+    length: int = _take_turns(
         word, first_actions, num_units, is_reversed, durations, stash, ranks, successors, delays, num_awaited,
         caps.copy(), expected, patience, most_sent, clock, run, starts, following,
         np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.bool_),
         np.zeros(first_actions.shape, dtype=np.int64), np.zeros(len(durations), dtype=np.int64),
         np.empty(first_actions.shape[1], dtype=np.int64), np.empty(first_actions.shape[1], dtype=np.bool_),
     )  # fmt: skip
+    return length
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _take_turns(
     word: Word,
     first_actions: Ints,
@@ -314,7 +316,7 @@ def _take_turns(
     return makespan if num_taken == len(durations) else -1
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _is_full(action: int, num_units: int, most_sent: int, successors: Int32s, ranks: Int32s, starts: Ints) -> bool:
     """Whether the action's message would be one too many on its way."""
     successor = successors[action, TO_PASS]
@@ -323,7 +325,7 @@ def _is_full(action: int, num_units: int, most_sent: int, successors: Int32s, ra
     return bool(starts[successor - most_sent] < 0)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _take(
     rank: int,
     step: int,
@@ -345,7 +347,7 @@ def _take(
     units[rank, queue] += 1
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _wake_sender(
     action: int, now: int, num_units: int, num_passes: int, ranks: Int32s, waits: npt.NDArray[np.bool_], clock: Clock
 ) -> None:
@@ -359,7 +361,7 @@ def _wake_sender(
         set_time(clock, rank, now)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _overtaking(
     rank: int,
     word: Word,
@@ -423,7 +425,7 @@ def _overtaking(
     return -1, -1, soonest
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _release(
     action: int,
     end: int,
@@ -446,7 +448,7 @@ def _release(
                 set_time(clock, rank, ready[successor])
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _action(first: int, unit: int, num_units: int, is_reversed: bool) -> int:
     number: int = first + (num_units - 1 - unit if is_reversed else unit)
     return number

@@ -21,17 +21,16 @@ itself, or what the others cannot use where that is more (`_share`).
 Everything lies in a few integer tables whose columns are named below. Few tables, because numba counts references to
 every array at every call: with one array per quantity that took ten times as long as the work itself, to run and to
 compile. Small functions are inlined, which saves a fifth; to inline all takes half a minute to compile for 5 % more.
-Nothing here makes an array, so references need not be counted at all: ``_nrt=False`` leaves numba's runtime out, and
-the rest takes a quarter of the time.
+Nothing here makes an array, so references need not be counted at all (`penstock.planner.compiled`).
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from penstock.planner.clock import Clock, never, next_cell, next_time, set_time
+from penstock.planner.compiled import compiled, inlined
 from penstock.planner.simulate.link import (
     AWAITED,
     NEEDS_CHANNEL,
@@ -87,7 +86,7 @@ POST, POSTING, RECEIVE, COMPUTE, COMPUTED, RELEASE, SENT = range(7)
 BLOCKED, TIMED = -1, -2
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def run(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints) -> None:
     """Simulate until nothing moves."""
     now = next_time(clock)
@@ -100,7 +99,7 @@ def run(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints
         now = next_time(clock)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _advance(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
     """Run ``rank`` until it computes or waits."""
     duration = 0
@@ -118,7 +117,7 @@ def _advance(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
         set_time(clock, rank, now + duration if duration > 0 else never(clock))
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     channel = settings[NUM_RANKS] + actions[index, NEEDS_CHANNEL]
@@ -149,7 +148,7 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
     return duration
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int, now: int) -> int:
     """How much of its next message's transfer went by before the rank came to receive it."""
     message = cells[channel, FIRST] + cells[channel, NUM_RECEIVED]
@@ -159,7 +158,7 @@ def _missed(actions: Ints, cells: Ints, messages: Ints, rank: int, channel: int,
     return missed
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _is_allowed(cells: Ints, messages: Ints, settings: Ints, rank: int) -> bool:
     """Whether the rank's next POST_RECV keeps within `receive_ahead`; else it stands after a WAIT_RECV to come."""
     channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
@@ -167,7 +166,7 @@ def _is_allowed(cells: Ints, messages: Ints, settings: Ints, rank: int) -> bool:
     return allowed
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _block(cells: Ints, rank: int, now: int, channel: int, number: int) -> int:
     """Wait for a message; `_arrive` lets the rank try its step again."""
     cells[rank, CHANNEL] = channel
@@ -176,7 +175,7 @@ def _block(cells: Ints, rank: int, now: int, channel: int, number: int) -> int:
     return BLOCKED
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _compute(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     begins = cells[rank, STEP] == COMPUTE
@@ -202,7 +201,7 @@ def _compute(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int
     return duration
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _retime(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
     """``rank`` has just begun or ended computing: ranks of its host worked at old speeds and go on at new ones."""
     num_computing = cells[rank, COMPUTING]
@@ -223,7 +222,7 @@ def _retime(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int,
         other = cells[other, NEIGHBOUR]
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _speed(factor_ppm: int, num_computing: int, num_residents: int) -> int:
     """Millionths of a nanosecond of work done per nanosecond."""
     if num_residents <= 1 or num_computing < 1:
@@ -232,7 +231,7 @@ def _speed(factor_ppm: int, num_computing: int, num_residents: int) -> int:
     return MILLION * MILLION // slowdown
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> int:
     index = cells[rank, POSITION]
     duration = 0
@@ -258,7 +257,7 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
     return duration
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, stop: int) -> int:
     """The rank's next WAIT_SEND, if it comes before number ``stop``; otherwise the rank has finished."""
     duration = BLOCKED
@@ -276,7 +275,7 @@ def _release(cells: Ints, messages: Ints, settings: Ints, rank: int, now: int, s
     return duration
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, rank: int, now: int) -> None:
     """The rank's next POST_RECV is done."""
     channel = settings[NUM_RANKS] + messages[cells[rank, NEXT_POST], POSTED]
@@ -286,7 +285,7 @@ def _post(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
     _depart(actions, cells, messages, clock, settings, channel, now)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _depart(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
     """Start the channel's next transfer if it is sent and posted and the channel is idle."""
     number = cells[channel, NUM_ARRIVED]
@@ -302,7 +301,7 @@ def _depart(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: 
     _share_cards(cells, clock, channel, now)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _share_cards(cells: Ints, clock: Clock, channel: int, now: int) -> None:
     """``channel`` has just begun or ended a transfer: all that share its cards go on at new speeds."""
     change = 2 * cells[channel, CARRYING] - 1
@@ -322,7 +321,7 @@ def _share_cards(cells: Ints, clock: Clock, channel: int, now: int) -> None:
         set_time(clock, channel, never(clock))
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _move(cells: Ints, clock: Clock, channel: int, now: int) -> None:
     """The transfer went on at its old speed until now and goes on at what its cards give it."""
     speed = min(_share(cells, channel, 0), _share(cells, channel, 1))
@@ -333,7 +332,7 @@ def _move(cells: Ints, clock: Clock, channel: int, now: int) -> None:
         set_time(clock, channel, now - min(-cells[channel, TO_MOVE], 0) // speed)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, inline="always")
+@inlined
 def _share(cells: Ints, channel: int, side: int) -> int:
     """Millionths of its full speed that the channel's card on this side lets it have."""
     needed = cells[channel, NEEDED + side]
@@ -345,7 +344,7 @@ def _share(cells: Ints, channel: int, side: int) -> int:
     return speed
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _arrive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: Ints, channel: int, now: int) -> None:
     """A transfer is over: the channel is idle, and whoever waits for it goes on."""
     number = cells[channel, NUM_ARRIVED]

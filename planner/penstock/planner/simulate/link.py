@@ -17,6 +17,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner.compiled import compiled
+
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
@@ -68,13 +70,13 @@ def find_rounds(
     return stuck
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _origin(codes: Int32s, directions: Ints, index: int) -> int:
     """The stage whose result the action needs from outside its own."""
     return int(codes[index, STAGE]) + (-1 if directions[codes[index, KIND]] == 0 else 1)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _is_ready(codes: Int32s, directions: Ints, producers: Int32s, index: int) -> bool:
     direction = directions[codes[index, KIND]]
     origin = _origin(codes, directions, index)
@@ -82,7 +84,7 @@ def _is_ready(codes: Int32s, directions: Ints, producers: Int32s, index: int) ->
     return ready or producers[direction, origin, codes[index, MICROBATCH], codes[index, SLICE]] >= 0
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _run(
     codes: Int32s,
     directions: Ints,
@@ -111,7 +113,7 @@ def _run(
     actions[index, ROUND] = after + 1
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def find_due_rounds(
     offsets: Ints, targets: Ints, receive_ahead: int, late: bool, actions: Ints, first_messages: Ints, messages: Ints
 ) -> None:
@@ -132,7 +134,7 @@ def find_due_rounds(
                 messages[message, POST_ROUND] = max(messages[message, POST_ROUND], messages[allowed_by, WAIT_ROUND])
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _round_before(actions: Ints, first: int, index: int) -> int:
     """The round of the action before ``index`` on the rank whose actions begin with ``first``; 0 if there is none."""
     before: int = actions[index - 1, ROUND] if index > first else 0
@@ -165,7 +167,7 @@ def place_posts(
             actions[index, STOP_POST] = stop
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _post_due(
     first_messages: Ints, messages: Ints, num_posted: Ints, num_allowed: int, channel: int, at: int, stop: int
 ) -> int:
@@ -209,7 +211,7 @@ def place_waits(
                 stop += 1
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@compiled
 def _join_ends(actions: Ints, first_messages: Ints, messages: Ints) -> None:
     """Every message's sender, and the round of its WAIT_RECV: that of the first consumer of it or of a later one."""
     for index in range(len(actions)):
