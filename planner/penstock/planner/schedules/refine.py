@@ -253,32 +253,12 @@ def _run(
 
 @compiled
 def _take_turns(
-    word: Word,
-    first_actions: Ints,
-    num_units: int,
-    is_reversed: bool,
-    durations: Ints,
-    stash: Ints,
-    ranks: Int32s,
-    successors: Int32s,
-    delays: Ints,
-    num_awaited: npt.NDArray[np.int8],
-    spare: Ints,
-    expected: Ints,
-    patience: int,
-    most_sent: int,
-    clock: Clock,
-    run: Word,
-    starts: Ints,
-    following: Int32s,
-    heads: Ints,
-    counts: Ints,
-    waits: npt.NDArray[np.bool_],
-    units: Ints,
-    ready: Ints,
-    ahead: Ints,
+    word: Word, first_actions: Ints, num_units: int, is_reversed: bool, durations: Ints, stash: Ints,
+    ranks: Int32s, successors: Int32s, delays: Ints, num_awaited: npt.NDArray[np.int8], spare: Ints,
+    expected: Ints, patience: int, most_sent: int, clock: Clock, run: Word, starts: Ints, following: Int32s,
+    heads: Ints, counts: Ints, waits: npt.NDArray[np.bool_], units: Ints, ready: Ints, ahead: Ints,
     matters: npt.NDArray[np.bool_],
-) -> int:
+) -> int:  # fmt: skip
     """The ranks run what they can, as time goes on; the length of the step, -1 if it got stuck."""
     num_steps, makespan = word.shape[1], 0
     now = next_time(clock)
@@ -363,29 +343,11 @@ def _wake_sender(
 
 @compiled
 def _overtaking(
-    rank: int,
-    word: Word,
-    following: npt.NDArray[np.int32],
-    step: int,
-    first_actions: Ints,
-    units: Ints,
-    num_units: int,
-    is_reversed: bool,
-    ahead: Ints,
-    matters: npt.NDArray[np.bool_],
-    durations: Ints,
-    stash: Ints,
-    num_awaited: npt.NDArray[np.int8],
-    ready: Ints,
-    spare: int,
-    now: int,
-    awaited: int,
-    patience: int,
-    most_sent: int,
-    successors: Int32s,
-    ranks: Int32s,
-    starts: Ints,
-) -> tuple[int, int, int]:
+    rank: int, word: Word, following: npt.NDArray[np.int32], step: int, first_actions: Ints, units: Ints,
+    num_units: int, is_reversed: bool, ahead: Ints, matters: npt.NDArray[np.bool_], durations: Ints, stash: Ints,
+    num_awaited: npt.NDArray[np.int8], ready: Ints, spare: int, now: int, awaited: int, patience: int,
+    most_sent: int, successors: Int32s, ranks: Int32s, starts: Ints,
+) -> tuple[int, int, int]:  # fmt: skip
     """The place of the action that runs in place of the one at ``step`` and the place before it; -1 if none does, and
     when one of those that were seen gets ready.
 
