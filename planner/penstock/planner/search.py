@@ -555,13 +555,13 @@ class _Search:
 
 def _alike(outline: Outline) -> Iterator[tuple[float, object]]:
     """Groups of outlines whose estimates are off for the same reasons, the narrowest first, each with the part of it
-    that is believed: of the same mesh, of the same division of the devices, and of any. Estimates without a pipeline
-    are not off as those of pipelines, which wait.
+    that is believed: of the same mesh, of the same division of the devices, and of any. Estimates of pipelines, which
+    wait, say nothing of meshes without one.
     """
     mesh, schedule = outline.mesh, outline.schedule
     yield 1 / 2, (mesh, schedule)
     yield 1 / 2, (mesh.dp, mesh.tp, mesh.pp, schedule)
-    yield 1 / 4, (schedule, mesh.pp > 1)
+    yield 1 / 4 if mesh.pp > 1 else 0.0, schedule
 
 
 def with_h1(candidate: Candidate) -> Candidate:
