@@ -62,7 +62,7 @@ from penstock.trainer.worker import Worker, run_worker
 SPEC = ModelSpec(family=Family.GPT2, layers=8, hidden=512, heads=8, vocab=4096, positions=1024)
 LENGTH = 1024
 SEQUENCES = (1, 2, 4)
-ROUNDS = 15
+ROUNDS = 11
 ROUNDS_PER_ALONE = 3
 """After every so many rounds actions are measured while the other rank does nothing."""
 
