@@ -386,8 +386,10 @@ class _Search:
             out = self._ruled_out(candidate)
             if out is not None:
                 self.ruled_out.append(out)
-            if out is None or out.of_order:
-                self._learn(outline, self.judged(candidate).step_ns if out is None else out.bound_ns)
+            is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
+            step_ns = self.judged(candidate).step_ns if out is None else out.bound_ns
+            if (out is None or out.of_order) and not is_cut:
+                self._learn(outline, step_ns)
         self.reporter.opened(outline.mesh, num_candidates)
 
     def _is_worth_room(self, balanced: Candidate) -> bool:
