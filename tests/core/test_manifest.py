@@ -71,6 +71,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"parallelism__stages": [4, 5]}, "spec.parallelism.stages", "sum agrees"),
     ({"parallelism__stages": [4.2, 3.8]}, "spec.parallelism.stages[0]", "4 or 4.5"),
     ({"parallelism__pp": 3}, "spec.parallelism", "factors of resources.ranks"),
+    ({"parallelism__pp": 4, "resources__ranks": 7, "resources__minRanks": 5}, "spec.parallelism", "factors of"),
     ({"parallelism__dp": 2, "training__globalBatch": 3}, "spec.parallelism", "divisor of training.globalBatch"),
     ({"parallelism__microBatch": 5}, "spec.parallelism", "pin at most"),
     ({"data__tokenizer": {"train": "bpe", "vocab": 3}}, "spec.data.tokenizer.vocab", "vocab: 4096"),
@@ -101,6 +102,11 @@ def test_what_is_no_number_is_refused_also_where_nothing_is_read(build: Callable
     with pytest.raises(UserError) as caught:
         build()
     assert caught.value.where == where
+
+
+def test_pins_divide_a_number_of_ranks_that_the_job_may_have() -> None:
+    changes = {"parallelism__pp": 4, "resources__ranks": 7, "resources__minRanks": 4}
+    assert PipelineJob.from_manifest(example(**changes)).spec.parallelism.pp == 4
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

@@ -266,6 +266,13 @@ def test_pins_that_leave_ranks_unused_are_obeyed() -> None:
     assert "2 of 4 devices stay unused: no plan that was found uses all of them" in plan.reasons
 
 
+def test_pins_need_not_divide_all_ranks() -> None:
+    """It was refused: 3 do not divide 4."""
+    with pytest.raises(UserError, match="dp x tp x pp = 3 does not divide ranks 4"):
+        decide(problem(pp=3, ranks=4), QUICK)
+    assert decide(problem(pp=3, ranks=4, min_ranks=3), QUICK).plan.num_ranks == 3
+
+
 def test_a_measured_machine_leaves_ranks_unused_as_well() -> None:
     asked = measured_problem(ranks=3, min_ranks=2, global_batch=2)
     plan = decide(asked, QUICK).plan

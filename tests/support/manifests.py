@@ -115,9 +115,11 @@ precision: fp32
 dp: 2
 tp: 1
 pp: 2
-microbatch: 1
+microbatch: 2
 numMicrobatches: 2
 slices: [64, 64]
+remainder: 1
+remainderSlices: [128]
 stages: [[0, 2], [2, 4]]
 schedule: {generator: zb, version: 1, text: x}
 receiveAhead: 3

@@ -285,11 +285,12 @@ class JobSpec(Manifest):
             )
 
     def _check_degrees(self) -> None:
-        pinned = self.parallelism
+        pinned, ranks, fewest = self.parallelism, self.resources.ranks, self.resources.min_ranks
         product = (pinned.dp or 1) * (pinned.tp or 1) * (pinned.pp or 1)
-        if self.resources.ranks % product:
+        if ranks // product * product < (fewest or ranks):
+            numbers = f"ranks {ranks}" if fewest is None else f"any number of ranks from {fewest} to {ranks}"
             raise UserError(
-                what=f"dp x tp x pp = {product} does not divide ranks {self.resources.ranks}",
+                what=f"dp x tp x pp = {product} does not divide {numbers}",
                 where="parallelism",
                 remedy="pin factors of resources.ranks",
             )

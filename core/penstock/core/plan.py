@@ -113,9 +113,9 @@ class Plan(Manifest):
     ``stages`` are ranges [first, stop) of units, in order; ``slices`` lengths in tokens whose sum is the sequence
     length; ``microbatch`` counts sequences; each of the ``dp`` replicas runs ``num_microbatches`` of them. With a
     ``remainder`` the last of these has that many sequences, fewer than the others, and ``remainder_slices``, at most as
-    many; 0 and none where all are alike. Of a channel
-    at most ``receive_ahead`` receives are posted: as early as can be, or with ``late_receives`` when their messages are
-    due, as for NCCL, where a posted receive occupies its device (`penstock.planner.passes.transfers`).
+    many; 0 and none where all are alike. Of a channel at most ``receive_ahead`` receives are posted: as early as can
+    be, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive occupies its device
+    (`penstock.planner.passes.transfers`).
     ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to its first device's number; empty means in
     order.
     """

@@ -126,10 +126,12 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             reason="FieldValueRequired",
         ),
         Rule(
-            holds=f"self.resources.ranks % {_PRODUCT} == 0",
-            message="dp x tp x pp does not divide ranks: pin factors of resources.ranks",
-            told="'dp x tp x pp = %d does not divide ranks %d: pin factors of resources.ranks'"
-            f".format([{_PRODUCT}, self.resources.ranks])",
+            holds=f"self.resources.ranks / {_PRODUCT} * {_PRODUCT} >= "
+            "(has(self.resources.minRanks) ? self.resources.minRanks : self.resources.ranks)",
+            message="dp x tp x pp does not divide ranks, or a number from minRanks on: pin factors of resources.ranks",
+            told="'dp x tp x pp = %d does not divide %s: pin factors of resources.ranks'.format("
+            f"[{_PRODUCT}, has(self.resources.minRanks) ? 'any number of ranks from %d to %d'"
+            ".format([self.resources.minRanks, self.resources.ranks]) : 'ranks %d'.format([self.resources.ranks])])",
             path=".parallelism",
         ),
         Rule(

@@ -67,8 +67,8 @@ def key_of(outline: Outline) -> Key:
 
 
 def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]]:
-    """Keys a step away: those that differ in one field, where a degree grows at the cost of another, and then those
-    with other numbers of slices and other micro-batches besides.
+    """Keys a step away: those that differ in one field, where a degree grows at the cost of another, then those with
+    another schedule and other slices or micro-batches, which need its memory, and those that differ in more.
     """
     mesh, num_slices, schedule = candidate.mesh, len(candidate.slices), candidate.schedule
     keys = list(known)
@@ -82,6 +82,7 @@ def neighbours(candidate: Candidate, known: Iterable[Key]) -> Iterator[list[Key]
     yield [(*here, batch, num_slices, schedule) for batch in batches[1:]]
     yield [(*degree, mesh.microbatch, num_slices, schedule) for degree in degrees[1:]]
     yield [(*here, mesh.microbatch, *both) for both in itertools.product(counts[1:], schedules[1:])]
+    yield [(*here, batch, num_slices, each) for batch, each in itertools.product(batches[1:], schedules[1:])]
     yield [(*degree, batch, count, schedule) for degree, batch, count in itertools.product(degrees, batches, counts)]
 
 
