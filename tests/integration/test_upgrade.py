@@ -152,6 +152,7 @@ def test_a_suspended_job_goes_on_from_the_checkpoint_of_before(upgraded: Upgrade
     assert service.client.post("/v1/jobs/default/paused/resume").status_code == 200
     wait_until(lambda: len(upgraded.losses("paused")) >= begin + 3)
     service.client.post("/v1/jobs/default/paused/suspend")
+    service.wait_for("paused", "Suspended")  # as the other tests find it
     events = upgraded.told("paused", "events", limit=1000)["items"]
     assert [each["body"]["resumeFrom"] for each in events if each["kind"] == "launched"] == [None, begin]
     losses = upgraded.losses("paused")
