@@ -123,7 +123,7 @@ def outlines_of(
 
     ``most_ns`` is called when a mesh has its turn, and may have become less by the outlines before.
     """
-    balanced: dict[tuple[int, Owners], Stages] = {}
+    balanced: dict[tuple[int, int, Owners], Stages] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
         work = _Work.of(problem, tp, batch)
@@ -200,10 +200,10 @@ def _of_pipelines(
     problem: Problem,
     work: _Work,
     same: Sequence[Mesh],
-    balanced: dict[tuple[int, Owners], Stages],
+    balanced: dict[tuple[int, int, Owners], Stages],
     most_ns: Callable[[Mesh], float],
 ) -> Iterator[Outline]:
-    """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp and by their ranks."""
+    """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp, micro-batch and ranks."""
     wanted = slice_counts(problem, same[0].pp)
     chosen = np.searchsorted(work.counts, wanted)
     owners = {each: owners_of_stages(problem, same[0], each) for each in schedules_for(problem, same[0])}
@@ -308,13 +308,19 @@ def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
 
 
 def _stages(
-    problem: Problem, work: _Work, mesh: Mesh, schedule: str | ScheduleSpec, known: dict[tuple[int, Owners], Stages]
+    problem: Problem,
+    work: _Work,
+    mesh: Mesh,
+    schedule: str | ScheduleSpec,
+    known: dict[tuple[int, int, Owners], Stages],
 ) -> Stages:
-    """Balanced for the middle number of slices and the first size of micro-batches that comes: others change little."""
-    key = (mesh.tp, owners_of_stages(problem, mesh, schedule))
+    """Balanced for the middle number of slices: others change little. Sizes of micro-batches may change much, where the
+    head is half of the work.
+    """
+    key = (mesh.tp, mesh.microbatch, owners_of_stages(problem, mesh, schedule))
     if key not in known:
         slices = work.slicings[len(work.slicings) // 2]
-        known[key] = time_balanced_stages(problem, mesh, slices, key[1])
+        known[key] = time_balanced_stages(problem, mesh, slices, key[2])
     return known[key]
 
 
