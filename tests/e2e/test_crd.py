@@ -305,7 +305,7 @@ def test_scale(kubectl: Kubectl, job: dict[str, Any]) -> None:
     assert kubectl.get("pj", name)["spec"]["resources"]["ranks"] == 3
     kubectl.ask("patch", "pj", name, "--subresource=status", "--type=merge", "-p", '{"status": {"ranks": 2}}')
     scale = json.loads(kubectl.ask("get", "pj", name, "--subresource=scale", "-o", "json"))
-    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (3, 2)
 
 
 def test_columns(kubectl: Kubectl, job: dict[str, Any]) -> None:
