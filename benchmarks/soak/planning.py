@@ -64,11 +64,11 @@ def answers(questions: Sequence[Question]) -> Iterator[Answer]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.soak.planning"])
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for done in as_completed([threads.submit(_asked, context, each) for each in questions]):
+        for done in as_completed([threads.submit(_answer_in_fresh_process, context, each) for each in questions]):
             yield done.result()
 
 
-def _asked(context: ForkServerContext, question: Question) -> Answer:
+def _answer_in_fresh_process(context: ForkServerContext, question: Question) -> Answer:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(question, theirs))
     process.start()

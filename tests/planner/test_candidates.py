@@ -17,7 +17,7 @@ from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Problem
 from penstock.planner.room import Shortage
 from penstock.planner.stagecost import equal_slices
-from tests.support.planning import DEVICE, TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem, slower_device
 from tests.support.small_plans import looped_schedule
 
 
@@ -115,15 +115,8 @@ def test_a_flush_is_offered_the_slices_of_terapipe() -> None:
 
 def test_slices_of_days_are_cut_like_those_of_seconds() -> None:
     """Large micro-batches of long sequences take so long on few devices that sums of nanoseconds leave 64 bits."""
-    slower = 10**7
-    slow = dataclasses.replace(
-        DEVICE,
-        peak_flops=DEVICE.peak_flops / slower,
-        memory_bandwidth=DEVICE.memory_bandwidth / slower,
-        action_overhead_seconds=DEVICE.action_overhead_seconds * slower,
-    )
     job: dict[str, Any] = {"ranks": 2, "global_batch": 8, "sequence_length": 256, "pp": 2, "micro_batch": 4}
-    usual, slowed = problem(cluster(), **job), problem(cluster(device=slow), **job)
+    usual, slowed = problem(cluster(), **job), problem(cluster(device=slower_device(10**7)), **job)
     for one, other in zip(outlines(usual), outlines(slowed), strict=True):
         offered = list(Simulated(slowed).proposer.slicings(other))
         assert all(sum(slices) == 256 for slices in offered)

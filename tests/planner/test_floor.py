@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from penstock.planner.evaluate import Simulated
 from penstock.planner.floor import floor_ns, grid
 from penstock.planner.outlines import outlines
 from penstock.planner.problem import meshes
-from tests.support.planning import DEVICE, TINY_GPT2, TINY_LLAMA, cluster, problem
+from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, problem, slower_device
 
 PROBLEMS = st.fixed_dictionaries(
     {
@@ -53,14 +52,8 @@ def test_a_rank_alone_is_at_the_floor_but_for_the_start_of_its_actions() -> None
 def test_work_of_weeks_has_a_floor() -> None:
     """A sum of nanoseconds that is ranked leaves 64 bits from three days a slice on."""
     slower = 10**7
-    slow = dataclasses.replace(
-        DEVICE,
-        peak_flops=DEVICE.peak_flops / slower,
-        memory_bandwidth=DEVICE.memory_bandwidth / slower,
-        action_overhead_seconds=DEVICE.action_overhead_seconds * slower,
-    )
     job: dict[str, Any] = {"ranks": 1, "global_batch": 8, "sequence_length": 256}
-    usual, slowed = problem(**job), problem(cluster(device=slow), **job)
+    usual, slowed = problem(**job), problem(cluster(device=slower_device(slower)), **job)
     floors = [floor_ns(each, meshes(each)) for each in (usual, slowed)]
     assert floors[1] == pytest.approx(slower * floors[0], rel=1e-3)
 

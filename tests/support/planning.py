@@ -30,6 +30,16 @@ INSIDE = LinkSpec(latency_seconds=1e-6, bytes_per_second=1e9)
 BETWEEN = LinkSpec(latency_seconds=1e-5, bytes_per_second=1e8)
 
 
+def slower_device(times: float) -> DeviceSpec:
+    """The device, so many times slower in everything."""
+    return dataclasses.replace(
+        DEVICE,
+        peak_flops=DEVICE.peak_flops / times,
+        memory_bandwidth=DEVICE.memory_bandwidth / times,
+        action_overhead_seconds=DEVICE.action_overhead_seconds * times,
+    )
+
+
 def cluster(num_nodes: int = 2, devices_per_node: int = 2, **changes: Any) -> ClusterSpec:
     """A cluster of abaci."""
     fields: dict[str, Any] = {"name": "desk", "device": DEVICE, "intra_node": INSIDE, "inter_node": BETWEEN}

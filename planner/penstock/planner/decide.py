@@ -83,7 +83,7 @@ def decide(problem: Problem, budget: Budget | None = None, reporter: Reporter | 
             what=f"no division of {_ranks(problem)} ranks, {problem.global_batch} sequences obeys what is pinned",
             where=PINNED,
             remedy="pin fewer of dp, tp, pp, microBatch, stages and schedule, or others: dp x tp x pp is the number of "
-            "ranks, dp divides globalBatch, and each replica has a microBatch at least",
+            "ranks, dp divides globalBatch, and microBatch is at most the sequences of a replica",
         )
     judge = Simulated(problem)
     try:

@@ -2,8 +2,8 @@
 
 An outline is a mesh, a number of slices and a schedule. Its step is estimated from stages that are balanced by time and
 slices of equal length. Of stage j, let f, i, w be the seconds of F, I and W of one slice, t their sum, and c those of a
-message; K ranks, M micro-batches of S slices, a
-smaller last one counted as a part of one. A step is then M S times a period, a fill, and an end.
+message; K ranks, M micro-batches of S slices, a smaller last one counted as a part of one. A step is then M S times a
+period, a fill, and an end.
 
 The period is the busiest rank's t, or longer where messages are not hidden. A rank r that may hold n slices does the
 backward of a micro-batch's last slice d = n - S + 1 turns after its forward, and by then that slice has been to the
@@ -82,9 +82,6 @@ class Outline:
         return label_of(self.mesh, self.num_slices, self.schedule)
 
 
-Owners = tuple[int, ...]
-"""[stages]: ranks."""
-
 REPEATING = frozenset({"1f1b", "zb-h1", "zb"})
 """The built-in schedules that do the same again and again, and hold no more for it."""
 
@@ -123,12 +120,11 @@ def outlines_of(
 
     ``most_ns`` is called when a mesh has its turn, and may have become less by the outlines before.
     """
-    balanced: dict[tuple[int, int, Owners], Stages] = {}
     by_work = sorted(among, key=lambda mesh: (mesh.tp, mesh.microbatch, mesh.pp, mesh.dp))
     for (tp, batch), group in itertools.groupby(by_work, key=lambda mesh: (mesh.tp, mesh.microbatch)):
         work = _Work.of(problem, tp, batch)
         for _, same in itertools.groupby(group, key=lambda mesh: mesh.pp):
-            yield from _of_pipelines(problem, work, list(same), balanced, most_ns)
+            yield from _of_pipelines(problem, work, list(same), most_ns)
 
 
 def slice_counts(problem: Problem, pp: int) -> tuple[int, ...]:
@@ -200,17 +196,16 @@ def _of_pipelines(
     problem: Problem,
     work: _Work,
     same: Sequence[Mesh],
-    balanced: dict[tuple[int, int, Owners], Stages],
     most_ns: Callable[[Mesh], float],
 ) -> Iterator[Outline]:
-    """Outlines of meshes that differ in their replicas alone; ``balanced`` are stages by tp, micro-batch and ranks."""
+    """Outlines of meshes that differ in their replicas alone."""
     wanted = slice_counts(problem, same[0].pp)
     chosen = np.searchsorted(work.counts, wanted)
     owners = {each: owners_of_stages(problem, same[0], each) for each in schedules_for(problem, same[0])}
-    one_of_each = {ranks: schedule for schedule, ranks in owners.items()}
+    slices = work.slicings[len(work.slicings) // 2]  # stages for other numbers of slices differ little
     by_stages = {
-        ranks: _StageTimes.of(problem, work, _stages(problem, work, same[0], schedule, balanced))
-        for ranks, schedule in one_of_each.items()
+        ranks: _StageTimes.of(problem, work, time_balanced_stages(problem, same[0], slices, ranks))
+        for ranks in dict.fromkeys(owners.values())
     }
     busy_ns = NANOSECONDS_PER_SECOND * min(times.busiest_seconds(same[0]) for times in by_stages.values())
     for mesh in same:
@@ -305,23 +300,6 @@ def _card_seconds(problem: Problem, mesh: Mesh, hops: Floats) -> Floats:
     sent = np.bincount(np.concatenate([cards[:-1][leaves], cards[1:][leaves]]), minlength=1)
     seconds: Floats = sent.max() * hops.max(axis=0)
     return seconds
-
-
-def _stages(
-    problem: Problem,
-    work: _Work,
-    mesh: Mesh,
-    schedule: str | ScheduleSpec,
-    known: dict[tuple[int, int, Owners], Stages],
-) -> Stages:
-    """Balanced for the middle number of slices: others change little. Sizes of micro-batches may change much, where the
-    head is half of the work.
-    """
-    key = (mesh.tp, mesh.microbatch, owners_of_stages(problem, mesh, schedule))
-    if key not in known:
-        slices = work.slicings[len(work.slicings) // 2]
-        known[key] = time_balanced_stages(problem, mesh, slices, key[2])
-    return known[key]
 
 
 def time_balanced_stages(problem: Problem, mesh: Mesh, slices: Sequence[int], owners: Sequence[int]) -> Stages:

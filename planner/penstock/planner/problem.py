@@ -86,13 +86,12 @@ class Problem:
     """Of one device, where that is known (`penstock.core.speed`)."""
     units: Callable[[int, int, tuple[int, ...]], UnitTable] = field(init=False, repr=False, compare=False)
     """What units take, by degree of tensor parallelism, sequences of a micro-batch and slices; recent ones are kept."""
-    _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
-    _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
-
     slicings: Callable[[int, int], Mapping[int, Slicing]] = field(init=False, repr=False, compare=False)
     """By their number, ascending, the slices of a sequence whose largest is cheapest over the whole model, by degree of
     tensor parallelism and sequences of a micro-batch; recent ones are kept.
     """
+    _hosts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    _cards: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         cost_of = self.cost_of

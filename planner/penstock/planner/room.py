@@ -72,22 +72,25 @@ class Room:
         if balanced.schedule not in BUILT_IN:
             yield balanced  # only its simulation tells what it holds
             return
-        name, enough = str(balanced.schedule), enough_microbatches(balanced, self.receive_ahead)
-        own, leanest = len(balanced.remainder_slices), (name, 1, 0)
-        shapes = [(each, enough, own) for each in STANDS_FOR.get(name, (name,))]
-        least = None
-        if name in STANDS_FOR:
-            shapes.append(leanest)
-            least = self._fitted(balanced, self._walk(balanced, *leanest))
         seen = set[Stages]()
-        for shape in shapes:
-            is_known = isinstance(least, Shortage) or shape == leanest
-            found = least if least is not None and is_known else self._fitted(balanced, self._walk(balanced, *shape))
+        for found in self._offers(balanced):
             if isinstance(found, Shortage):
                 yield found
             elif found.stages not in seen:
                 seen.add(found.stages)
                 yield found
+
+    def _offers(self, balanced: Candidate) -> Iterator[Candidate | Shortage]:
+        name, own = str(balanced.schedule), len(balanced.remainder_slices)
+        enough = enough_microbatches(balanced, self.receive_ahead)
+        if name not in STANDS_FOR:
+            yield self._fitted(balanced, self._walk(balanced, name, enough, own))
+            return
+        leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0))
+        for each in STANDS_FOR[name]:
+            is_too_much = isinstance(leanest, Shortage)
+            yield leanest if is_too_much else self._fitted(balanced, self._walk(balanced, each, enough, own))
+        yield leanest
 
     def _walk(self, shape: Candidate, name: str, num_microbatches: int, num_remainder_slices: int) -> Walk:
         key = (name, shape.mesh.pp, num_microbatches, len(shape.slices), len(shape.stages), num_remainder_slices)
