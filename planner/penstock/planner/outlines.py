@@ -62,7 +62,7 @@ from penstock.planner.stagecost import (
     unit_totals,
 )
 from penstock.planner.stages import balanced_bounds, evened_bounds
-from penstock.planner.tables import copies_seconds, first_replica_in_order, memory_of, unit_bytes
+from penstock.planner.tables import copies_seconds, first_replica_in_order, memory_of, tie_seconds, unit_bytes
 from penstock.planner.work import Floats
 
 
@@ -275,7 +275,8 @@ class _StageTimes:
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
         copies = float(copies_seconds(problem, self.stages, owners.tolist(), mesh).max())
         cost = self.work.cost
-        return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas) + copies
+        tie = tie_seconds(problem, owners.tolist(), mesh, first_replica_in_order(mesh).tolist())
+        return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas) + copies + tie
 
 
 def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:

@@ -223,19 +223,28 @@ def _reductions(
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
     gradients = stage_memory(problem, candidate).gradient_bytes.tolist()
-    width = gradient_bytes(problem.precision, problem.software.gradient_type)
-    shared = problem.model.vocab * problem.model.hidden * width // mesh.tp
-    ends = (devices[stage_ranks[0]], devices[stage_ranks[-1]])
     copies = copies_seconds(problem, candidate.stages, stage_ranks, mesh)
     seconds = {
         Group.DP: [
             cost.all_reduce_seconds(num_bytes, devices[rank :: mesh.pp])
             for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
         ],
-        Group.TIE: [cost.all_reduce_seconds(shared, ends)] * mesh.pp,
+        Group.TIE: [tie_seconds(problem, stage_ranks, mesh, devices)] * mesh.pp,
         Group.NORM: (cost.all_reduce_seconds(NORM_BYTES, devices) + copies).tolist(),
     }
     return {group: tuple(whole_nanoseconds(row).tolist()) for group, row in seconds.items()}
+
+
+def tie_seconds(problem: Problem, stage_ranks: Sequence[int], mesh: Mesh, devices: Sequence[int]) -> float:
+    """The sum of a tied matrix's gradients over its two copies, on the ``devices`` of the first and the last stage;
+    nothing where one rank holds both.
+    """
+    ends = (int(devices[stage_ranks[0]]), int(devices[stage_ranks[-1]]))
+    if not problem.model.tied or ends[0] == ends[1]:
+        return 0.0
+    width = gradient_bytes(problem.precision, problem.software.gradient_type)
+    shared = problem.model.vocab * problem.model.hidden * width // mesh.tp
+    return problem.cost_of(mesh.tp).all_reduce_seconds(shared, ends)
 
 
 def copies_seconds(problem: Problem, stages: Stages, stage_ranks: Sequence[int], mesh: Mesh) -> Floats:
