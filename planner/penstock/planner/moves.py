@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.planner.candidate import Candidate
@@ -30,6 +30,21 @@ def moves(candidate: Candidate, problem: Problem, step: int) -> Iterator[Move]:
     if step in (STEPS[0], STEPS[-1]) and problem.pinned.stages is None:
         for i, sign in itertools.product(range(len(candidate.stages) - 1), (-1, 1)):
             yield functools.partial(_move_stage, boundary=i, units=sign)
+
+
+def relieving(
+    candidate: Candidate, problem: Problem, owners: Sequence[int], peak_bytes: Sequence[int]
+) -> Iterator[Candidate]:
+    """The candidate with a unit less on the rank that holds most, given to a stage of another: each way there is."""
+    if problem.pinned.stages is not None:
+        return
+    fullest = max(range(len(peak_bytes)), key=lambda rank: peak_bytes[rank])
+    for i in range(len(candidate.stages) - 1):
+        for giver, taker, units in ((i, i + 1, -1), (i + 1, i, 1)):
+            if owners[giver] == fullest != owners[taker]:
+                moved = _move_stage(candidate, boundary=i, units=units)
+                if moved is not None:
+                    yield moved
 
 
 def _move_slice(candidate: Candidate, *, problem: Problem, boundary: int, tokens: int) -> Candidate | None:

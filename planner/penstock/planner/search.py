@@ -33,7 +33,7 @@ from penstock.core.explanation import StepParts
 from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
-from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours
+from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
 from penstock.planner.outlines import Outline, outlines, outlines_of, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes
 from penstock.planner.room import Shortage
@@ -135,6 +135,10 @@ class Judge(Protocol):
         """The same with the best of its schedule's orders."""
         ...
 
+    def owners(self, candidate: Candidate) -> tuple[int, ...]:
+        """The rank of every stage."""
+        ...
+
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
         """Simulate it, where it repeats itself perhaps not ``in_full``."""
         ...
@@ -224,6 +228,9 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
 
 VARIED_KINDS = 2
 """Of so many of the best kinds of plan better orders are looked for, since these may change which kind is best."""
+
+SLIGHTLY_MORE = 1.05
+"""Of an order that was made for its room, and holds so many times the limit at most, other stages are tried."""
 
 FAR = 1.02
 """Where stages balanced by time take at least so many times the best step, none are looked for that fit."""
@@ -387,10 +394,22 @@ class _Search:
             if out is not None:
                 self.ruled_out.append(out)
             is_cut = outline.mesh.pp == 1 and len(candidate.slices) > outline.num_slices
-            step_ns = self.judged(candidate).step_ns if out is None else out.bound_ns
+            step_ns = self._judged_or_relieved(candidate) if out is None else out.bound_ns
             if (out is None or out.of_order) and not is_cut:
                 self._learn(outline, step_ns)
         self.reporter.opened(outline.mesh, num_candidates)
+
+    def _judged_or_relieved(self, candidate: Candidate) -> int:
+        """Its step. Where its order holds a little more than the limit, stages are judged as well of which the fullest
+        rank has a unit less: what an order holds is counted before there are messages, which may take more than the
+        room left for them.
+        """
+        found = self.judged(candidate)
+        if not self.fits(found) and max(found.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes:
+            for move in relieving(candidate, self.problem, self.judge.owners(candidate), found.peak_bytes):
+                if self._ruled_out(move) is None:
+                    self.judged(move)
+        return found.step_ns
 
     def _is_worth_room(self, balanced: Candidate) -> bool:
         """Whether stages balanced by time, which are hardly ever slower than those that fit, are not ruled out."""
