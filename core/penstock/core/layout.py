@@ -4,6 +4,9 @@ The trainer allocates these shapes and the planner sums their bytes, so a predic
 construction. `unit_graph` is the one place that declares buffers: each with its slot, the buffers it is made from, and
 the operation that makes it. What recomputation has to do for some of them follows (`remaking`).
 
+Shapes are those of one shard (`penstock.core.sharding`): a hidden state has the rows that a shard holds, q, k, v and the
+MLP's inner buffers have its heads and its part of the width.
+
 Legend for shapes: B sequences of the micro-batch, n tokens of the slice, t = B n, s sequence length, h hidden,
 a heads, g key/value heads, d head dimension, f feed-forward width, v vocabulary.
 """
@@ -16,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 from penstock.core.model import Family, ModelSpec, Unit, UnitKind
+from penstock.core.sharding import WHOLE, Block, Piece, Sharding
 
 
 class Precision(enum.StrEnum):
@@ -53,40 +57,53 @@ class SlotKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buffer:
-    """One named tensor of a slot; ``accumulate`` marks the wider type of statistics and accumulators, ``sharded`` what
-    tensor parallelism divides (Megatron-LM's split: hidden states and norms are replicated).
-
-    ``kv_elements`` of its elements belong to the ``kv_heads`` key/value heads, which more devices than that share.
+    """One named tensor of a slot, as one shard holds it; ``accumulate`` marks the wider type of statistics and
+    accumulators.
     """
 
     name: str
     shape: tuple[int, ...]
     accumulate: bool = False
-    sharded: bool = False
-    kv_elements: int = 0
-    kv_heads: int = 1
 
-    def num_bytes(self, precision: Precision, tp: int = 1) -> int:
-        """Bytes of its elements on one of ``tp`` devices."""
+    def num_bytes(self, precision: Precision) -> int:
+        """Bytes of its elements."""
         width = precision.accumulate_bytes if self.accumulate else precision.compute_bytes
-        elements = math.prod(self.shape)
-        if not self.sharded:
-            return elements * width
-        return (elements - self.kv_elements) * width // tp + self.kv_elements * width // min(tp, self.kv_heads)
+        return math.prod(self.shape) * width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One trained tensor: global name, shape, and whether weight decay applies (matrices yes, norms and biases no)."""
+    """One trained tensor: global name and shape, whether weight decay applies (matrices yes, norms and biases no), and
+    what shards divide: along ``axis`` the ``blocks`` one after the other. Without blocks every shard holds all of it.
+    """
 
     name: str
     shape: tuple[int, ...]
     decay: bool
+    axis: int = 0
+    blocks: tuple[Block, ...] = ()
 
     @property
     def num_elements(self) -> int:
         """The product of its shape."""
         return math.prod(self.shape)
+
+    def pieces(self, tp: int, shard: int) -> tuple[Piece, ...]:
+        """What ``shard`` of ``tp`` holds along ``axis``, in the order in which its own tensor has them."""
+        if not self.blocks:
+            return (Piece(0, self.shape[self.axis], shard == 0),)
+        pieces, start = [], 0
+        for block in self.blocks:
+            part = block.part(tp, shard)
+            pieces.append(Piece(start + part.start, start + part.stop, shard % block.copies(tp) == 0))
+            start += block.size
+        return tuple(pieces)
+
+    def shard_shape(self, tp: int, shard: int) -> tuple[int, ...]:
+        """The shape of the tensor that ``shard`` of ``tp`` holds: its pieces one after the other."""
+        shape = list(self.shape)
+        shape[self.axis] = sum(piece.size for piece in self.pieces(tp, shard))
+        return tuple(shape)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,29 +111,42 @@ def parameters(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
     """The parameters of one unit. A tied head names the embedding's matrix: one global name, two copies."""
     matrices = _matrices(spec, unit)
     biased = spec.family is Family.GPT2
-    found = []
+    declared = []
     if unit.kind is not UnitKind.EMBEDDING:
-        found.append(Parameter(name=f"{unit.name}.norm.weight", shape=(spec.hidden,), decay=False))
+        declared.append(Parameter(name=f"{unit.name}.norm.weight", shape=(spec.hidden,), decay=False))
         if biased:
-            found.append(Parameter(name=f"{unit.name}.norm.bias", shape=(spec.hidden,), decay=False))
-    for name, shape in matrices:
-        found.append(Parameter(name=f"{name}.weight", shape=shape, decay=True))
+            declared.append(Parameter(name=f"{unit.name}.norm.bias", shape=(spec.hidden,), decay=False))
+    for matrix in matrices:
+        declared.append(matrix)
         if biased and unit.kind in (UnitKind.ATTENTION, UnitKind.MLP):
-            found.append(Parameter(name=f"{name}.bias", shape=shape[:1], decay=False))
+            declared.append(_bias_of(matrix))
     if biased and unit.kind is UnitKind.EMBEDDING:
-        found.append(Parameter(name=f"{unit.name}.position", shape=(spec.positions, spec.hidden), decay=True))
-    return tuple(found)
+        declared.append(Parameter(name=f"{unit.name}.position", shape=(spec.positions, spec.hidden), decay=True))
+    return tuple(declared)
 
 
-def _matrices(spec: ModelSpec, unit: Unit) -> list[tuple[str, tuple[int, int]]]:
-    h, f = spec.hidden, spec.ffn_hidden
+def _matrices(spec: ModelSpec, unit: Unit) -> tuple[Parameter, ...]:
+    """First products are divided by rows, second ones by columns, embedding and head by the vocabulary."""
+    h, kv, f = spec.hidden, spec.kv_hidden, spec.ffn_hidden
     if unit.kind is UnitKind.ATTENTION:
-        return [(f"{unit.name}.qkv", (h + 2 * spec.kv_hidden, h)), (f"{unit.name}.out", (h, h))]
+        heads = (Block(h, spec.heads), *(Block(kv, spec.kv_heads) for _ in range(2)))
+        return _matrix(f"{unit.name}.qkv", (h + 2 * kv, h), heads), _matrix(f"{unit.name}.out", (h, h), (Block(h),), 1)
     if unit.kind is UnitKind.MLP:
-        rising = ("gate_up", 2 * f) if spec.family is Family.LLAMA else ("up", f)
-        return [(f"{unit.name}.{rising[0]}", (rising[1], h)), (f"{unit.name}.down", (h, f))]
+        name, count = ("gate_up", 2) if spec.family is Family.LLAMA else ("up", 1)
+        rising = _matrix(f"{unit.name}.{name}", (count * f, h), (Block(f),) * count)
+        return rising, _matrix(f"{unit.name}.down", (h, f), (Block(f),), 1)
     name = "embedding" if spec.tied else unit.name
-    return [(name, (spec.vocab, h))]
+    return (_matrix(name, (spec.vocab, h), (Block(spec.vocab),)),)
+
+
+def _matrix(name: str, shape: tuple[int, int], blocks: tuple[Block, ...], axis: int = 0) -> Parameter:
+    return Parameter(name=f"{name}.weight", shape=shape, decay=True, axis=axis, blocks=blocks)
+
+
+def _bias_of(matrix: Parameter) -> Parameter:
+    """Divided like the rows of its matrix; where these are not, every shard has all of it and adds it once."""
+    name = f"{matrix.name.removesuffix('.weight')}.bias"
+    return Parameter(name=name, shape=matrix.shape[:1], decay=False, blocks=() if matrix.axis else matrix.blocks)
 
 
 def num_parameters(spec: ModelSpec) -> int:
@@ -124,8 +154,9 @@ def num_parameters(spec: ModelSpec) -> int:
     return stage_parameters(spec, 0, spec.num_units)
 
 
-def stage_parameters(spec: ModelSpec, first: int, stop: int) -> int:
-    """Elements held by a stage of units [first, stop); a tied copy counts on each stage that holds it, once.
+def stage_parameters(spec: ModelSpec, first: int, stop: int, tp: int = 1) -> int:
+    """Elements that the largest of ``tp`` shards holds of a stage of units [first, stop); a tied copy counts on each
+    stage that holds it, once.
 
     A formula: units of a kind are alike, so none is built to be counted. Unit 0 is the embedding, then attention and
     MLP take turns, and the head is the last.
@@ -140,21 +171,36 @@ def stage_parameters(spec: ModelSpec, first: int, stop: int) -> int:
         UnitKind.MLP: len(blocks) - num_attention,
         UnitKind.HEAD: int(has_head),
     }
-    held = sum(count * unit_parameters(spec, kind) for kind, count in counts.items())
-    return held - (spec.vocab * spec.hidden if spec.tied and has_embedding and has_head else 0)
+    held = sum(count * unit_parameters(spec, kind, tp) for kind, count in counts.items())
+    return held - (-(-spec.vocab // tp) * spec.hidden if spec.tied and has_embedding and has_head else 0)
 
 
 @functools.lru_cache(maxsize=4096)
-def unit_parameters(spec: ModelSpec, kind: UnitKind) -> int:
-    """Elements of one unit of a kind, a tied matrix included."""
-    return sum(parameter.num_elements for parameter in parameters(spec, Unit(index=0, kind=kind)))
+def unit_parameters(spec: ModelSpec, kind: UnitKind, tp: int = 1) -> int:
+    """Elements that the largest of ``tp`` shards holds of one unit of a kind, a tied matrix included."""
+    return sum(_shard_elements(parameter, tp) for parameter in parameters(spec, Unit(index=0, kind=kind)))
 
 
-def copied_parameters(spec: ModelSpec, tp: int) -> int:
-    """Elements that ``tp`` devices hold of one attention beyond its own: further copies of projections to keys and
-    values, where several devices share a key/value head.
+def _shard_elements(parameter: Parameter, tp: int) -> int:
+    return max(math.prod(parameter.shard_shape(tp, shard)) for shard in range(tp))
+
+
+def shared_parameters(spec: ModelSpec, unit: Unit, sharding: Sharding) -> tuple[str, ...]:
+    """The names of a unit's parameters whose gradients a shard has only an addend of, in whole or in part.
+
+    With sequence parallelism those that every shard holds, since each adds its own tokens; and key/value heads that
+    several shards hold copies of.
     """
-    return (spec.kv_copies(tp) - 1) * 2 * spec.kv_hidden * spec.hidden
+    return tuple(
+        parameter.name
+        for parameter in parameters(spec, unit)
+        if sharding.tp > 1
+        and (
+            any(block.copies(sharding.tp) > 1 for block in parameter.blocks)
+            if parameter.blocks
+            else sharding.by_tokens
+        )
+    )
 
 
 class Operation(enum.StrEnum):
@@ -186,18 +232,21 @@ class Saved:
 
 
 @functools.lru_cache(maxsize=16_384)
-def unit_graph(spec: ModelSpec, kind: UnitKind, batch: int, tokens: int) -> tuple[Saved, ...]:
-    """All that one unit of ``kind`` keeps of B = batch, n = tokens, slot by slot in their order in memory.
+def unit_graph(
+    spec: ModelSpec, kind: UnitKind, batch: int, tokens: int, sharding: Sharding = WHOLE
+) -> tuple[Saved, ...]:
+    """All that a shard of one unit of ``kind`` keeps of B = batch, n = tokens, slot by slot in their order in memory.
 
     ``a`` holds what only I reads, ``l`` the inputs of the unit's Linears (written by F, read by I and W), ``w`` the
     gradients of their outputs (written by I, read by W). ``kv`` and ``dkv`` hold a whole micro-batch: there n is the
     sequence length. A unit's output ``y`` is the next unit's input: inside a stage it lives in ``a``. The embedding
-    keeps only ``y`` and ``dy``; the head keeps nothing, its F does all its work.
+    keeps only ``y`` and ``dy``; the head keeps nothing, its F does all its work. ``dy`` has room for all shards' rows.
     """
     if kind is UnitKind.HEAD:
         return ()
-    hidden = (batch * tokens, spec.hidden)
-    dy = _saved("dy", hidden, SlotKind.OUTPUT_GRADIENTS, Operation.BACKWARD, GRADIENT)
+    hidden = (sharding.rows(batch * tokens), spec.hidden)
+    gathered = (sharding.padded_rows(batch * tokens), spec.hidden)
+    dy = _saved("dy", gathered, SlotKind.OUTPUT_GRADIENTS, Operation.BACKWARD, GRADIENT)
     if kind is UnitKind.EMBEDDING:
         return (_saved("y", hidden, SlotKind.ACTIVATIONS, Operation.EMBED, TOKENS), dy)
     last_input = "attended" if kind is UnitKind.ATTENTION else "activated"
@@ -208,53 +257,46 @@ def unit_graph(spec: ModelSpec, kind: UnitKind, batch: int, tokens: int) -> tupl
     )
     normed = _saved("normed", hidden, SlotKind.LINEAR_INPUTS, Operation.NORM, INPUT)
     if kind is UnitKind.ATTENTION:
-        return (*common, *_attention_graph(spec, batch, tokens, normed, dy))
-    return (*common, *_mlp_graph(spec, batch * tokens, normed, dy))
+        return (*common, *_attention_graph(spec, batch, tokens, sharding, normed, dy))
+    return (*common, *_mlp_graph(spec, batch * tokens, sharding, normed, dy))
 
 
-def _attention_graph(spec: ModelSpec, batch: int, tokens: int, normed: Saved, dy: Saved) -> tuple[Saved, ...]:
+def _attention_graph(
+    spec: ModelSpec, batch: int, tokens: int, sharding: Sharding, normed: Saved, dy: Saved
+) -> tuple[Saved, ...]:
     """A head's keys lie together, since every block of queries reads them again: the CPU kernels take 6 % less time
     so.
     """
-    t, h, kv = batch * tokens, spec.hidden, spec.kv_hidden
+    t, h, kv = batch * tokens, sharding.hidden(spec), sharding.kv_hidden(spec)
     a, l, w = SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS  # noqa: E741  the slot's name
-    by_head = (batch, spec.kv_heads, tokens, spec.head_dim)
-    by_token = (batch, tokens, spec.kv_heads, spec.head_dim)
+    heads, kv_heads = sharding.heads(spec), sharding.kv_heads(spec)
+    by_head = (batch, kv_heads, tokens, spec.head_dim)
+    by_token = (batch, tokens, kv_heads, spec.head_dim)
     qkv = ("q", "k", "v")
     from_attention = ("dy", "attended", "lse", *qkv)
-    shared = functools.partial(_saved, sharded=True, kv_heads=spec.kv_heads)
+    dkv, backward = SlotKind.KEYS_VALUES_GRADIENTS, Operation.BACKWARD
     return (
-        _saved("q", (batch, tokens, spec.heads, spec.head_dim), a, Operation.PROJECT, "normed", sharded=True),
-        _saved("lse", (batch, tokens, spec.heads), a, Operation.ATTEND, *qkv, accumulate=True, sharded=True),
+        _saved("q", (batch, tokens, heads, spec.head_dim), a, Operation.PROJECT, "normed"),
+        _saved("lse", (batch, tokens, heads), a, Operation.ATTEND, *qkv, accumulate=True),
         normed,
-        _saved("attended", (t, h), l, Operation.ATTEND, *qkv, sharded=True),
+        _saved("attended", (t, h), l, Operation.ATTEND, *qkv),
         dy,
-        shared("dqkv", (t, h + 2 * kv), w, Operation.BACKWARD, *from_attention, "dk", "dv", kv=2 * t * kv),
-        *(shared(n, by_head, SlotKind.KEYS_VALUES, Operation.PROJECT, "normed", kv=t * kv) for n in ("k", "v")),
-        *(
-            shared(
-                name,
-                by_token,
-                SlotKind.KEYS_VALUES_GRADIENTS,
-                Operation.BACKWARD,
-                *from_attention,
-                accumulate=True,
-                kv=t * kv,
-            )
-            for name in ("dk", "dv")
-        ),
+        _saved("dqkv", (t, h + 2 * kv), w, backward, *from_attention, "dk", "dv"),
+        *(_saved(name, by_head, SlotKind.KEYS_VALUES, Operation.PROJECT, "normed") for name in ("k", "v")),
+        *(_saved(name, by_token, dkv, backward, *from_attention, accumulate=True) for name in ("dk", "dv")),
     )
 
 
-def _mlp_graph(spec: ModelSpec, t: int, normed: Saved, dy: Saved) -> tuple[Saved, ...]:
-    name, width = ("gate_up", 2 * spec.ffn_hidden) if spec.family is Family.LLAMA else ("up", spec.ffn_hidden)
+def _mlp_graph(spec: ModelSpec, t: int, sharding: Sharding, normed: Saved, dy: Saved) -> tuple[Saved, ...]:
+    f = sharding.ffn_hidden(spec)
+    name, width = ("gate_up", 2 * f) if spec.family is Family.LLAMA else ("up", f)
     from_activation = ("dy", name, "activated")
     return (
-        _saved(name, (t, width), SlotKind.ACTIVATIONS, Operation.PROJECT, "normed", sharded=True),
+        _saved(name, (t, width), SlotKind.ACTIVATIONS, Operation.PROJECT, "normed"),
         normed,
-        _saved("activated", (t, spec.ffn_hidden), SlotKind.LINEAR_INPUTS, Operation.ACTIVATE, name, sharded=True),
+        _saved("activated", (t, f), SlotKind.LINEAR_INPUTS, Operation.ACTIVATE, name),
         dy,
-        _saved(f"d{name}", (t, width), SlotKind.OUTPUT_GRADIENTS, Operation.BACKWARD, *from_activation, sharded=True),
+        _saved(f"d{name}", (t, width), SlotKind.OUTPUT_GRADIENTS, Operation.BACKWARD, *from_activation),
     )
 
 
@@ -265,11 +307,8 @@ def _saved(
     operation: Operation,
     *inputs: str,
     accumulate: bool = False,
-    sharded: bool = False,
-    kv: int = 0,
-    kv_heads: int = 1,
 ) -> Saved:
-    buffer = Buffer(name=name, shape=shape, accumulate=accumulate, sharded=sharded, kv_elements=kv, kv_heads=kv_heads)
+    buffer = Buffer(name=name, shape=shape, accumulate=accumulate)
     return Saved(buffer=buffer, slot=slot, operation=operation, inputs=inputs)
 
 
@@ -300,9 +339,11 @@ def num_remade_units(spec: ModelSpec, first: int, stop: int) -> int:
 
 
 @functools.lru_cache(maxsize=16_384)
-def unit_buffers(spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int) -> tuple[Buffer, ...]:
+def unit_buffers(
+    spec: ModelSpec, kind: UnitKind, slot: SlotKind, batch: int, tokens: int, sharding: Sharding = WHOLE
+) -> tuple[Buffer, ...]:
     """The buffers of `unit_graph` that one unit keeps in ``slot``."""
-    return tuple(saved.buffer for saved in unit_graph(spec, kind, batch, tokens) if saved.slot is slot)
+    return tuple(saved.buffer for saved in unit_graph(spec, kind, batch, tokens, sharding) if saved.slot is slot)
 
 
 ALIGNMENT_BYTES = 64
@@ -322,20 +363,20 @@ def aligned(num_bytes: int) -> int:
 
 
 def stage_slot_buffers(
-    spec: ModelSpec, first: int, stop: int, slot: SlotKind, batch: int, tokens: int
+    spec: ModelSpec, first: int, stop: int, slot: SlotKind, batch: int, tokens: int, sharding: Sharding = WHOLE
 ) -> tuple[tuple[int, Buffer], ...]:
     """(unit index, buffer) of every tensor in one slot of the stage that owns units [first, stop).
 
     ``tokens`` is the slice's length, or the sequence length for ``kv`` and ``dkv``. The slots that carry a hidden
-    state between stages (x, y, g_in, g_out, h) hold one [t, h] tensor, filed under the unit next to it.
+    state between stages (x, y, g_in, g_out, h) hold one [rows, h] tensor, filed under the unit next to it.
     """
     if slot in HIDDEN_STATE_SLOTS:
         owner = stop - 1 if slot in (SlotKind.OUTPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT) else first
-        return ((owner, Buffer(name=slot.value, shape=(batch * tokens, spec.hidden))),)
+        return ((owner, Buffer(name=slot.value, shape=(sharding.rows(batch * tokens), spec.hidden))),)
     return tuple(
         (unit.index, buffer)
         for unit in spec.units[first:stop]
-        for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens)
+        for buffer in unit_buffers(spec, unit.kind, slot, batch, tokens, sharding)
         if not (buffer.name == "y" and _leaves_stage(spec, unit.index, stop))
     )
 
@@ -356,8 +397,15 @@ def _leaves_stage(spec: ModelSpec, index: int, stop: int) -> bool:
 
 
 def stage_slot_bytes(
-    spec: ModelSpec, precision: Precision, first: int, stop: int, slot: SlotKind, batch: int, tokens: int, tp: int = 1
+    spec: ModelSpec,
+    precision: Precision,
+    first: int,
+    stop: int,
+    slot: SlotKind,
+    batch: int,
+    tokens: int,
+    sharding: Sharding = WHOLE,
 ) -> int:
-    """Bytes of one slot of a stage on one of ``tp`` devices, every buffer aligned."""
-    buffers = stage_slot_buffers(spec, first, stop, slot, batch, tokens)
-    return sum(aligned(buffer.num_bytes(precision, tp)) for _, buffer in buffers)
+    """Bytes of one slot of a stage on one shard, every buffer aligned."""
+    buffers = stage_slot_buffers(spec, first, stop, slot, batch, tokens, sharding)
+    return sum(aligned(buffer.num_bytes(precision)) for _, buffer in buffers)

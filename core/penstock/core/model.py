@@ -117,10 +117,11 @@ class ModelSpec(Manifest):
     def can_be_sharded(self, tp: int) -> bool:
         """Whether ``tp`` devices can share every layer: whole heads and equal parts of the feed-forward width.
 
-        Key/value heads are divided, too, or where there are fewer of them than devices, each is on equally many.
+        Key/value heads are divided, too, or where there are fewer of them than devices, each is on equally many. Every
+        device has at least one row of the vocabulary.
         """
         is_grouped = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
-        return self.heads % tp == 0 and self.ffn_hidden % tp == 0 and is_grouped
+        return self.heads % tp == 0 and self.ffn_hidden % tp == 0 and is_grouped and self.vocab >= tp
 
     def kv_copies(self, tp: int) -> int:
         """How many of ``tp`` devices hold the same key/value head: more than one where there are fewer heads."""

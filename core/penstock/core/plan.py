@@ -16,6 +16,7 @@ from penstock.core.manifest import Manifest, require_limits
 from penstock.core.model import ModelSpec
 from penstock.core.profile import digest
 from penstock.core.schedule import ScheduleSpec
+from penstock.core.sharding import Sharding
 from penstock.core.speed import Speed, speed_of
 from penstock.core.units import format_count
 
@@ -116,6 +117,8 @@ class Plan(Manifest):
     many; 0 and none where all are alike. Of a channel at most ``receive_ahead`` receives are posted: as early as can
     be, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive occupies its device
     (`penstock.planner.passes.transfers`).
+    Each pipeline rank's units are shared by ``tp`` shards, hidden states by tokens with ``sequence_parallel``
+    (`penstock.core.sharding`).
     ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to its first device's number; empty means in
     order.
     """
@@ -124,6 +127,7 @@ class Plan(Manifest):
     precision: Precision
     dp: int = 1
     tp: int = 1
+    sequence_parallel: bool = True
     pp: int
     microbatch: int
     num_microbatches: int
@@ -187,6 +191,11 @@ class Plan(Manifest):
             )
         if len(self.stages) % self.pp:
             raise UserError(what=f"{len(self.stages)} stages do not spread evenly over pp {self.pp}", where="stages")
+
+    @property
+    def sharding(self) -> Sharding:
+        """How shards divide the units of a pipeline rank."""
+        return Sharding(self.tp, self.sequence_parallel)
 
     @property
     def num_ranks(self) -> int:

@@ -19,7 +19,7 @@ def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> t
         return ()
     state = [0] * plan.pp
     for (first, stop), rank in zip(plan.stages, schedule_of(plan).stage_ranks, strict=True):
-        state[rank] += stage_parameters(plan.model, first, stop) * state_bytes_per_parameter(plan.precision)
+        state[rank] += stage_parameters(plan.model, first, stop, plan.tp) * state_bytes_per_parameter(plan.precision)
     prediction = plan.prediction
     peaks: tuple[int | None, ...] = measured.peak_bytes if measured else ()
     return tuple(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision, copied_parameters
+from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
 from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
 from penstock.core.schedule import Kind
 from penstock.planner.collectives import GroupTopology, Link
@@ -246,7 +246,9 @@ class TokenTimes:
     def _linear_flops(self, unit: UnitKind) -> int:
         """Of one token's products forward, on all tensor-parallel devices: 2 per weight, copies of weights included."""
         flops = linear_flops_per_token(self.model, unit)
-        return flops + 2 * copied_parameters(self.model, self.tp) if unit is UnitKind.ATTENTION else flops
+        if unit is UnitKind.ATTENTION:
+            flops += 2 * (self.model.kv_copies(self.tp) - 1) * 2 * self.model.kv_hidden * self.model.hidden
+        return flops
 
     def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
         width = self.model.hidden * (1 if unit is UnitKind.EMBEDDING else 6)

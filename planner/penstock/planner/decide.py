@@ -299,6 +299,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         precision=problem.precision,
         dp=mesh.dp,
         tp=mesh.tp,
+        sequence_parallel=problem.sequence_parallel,
         pp=mesh.pp,
         microbatch=mesh.microbatch,
         num_microbatches=mesh.num_microbatches,

@@ -15,6 +15,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.program import Instruction, Program, RankProgram, Slot, SlotSizes
 from penstock.core.roles import Place, Roles, SlotName, slot_table
 from penstock.core.schedule import Kind, Schedule
+from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.passes.arena import place
 from penstock.planner.passes.frees import Life, add_frees
 from penstock.planner.passes.reductions import add_reductions, reductions_of
@@ -39,15 +40,19 @@ class Remainder:
 
 
 def slot_sizes(
-    spec: ModelSpec, precision: Precision, stages: Sequence[tuple[int, int]], microbatch: int, tp: int = 1
+    spec: ModelSpec,
+    precision: Precision,
+    stages: Sequence[tuple[int, int]],
+    microbatch: int,
+    sharding: Sharding = WHOLE,
 ) -> SlotSizes:
-    """The slots' bytes on one of ``tp`` devices, for stages of units [first, stop) and micro-batches of ``microbatch``
+    """The slots' bytes on one shard, for stages of units [first, stop) and micro-batches of ``microbatch``
     sequences.
     """
 
     def num_bytes(kind: SlotKind, stage: int, tokens: int) -> int:
         first, stop = stages[stage]
-        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens, tp)
+        return stage_slot_bytes(spec, precision, first, stop, kind, microbatch, tokens, sharding)
 
     return num_bytes
 

@@ -22,12 +22,12 @@ from penstock.core.layout import (
     Precision,
     SlotKind,
     aligned,
-    copied_parameters,
-    stage_parameters,
     stage_slot_buffers,
     unit_buffers,
+    unit_parameters,
 )
 from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
 
@@ -48,9 +48,8 @@ def gradient_bytes(precision: Precision, gradient_type: GradientType) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """Bytes of stages under tensor parallelism ``tp`` (Megatron-LM's split: hidden states and norms are replicated),
-    for micro-batches of ``batch`` sequences of ``sequence_length`` tokens, as the ``software`` stack holds them. Where
-    several devices share a key/value head, each has its projections, keys and values.
+    """Bytes of stages on one shard, for micro-batches of ``batch`` sequences of ``sequence_length`` tokens, as the
+    ``software`` stack holds them.
 
     Scores that are kept count as if every query attended to the whole sequence: an upper bound for slices.
     """
@@ -59,33 +58,33 @@ class StageMemory:
     precision: Precision
     stages: Stages
     batch: int
-    tp: int = 1
+    sharding: Sharding = WHOLE
     software: SoftwareSpec = PENSTOCK
     sequence_length: int = 0
 
     @property
     def num_parameters(self) -> Integers:
-        """[stages]: elements on all tensor-parallel devices; a tied copy counts on each stage that holds it, once."""
-        elements = unit_counts(self.model, self.stages) @ _unit_parameters(self.model, self.tp)
+        """[stages]: elements on the largest shard; a tied copy counts on each stage that holds it, once."""
+        elements = unit_counts(self.model, self.stages) @ _unit_parameters(self.model, self.sharding.tp)
         if self.model.tied:
             whole = [stop - first == self.model.num_units for first, stop in self.stages]
-            elements = elements - np.array(whole) * self.model.vocab * self.model.hidden
+            elements = elements - np.array(whole) * self.sharding.vocab(self.model) * self.model.hidden
         return elements
 
     @property
     def state_bytes(self) -> Integers:
         """[stages]: parameters, gradients and optimizer state."""
         width = state_bytes_per_parameter(self.precision, self.software.gradient_type)
-        return self.num_parameters * width // self.tp
+        return self.num_parameters * width
 
     @property
     def gradient_bytes(self) -> Integers:
         """[stages]: what data parallelism sums."""
-        return self.num_parameters * gradient_bytes(self.precision, self.software.gradient_type) // self.tp
+        return self.num_parameters * gradient_bytes(self.precision, self.software.gradient_type)
 
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
-        one = _UnitMemory(self.model, self.precision, self.batch, self.tp, self.software, self.sequence_length)
+        one = _UnitMemory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
         sizes = _unit_table(one, slot, tuple(tokens))
         hidden = sizes[UNIT_KINDS.index(UnitKind.EMBEDDING)]
         if slot in HIDDEN_STATE_SLOTS:
@@ -104,11 +103,8 @@ class StageMemory:
 
 @functools.lru_cache(maxsize=64)
 def _unit_parameters(model: ModelSpec, tp: int) -> Integers:
-    """[unit kinds]: elements of one unit, on ``tp`` devices together."""
-    first = {unit.kind: unit.index for unit in reversed(model.units)}
-    counts = np.array([stage_parameters(model, first[kind], first[kind] + 1) for kind in UNIT_KINDS], dtype=np.int64)
-    counts[UNIT_KINDS.index(UnitKind.ATTENTION)] += copied_parameters(model, tp)
-    return counts
+    """[unit kinds]: elements of one unit on the largest of ``tp`` shards."""
+    return np.array([unit_parameters(model, kind, tp) for kind in UNIT_KINDS], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +114,21 @@ class _UnitMemory:
     model: ModelSpec
     precision: Precision
     batch: int
-    tp: int
+    sharding: Sharding
     software: SoftwareSpec
     sequence_length: int
 
     def slot_bytes(self, kind: UnitKind, slot: SlotKind, tokens: int) -> int:
         """With what the software stack keeps besides, and with what its allocator loses."""
-        num_bytes = _unit_bytes(kind, self.model, self.precision, slot, self.batch, self.tp, tokens)
+        num_bytes = _unit_bytes(kind, self.model, self.precision, slot, self.batch, self.sharding, tokens)
         if slot is SlotKind.ACTIVATIONS:
             if self.software.dropout and kind in (UnitKind.ATTENTION, UnitKind.MLP):
-                num_bytes += MASK_BYTES * self.batch * tokens * self.model.hidden
+                num_bytes += MASK_BYTES * self.sharding.rows(self.batch * tokens) * self.model.hidden
             if kind is UnitKind.ATTENTION and self.software.attention is AttentionKernel.UNFUSED:
                 kept = self.precision.compute_bytes
                 if self.software.dropout:
                     kept += self.precision.compute_bytes + MASK_BYTES
-                num_bytes += kept * self.batch * self.model.heads // self.tp * tokens * self.sequence_length
+                num_bytes += kept * self.batch * self.sharding.heads(self.model) * tokens * self.sequence_length
         return min(int(num_bytes * (1 + self.software.allocator_slack)), MOST_BYTES)
 
 
@@ -148,12 +144,18 @@ def _unit_table(one: _UnitMemory, slot: SlotKind, tokens: tuple[int, ...]) -> In
 
 @functools.lru_cache(maxsize=65_536)
 def _unit_bytes(
-    kind: UnitKind, model: ModelSpec, precision: Precision, slot: SlotKind, batch: int, tp: int, tokens: int
+    kind: UnitKind,
+    model: ModelSpec,
+    precision: Precision,
+    slot: SlotKind,
+    batch: int,
+    sharding: Sharding,
+    tokens: int,
 ) -> int:
     """Bytes of one unit in a slot; an embedding keeps one hidden state, as does every slot that carries one."""
     unit = next(unit for unit in model.units if unit.kind is kind)
-    buffers = stage_slot_buffers(model, unit.index, unit.index + 1, slot, batch, tokens)
+    buffers = stage_slot_buffers(model, unit.index, unit.index + 1, slot, batch, tokens, sharding)
     if slot is SlotKind.ACTIVATIONS:
-        buffers = tuple((unit.index, each) for each in unit_buffers(model, kind, slot, batch, tokens))
-    total = sum(aligned(buffer.num_bytes(precision, tp)) for _, buffer in buffers)
+        buffers = tuple((unit.index, each) for each in unit_buffers(model, kind, slot, batch, tokens, sharding))
+    total = sum(aligned(buffer.num_bytes(precision)) for _, buffer in buffers)
     return min(total, MOST_BYTES)

@@ -270,7 +270,7 @@ class _StageTimes:
         owners = np.arange(len(self.stages)) % mesh.pp
         if isinstance(schedule, str):
             owners = np.array(find(schedule).stage_ranks(mesh.pp, len(self.stages)))
-        elements = int(np.bincount(owners, weights=memory.num_parameters).max()) // mesh.tp
+        elements = int(np.bincount(owners, weights=memory.num_parameters).max())
         gradients = int(np.bincount(owners, weights=memory.gradient_bytes).max())
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
         copies = float(copies_seconds(problem, self.stages, owners.tolist(), mesh).max())
@@ -450,8 +450,8 @@ def _least_bytes(problem: Problem, work: _Work, mesh: Mesh, schedule: str) -> Fl
     always[0] += work.state_bytes[embedding] + held_by[0] * work.held_bytes[embedding]
     always[-1] += work.state_bytes[head] + held_by[-1] * work.held_bytes[head]
     if problem.model.tied and mesh.pp == 1:
-        shared = problem.model.vocab * problem.model.hidden
-        always -= shared * state_bytes_per_parameter(problem.precision, problem.software.gradient_type) / mesh.tp
+        shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden
+        always -= shared * state_bytes_per_parameter(problem.precision, problem.software.gradient_type)
     num_inner = problem.model.num_units - 2
     dealt = (num_inner + (always / per_unit).sum(axis=0)) / (1 / per_unit).sum(axis=0)
     least: Floats = np.maximum(dealt, always.max(axis=0))

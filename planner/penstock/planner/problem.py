@@ -20,6 +20,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.plan import microbatches_text
 from penstock.core.residency import NUM_PLACES
 from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
+from penstock.core.sharding import Sharding
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.schedules.registry import find
 from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, summable_unit_ns, tabulate
@@ -65,6 +66,8 @@ class Problem:
     price_per_device_hour: float = 0.0
     tp_degrees: tuple[int, ...] = (1,)
     """The degrees of tensor parallelism that the model and the hosts divide by."""
+    sequence_parallel: bool = True
+    """Whether shards divide hidden states by tokens (`penstock.core.sharding`)."""
     min_devices: int | None = None
     """As few devices may be used; none: all of them, or to save money any number that divides theirs."""
     hosts: tuple[int, ...] = ()
@@ -127,6 +130,10 @@ class Problem:
         """[points]: what the whole model takes of slices of micro-batches of ``batch`` sequences."""
         cost, counts = self.cost_of(tp), unit_counts(self.model, ((0, self.model.num_units),))[0]
         return stage_slice_ns(cost, counts, pass_seconds(cost, batch, lengths, before))
+
+    def sharding(self, tp: int) -> Sharding:
+        """How ``tp`` shards divide a rank's units."""
+        return Sharding(tp, self.sequence_parallel)
 
     @property
     def late_receives(self) -> bool:

@@ -110,7 +110,7 @@ def bytes_beside_slots(plan: Plan) -> list[int]:
 
 
 def _sizes(plan: Plan, microbatch: int) -> SlotSizes:
-    return slot_sizes(plan.model, plan.precision, plan.stages, microbatch, plan.tp)
+    return slot_sizes(plan.model, plan.precision, plan.stages, microbatch, plan.sharding)
 
 
 def _num_units(plan: Plan) -> list[int]:

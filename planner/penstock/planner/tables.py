@@ -64,7 +64,7 @@ def memory_of(problem: Problem, stages: Stages, batch: int, tp: int) -> StageMem
         precision=problem.precision,
         stages=stages,
         batch=batch,
-        tp=tp,
+        sharding=problem.sharding(tp),
         software=problem.software,
         sequence_length=problem.sequence_length,
     )
@@ -243,7 +243,7 @@ def tie_seconds(problem: Problem, stage_ranks: Sequence[int], mesh: Mesh, device
     if not problem.model.tied or ends[0] == ends[1]:
         return 0.0
     width = gradient_bytes(problem.precision, problem.software.gradient_type)
-    shared = problem.model.vocab * problem.model.hidden * width // mesh.tp
+    shared = problem.sharding(mesh.tp).vocab(problem.model) * problem.model.hidden * width
     return problem.cost_of(mesh.tp).all_reduce_seconds(shared, ends)
 
 
@@ -266,7 +266,7 @@ def copies_seconds(problem: Problem, stages: Stages, stage_ranks: Sequence[int],
 def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Every rank's optimizer step."""
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
-    elements = _per_rank(stage_memory(problem, candidate).num_parameters // mesh.tp, stage_ranks, mesh.pp)
+    elements = _per_rank(stage_memory(problem, candidate).num_parameters, stage_ranks, mesh.pp)
     return tuple(whole_nanoseconds([cost.optimizer_seconds(count) for count in elements.tolist()]).tolist())
 
 

@@ -53,31 +53,44 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """The global ranks of a run: replica-major, ``rank = replica * pp + pipeline rank``."""
+    """The global ranks of a run: ``rank = (replica * pp + pipeline rank) * tp + shard``, so shards are neighbours."""
 
     dp: int
+    tp: int = 1
     pp: int
 
     @property
     def num_ranks(self) -> int:
-        """All of them: dp x pp."""
-        return self.dp * self.pp
+        """All of them: dp x tp x pp."""
+        return self.dp * self.tp * self.pp
 
     def replica(self, rank: int) -> int:
         """The replica that ``rank`` works in."""
-        return rank // self.pp
+        return rank // (self.pp * self.tp)
 
     def pipeline_rank(self, rank: int) -> int:
         """The rank's place in its replica's pipeline."""
-        return rank % self.pp
+        return rank // self.tp % self.pp
 
-    def ranks(self, replica: int, pipeline_ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """The global ranks of some pipeline ranks of one replica."""
-        return tuple(replica * self.pp + rank for rank in pipeline_ranks)
+    def shard(self, rank: int) -> int:
+        """Which of its pipeline rank's shards ``rank`` is."""
+        return rank % self.tp
 
-    def peers(self, pipeline_rank: int) -> tuple[int, ...]:
-        """The global ranks that hold the same stages, one per replica."""
-        return tuple(replica * self.pp + pipeline_rank for replica in range(self.dp))
+    def rank(self, replica: int, pipeline_rank: int, shard: int = 0) -> int:
+        """The global rank of a shard."""
+        return (replica * self.pp + pipeline_rank) * self.tp + shard
+
+    def ranks(self, replica: int, pipeline_ranks: tuple[int, ...], shard: int = 0) -> tuple[int, ...]:
+        """The global ranks of one shard of some pipeline ranks of one replica."""
+        return tuple(self.rank(replica, pipeline_rank, shard) for pipeline_rank in pipeline_ranks)
+
+    def peers(self, pipeline_rank: int, shard: int = 0) -> tuple[int, ...]:
+        """The global ranks that hold the same parts of the same stages, one per replica."""
+        return tuple(self.rank(replica, pipeline_rank, shard) for replica in range(self.dp))
+
+    def shards(self, replica: int, pipeline_rank: int) -> tuple[int, ...]:
+        """The global ranks that share the units of a pipeline rank."""
+        return tuple(self.rank(replica, pipeline_rank, shard) for shard in range(self.tp))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,82 @@
+"""Collectives in the middle of a unit's pass.
+
+A pass is a generator. It computes up to the place where it needs the other shards (`penstock.core.sharding`), yields
+the request, and goes on once it is done. Whoever drives it decides what happens meanwhile: `run_pass` waits, a braided
+order runs a part of another pass. With one shard no pass yields anything.
+
+All shards of a rank drive the same passes in the same order, so their collectives meet.
+
+Shape letters: T tokens of the slice, P rows of all shards' parts together (T padded to a multiple of tp), R = P / tp
+rows of one shard's part, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from penstock.core.sharding import Collective
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object:
+        """Block until it is done (on CUDA: make the current stream wait); raises if it cannot be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gather:
+    """Fill ``all_PH`` with all shards' parts, block after block; this shard's own block holds its part already."""
+
+    all_PH: Tensor
+
+    collective = Collective.GATHER
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scatter:
+    """Write to ``own_RH`` the sum over shards of its block of ``partial_PH``, added in the order of shards."""
+
+    partial_PH: Tensor
+    own_RH: Tensor
+
+    collective = Collective.SCATTER
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sum:
+    """Replace ``tensor`` by its sum over shards."""
+
+    tensor: Tensor
+
+    collective = Collective.SUM
+
+
+Request = Gather | Scatter | Sum
+
+_Result = TypeVar("_Result")
+
+Pass = Generator[Request, None, _Result]
+"""F, I, W or R of a unit or a stage: yields what it needs of the other shards, in the order of `unit_collectives`."""
+
+
+class Shards(Protocol):
+    """This shard's access to the others of its rank."""
+
+    def start(self, request: Request) -> Work:
+        """Begin what is asked for; the request's tensors must not be touched until it is done."""
+
+
+def run_pass(steps: Pass[_Result], shards: Shards) -> _Result:
+    """Run a pass to its end, waiting for every collective where it is asked for."""
+    while True:
+        try:
+            request = next(steps)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        shards.start(request).wait()
