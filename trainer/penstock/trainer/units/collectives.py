@@ -1,8 +1,8 @@
 """Collectives in the middle of a unit's pass.
 
 A pass is a generator. It computes up to the place where it needs the other shards (`penstock.core.sharding`), yields
-the request, and goes on once it is done. Whoever drives it decides what happens meanwhile: `run_pass` waits, a braided
-order runs a part of another pass. With one shard no pass yields anything.
+the request, and goes on once it is done. The caller decides what happens meanwhile: `run_pass` waits, a braided order
+runs a part of another pass. With one shard no pass yields anything.
 
 All shards of a rank drive the same passes in the same order, so their collectives meet.
 
@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from penstock.core.errors import RunError
 from penstock.core.sharding import Collective
 
 
@@ -65,10 +66,20 @@ Pass = Generator[Request, None, _Result]
 
 
 class Shards(Protocol):
-    """This shard's access to the others of its rank."""
+    """Access of one shard to the others of its rank."""
 
     def start(self, request: Request) -> Work:
         """Begin what is asked for; the request's tensors must not be touched until it is done."""
+
+
+class _NoShards:
+    def start(self, request: Request) -> Work:
+        """Refuse the request."""
+        raise RunError(f"a pass of a rank with one shard asks for a {request.collective} over shards")
+
+
+NO_SHARDS: Shards = _NoShards()
+"""For the only shard of a rank, whose passes yield nothing."""
 
 
 def run_pass(steps: Pass[_Result], shards: Shards) -> _Result:
