@@ -55,6 +55,7 @@ from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
+from penstock.trainer.units.attention import Attention
 from tests.support.small_plans import even_stages
 
 CUDA = torch.device("cuda", 0)
@@ -304,7 +305,8 @@ def take_step(case: Case) -> Step:
             batch = Batch(token_ids=ids, labels=labels, num_valid_tokens=ids.numel())
             runtime.train_step(0, batch, watch)
     blocks = [block for stage in stages.values() for block in stage._blocks.values()]
-    parts = [vars(block)[part] for part in ("_backend", "_norm") for block in blocks if part in vars(block)]
+    backends = [vars(block)["_backend"] for block in blocks if isinstance(block, Attention)]
+    parts = [*backends, *(vars(vars(block)["_norm"])["_norm"] for block in blocks)]
     return Step(chosen=tuple(dict.fromkeys(type(part).__name__ for part in parts)), tallies=watch.tallies)
 
 

@@ -18,9 +18,11 @@ from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import ModelSpec
 from penstock.core.roles import PREFIX_KINDS, READS_AND_WRITES
 from penstock.core.schedule import Kind
+from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.backends import AttentionBackend
+from penstock.trainer.units.collectives import NO_SHARDS, Shards, run_pass
 from penstock.trainer.units.views import scratch_bytes, scratch_views, slot_views
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
@@ -51,7 +53,10 @@ def poisoned_workspace(num_bytes: int, device: torch.device) -> Workspace:
 
 @dataclass
 class HandPipeline:
-    """Stages with unit boundaries ``cuts``, slices with token boundaries ``bounds``; runs one step of micro-batches."""
+    """Stages with unit boundaries ``cuts``, slices with token boundaries ``bounds``; runs one step of micro-batches.
+
+    With ``sharding`` it is the ``shard`` of each stage that ``shards`` joins with the others.
+    """
 
     spec: ModelSpec
     cuts: Sequence[int]
@@ -62,6 +67,9 @@ class HandPipeline:
     recompute: bool = False
     backend: AttentionBackend | None = None
     device: torch.device = CPU
+    sharding: Sharding = WHOLE
+    shard: int = 0
+    shards: Shards = NO_SHARDS
     stages: list[Stage] = field(init=False)
     workspaces: list[Workspace] = field(init=False)
 
@@ -70,9 +78,16 @@ class HandPipeline:
         self.stages, self.workspaces = [], []
         for first, stop in pairwise(self.cuts):
             parameters = StageParameters(
-                self.spec, first, stop, precision=self.precision, device=self.device, seed=self.seed
+                self.spec,
+                first,
+                stop,
+                sharding=self.sharding,
+                shard=self.shard,
+                precision=self.precision,
+                device=self.device,
+                seed=self.seed,
             )
-            needed = workspace_bytes(self.spec, self.precision, first, stop, longest)
+            needed = workspace_bytes(self.spec, self.precision, first, stop, longest, self.sharding)
             self.workspaces.append(poisoned_workspace(needed, self.device))
             self.stages.append(
                 Stage(
@@ -132,7 +147,7 @@ class HandPipeline:
             if index:
                 sent = self._free(SlotKind.OUTPUT, index - 1, microbatch, part)
                 views[SlotKind.INPUT][stage.first]["x"].copy_(sent[stage.first - 1]["y"])
-            loss = stage.forward(
+            forward = stage.forward(
                 views,
                 start,
                 stop,
@@ -140,6 +155,7 @@ class HandPipeline:
                 labels=labels[:, start:stop] if index == len(self.stages) - 1 else None,
                 gradient_scale=scale,
             )
+            loss = run_pass(forward, self.shards)
         assert loss is not None
         return loss.item()
 
@@ -147,12 +163,13 @@ class HandPipeline:
         stage, (start, stop) = self.stages[index], self.bounds[part : part + 2]
         if self.recompute:
             views = self._views(Kind.R, index, microbatch, part)
-            stage.recompute(views, start, stop, token_ids=None if index else ids[:, start:stop])
+            token_ids = None if index else ids[:, start:stop]
+            run_pass(stage.recompute(views, start, stop, token_ids=token_ids), self.shards)
         views = self._views(Kind.I, index, microbatch, part)
         if index < len(self.stages) - 1:
             sent = self._free(SlotKind.SENT_GRADIENT, index + 1, microbatch, part)
             views[SlotKind.RECEIVED_GRADIENT][stage.stop - 1]["g_in"].copy_(sent[stage.stop]["g_out"])
-        stage.backward_input(views, start, stop, fresh_dkv=part == len(self.bounds) - 2)
+        run_pass(stage.backward_input(views, start, stop, fresh_dkv=part == len(self.bounds) - 2), self.shards)
         done = [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.RECEIVED_GRADIENT, SlotKind.HEAD_GRADIENT]
         for kind in done + (list(PREFIX_KINDS) if part == 0 else []):
             self._free(kind, index, microbatch, part)
@@ -160,7 +177,8 @@ class HandPipeline:
     def _backward_weight(self, microbatch: int, part: int, index: int, ids: Tensor) -> None:
         start, stop = self.bounds[part], self.bounds[part + 1]
         views = self._views(Kind.W, index, microbatch, part)
-        self.stages[index].backward_weight(views, start, token_ids=None if index else ids[:, start:stop])
+        token_ids = None if index else ids[:, start:stop]
+        run_pass(self.stages[index].backward_weight(views, start, token_ids=token_ids), self.shards)
         for kind in (SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
             self._free(kind, index, microbatch, part)
 
@@ -190,7 +208,7 @@ class HandPipeline:
     def _new(self, slot: SlotKind, index: int, part: int) -> _Slot:
         stage = self.stages[index]
         tokens = self.bounds[-1] if slot in PREFIX_KINDS else self.bounds[part + 1] - self.bounds[part]
-        place = (stage.first, stage.stop, slot, self.batch, tokens)
+        place = (stage.first, stage.stop, slot, self.batch, tokens, self.sharding)
         num_bytes = stage_slot_bytes(self.spec, self.precision, *place)
         memory = torch.full((num_bytes + 2 * _GUARD_BYTES,), _NAN, dtype=torch.uint8, device=self.device)
         memory[:_GUARD_BYTES] = memory[-_GUARD_BYTES:] = _GUARD
@@ -199,9 +217,10 @@ class HandPipeline:
 
     def _scratch(self, index: int, part: int) -> Views:
         stage, tokens = self.stages[index], self.bounds[part + 1] - self.bounds[part]
-        num_bytes = scratch_bytes(self.spec, self.precision, self.batch, tokens)
+        num_bytes = scratch_bytes(self.spec, self.precision, self.batch, tokens, self.sharding)
         memory = torch.full((num_bytes,), _NAN, dtype=torch.uint8, device=self.device)
-        return scratch_views(memory, self.spec, self.precision, stage.first, stage.stop, self.batch, tokens)
+        place = (stage.first, stage.stop, self.batch, tokens, self.sharding)
+        return scratch_views(memory, self.spec, self.precision, *place)
 
     def _free(self, slot: SlotKind, index: int, microbatch: int, part: int) -> dict[int, dict[str, Tensor]]:
         """End a slot's life, if it has one; what it held is returned as copies."""
@@ -212,6 +231,51 @@ class HandPipeline:
         copies = {u: {name: tensor.clone() for name, tensor in named.items()} for u, named in found.views.items()}
         found.memory.fill_(_NAN)
         return copies
+
+
+def evaluate(pipeline: HandPipeline, ids: Tensor, labels: Tensor | None) -> list[Tensor | None]:
+    """Per slice what the last stage returns without training: its loss, or without labels the logits that follow
+    sequence 0. It is given scratch, hidden states in and out, keys and values, and nothing else.
+    """
+    batch = ids.shape[0]
+    length = pipeline.bounds[-1]
+    prefixes = [_new_views(pipeline, stage, SlotKind.KEYS_VALUES, batch, length) for stage in pipeline.stages]
+    found: list[Tensor | None] = []
+    for start, stop in pairwise(pipeline.bounds):
+        sent = result = None
+        for stage, kv in zip(pipeline.stages, prefixes, strict=True):
+            views = _evaluation_views(pipeline, stage, kv, batch, stop - start)
+            if sent is not None:
+                views[SlotKind.INPUT][stage.first]["x"].copy_(sent)
+            some_ids = ids[:, start:stop]
+            if labels is None:
+                forward = stage.logits_after(views, start, stop, position=stop - 1, token_ids=some_ids)
+            else:
+                forward = stage.evaluate(views, start, stop, token_ids=some_ids, labels=labels[:, start:stop])
+            result = run_pass(forward, pipeline.shards)
+            sent = views[SlotKind.OUTPUT][stage.stop - 1]["y"]
+        found.append(None if result is None else result.clone())
+    return found
+
+
+def _evaluation_views(
+    pipeline: HandPipeline, stage: Stage, kv: dict[int, dict[str, Tensor]], batch: int, tokens: int
+) -> Views:
+    spec, precision, sharding = pipeline.spec, pipeline.precision, pipeline.sharding
+    memory = torch.full((scratch_bytes(spec, precision, batch, tokens, sharding),), _NAN, dtype=torch.uint8)
+    views = scratch_views(memory, spec, precision, stage.first, stage.stop, batch, tokens, sharding)
+    for slot in (SlotKind.INPUT, SlotKind.OUTPUT):
+        views[slot] = _new_views(pipeline, stage, slot, batch, tokens)
+    views[SlotKind.KEYS_VALUES] = kv
+    return views
+
+
+def _new_views(
+    pipeline: HandPipeline, stage: Stage, slot: SlotKind, batch: int, tokens: int
+) -> dict[int, dict[str, Tensor]]:
+    place = (stage.first, stage.stop, slot, batch, tokens, pipeline.sharding)
+    memory = torch.full((stage_slot_bytes(pipeline.spec, pipeline.precision, *place),), _NAN, dtype=torch.uint8)
+    return slot_views(memory, pipeline.spec, pipeline.precision, *place)
 
 
 def gradient_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.core.layout import Precision, num_parameters, stage_parameters
+from penstock.core.layout import Precision, num_parameters, shared_parameters, stage_parameters
 from penstock.core.model import Family, ModelSpec
+from penstock.core.sharding import Sharding
 from penstock.trainer.parameters import StageParameters
+from tests.support.sharded_pipeline import joined
 
 CPU = torch.device("cpu")
 LLAMA = ModelSpec(family=Family.LLAMA, layers=3, hidden=16, heads=4, kv_heads=2, vocab=23, ffn_hidden=12)
@@ -121,3 +123,85 @@ def test_load_refuses_missing_names_and_other_shapes_and_changes_nothing() -> No
     with pytest.raises(UserError, match=r"layers\.0\.mlp\.norm\.weight has shape \[3\], the model needs \[16\]"):
         stage.load(tensors | {"layers.0.mlp.norm.weight": torch.zeros(3)})
     assert torch.equal(stage.master_flat, before)
+
+
+SHARDED = ModelSpec(family=Family.LLAMA, layers=2, hidden=16, heads=4, kv_heads=2, vocab=23, ffn_hidden=12)
+TIED = ModelSpec(family=Family.GPT2, layers=2, hidden=16, heads=4, vocab=23, positions=9)
+
+
+def _shards(spec: ModelSpec, sharding: Sharding, first: int = 0, stop: int | None = None) -> list[StageParameters]:
+    return [
+        StageParameters(
+            spec,
+            first,
+            spec.num_units if stop is None else stop,
+            sharding=sharding,
+            shard=shard,
+            precision=Precision.FP32,
+            device=CPU,
+            seed=0,
+        )
+        for shard in range(sharding.tp)
+    ]
+
+
+@pytest.mark.parametrize("spec", [SHARDED, TIED])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_shards_start_from_the_same_weights_and_hold_no_more_than_planned(spec: ModelSpec, tp: int) -> None:
+    whole = _make(spec, 0, spec.num_units).master
+    shards = _shards(spec, Sharding(tp))
+    tensors = joined(shards, [shard.master for shard in shards])
+    assert all(torch.equal(tensors[name], whole[name]) for name in whole)
+    assert max(shard.master_flat.numel() for shard in shards) == stage_parameters(spec, 0, spec.num_units, tp)
+    for shard in shards:
+        decayed = sum(shard.master[name].numel() for name, parameter in shard.declared.items() if parameter.decay)
+        assert shard.num_decayed == decayed
+
+
+@pytest.mark.parametrize("spec", [SHARDED, TIED])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_shards_load_their_parts_of_whole_tensors(spec: ModelSpec, tp: int) -> None:
+    whole = _make(spec, 0, spec.num_units, seed=5).master
+    shards = _shards(spec, Sharding(tp), 2, 5)
+    for shard in shards:
+        shard.load(whole)
+    tensors = joined(shards, [shard.master for shard in shards])
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in tensors.items())
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.norm\.weight has shape \[3\], the model needs \[16\]"):
+        shards[1].load(whole | {"layers.1.mlp.norm.weight": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("spec", [SHARDED, TIED])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_shards_count_every_gradient_once(spec: ModelSpec, tp: int, sequence_parallel: bool) -> None:
+    shards = _shards(spec, Sharding(tp, sequence_parallel))
+    counts: dict[str, int] = {}
+    for shard in shards:
+        for name, view in shard.counted_gradients():
+            assert not view.any(), f"{name} is counted twice on a shard"
+            view.fill_(1.0)
+            counts[name] = counts.get(name, 0) + view.numel()
+    assert counts == {name: parameter.num_elements for name, parameter in shards[0].declared.items()}
+
+
+@pytest.mark.parametrize("spec", [SHARDED, TIED])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_gradients_that_are_addends_are_those_that_core_declares(
+    spec: ModelSpec, tp: int, sequence_parallel: bool
+) -> None:
+    sharding = Sharding(tp, sequence_parallel)
+    (shard, *_) = _shards(spec, sharding)
+    for view in shard.shared_gradients:
+        view.fill_(1.0)
+    for view in shard.copied_gradients:
+        assert not view.any(), "a view of its own"
+        view.fill_(2.0)
+    expected = {name for unit in spec.units for name in shared_parameters(spec, unit, sharding)}
+    assert {name for name, gradient in shard.gradients.items() if gradient.any()} == expected
+    for name in expected:
+        gradient, parameter = shard.gradients[name], shard.declared[name]
+        heads = sharding.hidden(spec) if parameter.blocks else 0
+        assert not gradient[:heads].any(), "query heads belong to one shard"
+        assert bool((gradient[heads:] == (2.0 if parameter.blocks else 1.0)).all())

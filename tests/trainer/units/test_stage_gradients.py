@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.core.layout import Precision, SlotKind
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.units.backends import PlainAttention
+from penstock.trainer.units.collectives import NO_SHARDS, run_pass
 from tests.support.reference_model import reference_gradients
 from tests.support.stage_pipeline import CPU, HandPipeline, gradient_error
 
@@ -181,8 +182,8 @@ def test_slices_longer_than_a_query_block_and_a_head_chunk() -> None:
 def test_the_ends_ask_for_what_they_need() -> None:
     pipeline = HandPipeline(LLAMA, [0, 6], [0, 12])
     with pytest.raises(ValueError, match="needs token ids"):
-        pipeline.stages[0].forward({}, 0, 12)
+        run_pass(pipeline.stages[0].forward({}, 0, 12), NO_SHARDS)
     last = HandPipeline(LLAMA, [0, 5, 6], [0, 12]).stages[-1]
     slot = {SlotKind.INPUT: {5: {"x": torch.zeros(12, 16)}}, SlotKind.HEAD_GRADIENT: {5: {"h": torch.zeros(12, 16)}}}
     with pytest.raises(ValueError, match="needs labels"):
-        last.forward(slot, 0, 12)
+        run_pass(last.forward(slot, 0, 12), NO_SHARDS)

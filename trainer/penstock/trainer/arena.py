@@ -35,7 +35,7 @@ class Arena:
     def _carve(self, slot: Slot) -> SlotTensors:
         plan, slices = self._plan, self._plan.slices_of(slot.microbatch)
         tokens = sum(slices) if slot.kind in _WHOLE_SEQUENCE else slices[slot.slice or 0]
-        shape = (*plan.stages[slot.stage], slot.kind, plan.size_of(slot.microbatch), tokens)
+        shape = (*plan.stages[slot.stage], slot.kind, plan.size_of(slot.microbatch), tokens, plan.sharding)
         needed = stage_slot_bytes(plan.model, plan.precision, *shape)
         if slot.num_bytes != needed:
             raise RunError(f"the Program gives {slot} {slot.num_bytes} bytes, the model's layout needs {needed}")
@@ -47,7 +47,7 @@ class Arena:
         return self._tensors[index]
 
     def message(self, index: int) -> Tensor:
-        """The one hidden state [B n, h] of a slot that is sent or received."""
+        """The one hidden state [rows, h] of a slot that is sent or received."""
         (unit,) = self._tensors[index].values()
         (tensor,) = unit.values()
         return tensor

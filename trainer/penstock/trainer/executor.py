@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,17 +23,21 @@ from penstock.trainer.closing import Closing
 from penstock.trainer.comm import Work
 from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
+from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, run_pass
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
 
 CPU = torch.device("cpu")
+
+_Result = TypeVar("_Result")
 
 
 class StageExecutor:
     """`penstock.trainer.interpreter.Executor` on real tensors.
 
-    ``stages`` holds this rank's stages by number. Tokens and labels of the step stand in ``token_ids_NS`` and
-    ``labels_NS``, micro-batch after micro-batch, summed losses of every slice in ``losses_MP``: places that never move,
-    so that operations are bound to them once. ``poison`` fills freed slots with NaN.
+    ``stages`` holds this rank's stages by number, ``shards`` is its access to those with which it shares their units.
+    Tokens and labels of the step stand in ``token_ids_NS`` and ``labels_NS``, micro-batch after micro-batch, summed
+    losses of every slice in ``losses_MP``: places that never move, so that operations are bound to them once.
+    ``poison`` fills freed slots with NaN.
     """
 
     def __init__(
@@ -43,8 +48,10 @@ class StageExecutor:
         closing: Closing,
         *,
         device: torch.device,
+        shards: Shards = NO_SHARDS,
         poison: bool = False,
     ) -> None:
+        self._shards = shards
         self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
         self._slots = program.slots
         self._arena = Arena(program, plan, device)
@@ -60,10 +67,8 @@ class StageExecutor:
         """Memory for the forwards that leave nothing behind because a recompute follows."""
         plan = self._plan
         cells = {_cell(each) for each in program.instructions if each.action.kind is Kind.R}
-        needed = [
-            scratch_bytes(plan.model, plan.precision, plan.size_of(microbatch), plan.slices_of(microbatch)[part])
-            for microbatch, part in cells
-        ]
+        shapes = [(plan.size_of(microbatch), plan.slices_of(microbatch)[part]) for microbatch, part in cells]
+        needed = [scratch_bytes(plan.model, plan.precision, *shape, plan.sharding) for shape in shapes]
         return torch.empty(max(needed, default=0), dtype=torch.uint8, device=device)
 
     def compute(self, instruction: Instruction) -> Operation:
@@ -106,20 +111,27 @@ class StageExecutor:
         stage, views, (start, stop) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
         return self._keeping_loss(
-            instruction, partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels)
+            instruction, self._run(partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels))
         )
 
     def logits_after(self, instruction: Instruction, position: Callable[[], int]) -> Callable[[], Tensor | None]:
-        """F without gradients; the last stage gives the logits that follow ``position``, or its slice's last token."""
+        """F without gradients; the last stage's first shard gives the logits that follow ``position``, or its slice's
+        last token.
+        """
         stage, views, (start, stop) = self._place(instruction)
         forward = partial(stage.logits_after, views, start, stop, token_ids=self._token_ids(instruction))
-        return lambda: forward(position=min(position(), stop - 1))
+        return self._run(lambda: forward(position=min(position(), stop - 1)))
 
     def _forward(self, instruction: Instruction) -> Operation:
         stage, views, (start, stop) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
         forward = partial(stage.forward, views, start, stop, token_ids=token_ids, labels=labels)
-        return self._keeping_loss(instruction, lambda: forward(gradient_scale=self.gradient_scale))
+        return self._keeping_loss(instruction, self._run(lambda: forward(gradient_scale=self.gradient_scale)))
+
+    def _run(self, make: Callable[[], Pass[_Result]]) -> Callable[[], _Result]:
+        """Make the pass and run it, waiting for the other shards."""
+        shards = self._shards
+        return lambda: run_pass(make(), shards)
 
     def _keeping_loss(self, instruction: Instruction, forward: Callable[[], Tensor | None]) -> Operation:
         if not _has_head(self._stages[instruction.action.stage]):
@@ -138,16 +150,17 @@ class StageExecutor:
         stage, views, (start, stop) = self._place(instruction)
         part = instruction.action.part
         units = None if part is None else range(stage.first + part.first, stage.first + part.stop)
-        return partial(stage.recompute, views, start, stop, token_ids=self._token_ids(instruction), units=units)
+        token_ids = self._token_ids(instruction)
+        return self._run(partial(stage.recompute, views, start, stop, token_ids=token_ids, units=units))
 
     def _backward_input(self, instruction: Instruction) -> Operation:
         stage, views, (start, stop) = self._place(instruction)
         fresh_dkv = stop == self._plan.sequence_length
-        return partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv)
+        return self._run(partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv))
 
     def _backward_weight(self, instruction: Instruction) -> Operation:
         stage, views, (start, _) = self._place(instruction)
-        return partial(stage.backward_weight, views, start, token_ids=self._token_ids(instruction))
+        return self._run(partial(stage.backward_weight, views, start, token_ids=self._token_ids(instruction)))
 
     def _backward(self, instruction: Instruction) -> Operation:
         backward_input, backward_weight = self._backward_input(instruction), self._backward_weight(instruction)
@@ -208,7 +221,7 @@ class StageExecutor:
     def _scratch_views(self, stage: Stage, microbatch: int, part: int) -> dict[SlotKind, dict[int, dict[str, Tensor]]]:
         plan = self._plan
         shape = (stage.first, stage.stop, plan.size_of(microbatch), plan.slices_of(microbatch)[part])
-        return scratch_views(self._scratch, plan.model, plan.precision, *shape)
+        return scratch_views(self._scratch, plan.model, plan.precision, *shape, plan.sharding)
 
 
 _COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], Operation]] = {
@@ -247,7 +260,7 @@ class EvaluationExecutor:
 class SamplingExecutor(EvaluationExecutor):
     """An evaluation that keeps logits in place of losses.
 
-    After a pass, the rank that holds the head has the ``logits`` [V] that it was for, on the CPU.
+    After a pass, the first shard that holds the head has the ``logits`` [V] that it was for, on the CPU.
     """
 
     def __init__(self, training: StageExecutor) -> None:

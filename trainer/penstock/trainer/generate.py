@@ -12,6 +12,7 @@ from penstock.core.layout import Precision, SlotKind, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
+from penstock.trainer.units.collectives import NO_SHARDS, run_pass
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views, slot_views
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
@@ -58,7 +59,8 @@ class Generator:
         start, ids = 0, list(prompt[max(len(prompt) - self._length + 1, 0) :])
         while (stop := start + len(ids)) < self._length:
             views, token_ids = self._views(len(ids)), torch.tensor([ids])
-            logits = self._stage.logits_after(views, start, stop, position=stop - 1, token_ids=token_ids)
+            forward = self._stage.logits_after(views, start, stop, position=stop - 1, token_ids=token_ids)
+            logits = run_pass(forward, NO_SHARDS)
             assert logits is not None, "the stage holds the head"
             chosen = choose(logits, temperature, chooser)
             yield chosen

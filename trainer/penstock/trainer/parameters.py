@@ -1,4 +1,7 @@
-"""A stage's trained tensors in flat buffers: master weights, gradients, and the copy used in products."""
+"""A stage's trained tensors in flat buffers: master weights, gradients, and the copy used in products.
+
+Of tensors that shards divide (`penstock.core.sharding`) a shard has its pieces, one after the other; names are global.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import Tensor
 from penstock.core.errors import UserError
 from penstock.core.layout import Parameter, Precision, parameters
 from penstock.core.model import ModelSpec
+from penstock.core.sharding import WHOLE, Sharding
 from penstock.trainer.dtypes import accumulate_dtype, compute_dtype
 
 _STD = 0.02
@@ -41,37 +45,50 @@ class FlatParameters:
 
 
 class StageParameters(FlatParameters):
-    """The parameters of units [first, stop), by global name.
+    """The parameters of units [first, stop) that one shard holds, by global name.
 
     ``master``, ``gradients`` and ``compute`` are views of the flat buffers: decayed tensors first, then the others,
-    each in the units' order.
+    each in the units' order. ``declared`` says what they are parts of, and of which shape.
     """
 
     def __init__(
-        self, spec: ModelSpec, first: int, stop: int, *, precision: Precision, device: torch.device, seed: int
+        self,
+        spec: ModelSpec,
+        first: int,
+        stop: int,
+        *,
+        sharding: Sharding = WHOLE,
+        shard: int = 0,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
     ) -> None:
         """Initialised from (seed, name) alone, so that every partition starts from the same weights."""
+        self.sharding, self.shard = sharding, shard
         self.declared = _in_flat_order(spec, first, stop)
-        num_decayed = sum(p.num_elements for p in self.declared.values() if p.decay)
-        total = sum(p.num_elements for p in self.declared.values())
+        self._shapes = {name: p.shard_shape(sharding.tp, shard) for name, p in self.declared.items()}
+        num_decayed = sum(math.prod(self._shapes[name]) for name, p in self.declared.items() if p.decay)
+        total = sum(math.prod(shape) for shape in self._shapes.values())
         super().__init__(total, num_decayed, precision=precision, device=device)
         self.master = self.by_name(self.master_flat)
         self.gradients = self.by_name(self.gradient_flat)
         self.compute = self.master if self.compute_flat is self.master_flat else self.by_name(self.compute_flat)
         for name, parameter in self.declared.items():
-            self.master[name].copy_(initial_value(spec, parameter, seed))
+            self.master[name].copy_(self._own_part(parameter, initial_value(spec, parameter, seed)))
         self.refresh_compute()
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a buffer that is laid out like `master_flat`."""
         views, offset = {}, 0
-        for name, parameter in self.declared.items():
-            views[name] = flat[offset : offset + parameter.num_elements].view(parameter.shape)
-            offset += parameter.num_elements
+        for name, shape in self._shapes.items():
+            num_elements = math.prod(shape)
+            views[name] = flat[offset : offset + num_elements].view(shape)
+            offset += num_elements
         return views
 
     def load(self, tensors: Mapping[str, Tensor], where: str = "") -> None:
-        """Copy the named tensors into the masters; ``tensors`` may hold more than this stage needs.
+        """Copy the shard's part of the named tensors, which are whole, into the masters; ``tensors`` may hold more than
+        this stage needs.
 
         Raises UserError, before anything is changed, for a missing name or another shape.
         """
@@ -86,9 +103,58 @@ class StageParameters(FlatParameters):
                     where=where,
                     remedy="make spec.model match the weights",
                 )
-        for name in self.declared:
-            self.master[name].copy_(tensors[name])
+        for name, parameter in self.declared.items():
+            self.master[name].copy_(self._own_part(parameter, tensors[name]))
         self.refresh_compute()
+
+    def _own_part(self, parameter: Parameter, whole: Tensor) -> Tensor:
+        """The shard's pieces of a whole tensor, one after the other."""
+        pieces = parameter.pieces(self.sharding.tp, self.shard)
+        parts = [whole.narrow(parameter.axis, piece.start, piece.size) for piece in pieces]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=parameter.axis)
+
+    @property
+    def shared_gradients(self) -> tuple[Tensor, ...]:
+        """Gradients of which every shard has an addend, to be summed over all shards: with sequence parallelism those
+        of tensors that are not divided, since each shard adds its own tokens.
+        """
+        if not self.sharding.by_tokens:
+            return ()
+        return tuple(self.gradients[name] for name, parameter in self.declared.items() if not parameter.blocks)
+
+    @property
+    def copied_gradients(self) -> tuple[Tensor, ...]:
+        """Gradients to be summed over the `ModelSpec.kv_copies` neighbouring shards that hold the same key/value heads,
+        since each adds what its own query heads give: views of the rows of k and of v.
+        """
+        tp = self.sharding.tp
+        return tuple(
+            part
+            for name, parameter in self.declared.items()
+            if parameter.blocks
+            for part, block in zip(self._parts(name), parameter.blocks, strict=True)
+            if block.copies(tp) > 1
+        )
+
+    def counted_gradients(self) -> list[tuple[str, Tensor]]:
+        """Gradients that this shard counts in the model's norm, with their names, so that all shards together count
+        every element once: what it holds first of all shards.
+        """
+        counted = []
+        for name, parameter in self.declared.items():
+            pieces = parameter.pieces(self.sharding.tp, self.shard)
+            if all(piece.is_owner for piece in pieces):
+                counted.append((name, self.gradients[name]))
+            else:
+                parts = zip(self._parts(name), pieces, strict=True)
+                counted += [(name, part) for part, piece in parts if piece.is_owner]
+        return counted
+
+    def _parts(self, name: str) -> tuple[Tensor, ...]:
+        """Views of a gradient's pieces."""
+        parameter = self.declared[name]
+        sizes = [piece.size for piece in parameter.pieces(self.sharding.tp, self.shard)]
+        return torch.split(self.gradients[name], sizes, dim=parameter.axis)
 
 
 def _in_flat_order(spec: ModelSpec, first: int, stop: int) -> dict[str, Parameter]:

@@ -2,6 +2,7 @@
 
 No tensor requires a gradient and no graph is recorded. What outlives an action lies in the slots of
 `penstock.core.program`, handed in as views (`penstock.trainer.units.views`); what does not lies in the workspace.
+Actions are passes (`penstock.trainer.units.collectives`), since the shards of a rank meet in the middle of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.attention import Attention
 from penstock.trainer.units.backends import AttentionBackend
 from penstock.trainer.units.build import build_blocks
+from penstock.trainer.units.collectives import Pass
+from penstock.trainer.units.division import Division
 from penstock.trainer.units.embedding import Embedding
 from penstock.trainer.units.frame import Frame
 from penstock.trainer.units.head import Head
@@ -26,13 +29,14 @@ _NOTHING: Mapping[str, Tensor] = {}
 
 
 class Stage:
-    """Units [first, stop) of a model; every method works on tokens [start, stop) of every sequence of a micro-batch.
+    """One shard of units [first, stop) of a model, the one of ``parameters``; every method is a pass over tokens
+    [start, stop) of every sequence of a micro-batch.
 
     ``workspace`` holds `penstock.trainer.units.workspace.workspace_bytes` for the longest slice; stages of one rank may
     share it, since their actions run one at a time. ``sequence_length`` bounds every position. ``backend`` replaces the
-    attention kernels that suit the device. Token ids and labels are [B, n] (int64), hidden states [B n, h] with all
-    tokens of sequence 0 first. The first stage needs the token ids, the last the labels, which are shifted already;
-    a label below 0 counts for nothing.
+    attention kernels that suit the device. Token ids and labels are [B, n] (int64), hidden states [rows, h] of B n
+    tokens with all of sequence 0 first. The first stage needs the token ids, the last the labels, which are shifted
+    already; a label below 0 counts for nothing.
     """
 
     def __init__(
@@ -48,15 +52,17 @@ class Stage:
     ) -> None:
         self.spec, self.first, self.stop = spec, first, stop
         self.parameters = parameters
+        self._division = division = Division(parameters.sharding, parameters.shard, workspace)
         kinds = {unit.kind for unit in spec.units[first:stop]}
-        self._embedding = Embedding(parameters) if UnitKind.EMBEDDING in kinds else None
-        self._head = Head(spec, parameters, workspace) if UnitKind.HEAD in kinds else None
+        self._embedding = Embedding(parameters, division, workspace) if UnitKind.EMBEDDING in kinds else None
+        self._head = Head(spec, parameters, division, workspace) if UnitKind.HEAD in kinds else None
         self._last_body_unit = stop - 1 if self._head is None else stop - 2
         self._blocks = build_blocks(
             spec,
             first,
             stop,
             parameters=parameters,
+            division=division,
             workspace=workspace,
             sequence_length=sequence_length,
             backend=backend,
@@ -71,18 +77,19 @@ class Stage:
         token_ids: Tensor | None = None,
         labels: Tensor | None = None,
         gradient_scale: float = 1.0,
-    ) -> Tensor | None:
+    ) -> Pass[Tensor | None]:
         """F: fill ``kv`` at [start, stop), ``a``, ``l`` and ``y``.
 
-        The last stage returns the sum of the slice's token losses (a scalar of the accumulate type), leaves
-        ``gradient_scale`` times the sum's gradient in ``h`` and adds that of the head's parameters. Others return none.
+        The last stage returns the sum of the slice's token losses (a scalar of the accumulate type; on all shards but
+        the first zero, so that a sum over ranks counts it once), leaves ``gradient_scale`` times the sum's gradient in
+        ``h`` and adds that of the head's parameters. Others return none.
         """
-        self._run_body(views, start, stop, token_ids)
+        yield from self._run_body(views, start, stop, token_ids)
         if self._head is None:
             return None
         gradient = views[SlotKind.HEAD_GRADIENT][self.stop - 1]["h"]
         x, wanted = self._input(views, self.stop - 1), _needed(labels, "labels")
-        return self._head.forward(x, wanted, gradient_scale, gradient)
+        return (yield from self._head.forward(x, wanted, gradient_scale, gradient))
 
     def recompute(
         self,
@@ -92,36 +99,40 @@ class Stage:
         *,
         token_ids: Tensor | None = None,
         units: range | None = None,
-    ) -> None:
+    ) -> Pass[None]:
         """R: fill ``a`` and ``l`` as F did, bit for bit, and write the keys and values where they were.
 
         Leaves out what no backward reads: the head, and the last output before it or before the stage's end. With
         ``units`` only those of these; the units before them have to be recomputed already.
         """
-        self._run_body(views, start, stop, token_ids, keep_last_output=False, units=units)
+        yield from self._run_body(views, start, stop, token_ids, keep_last_output=False, units=units)
 
     def evaluate(
         self, views: SlotViews, start: int, stop: int, *, token_ids: Tensor | None = None, labels: Tensor | None = None
-    ) -> Tensor | None:
-        """F without gradients: the last stage returns the sum of the slice's token losses and needs no ``h``."""
-        self._run_body(views, start, stop, token_ids)
+    ) -> Pass[Tensor | None]:
+        """F without gradients: the last stage returns the sum of the slice's token losses, as F does, and needs no
+        ``h``.
+        """
+        yield from self._run_body(views, start, stop, token_ids)
         if self._head is None:
             return None
-        return self._head.loss(self._input(views, self.stop - 1), _needed(labels, "labels"))
+        return (yield from self._head.loss(self._input(views, self.stop - 1), _needed(labels, "labels")))
 
     def logits_after(
         self, views: SlotViews, start: int, stop: int, *, position: int, token_ids: Tensor | None = None
-    ) -> Tensor | None:
-        """F for generation: the last stage returns the logits [v] of what follows token ``position`` of sequence 0.
+    ) -> Pass[Tensor | None]:
+        """F for generation: the last stage's first shard returns the logits [v] of what follows token ``position`` of
+        sequence 0.
 
         They are valid until the next action.
         """
-        self._run_body(views, start, stop, token_ids)
+        yield from self._run_body(views, start, stop, token_ids)
         if self._head is None:
             return None
-        return self._head.logits_at(self._input(views, self.stop - 1), row=position - start)
+        logits = yield from self._head.logits_at(self._input(views, self.stop - 1), row=position - start)
+        return logits if self._division.shard == 0 else None
 
-    def backward_input(self, views: SlotViews, start: int, stop: int, *, fresh_dkv: bool) -> None:
+    def backward_input(self, views: SlotViews, start: int, stop: int, *, fresh_dkv: bool) -> Pass[None]:
         """I: from ``g_in`` (the last stage: ``h``) fill ``w`` and ``g_out``; add what the prefix gets to ``dkv``.
 
         A micro-batch's slices come in reverse order. ``fresh_dkv`` marks the first of them, which finds nothing in
@@ -133,15 +144,17 @@ class Stage:
             frame = self._frame(views, index, start, stop)
             below = self._output_gradient(views, index - 1)
             if isinstance(block, Attention):
-                block.backward_input(frame, below, fresh_dkv=fresh_dkv)
+                yield from block.backward_input(frame, below, fresh_dkv=fresh_dkv)
             else:
-                block.backward_input(frame, below)
+                yield from block.backward_input(frame, below)
+        if self._embedding is not None:
+            yield from self._embedding.backward_input(views[SlotKind.OUTPUT_GRADIENTS][self.first]["dy"])
 
-    def backward_weight(self, views: SlotViews, start: int, *, token_ids: Tensor | None = None) -> None:
+    def backward_weight(self, views: SlotViews, start: int, *, token_ids: Tensor | None = None) -> Pass[None]:
         """W: add the gradients of the matrices and biases, from ``l`` and ``w`` alone, at any time after I."""
         inputs, gradients = views.get(SlotKind.LINEAR_INPUTS, {}), views[SlotKind.OUTPUT_GRADIENTS]
         for index, block in self._blocks.items():
-            block.backward_weight(inputs[index], gradients[index])
+            yield from block.backward_weight(inputs[index], gradients[index])
         if self._embedding is not None:
             ids = _needed(token_ids, "token ids")
             self._embedding.backward_weight(ids, start, gradients[self.first]["dy"])
@@ -155,16 +168,17 @@ class Stage:
         *,
         keep_last_output: bool = True,
         units: range | None = None,
-    ) -> None:
+    ) -> Pass[None]:
         """Forward through all units but the head, or through some of them."""
         unwanted = None if keep_last_output else self._last_body_unit
         units = range(self.first, self.stop) if units is None else units
         if self._embedding is not None and self.first in units and self.first != unwanted:
-            self._embedding.forward(_needed(token_ids, "token ids"), start, self._output(views, self.first))
+            ids = _needed(token_ids, "token ids")
+            yield from self._embedding.forward(ids, start, self._output(views, self.first))
         blocks = {index: block for index, block in self._blocks.items() if index in units}
         for index, block in blocks.items():
             y = None if index == unwanted else self._output(views, index)
-            block.forward(self._frame(views, index, start, stop), y)
+            yield from block.forward(self._frame(views, index, start, stop), y)
 
     def _frame(self, views: SlotViews, index: int, start: int, stop: int) -> Frame:
         def of(slot: SlotKind) -> Mapping[str, Tensor]:
@@ -189,10 +203,12 @@ class Stage:
         return views[slot][index]["y"]
 
     def _output_gradient(self, views: SlotViews, index: int) -> Tensor:
-        """Where the gradient of a unit's output belongs: its own ``w.dy``; ``g_out`` for what came into the stage."""
+        """Where the gradient of a unit's output belongs [rows, h]: the shard's block of the unit's ``w.dy``; ``g_out``
+        for what came into the stage.
+        """
         if index < self.first:
             return views[SlotKind.SENT_GRADIENT][self.first]["g_out"]
-        return views[SlotKind.OUTPUT_GRADIENTS][index]["dy"]
+        return self._division.block(views[SlotKind.OUTPUT_GRADIENTS][index]["dy"])
 
 
 def _needed(tensor: Tensor | None, what: str) -> Tensor:

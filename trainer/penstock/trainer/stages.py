@@ -16,17 +16,29 @@ def stage_numbers(program: RankProgram) -> tuple[int, ...]:
     return tuple(sorted({i.action.stage for i in program.instructions if i.action.is_compute}))
 
 
-def build_stages(plan: Plan, program: RankProgram, *, device: torch.device, seed: int) -> dict[int, Stage]:
-    """The rank's stages by number, freshly initialised, sharing one workspace: their actions run one at a time."""
+def build_stages(
+    plan: Plan, program: RankProgram, *, shard: int = 0, device: torch.device, seed: int
+) -> dict[int, Stage]:
+    """One shard of the rank's stages by number, freshly initialised, sharing one workspace: their actions run one at a
+    time.
+    """
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}
     longest = max(plan.size_of(each) * max(plan.slices_of(each)) for each in (0, plan.num_microbatches - 1))
-    needed = [workspace_bytes(plan.model, plan.precision, *units, longest) for units in ranges.values()]
+    needed = [workspace_bytes(plan.model, plan.precision, *units, longest, plan.sharding) for units in ranges.values()]
     workspace = Workspace(max(needed), device)
     return {
         number: Stage(
             plan.model,
             *units,
-            parameters=StageParameters(plan.model, *units, precision=plan.precision, device=device, seed=seed),
+            parameters=StageParameters(
+                plan.model,
+                *units,
+                sharding=plan.sharding,
+                shard=shard,
+                precision=plan.precision,
+                device=device,
+                seed=seed,
+            ),
             workspace=workspace,
             sequence_length=plan.sequence_length,
         )

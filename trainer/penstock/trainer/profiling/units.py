@@ -22,6 +22,7 @@ from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.profiling.parts import Part
 from penstock.trainer.stage import Stage
+from penstock.trainer.units.collectives import NO_SHARDS, run_pass
 from penstock.trainer.units.views import slot_views
 from penstock.trainer.units.workspace import Workspace
 
@@ -130,7 +131,7 @@ def _fill(slots: Iterator[Mapping[int, Mapping[str, Tensor]]]) -> None:
 
 def _forward(bench: _Bench, point: Point, ids: Tensor) -> None:
     kind = bench.unit.kind
-    bench.stage.forward(
+    forward = bench.stage.forward(
         bench.views,
         point.prefix,
         point.prefix + point.length,
@@ -138,14 +139,16 @@ def _forward(bench: _Bench, point: Point, ids: Tensor) -> None:
         labels=ids if kind is UnitKind.HEAD else None,
         gradient_scale=1e-6,
     )
+    run_pass(forward, NO_SHARDS)
 
 
 def _backward_input(bench: _Bench, point: Point) -> None:
-    bench.stage.backward_input(bench.views, point.prefix, point.prefix + point.length, fresh_dkv=False)
+    stop = point.prefix + point.length
+    run_pass(bench.stage.backward_input(bench.views, point.prefix, stop, fresh_dkv=False), NO_SHARDS)
 
 
 def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> None:
-    bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids)
+    run_pass(bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids), NO_SHARDS)
 
 
 def mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:

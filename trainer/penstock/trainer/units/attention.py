@@ -1,7 +1,8 @@
 """Norm, joint q/k/v projection, rotary positions, causal attention over the prefix, output projection, residual.
 
-Shape letters: B sequences, N tokens of the slice, T = B N, S tokens of the whole sequence, A heads, G key/value heads,
-D head dimension, H hidden.
+Shards divide the heads. Shape letters: B sequences, N tokens of the slice, T = B N, S tokens of the whole sequence, A
+heads of the shard, G its key/value heads, D head dimension, E = A D, H hidden; P and R as in
+`penstock.trainer.units.division`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from torch import Tensor
 from penstock.core.model import ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.backends import AttentionBackend, Operands
+from penstock.trainer.units.collectives import Pass
+from penstock.trainer.units.division import Division
 from penstock.trainer.units.frame import Frame
-from penstock.trainer.units.linear import Linear
-from penstock.trainer.units.norm import build_norm
+from penstock.trainer.units.linear import Linear, RowParallelLinear
+from penstock.trainer.units.norm import BlockNorm, build_norm
 from penstock.trainer.units.rotary import Rotary
 from penstock.trainer.units.workspace import Workspace
 
@@ -28,29 +31,34 @@ class Attention:
         spec: ModelSpec,
         name: str,
         parameters: StageParameters,
+        division: Division,
         workspace: Workspace,
         backend: AttentionBackend,
         rotary: Rotary | None,
     ) -> None:
-        self._spec = spec
-        self._norm = build_norm(spec, parameters, f"{name}.norm", workspace)
+        sharding = division.sharding
+        self._heads, self._kv_heads, self._head_dim = sharding.heads(spec), sharding.kv_heads(spec), spec.head_dim
+        self._norm = BlockNorm(build_norm(spec, parameters, f"{name}.norm", workspace), division)
         self._qkv = Linear(parameters, f"{name}.qkv")
-        self._out = Linear(parameters, f"{name}.out")
+        self._out = RowParallelLinear(parameters, f"{name}.out", division)
+        self._division = division
         self._workspace = workspace
         self._backend = backend
         self._rotary = rotary
 
-    def forward(self, frame: Frame, y_TH: Tensor | None) -> None:
+    def forward(self, frame: Frame, y_RH: Tensor | None) -> Pass[None]:
         """F: fill ``a``, ``l`` and the slice's part of ``kv``; write the output unless ``y`` is none (R, last unit)."""
         self._workspace.reset()
-        normed_TH, attended_TH = frame.l["normed"], frame.l["attended"]
-        self._norm.forward(frame.x, frame.a, normed_TH)
-        qkv = self._workspace.take(frame.x.shape[0], self._qkv.weight_OI.shape[0], dtype=frame.x.dtype)
+        attended_TE = frame.l["attended"]
+        num_tokens = attended_TE.shape[0]
+        normed_TH = yield from self._norm.forward(frame, num_tokens)
+        qkv = self._workspace.take(num_tokens, self._qkv.weight_OI.shape[0], dtype=frame.x.dtype)
         self._qkv.forward(normed_TH, qkv)
         self._place(frame, qkv)
         self._backend.forward(_operands(frame))
-        if y_TH is not None:
-            self._out.forward_onto(frame.x, attended_TH, y_TH)
+        if y_RH is not None:
+            self._workspace.reset()
+            yield from self._out.forward_onto(frame.x, attended_TE, y_RH)
 
     def _place(self, frame: Frame, qkv: Tensor) -> None:
         """Move q to its buffer and k, v to their positions, turned by their angles."""
@@ -65,28 +73,33 @@ class Attention:
         own_v_BNGD.copy_(v_BNGD)
 
     def _parts(self, frame: Frame, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heads, groups = self._spec.heads, self._spec.kv_heads
-        parts = qkv.view(-1, frame.stop - frame.start, heads + 2 * groups, self._spec.head_dim)
+        heads, groups = self._heads, self._kv_heads
+        parts = qkv.view(-1, frame.stop - frame.start, heads + 2 * groups, self._head_dim)
         return parts[:, :, :heads], parts[:, :, heads : heads + groups], parts[:, :, heads + groups :]
 
-    def backward_input(self, frame: Frame, dx_TH: Tensor, *, fresh_dkv: bool) -> None:
+    def backward_input(self, frame: Frame, dx_RH: Tensor, *, fresh_dkv: bool) -> Pass[None]:
         """I: from ``w.dy`` the input's gradient and ``w.dqkv``; adds what the prefix gets to ``dkv``.
 
         Slices run backward in reverse, so this slice's own part of ``dkv`` is complete once its queries have added to
         it. ``fresh_dkv``: this is the micro-batch's first, and finds no content there.
         """
+        division, attended_TE, dy_PH = self._division, frame.l["attended"], frame.w["dy"]
+        num_tokens = attended_TE.shape[0]
+        yield from division.gather(dy_PH)
         self._workspace.reset()
-        gradient_TH = self._workspace.take(*frame.x.shape, dtype=frame.x.dtype)
-        self._out.backward_input(frame.w["dy"], gradient_TH)
-        self._backward_attention(frame, gradient_TH, fresh_dkv=fresh_dkv)
-        self._qkv.backward_input(frame.w["dqkv"], gradient_TH)
-        self._norm.backward(gradient_TH, frame.x, frame.a, frame.w["dy"], dx_TH)
+        dattended_TE = self._workspace.take(*attended_TE.shape, dtype=dy_PH.dtype)
+        self._out.backward_input(division.without_padding(dy_PH, num_tokens), dattended_TE)
+        self._backward_attention(frame, dattended_TE, fresh_dkv=fresh_dkv)
+        self._workspace.reset()
+        dnormed_PH = division.take(num_tokens, dy_PH.shape[1], dy_PH.dtype)
+        self._qkv.backward_input(frame.w["dqkv"], division.without_padding(dnormed_PH, num_tokens))
+        yield from self._norm.backward(dnormed_PH, frame, dx_RH, num_tokens)
 
-    def _backward_attention(self, frame: Frame, dattended_TH: Tensor, *, fresh_dkv: bool) -> None:
+    def _backward_attention(self, frame: Frame, dattended_TE: Tensor, *, fresh_dkv: bool) -> None:
         operands, own = _operands(frame), slice(frame.start, frame.stop)
         q_shape, dk_BSGD, dv_BSGD = operands.q.shape, frame.dkv["dk"], frame.dkv["dv"]
         dq_BNAD, dk_BNGD, dv_BNGD = self._parts(frame, frame.w["dqkv"])
-        dout_BNAD = dattended_TH.view(q_shape)
+        dout_BNAD = dattended_TE.view(q_shape)
         if self._rotary is None and self._is_whole(frame):
             self._backend.backward(operands, dout_BNAD, dq_BNAD, dk_BNGD, dv_BNGD, fresh=True)
             return
@@ -109,10 +122,13 @@ class Attention:
         dk_BSGD = frame.dkv["dk"]
         return frame.stop - frame.start == dk_BSGD.shape[1] and frame.w["dqkv"].dtype == dk_BSGD.dtype
 
-    def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> None:  # noqa: E741
+    def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Pass[None]:  # noqa: E741
         """W: add the gradients of both matrices."""
-        self._qkv.backward_weight(w["dqkv"], l["normed"])
-        self._out.backward_weight(w["dy"], l["attended"])
+        self._workspace.reset()
+        attended_TE = l["attended"]
+        normed_TH = yield from self._division.all_tokens(l["normed"], attended_TE.shape[0])
+        self._qkv.backward_weight(w["dqkv"], normed_TH)
+        self._out.backward_weight(w["dy"], attended_TE)
 
 
 def _operands(frame: Frame) -> Operands:

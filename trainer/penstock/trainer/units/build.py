@@ -11,6 +11,7 @@ from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.activation import build_activation
 from penstock.trainer.units.attention import Attention
 from penstock.trainer.units.backends import AttentionBackend, build_backend
+from penstock.trainer.units.division import Division
 from penstock.trainer.units.mlp import Mlp
 from penstock.trainer.units.rotary import Rotary
 from penstock.trainer.units.workspace import Workspace
@@ -22,6 +23,7 @@ def build_blocks(
     stop: int,
     *,
     parameters: StageParameters,
+    division: Division,
     workspace: Workspace,
     sequence_length: int,
     backend: AttentionBackend | None = None,
@@ -34,9 +36,9 @@ def build_blocks(
     blocks: dict[int, Attention | Mlp] = {}
     for unit in spec.units[first:stop]:
         if unit.kind is UnitKind.ATTENTION:
-            blocks[unit.index] = Attention(spec, unit.name, parameters, workspace, backend, rotary)
+            blocks[unit.index] = Attention(spec, unit.name, parameters, division, workspace, backend, rotary)
         elif unit.kind is UnitKind.MLP:
-            blocks[unit.index] = Mlp(spec, unit.name, parameters, workspace, activation)
+            blocks[unit.index] = Mlp(spec, unit.name, parameters, division, workspace, activation)
     return blocks
 
 

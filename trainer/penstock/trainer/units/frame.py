@@ -12,9 +12,8 @@ from torch import Tensor
 class Frame:
     """Tokens [start, stop) of every sequence of a micro-batch, and the unit's views of its slots.
 
-    ``x`` [B n, h] is the unit's input, all tokens of sequence 0 first. The mappings hold the buffers of
-    `penstock.core.layout.unit_graph` by name; those of slots that the action does not
-    touch are empty.
+    ``x`` [rows, h] is the shard's part of the unit's input, all tokens of sequence 0 first. The mappings hold the
+    buffers of `penstock.core.layout.unit_graph` by name; those of slots that the action does not touch are empty.
     """
 
     start: int

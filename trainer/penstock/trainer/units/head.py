@@ -1,6 +1,7 @@
 """Final norm, logits and loss; the head's F does its backward at once, so that no logits outlive it.
 
-Shape letters: B sequences, N tokens of the slice, T = B N, C tokens of one chunk, H hidden, V vocabulary.
+Shards divide the vocabulary. Shape letters: B sequences, N tokens of the slice, T = B N, C tokens of one chunk, H
+hidden, V vocabulary of the shard, S shards; P, R and U as in `penstock.trainer.units.division`.
 """
 
 from __future__ import annotations
@@ -13,91 +14,143 @@ from torch import Tensor
 from penstock.core.layout import HEAD_CHUNK_TOKENS
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
+from penstock.trainer.units.collectives import Gather, Pass, Sum
+from penstock.trainer.units.cross_entropy import cross_entropy, divided_cross_entropy
+from penstock.trainer.units.division import Division, vocabulary_parts
 from penstock.trainer.units.linear import accumulate_product
 from penstock.trainer.units.norm import Statistics, build_norm
-from penstock.trainer.units.workspace import Workspace
-
-_aten = torch.ops.aten
+from penstock.trainer.units.workspace import NUM_SHARED, Workspace
 
 
 class Head:
     """The last unit."""
 
-    def __init__(self, spec: ModelSpec, parameters: StageParameters, workspace: Workspace) -> None:
+    def __init__(self, spec: ModelSpec, parameters: StageParameters, division: Division, workspace: Workspace) -> None:
         matrix = "embedding.weight" if spec.tied else "head.weight"
         self._norm = build_norm(spec, parameters, "head.norm", workspace)
         self._statistics = ("rstd", "mean") if spec.family is Family.GPT2 else ("rstd",)
         self._weight_VH = parameters.compute[matrix]
         self._weight_gradient_VH = parameters.gradients[matrix]
         self._wide = parameters.master_flat.dtype
+        self._parts = vocabulary_parts(parameters.declared[matrix], division.sharding.tp)
+        self._largest_part = division.sharding.vocab(spec)
+        self._division = division
         self._workspace = workspace
 
-    def forward(self, x_TH: Tensor, labels_BN: Tensor, gradient_scale: float, dx_TH: Tensor) -> Tensor:
+    def forward(self, x_RH: Tensor, labels_BN: Tensor, gradient_scale: float, dx_RH: Tensor) -> Pass[Tensor]:
         """F with everything backward: write the gradient of x, add the head's own; return the summed loss (a scalar).
 
-        Gradients are those of gradient_scale times the sum. Labels below 0 are left out.
+        Gradients are those of gradient_scale times the sum. Labels below 0 are left out. The first shard returns the
+        loss, the others zero, so that a sum over ranks counts it once.
         """
-        normed_TH, statistics = self._normed(x_TH)
-        labels_T = labels_BN.reshape(-1)
-        valid_T1 = (labels_T >= 0).to(x_TH.dtype)[:, None]
-        dnormed_TH = self._workspace.take(*x_TH.shape, dtype=x_TH.dtype)
-        loss = torch.zeros((), dtype=self._wide, device=x_TH.device)
+        division, labels_T = self._division, labels_BN.reshape(-1)
+        num_tokens = labels_T.shape[0]
+        normed_TH, statistics = yield from self._normed(x_RH, num_tokens)
+        valid_T1 = (labels_T >= 0).to(x_RH.dtype)[:, None]
+        dnormed_PH = division.take(num_tokens, x_RH.shape[1], x_RH.dtype)
+        dnormed_TH = division.without_padding(dnormed_PH, num_tokens)
+        shared = self._take_shared(num_tokens)
+        loss = torch.zeros((), dtype=self._wide, device=x_RH.device)
         for chunk, narrow_CV, logits_CV in self._chunks(normed_TH):
-            loss += _cross_entropy(logits_CV, labels_T[chunk])
+            loss += yield from self._cross_entropy(logits_CV, labels_T[chunk], shared)
             if narrow_CV is not logits_CV:
                 narrow_CV.copy_(logits_CV)
             dnormed_TH[chunk].addmm_(narrow_CV, self._weight_VH, beta=0, alpha=gradient_scale)
             seen_CH = normed_TH[chunk].mul_(valid_T1[chunk])
             accumulate_product(self._weight_gradient_VH, narrow_CV, seen_CH, gradient_scale)
         dnormed_TH.mul_(valid_T1)
-        self._norm.backward(dnormed_TH, x_TH, statistics, None, dx_TH)
-        return loss
+        dnormed_UH = yield from division.summed(dnormed_PH, dx_RH, num_tokens)
+        x_UH, dx_UH = division.own(x_RH, num_tokens), division.own(dx_RH, num_tokens)
+        if len(x_UH):
+            self._norm.backward(dnormed_UH, x_UH, statistics, None, dx_UH)
+        return self._counted(loss)
 
-    def loss(self, x_TH: Tensor, labels_BN: Tensor) -> Tensor:
-        """The summed loss alone, as a scalar; gradients stay as they are."""
-        normed_TH, _ = self._normed(x_TH)
+    def loss(self, x_RH: Tensor, labels_BN: Tensor) -> Pass[Tensor]:
+        """The summed loss alone, as a scalar of the first shard; gradients stay as they are."""
         labels_T = labels_BN.reshape(-1)
-        loss = torch.zeros((), dtype=self._wide, device=x_TH.device)
+        normed_TH, _ = yield from self._normed(x_RH, labels_T.shape[0])
+        shared = self._take_shared(labels_T.shape[0])
+        loss = torch.zeros((), dtype=self._wide, device=x_RH.device)
         for chunk, _, logits_CV in self._chunks(normed_TH):
-            loss += _cross_entropy(logits_CV, labels_T[chunk])
-        return loss
+            loss += yield from self._cross_entropy(logits_CV, labels_T[chunk], shared)
+        return self._counted(loss)
 
-    def logits_at(self, x_TH: Tensor, row: int) -> Tensor:
-        """Logits [V] of the token that follows row ``row``, in the accumulate type; valid until the next action."""
-        normed_TH, _ = self._normed(x_TH)
-        ((_, _, wide_1V),) = self._chunks(normed_TH[row : row + 1])
-        return wide_1V[0]
+    def logits_at(self, x_RH: Tensor, row: int) -> Pass[Tensor]:
+        """Logits of all of the vocabulary for the token that follows row ``row`` of the slice, in the accumulate type;
+        on every shard, valid until the next action.
+        """
+        normed_1H = yield from self._normed_row(x_RH, row)
+        ((_, _, wide_1V),) = self._chunks(normed_1H)
+        if self._division.is_alone:
+            return wide_1V[0]
+        logits_SV = wide_1V.new_zeros(len(self._parts), self._largest_part)
+        logits_SV[self._division.shard, : wide_1V.shape[1]] = wide_1V[0]
+        yield Gather(logits_SV)
+        return torch.cat([own_V[: part.stop - part.start] for own_V, part in zip(logits_SV, self._parts, strict=True)])
 
-    def _normed(self, x_TH: Tensor) -> tuple[Tensor, Statistics]:
+    def _normed(self, x_RH: Tensor, num_tokens: int) -> Pass[tuple[Tensor, Statistics]]:
+        """The norm of all tokens [T, H], and the statistics of those that the shard holds."""
         self._workspace.reset()
-        normed_TH = self._workspace.take(*x_TH.shape, dtype=x_TH.dtype)
-        statistics = {name: self._workspace.take(x_TH.shape[0], dtype=self._wide) for name in self._statistics}
-        self._norm.forward(x_TH, statistics, normed_TH)
-        return normed_TH, statistics
+        division = self._division
+        normed_PH = division.take(num_tokens, x_RH.shape[1], x_RH.dtype)
+        statistics = {
+            name: division.own(self._workspace.take(x_RH.shape[0], dtype=self._wide), num_tokens)
+            for name in self._statistics
+        }
+        x_UH = division.own(x_RH, num_tokens)
+        if len(x_UH):
+            self._norm.forward(x_UH, statistics, division.own(division.block(normed_PH), num_tokens))
+        yield from division.gather(normed_PH)
+        return division.without_padding(normed_PH, num_tokens), statistics
+
+    def _normed_row(self, x_RH: Tensor, row: int) -> Pass[Tensor]:
+        """The norm of one row. Where shards hold different rows, the others add zeros to it."""
+        self._workspace.reset()
+        normed_1H = self._workspace.take(1, x_RH.shape[1], dtype=x_RH.dtype)
+        statistics = {name: self._workspace.take(1, dtype=self._wide) for name in self._statistics}
+        if not self._division.by_tokens:
+            self._norm.forward(x_RH[row : row + 1], statistics, normed_1H)
+            return normed_1H
+        holder, own_row = divmod(row, x_RH.shape[0])
+        if holder == self._division.shard:
+            self._norm.forward(x_RH[own_row : own_row + 1], statistics, normed_1H)
+        else:
+            normed_1H.zero_()
+        yield Sum(normed_1H)
+        return normed_1H
 
     def _chunks(self, normed_TH: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Token ranges with their logits in the compute and in the accumulate type; one tensor where these agree."""
-        num_tokens, vocab = normed_TH.shape[0], self._weight_VH.shape[0]
+        num_tokens = normed_TH.shape[0]
         rows = min(HEAD_CHUNK_TOKENS, num_tokens)
-        narrow = self._workspace.take(rows, vocab, dtype=normed_TH.dtype)
-        wide = narrow if narrow.dtype == self._wide else self._workspace.take(rows, vocab, dtype=self._wide)
+        narrow = self._take_logits(rows, normed_TH.dtype)
+        wide = narrow if narrow.dtype == self._wide else self._take_logits(rows, self._wide)
         for start in range(0, num_tokens, rows):
             chunk = slice(start, min(start + rows, num_tokens))
             logits_CV = torch.mm(normed_TH[chunk], self._weight_VH.t(), out=narrow[: chunk.stop - start])
             wide_CV = logits_CV if wide is narrow else wide[: chunk.stop - start].copy_(logits_CV)
             yield chunk, logits_CV, wide_CV
 
+    def _take_logits(self, rows: int, dtype: torch.dtype) -> Tensor:
+        """[rows, V], from as much memory as the largest shard needs."""
+        vocab = self._weight_VH.shape[0]
+        logits = self._workspace.take(rows, self._largest_part, dtype=dtype)
+        return logits if vocab == self._largest_part else logits.view(-1)[: rows * vocab].view(rows, vocab)
 
-def _cross_entropy(logits_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """The summed loss over labels from 0 on; leaves softmax minus one-hot, its gradient, in ``logits``.
+    def _take_shared(self, num_tokens: int) -> Tensor | None:
+        """Memory of what shards share of a chunk; none if there is one shard."""
+        if self._division.is_alone:
+            return None
+        shape = (len(self._parts), NUM_SHARED, min(HEAD_CHUNK_TOKENS, num_tokens))
+        return self._workspace.take(*shape, dtype=self._wide)
 
-    The log of a row's sum of exponentials is its maximum less the log of the maximum's softmax, which is at least
-    1 / V: one exponential per logit, and no log of a probability that vanished.
-    """
-    index_C1 = labels_C.clamp_min(0)[:, None]
-    target_C = logits_CV.gather(1, index_C1)[:, 0]
-    highest_C = logits_CV.amax(1)
-    _aten._softmax.out(logits_CV, 1, False, out=logits_CV)
-    losses_C = highest_C.sub_(logits_CV.amax(1).log_()).sub_(target_C)
-    logits_CV.scatter_add_(1, index_C1, logits_CV.new_full((1, 1), -1.0).expand_as(index_C1))
-    return losses_C.masked_fill_(labels_C < 0, 0.0).sum()
+    def _cross_entropy(self, logits_CV: Tensor, labels_C: Tensor, shared: Tensor | None) -> Pass[Tensor]:
+        """The summed loss of a chunk; leaves its gradient in ``logits``."""
+        if shared is None:
+            return cross_entropy(logits_CV, labels_C)
+        shape, shard = (len(self._parts), NUM_SHARED, len(labels_C)), self._division.shard
+        shared_S3C = shared.view(-1)[: shape[0] * shape[1] * shape[2]].view(shape)
+        return (yield from divided_cross_entropy(logits_CV, labels_C, self._parts[shard], shard, shared_S3C))
+
+    def _counted(self, loss: Tensor) -> Tensor:
+        return loss if self._division.shard == 0 else torch.zeros_like(loss)

@@ -1,6 +1,7 @@
 """A matrix with an optional bias: y = x W^T + b, with the weight's gradient apart from the input's.
 
-Shape letters: T tokens, I inputs, O outputs.
+Shape letters: T tokens, I inputs, O outputs, as many as the shard has; P, R and U as in
+`penstock.trainer.units.division`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from penstock.trainer.parameters import StageParameters
+from penstock.trainer.units.collectives import Pass
+from penstock.trainer.units.division import Division
 
 
 class Linear:
@@ -28,14 +31,6 @@ class Linear:
         else:
             torch.addmm(self._bias_O, x_TI, self.weight_OI.t(), out=out_TO)
 
-    def forward_onto(self, residual_TO: Tensor, x_TI: Tensor, out_TO: Tensor) -> None:
-        """``out`` = residual + x W^T + b; the product adds onto the residual, which saves a pass over memory."""
-        if self._bias_O is None:
-            torch.addmm(residual_TO, x_TI, self.weight_OI.t(), out=out_TO)
-        else:
-            torch.add(residual_TO, self._bias_O, out=out_TO)
-            out_TO.addmm_(x_TI, self.weight_OI.t())
-
     def backward_input(self, dy_TO: Tensor, out_TI: Tensor) -> None:
         """``out`` = dy W."""
         torch.mm(dy_TO, self.weight_OI, out=out_TI)
@@ -43,8 +38,52 @@ class Linear:
     def backward_weight(self, dy_TO: Tensor, x_TI: Tensor) -> None:
         """Add dy^T x to the weight's gradient and the sum of dy to the bias's."""
         accumulate_product(self._weight_gradient_OI, dy_TO, x_TI)
+        self._add_bias_gradient(dy_TO)
+
+    def _add_bias_gradient(self, dy_TO: Tensor) -> None:
         if self._bias_gradient_O is not None:
             self._bias_gradient_O.add_(dy_TO.sum(0, dtype=self._bias_gradient_O.dtype))
+
+
+class RowParallelLinear(Linear):
+    """A block's second matrix: shards divide its inputs, and the sum of their products is the block's output.
+
+    The bias is added by the first shard. Its gradient is summed over the rows that a shard holds of ``dy``.
+    """
+
+    def __init__(self, parameters: StageParameters, name: str, division: Division) -> None:
+        super().__init__(parameters, name)
+        self._division = division
+        if division.shard > 0:
+            self._bias_O = None
+
+    def forward_onto(self, residual_RO: Tensor, x_TI: Tensor, out_RO: Tensor) -> Pass[None]:
+        """``out`` = residual + x W^T + b, the product summed over shards.
+
+        Without others the product adds onto the residual, which saves a pass over memory. Addends of several shards are
+        summed first: they are small next to the residual, and narrow types would round each sum at its size.
+        """
+        if self._division.is_alone:
+            self._add_product(residual_RO, x_TI, out_RO)
+            return
+        num_tokens = x_TI.shape[0]
+        addend_PO = self._division.addend_of(out_RO, num_tokens)
+        self.forward(x_TI, self._division.without_padding(addend_PO, num_tokens))
+        out_UO = yield from self._division.summed(addend_PO, out_RO, num_tokens)
+        out_UO.add_(self._division.own(residual_RO, num_tokens))
+
+    def _add_product(self, residual_TO: Tensor, x_TI: Tensor, out_TO: Tensor) -> None:
+        if self._bias_O is None:
+            torch.addmm(residual_TO, x_TI, self.weight_OI.t(), out=out_TO)
+        else:
+            torch.add(residual_TO, self._bias_O, out=out_TO)
+            out_TO.addmm_(x_TI, self.weight_OI.t())
+
+    def backward_weight(self, dy_PO: Tensor, x_TI: Tensor) -> None:
+        """Add dy^T x to the weight's gradient and the sum of the shard's rows of dy to the bias's."""
+        num_tokens = x_TI.shape[0]
+        accumulate_product(self._weight_gradient_OI, self._division.without_padding(dy_PO, num_tokens), x_TI)
+        self._add_bias_gradient(self._division.own(self._division.block(dy_PO), num_tokens))
 
 
 def accumulate_product(gradient_OI: Tensor, dy_TO: Tensor, x_TI: Tensor, scale: float = 1.0) -> None:

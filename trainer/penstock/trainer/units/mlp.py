@@ -1,6 +1,7 @@
 """Norm, rising projection, activation, falling projection, residual.
 
-Shape letters: T tokens, H hidden, F feed-forward width, R what rises (F, or 2 F for gate and up).
+Shape letters: T tokens, H hidden, F feed-forward width of the shard, G what rises of it (F, or 2 F for gate and up); P
+and R as in `penstock.trainer.units.division`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from torch import Tensor
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.units.activation import Activation
+from penstock.trainer.units.collectives import Pass
+from penstock.trainer.units.division import Division
 from penstock.trainer.units.frame import Frame
-from penstock.trainer.units.linear import Linear
-from penstock.trainer.units.norm import build_norm
+from penstock.trainer.units.linear import Linear, RowParallelLinear
+from penstock.trainer.units.norm import BlockNorm, build_norm
 from penstock.trainer.units.workspace import Workspace
 
 
@@ -22,37 +25,52 @@ class Mlp:
     """The second half of a block."""
 
     def __init__(
-        self, spec: ModelSpec, name: str, parameters: StageParameters, workspace: Workspace, activation: Activation
+        self,
+        spec: ModelSpec,
+        name: str,
+        parameters: StageParameters,
+        division: Division,
+        workspace: Workspace,
+        activation: Activation,
     ) -> None:
         self._risen = "gate_up" if spec.family is Family.LLAMA else "up"
-        self._norm = build_norm(spec, parameters, f"{name}.norm", workspace)
+        self._norm = BlockNorm(build_norm(spec, parameters, f"{name}.norm", workspace), division)
         self._rise = Linear(parameters, f"{name}.{self._risen}")
-        self._down = Linear(parameters, f"{name}.down")
+        self._down = RowParallelLinear(parameters, f"{name}.down", division)
+        self._division = division
         self._workspace = workspace
         self._activation = activation
 
-    def forward(self, frame: Frame, y_TH: Tensor | None) -> None:
+    def forward(self, frame: Frame, y_RH: Tensor | None) -> Pass[None]:
         """F: fill ``a`` and ``l``; write the output unless ``y`` is none (R, last unit)."""
         self._workspace.reset()
-        normed_TH, activated_TF, risen_TR = frame.l["normed"], frame.l["activated"], frame.a[self._risen]
-        self._norm.forward(frame.x, frame.a, normed_TH)
-        self._rise.forward(normed_TH, risen_TR)
-        self._activation.forward(risen_TR, activated_TF)
-        if y_TH is not None:
-            self._down.forward_onto(frame.x, activated_TF, y_TH)
+        activated_TF, risen_TG = frame.l["activated"], frame.a[self._risen]
+        normed_TH = yield from self._norm.forward(frame, activated_TF.shape[0])
+        self._rise.forward(normed_TH, risen_TG)
+        self._activation.forward(risen_TG, activated_TF)
+        if y_RH is not None:
+            self._workspace.reset()
+            yield from self._down.forward_onto(frame.x, activated_TF, y_RH)
 
-    def backward_input(self, frame: Frame, dx_TH: Tensor) -> None:
+    def backward_input(self, frame: Frame, dx_RH: Tensor) -> Pass[None]:
         """I: from ``w.dy`` the input's gradient and the gradient of what rose."""
+        division, activated_TF = self._division, frame.l["activated"]
+        dy_PH, drisen_TG = frame.w["dy"], frame.w[f"d{self._risen}"]
+        num_tokens = activated_TF.shape[0]
+        yield from division.gather(dy_PH)
         self._workspace.reset()
-        dy_TH, activated_TF, drisen_TR = frame.w["dy"], frame.l["activated"], frame.w[f"d{self._risen}"]
         dactivated_TF = self._workspace.take(*activated_TF.shape, dtype=activated_TF.dtype)
-        self._down.backward_input(dy_TH, dactivated_TF)
-        self._activation.backward(dactivated_TF, frame.a[self._risen], activated_TF, drisen_TR)
-        dnormed_TH = self._workspace.take(*frame.x.shape, dtype=frame.x.dtype)
-        self._rise.backward_input(drisen_TR, dnormed_TH)
-        self._norm.backward(dnormed_TH, frame.x, frame.a, dy_TH, dx_TH)
+        self._down.backward_input(division.without_padding(dy_PH, num_tokens), dactivated_TF)
+        self._activation.backward(dactivated_TF, frame.a[self._risen], activated_TF, drisen_TG)
+        self._workspace.reset()
+        dnormed_PH = division.take(num_tokens, dy_PH.shape[1], dy_PH.dtype)
+        self._rise.backward_input(drisen_TG, division.without_padding(dnormed_PH, num_tokens))
+        yield from self._norm.backward(dnormed_PH, frame, dx_RH, num_tokens)
 
-    def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> None:  # noqa: E741
+    def backward_weight(self, l: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> Pass[None]:  # noqa: E741
         """W: add the gradients of both matrices."""
-        self._rise.backward_weight(w[f"d{self._risen}"], l["normed"])
-        self._down.backward_weight(w["dy"], l["activated"])
+        self._workspace.reset()
+        activated_TF = l["activated"]
+        normed_TH = yield from self._division.all_tokens(l["normed"], activated_TF.shape[0])
+        self._rise.backward_weight(w[f"d{self._risen}"], normed_TH)
+        self._down.backward_weight(w["dy"], activated_TF)

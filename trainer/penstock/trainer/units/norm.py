@@ -1,6 +1,7 @@
 """RMSNorm and LayerNorm, with their weight gradients added during the backward pass to the input.
 
-Shape letters: T tokens, H hidden.
+Shape letters: T tokens, H hidden; P, R and U as in `penstock.trainer.units.division`. A norm's T are the rows that the
+shard holds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from penstock.core.model import Family, ModelSpec
 from penstock.trainer.parameters import StageParameters
+from penstock.trainer.units.collectives import Pass
+from penstock.trainer.units.division import Division
+from penstock.trainer.units.frame import Frame
 from penstock.trainer.units.workspace import Workspace
 
 _aten = torch.ops.aten
@@ -31,7 +35,10 @@ class Norm(Protocol):
     def backward(
         self, dy_TH: Tensor, x_TH: Tensor, statistics: Statistics, residual_TH: Tensor | None, out_TH: Tensor
     ) -> None:
-        """``out`` = residual + the gradient of x for the gradient ``dy`` of norm(x); adds the weight's gradient."""
+        """``out`` = residual + the gradient of x for the gradient ``dy`` of norm(x); adds the weight's gradient.
+
+        ``out`` may be ``dy``.
+        """
         ...
 
 
@@ -46,6 +53,38 @@ def build_norm(spec: ModelSpec, parameters: StageParameters, name: str, workspac
     if on_cuda:
         return FusedRmsNorm(weight, gradient, spec.norm_epsilon)
     return RmsNorm(weight, gradient, spec.norm_epsilon, workspace)
+
+
+class BlockNorm:
+    """A block's norm of the rows that a shard holds, before a product that needs the norm of all tokens."""
+
+    def __init__(self, norm: Norm, division: Division) -> None:
+        self._norm, self._division = norm, division
+
+    def forward(self, frame: Frame, num_tokens: int) -> Pass[Tensor]:
+        """Keep the norm of x and its statistics; return the norm of all tokens [T, H]."""
+        own, normed_RH = self._division.own, frame.l["normed"]
+        if not self._division.by_tokens:
+            self._norm.forward(frame.x, frame.a, normed_RH)
+            return normed_RH
+        x_UH = own(frame.x, num_tokens)
+        if len(x_UH):
+            self._norm.forward(x_UH, self._own_statistics(frame, num_tokens), own(normed_RH, num_tokens))
+        return (yield from self._division.all_tokens(normed_RH, num_tokens))
+
+    def backward(self, dnormed_PH: Tensor, frame: Frame, dx_RH: Tensor, num_tokens: int) -> Pass[None]:
+        """``dx`` = the gradient of x for those of the output, ``w.dy``, and of the norm, of which this is an addend."""
+        own, dy_RH = self._division.own, self._division.block(frame.w["dy"])
+        dnormed_UH = yield from self._division.summed(dnormed_PH, dx_RH, num_tokens)
+        if not self._division.by_tokens:
+            self._norm.backward(dnormed_UH, frame.x, frame.a, dy_RH, dx_RH)
+        elif len(dnormed_UH):
+            statistics = self._own_statistics(frame, num_tokens)
+            x_UH, dy_UH, dx_UH = (own(each_RH, num_tokens) for each_RH in (frame.x, dy_RH, dx_RH))
+            self._norm.backward(dnormed_UH, x_UH, statistics, dy_UH, dx_UH)
+
+    def _own_statistics(self, frame: Frame, num_tokens: int) -> Statistics:
+        return {name: self._division.own(frame.a[name], num_tokens) for name in ("rstd", "mean") if name in frame.a}
 
 
 class RmsNorm:

@@ -1,14 +1,16 @@
-"""Temporaries of one action: one allocation per rank, carved anew by every unit."""
+"""Temporaries of one action: one allocation per rank, which every unit carves for itself."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision, aligned
 from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.sharding import WHOLE, Sharding
 
 
 class Workspace:
@@ -41,31 +43,92 @@ class Workspace:
         return self._memory[start : start + num_bytes].view(dtype).view(shape)
 
 
-def workspace_bytes(spec: ModelSpec, precision: Precision, first: int, stop: int, tokens: int) -> int:
-    """Bytes that the actions of units [first, stop) need for ``tokens`` = B n tokens at once."""
-    kinds = {unit.kind for unit in spec.units[first:stop]}
-    return max(_unit_bytes(spec, precision, kind, tokens) for kind in kinds)
-
-
-def _unit_bytes(spec: ModelSpec, precision: Precision, kind: UnitKind, tokens: int) -> int:
-    """Attention: F needs the joint q, k, v; I the gradients of what was attended and of q (rotary), the norm's product.
-
-    MLP: I needs the gradients of the activated and of the normed, the norm's product. Head: normed, its gradient, the
-    norm's statistics and product, the logits of a chunk, in both types where these differ. On CUDA, whose fused kernels
-    need less, this is a bound.
+def workspace_bytes(
+    spec: ModelSpec, precision: Precision, first: int, stop: int, tokens: int, sharding: Sharding = WHOLE
+) -> int:
+    """Bytes that the actions of units [first, stop) need for ``tokens`` = B n tokens at once, on the shard that needs
+    most.
     """
-    narrow, wide = precision.compute_bytes, precision.accumulate_bytes
-    rms = spec.family is Family.LLAMA
-    row = aligned(tokens * spec.hidden * narrow)
-    product = aligned(tokens * spec.hidden * wide) if rms else 0
-    if kind is UnitKind.EMBEDDING:
-        return 0
-    if kind is UnitKind.ATTENTION:
-        forward = aligned(tokens * (spec.hidden + 2 * spec.kv_hidden) * narrow)
-        return max(forward, row + (row if rms else 0) + product)
-    if kind is UnitKind.MLP:
-        return aligned(tokens * spec.ffn_hidden * narrow) + row + product
-    logits = min(tokens, HEAD_CHUNK_TOKENS) * spec.vocab
-    statistics = aligned(tokens * wide) * (1 if rms else 2)
-    both = aligned(logits * narrow) + (aligned(logits * wide) if narrow != wide else 0)
-    return 2 * row + product + statistics + both
+    kinds = {unit.kind for unit in spec.units[first:stop]}
+    return max(_UnitBytes(spec, precision, tokens, sharding).of(kind) for kind in kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitBytes:
+    """What the actions of one unit need. On CUDA, whose fused kernels need less, this is a bound."""
+
+    spec: ModelSpec
+    precision: Precision
+    tokens: int
+    sharding: Sharding
+
+    def of(self, kind: UnitKind) -> int:
+        """The most of its F, I and W."""
+        return {
+            UnitKind.EMBEDDING: self._embedding,
+            UnitKind.ATTENTION: self._attention,
+            UnitKind.MLP: self._mlp,
+            UnitKind.HEAD: self._head,
+        }[kind]()
+
+    def _embedding(self) -> int:
+        """Several shards: F needs its addend of all tokens' rows, W their gradients without those of other shards."""
+        if self.sharding.tp == 1:
+            return 0
+        return max(self._gathered, self._wide(self.tokens, self.spec.hidden))
+
+    def _attention(self) -> int:
+        """F: the norm of all shards' tokens, then the joint q, k, v. I: the gradients of what was attended and of q
+        (rotary); after these the gradient of the normed and the norm's product. W: the norm of all shards' tokens.
+        """
+        hidden, kv_hidden = self.sharding.hidden(self.spec), self.sharding.kv_hidden(self.spec)
+        forward = self._gathered + self._narrow(self.tokens, hidden + 2 * kv_hidden)
+        attended = self._narrow(self.tokens, hidden) * (2 if self._is_rms else 1)
+        return max(forward, attended, self._hidden + self._product)
+
+    def _mlp(self) -> int:
+        """F, W: the norm of all shards' tokens. I: the gradient of the activated; after it the gradient of the normed
+        and the norm's product.
+        """
+        activated = self._narrow(self.tokens, self.sharding.ffn_hidden(self.spec))
+        return max(self._gathered, activated, self._hidden + self._product)
+
+    def _head(self) -> int:
+        """The normed, its gradient, the norm's statistics and product, the logits of a chunk, in both types where
+        these differ, and what several shards share of a chunk.
+        """
+        rows = min(self.tokens, HEAD_CHUNK_TOKENS)
+        vocab, tp = self.sharding.vocab(self.spec), self.sharding.tp
+        is_narrow = self.precision.compute_bytes != self.precision.accumulate_bytes
+        logits = self._narrow(rows, vocab) + (self._wide(rows, vocab) if is_narrow else 0)
+        shared = self._wide(tp * NUM_SHARED, rows) if tp > 1 else 0
+        statistics = self._wide(self.sharding.rows(self.tokens)) * (1 if self._is_rms else 2)
+        return 2 * self._hidden + self._product + statistics + logits + shared
+
+    @property
+    def _is_rms(self) -> bool:
+        return self.spec.family is Family.LLAMA
+
+    @property
+    def _hidden(self) -> int:
+        """A hidden state of all tokens."""
+        return self._narrow(self.sharding.padded_rows(self.tokens), self.spec.hidden)
+
+    @property
+    def _gathered(self) -> int:
+        """The same where a shard holds only a part of it."""
+        return self._hidden if self.sharding.by_tokens else 0
+
+    @property
+    def _product(self) -> int:
+        return self._wide(self.sharding.rows(self.tokens), self.spec.hidden) if self._is_rms else 0
+
+    def _narrow(self, *shape: int) -> int:
+        return aligned(math.prod(shape) * self.precision.compute_bytes)
+
+    def _wide(self, *shape: int) -> int:
+        return aligned(math.prod(shape) * self.precision.accumulate_bytes)
+
+
+NUM_SHARED = 3
+"""Numbers per token and shard that shards of a head share (`penstock.trainer.units.cross_entropy`)."""

@@ -1,0 +1,117 @@
+"""A `tests.support.stage_pipeline.HandPipeline` for every shard, as threads, and their tensors joined to whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from penstock.core.layout import Precision
+from penstock.core.model import ModelSpec
+from penstock.core.sharding import Sharding
+from penstock.trainer.parameters import StageParameters
+from tests.support.stage_pipeline import HandPipeline, evaluate
+from tests.support.thread_shards import ThreadShards
+
+
+@dataclass
+class ShardedPipeline:
+    """Stages with unit boundaries ``cuts``, each split over the shards of ``sharding``."""
+
+    spec: ModelSpec
+    sharding: Sharding
+    cuts: Sequence[int]
+    bounds: Sequence[int]
+    batch: int = 1
+    precision: Precision = Precision.FP64
+    recompute: bool = False
+    shards: list[HandPipeline] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rank = ThreadShards(self.sharding.tp)
+        self.shards = [
+            HandPipeline(
+                self.spec,
+                self.cuts,
+                self.bounds,
+                batch=self.batch,
+                precision=self.precision,
+                recompute=self.recompute,
+                sharding=self.sharding,
+                shard=member.index,
+                shards=member,
+            )
+            for member in self.rank.members
+        ]
+
+    def step(self, ids: Tensor, labels: Tensor, scale: float) -> Tensor:
+        """Forward and backward on all shards; the sum of their losses."""
+        return torch.stack(self.rank.run(lambda member: self.shards[member.index].step(ids, labels, scale))).sum()
+
+    def evaluate(self, ids: Tensor, labels: Tensor | None) -> list[list[Tensor | None]]:
+        """What the last stage of every shard returns, per slice."""
+        return self.rank.run(lambda member: evaluate(self.shards[member.index], ids, labels))
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """All master weights by global name."""
+        stages = [self.stage(index) for index in range(len(self.cuts) - 1)]
+        return {name: tensor for stage in stages for name, tensor in joined(stage, [s.master for s in stage]).items()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the weights of all shards, from whole tensors."""
+        for pipeline in self.shards:
+            for stage in pipeline.stages:
+                stage.parameters.load(weights)
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """All gradients by global name, summed over shards where they are addends; the copies of a tied matrix summed.
+
+        To be read once after a step, since what is summed is summed in place.
+        """
+        total: dict[str, Tensor] = {}
+        for index in range(len(self.cuts) - 1):
+            stage = self.stage(index)
+            sum_over_shards(self.spec, stage)
+            for name, gradient in joined(stage, [shard.gradients for shard in stage]).items():
+                total[name] = total[name] + gradient if name in total else gradient
+        return total
+
+    def stage(self, index: int) -> list[StageParameters]:
+        """The parameters of one stage on every shard."""
+        return [pipeline.stages[index].parameters for pipeline in self.shards]
+
+
+def sum_over_shards(spec: ModelSpec, stage: Sequence[StageParameters]) -> None:
+    """What a step's end does: sum the gradients of which shards have addends."""
+    copies = spec.kv_copies(len(stage))
+    _sum_alike([shard.shared_gradients for shard in stage])
+    for first in range(0, len(stage), copies):
+        _sum_alike([shard.copied_gradients for shard in stage[first : first + copies]])
+
+
+def _sum_alike(addends: Sequence[Sequence[Tensor]]) -> None:
+    for views in zip(*addends, strict=True):
+        total = torch.stack(views).sum(0)
+        for view in views:
+            view.copy_(total)
+
+
+def joined(stage: Sequence[StageParameters], tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Whole tensors from those of all shards of a stage, by name; copies must be equal in every bit."""
+    wholes = {}
+    for name, parameter in stage[0].declared.items():
+        whole = tensors[0][name].new_full(parameter.shape, torch.nan)
+        for shard, held in enumerate(tensors):
+            pieces = parameter.pieces(len(stage), shard)
+            parts = torch.split(held[name], [piece.size for piece in pieces], dim=parameter.axis)
+            for piece, part in zip(pieces, parts, strict=True):
+                place = whole.narrow(parameter.axis, piece.start, piece.size)
+                assert place.isnan().all() if piece.is_owner else torch.equal(place, part), f"{name}, shard {shard}"
+                place.copy_(part)
+        assert not whole.isnan().any(), f"nobody holds all of {name}"
+        wholes[name] = whole
+    return wholes
