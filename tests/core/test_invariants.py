@@ -286,6 +286,43 @@ def test_a_tie_joins_the_first_and_the_last_rank_before_dp_and_norm() -> None:
         prove(late)
 
 
+def test_shards_are_summed_between_tie_and_dp() -> None:
+    text = "0F0,0B0\n1F0,1B0\n2F0,2B0\n"
+    program = lowered(text, dp=True, tp=True, tie=(0, 2))
+    assert [reduction.group for reduction in program.reductions] == [Group.TIE, Group.TP, Group.DP, Group.NORM]
+    prove(program)
+    early = moved(program, 2, "2START_REDUCE(tp)", before="2WAIT_REDUCE(tie)")
+    with pytest.raises(ProgramError, match=r"rank 2, 2START_REDUCE\(tp\): runs before 2WAIT_REDUCE\(tie\)"):
+        prove(early)
+    early = moved(program, 1, "1START_REDUCE(dp)", before="1WAIT_REDUCE(tp)")
+    with pytest.raises(ProgramError, match=r"rank 1, 1START_REDUCE\(dp\): runs before 1WAIT_REDUCE\(tp\)"):
+        prove(early)
+    late = moved(lowered(text, tp=True), 1, "1WAIT_REDUCE(tp)", before="1STEP")
+    with pytest.raises(ProgramError, match=r"rank 1, 1START_REDUCE\(norm\): runs before 1WAIT_REDUCE\(tp\)"):
+        prove(late)
+    missing = without(without(lowered(text, tp=True), 1, "1START_REDUCE(tp)"), 1, "1WAIT_REDUCE(tp)")
+    with pytest.raises(ProgramError, match=r"rank 1, 1START_REDUCE\(norm\): runs before 1WAIT_REDUCE\(tp\)"):
+        prove(missing)
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (0, 0, 1, 2), (0, 1)])
+def test_reductions_are_in_one_order(order: tuple[int, ...]) -> None:
+    """Of tp, dp and norm."""
+    program = lowered("0F0,0B0\n1F0,1B0\n", dp=True, tp=True)
+    with pytest.raises(ProgramError, match=r"the reductions are .*; they have to be tie, tp, dp, norm"):
+        prove(replace(program, reductions=tuple(program.reductions[at] for at in order)))
+
+
+def test_a_reduction_over_shards_starts_once_its_stage_is_complete() -> None:
+    program = lowered(TWO_STAGES_EACH, tp=True)
+    prove(program, sizes=one_line_each)
+    with pytest.raises(ProgramError, match=r"2START_REDUCE\(tp\): finds 0 of 1 weight gradients of stage 2"):
+        prove(moved(program, 0, "2START_REDUCE(tp)", before="2W0.0"))
+    partly = replace(program, reductions=(Reduction(Group.TP, (0,)), program.reductions[-1]))
+    with pytest.raises(ProgramError, match=r"the reduction over tp must not join the ranks \(0,\)"):
+        prove(partly)
+
+
 IN_PARTS = "0F0,0R0[0],0R0[1:3],0I0,0W0\n"
 
 PART_REFUSALS = [

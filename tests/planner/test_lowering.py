@@ -401,12 +401,33 @@ def test_a_tied_stage_is_summed_over_its_copies_before_replicas() -> None:
     ]
 
 
+def test_shards_are_summed_before_replicas_and_waited_for_at_once() -> None:
+    """After those over a tied matrix, and else as early as replicas could be."""
+    row = actions(lowered(TWO_STAGES_EACH, dp=True, tp=True), 0)
+    at = row.index("2W0.0") + 1
+    assert row[at : at + 4] == [*at_once(2, "tp"), "2START_REDUCE(dp)", "0WAIT_RECV_B0.0"]
+    assert row[-8:] == [
+        *(*at_once(0, "tp"), "0START_REDUCE(dp)", "2WAIT_REDUCE(dp)", "0WAIT_REDUCE(dp)"),
+        *(*at_once(0, "norm"), "0STEP"),
+    ]
+    ends = actions(lowered(TWO_STAGES_EACH, dp=True, tp=True, tie=(0, 1)), 1)
+    assert ends.index("3START_REDUCE(tie)") < ends.index("1B0.0")
+    assert ends[-12:] == [
+        *(*at_once(1, "tp"), "1START_REDUCE(dp)", "3WAIT_REDUCE(tie)", *at_once(3, "tp"), "3START_REDUCE(dp)"),
+        *("1WAIT_REDUCE(dp)", "3WAIT_REDUCE(dp)", *at_once(1, "norm"), "1STEP"),
+    ]
+    alone = actions(lowered("0F0,0B0\n1F0,1B0\n", tp=True), 1)
+    assert alone[-5:] == [*at_once(1, "tp", "norm"), "1STEP"]
+
+
 def test_reductions_of_devices_with_places_start_after_all_compute() -> None:
     row = actions(lowered(TWO_STAGES_EACH, dp=True, late_receives=True), 0)
     assert row[-7:] == [
         *("0START_REDUCE(dp)", "2START_REDUCE(dp)", "0WAIT_REDUCE(dp)", "2WAIT_REDUCE(dp)"),
         *(*at_once(0, "norm"), "0STEP"),
     ]
+    row = actions(lowered(TWO_STAGES_EACH, dp=True, tp=True, late_receives=True), 0)
+    assert row[-11:-5] == [*at_once(0, "tp"), "0START_REDUCE(dp)", *at_once(2, "tp"), "2START_REDUCE(dp)"]
 
 
 @settings(max_examples=60)
@@ -420,15 +441,25 @@ def test_a_reduction_starts_early_exactly_where_compute_follows(case: Case) -> N
         for at, action in enumerate(work):
             if action.kind is Kind.START_REDUCE and at < end:
                 before = at - 1
-                while work[before].kind.value.startswith(("SEND", "WAIT_SEND", "START_REDUCE")):
+                while kinds[before] in _AFTER_COMPUTE:
                     before -= 1
                 assert (work[before].stage, kinds[before] in (Kind.B, Kind.W)) == (action.stage, True)
                 assert not case.late_receives
-        started = {a.stage for a in work[:end] if a.kind is Kind.START_REDUCE and a.group is Group.DP}
+        started = {
+            group: {a.stage for a in work[:end] if a.kind is Kind.START_REDUCE and a.group is group} for group in Group
+        }
         last = {a.stage: at for at, a in enumerate(work) if a.kind in (Kind.B, Kind.W)}
         tied = {0, len(case.stages) - 1} if case.tie else set()
         could = {stage for stage, at in last.items() if at < end} - tied
-        assert started == (could if case.dp and not case.late_receives else set())
+        assert started[Group.DP] == (could if case.dp and not case.late_receives else set())
+        assert started[Group.TP] == (could if case.tp and not case.late_receives else set())
+
+
+_AFTER_COMPUTE = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.WAIT_SEND_F, Kind.WAIT_SEND_B}) | {
+    Kind.START_REDUCE,
+    Kind.WAIT_REDUCE,
+}
+"""What may stand between a stage's last W and the start of a reduction."""
 
 
 def test_digests_are_those_of_plans_of_before_where_nothing_overlaps() -> None:

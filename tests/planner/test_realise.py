@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.core.layout import Precision
+from penstock.core.layout import Precision, shared_parameters
 from penstock.core.model import Family
-from penstock.core.schedule import Group
+from penstock.core.schedule import Group, Kind
 from penstock.planner.decide import decide
 from penstock.planner.problem import Problem
-from penstock.planner.realise import fitting_program_of, program_of, schedule_of, tied_ranks
+from penstock.planner.realise import (
+    fitting_program_of,
+    has_shared_gradients,
+    program_of,
+    schedule_of,
+    tied_ranks,
+)
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, measured_problem, problem
 from tests.support.small_plans import looped_schedule, small_plan
 
@@ -32,6 +40,26 @@ def test_reductions_are_those_the_plan_needs(family: Family, dp: int, schedule: 
     groups = {Group.NORM} | ({Group.DP} if dp > 1 else set()) | ({Group.TIE} if family is Family.GPT2 else set())
     assert {reduction.group for reduction in program.reductions} == groups
     assert program_of(small_plan(family=family, schedule=schedule, dp=dp, num_microbatches=2)).digest == program.digest
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_shards_sum_exactly_where_a_gradient_is_shared(tp: int, sequence_parallel: bool, kv_heads: int) -> None:
+    plan = small_plan(num_microbatches=2)
+    model = replace(plan.model, kv_heads=kv_heads)
+    plan = replace(plan, model=model, tp=tp, sequence_parallel=sequence_parallel)
+    is_shared = any(shared_parameters(model, unit, plan.sharding) for unit in model.units)
+    assert has_shared_gradients(model, plan.sharding) == is_shared
+    program = program_of(plan)
+    assert any(reduction.group is Group.TP for reduction in program.reductions) == is_shared
+    starts = {
+        instruction.action.stage
+        for own in program.ranks
+        for instruction in own.instructions
+        if instruction.action.kind is Kind.START_REDUCE and instruction.action.group is Group.TP
+    }
+    assert starts == (set(range(len(plan.stages))) if is_shared else set())
 
 
 def test_an_imported_schedule_is_the_plans_own() -> None:

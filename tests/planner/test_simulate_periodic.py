@@ -171,6 +171,7 @@ def test_no_schedule_is_below_the_bound(schedule: Schedule, seed: int) -> None:
     ends = sorted({schedule.stage_ranks[0], schedule.stage_ranks[-1]})
     reductions = [
         *([Reduction(Group.TIE, tuple(ends))] if len(ends) == 2 and rng.random() < 0.5 else []),
+        *([Reduction(Group.TP, tuple(range(order.num_ranks)))] if rng.random() < 0.5 else []),
         Reduction(Group.DP, tuple(range(order.num_ranks))),
         Reduction(Group.NORM, tuple(range(order.num_ranks))),
     ]

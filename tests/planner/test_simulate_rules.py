@@ -299,6 +299,29 @@ def test_a_reduction_over_replicas_runs_next_to_compute() -> None:
     assert late.makespan_ns == int(late.finish_ns[0]) + 35 + 4 + 2
 
 
+def test_a_reduction_over_shards_holds_up_its_rank_and_lets_that_over_replicas_start() -> None:
+    """That of stage 2 takes place while the rank would wait for a gradient; that of stage 0 follows all compute."""
+    costs = dataclasses.replace(
+        uncontended(compute_table(*np.full((3, 4, 1), 10)), np.zeros((2, 4, 1), dtype=np.int64), num_ranks=2),
+        reduce_ns={Group.TP: (3, 0, 5, 0), Group.DP: (4, 0, 35, 0), Group.NORM: (2, 2)},
+    )
+    order = parse("0F0,2F0,2I0,2W0,0I0,0W0\n1F0,3F0,3B0,1B0\n")
+    groups = [Reduction(group, (0, 1)) for group in (Group.DP, Group.NORM)]
+    alone = simulate_arrays(order, costs, reductions=groups)
+    found = simulate_arrays(order, costs, reductions=[Reduction(Group.TP, (0, 1)), *groups])
+    spans = {(r.group, r.stage): (r.begin_ns, r.over_ns) for r in found.reductions if r.rank == 0}
+    complete = int(alone.reductions[0].begin_ns)
+    assert spans[Group.TP, 2] == (complete, complete + 5)
+    assert spans[Group.DP, 2] == (complete + 5, complete + 5 + 35)
+    finish = int(found.finish_ns[0])
+    assert finish == int(alone.finish_ns[0])
+    assert spans[Group.TP, 0] == (finish, finish + 3)
+    assert found.communication_ns.tolist() == alone.communication_ns.tolist()
+    assert found.reduction_ns.tolist()[0] == 5 + 3 + (found.makespan_ns - 2 - finish - 3) + 2
+    late = simulate_arrays(order, costs, reductions=[Reduction(Group.TP, (0, 1)), *groups], late_receives=True)
+    assert late.makespan_ns == int(late.finish_ns[0]) + 3 + 5 + 35 + 2
+
+
 def test_the_timeline_shows_every_kind_of_event() -> None:
     schedule, _ = parse_schedule("0F0,0B0\n1F0,1B0\n")
     program = lower(schedule, lambda kind, stage, tokens: 64, slices=(1,), receive_ahead=1, dp=False)

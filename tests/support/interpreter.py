@@ -23,6 +23,9 @@ from tests.support.toy_model import PRIME, ToyModel, position_weight
 NUM_REPLICAS = 2
 """Replicas of a case with dp; all of them see the same batch."""
 
+NUM_SHARDS = 3
+"""Shards of a case with tp; each has the same addend of every ``u``, and all of everything else."""
+
 WORD = 8
 
 
@@ -41,7 +44,9 @@ class Answer:
 def expected_answer(case: Case, model: ToyModel) -> Answer:
     """The answer from the model's exact gradients."""
     replicas = NUM_REPLICAS if case.dp else 1
-    gradients = {name: replicas * slope % PRIME for name, slope in model.gradients(case).items()}
+    shards = NUM_SHARDS if case.tp else 1
+    addends = {name: shards if name.startswith("u") else 1 for name in model.weights}
+    gradients = {name: addends[name] * replicas * slope % PRIME for name, slope in model.gradients(case).items()}
     if case.tie:
         gradients["e"] = gradients["head"] = (gradients["e"] + gradients["head"]) % PRIME
     norm = sum(gradients.values()) % PRIME
@@ -353,6 +358,11 @@ class _Interpreter:
             names = [f"v{stage}", f"u{stage}", *["e"][: stage == 0], *["head"][: stage == len(self.case.stages) - 1]]
             summed = {name: NUM_REPLICAS * own.get(name, 0) % PRIME for name in names if name in rank.weights}
             rank.gradients.update(summed)
+            return
+        if group is Group.TP:
+            name = f"u{stage}"
+            if name in rank.weights:
+                rank.gradients[name] = NUM_SHARDS * rank.started[group, stage].get(name, 0) % PRIME
             return
         members = self._members(instruction)
         theirs = [own for member in members for (joined, _), own in member.started.items() if joined is group]

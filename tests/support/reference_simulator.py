@@ -6,6 +6,7 @@ instant, until nothing changes, ranks run as far as they can and transfers end a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -79,8 +80,8 @@ class ReferenceSimulator:
             if instruction.action.kind in COMPUTE_KINDS
         }
         self.joined: dict[Group, dict[int, int]] = {}
-        self.over: dict[tuple[int, int], int] = {}
-        self.free = [0] * len(program.ranks)
+        self.over: dict[tuple[Group, int], int] = {}
+        self.free: defaultdict[tuple[Group, int], int] = defaultdict(int)
         self.makespan = self._run()
 
     def _run(self) -> int:
@@ -230,10 +231,11 @@ class ReferenceSimulator:
     def _start_reduction(self, rank: int, instruction: Instruction, now: int) -> None:
         action = instruction.action
         assert action.group is not None
-        if action.group is Group.DP:
-            durations = self.costs.reduce_ns.get(Group.DP, (0,) * self.program.num_stages)
-            self.free[rank] = max(self.free[rank], now) + durations[action.stage]
-            self.over[rank, action.stage] = self.free[rank]
+        if action.group.is_of_peers:
+            durations = self.costs.reduce_ns.get(action.group, (0,) * self.program.num_stages)
+            link = (action.group, rank)
+            self.free[link] = max(self.free[link], now) + durations[action.stage]
+            self.over[action.group, action.stage] = self.free[link]
         else:
             self.joined.setdefault(action.group, {})[rank] = now
 
@@ -242,8 +244,8 @@ class ReferenceSimulator:
         assert group is not None
         if worker.waiting_since is None:
             worker.waiting_since = now
-        if group is Group.DP:
-            begin, over = now, self.over[rank, instruction.action.stage]
+        if group.is_of_peers:
+            begin, over = now, self.over[group, instruction.action.stage]
         else:
             (reduction,) = [each for each in self.program.reductions if each.group is group]
             joined = self.joined.get(group, {})

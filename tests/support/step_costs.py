@@ -89,7 +89,7 @@ def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices
         hosts=_random_hosts(rng, num_ranks),
         instructions=_random_instructions(rng),
         reduce_ns={
-            group: tuple(draw.integers(0, 30, num_stages if group is Group.DP else num_ranks).tolist())
+            group: tuple(draw.integers(0, 30, num_stages if group.is_of_peers else num_ranks).tolist())
             for group in Group
         },
         optimizer_ns=tuple(draw.integers(0, 9, num_ranks).tolist()),

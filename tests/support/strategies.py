@@ -46,6 +46,7 @@ class Case:
     receive_ahead: int
     late_receives: bool
     dp: bool
+    tp: bool
     tie: tuple[int, int] | None
     num_units: tuple[int, ...]
     remainder_slices: tuple[int, ...] = ()
@@ -92,6 +93,7 @@ class Case:
             receive_ahead=self.receive_ahead,
             late_receives=self.late_receives,
             dp=self.dp,
+            tp=self.tp,
             tie=self.tie,
             num_units=self.num_units,
         )
@@ -130,6 +132,7 @@ def cases(draw: st.DrawFn) -> Case:
         receive_ahead=draw(st.integers(1, 3)),
         late_receives=draw(st.booleans()),
         dp=draw(st.booleans()),
+        tp=draw(st.booleans()),
         tie=ends if ends[0] != ends[1] and draw(st.booleans()) else None,
         num_units=num_units,
         remainder_slices=tuple(draw(st.lists(lengths, min_size=last, max_size=last))),

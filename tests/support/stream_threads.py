@@ -3,6 +3,9 @@
 Three kinds of event: a rank's compute stream passes its next instruction, a kernel takes a place, a transfer or a
 reduction ends because all its kernels have places. `most_kernels` follows every order of events with places enough,
 `is_stuck_somewhere` every order with ``num_places`` on each device.
+
+`sharded` makes a Program of ranks, all shards of those of another, that meet in every action. Their collectives, and
+reductions over tp, are kernels on a stream of their own, which has one place more.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from penstock.core.program import Channel, Instruction, Program
-from penstock.core.schedule import Group, Kind
+from penstock.core.program import Channel, Instruction, Program, RankProgram, Reduction
+from penstock.core.schedule import Action, Group, Kind
 
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _POSTS = (Kind.POST_RECV_F, Kind.POST_RECV_B)
@@ -45,14 +48,16 @@ class Stream:
 
 
 class StreamThreads:
-    """A Program's transfers and reductions; compute and FREE take no part."""
+    """A Program's transfers and reductions, over tp of ``num_shards`` neighbours; compute and FREE take no part."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, num_shards: int = 1) -> None:
         self._rows = [[i for i in rank.instructions if _takes_part(i)] for rank in program.ranks]
         self._streams = [Stream(channel, (channel.source, channel.target)) for channel in program.channels]
         for reduction in program.reductions:
-            teams = [(rank,) for rank in reduction.ranks] if reduction.group is Group.DP else [reduction.ranks]
+            team = {Group.DP: 1, Group.TP: num_shards}.get(reduction.group, len(reduction.ranks))
+            teams = [reduction.ranks[at : at + team] for at in range(0, len(reduction.ranks), team)]
             self._streams += [Stream(reduction.group, ranks) for ranks in teams]
+        self._has_shards = num_shards > 1
         self._launched = [[self._prefix(rank, stream) for stream in self._streams] for rank in range(len(self._rows))]
         self.start = State(tuple(0 for _ in self._rows), tuple(0 for _ in self._streams))
 
@@ -60,8 +65,15 @@ class StreamThreads:
         return all(at == len(row) for at, row in zip(state.positions, self._rows, strict=True))
 
     def ready(self, state: State, rank: int) -> list[int]:
-        """The streams on which a kernel of the rank can start or has, and has not ended."""
-        return [number for number in range(len(self._streams)) if self._is_ready(state, rank, number)]
+        """The streams on which a kernel of the rank can start or has, and has not ended; those of shards apart."""
+        return [number for number in range(len(self._streams)) if self._counts(number, state, rank)]
+
+    def _counts(self, number: int, state: State, rank: int) -> bool:
+        return self._takes_place(number) and self._is_ready(state, rank, number)
+
+    def _takes_place(self, number: int) -> bool:
+        """Whether the stream's kernels take one of a device's places."""
+        return not self._has_shards or self._streams[number].purpose is not Group.TP
 
     def _prefix(self, rank: int, stream: Stream) -> list[int]:
         """By position of the rank's compute stream, how many kernels it launched on the stream before."""
@@ -83,8 +95,9 @@ class StreamThreads:
                     yield replace(state, ended=_plus_one(state.ended, number))
                 continue
             for end in waiting:
-                taken = sum(rank == end[0] for rank, _ in state.placed)
-                if end not in state.placed and taken < num_places:
+                taken = sum(rank == end[0] and self._takes_place(of) for rank, of in state.placed)
+                has_place = taken < num_places or not self._takes_place(number)
+                if end not in state.placed and has_place:
                     yield replace(state, placed=state.placed | {end})
             if state.placed.issuperset(ends):
                 yield replace(state, ended=_plus_one(state.ended, number), placed=state.placed - set(ends))
@@ -121,11 +134,44 @@ def _plus_one(numbers: tuple[int, ...], at: int) -> tuple[int, ...]:
     return (*numbers[:at], numbers[at] + 1, *numbers[at + 1 :])
 
 
+def sharded(program: Program, num_shards: int) -> Program:
+    """``num_shards`` of every rank, each with channels to its like, that meet once in every action.
+
+    A meeting is a reduction over tp of a stage that there is not, so that none has the name of another. Of reductions
+    over the pipeline there may be those that join all ranks.
+    """
+    everyone = tuple(range(len(program.ranks) * num_shards))
+    ranks = tuple(
+        replace(own, rank=own.rank * num_shards + shard, instructions=tuple(_of_shard(own, num_shards, shard)))
+        for own in program.ranks
+        for shard in range(num_shards)
+    )
+    groups = [each.group for each in program.reductions if each.group is not Group.TP]
+    return replace(program, ranks=ranks, reductions=tuple(Reduction(group, everyone) for group in (Group.TP, *groups)))
+
+
+def _of_shard(own: RankProgram, num_shards: int, shard: int) -> Iterator[Instruction]:
+    for number, instruction in enumerate(own.instructions):
+        channel = instruction.channel
+        if instruction.action.is_compute:
+            for kind in (Kind.START_REDUCE, Kind.WAIT_REDUCE):
+                yield Instruction(Action(kind, 1_000 + number, group=Group.TP))
+        elif channel is None:
+            yield instruction
+        else:
+            source, target = channel.source * num_shards + shard, channel.target * num_shards + shard
+            yield replace(instruction, channel=Channel(source, target, channel.direction))
+
+
 def explored(
-    program: Program, num_places: int | None, visit: Callable[[StreamThreads, State], None], limit: int
+    program: Program,
+    num_places: int | None,
+    visit: Callable[[StreamThreads, State], None],
+    limit: int,
+    num_shards: int = 1,
 ) -> bool:
     """Visit every state that some order of events reaches; whether there were at most ``limit``, else only so many."""
-    threads = StreamThreads(program)
+    threads = StreamThreads(program, num_shards)
     known, pending = {threads.start}, [threads.start]
     while pending:
         state = pending.pop()
@@ -139,7 +185,7 @@ def explored(
     return True
 
 
-def most_kernels(program: Program, limit: int = 3_000) -> tuple[int, ...] | None:
+def most_kernels(program: Program, limit: int = 3_000, num_shards: int = 1) -> tuple[int, ...] | None:
     """Per rank the most kernels that can start and have not ended, over all orders; none for too many states."""
     most = [0] * len(program.ranks)
 
@@ -147,10 +193,10 @@ def most_kernels(program: Program, limit: int = 3_000) -> tuple[int, ...] | None
         for rank in range(len(most)):
             most[rank] = max(most[rank], len(threads.ready(state, rank)))
 
-    return tuple(most) if explored(program, None, visit, limit) else None
+    return tuple(most) if explored(program, None, visit, limit, num_shards) else None
 
 
-def is_stuck_somewhere(program: Program, num_places: int, limit: int = 3_000) -> bool:
+def is_stuck_somewhere(program: Program, num_places: int, limit: int = 3_000, num_shards: int = 1) -> bool:
     """Whether some order of events on devices with ``num_places`` ends before the Program does.
 
     Of a Program with more than ``limit`` states only so many are tried.
@@ -161,5 +207,5 @@ def is_stuck_somewhere(program: Program, num_places: int, limit: int = 3_000) ->
         nonlocal stuck
         stuck = stuck or (not threads.is_over(state) and next(threads.moves(state, num_places), None) is None)
 
-    explored(program, num_places, visit, limit)
+    explored(program, num_places, visit, limit, num_shards)
     return stuck

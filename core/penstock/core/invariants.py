@@ -2,6 +2,13 @@
 
 There is no choice at run time, so the proof is exact: the Program is run once on the untimed machine, which checks
 every instruction (`penstock.core.machine`) and every slot's life and place (`penstock.core.lifetimes`).
+
+One run stands for all shards of the ranks too (`penstock.core.sharding`). They run the same Program: shard i exchanges
+messages with shards i of other ranks, and the shards of a rank meet in an action's collectives and in reductions over
+tp. Let the machine's run be the instructions e1, e2, ... If all shards have run e1 to ek, each of them can run e(k+1):
+what it waits for from other ranks is among e1 to ek on the same shard, and the other shards of its rank, which are as
+far, can enter the same collectives. So there is an order in which all shards end. An instruction that can run stays
+able to until it does, and no shard has a choice, so they end in every order.
 """
 
 from __future__ import annotations
@@ -138,10 +145,16 @@ def _tables(program: Program, sizes: SlotSizes | None, remainder_sizes: SlotSize
 def _check_reductions(program: Program, stage_ranks: Sequence[int]) -> None:
     everyone = tuple(range(len(program.ranks)))
     ends = tuple(sorted({stage_ranks[0], stage_ranks[-1]}))
-    members = {Group.TIE: ends if len(ends) == 2 else None, Group.DP: everyone, Group.NORM: everyone}
+    members = {
+        Group.TIE: ends if len(ends) == 2 else None,
+        Group.TP: everyone,
+        Group.DP: everyone,
+        Group.NORM: everyone,
+    }
     groups = [reduction.group for reduction in program.reductions]
-    if groups not in ([*before, Group.NORM] for before in ([], [Group.DP], [Group.TIE], [Group.TIE, Group.DP])):
-        raise ProgramError(reason=f"the reductions are {', '.join(groups) or 'none'}; they have to be tie, dp, norm")
+    if groups != [group for group in members if group in {*groups, Group.NORM}]:
+        names = ", ".join(members)
+        raise ProgramError(reason=f"the reductions are {', '.join(groups) or 'none'}; they have to be {names}")
     for reduction in program.reductions:
         if reduction.ranks != members[reduction.group]:
             raise ProgramError(reason=f"the reduction over {reduction.group} must not join the ranks {reduction.ranks}")

@@ -2,9 +2,9 @@
 
 A rank runs its instructions in order. Three kinds wait for another rank: WAIT_RECV until the message was sent,
 WAIT_SEND until the peer posted its receive, WAIT_REDUCE until every rank of its group has started the reduction. SEND,
-POST_RECV and START_REDUCE never wait. Replicas run the same Program, so a reduction over them (dp) has been started by
-all once it was started here. A rank makes no choice, so whatever the speeds, every instruction finds the same contents:
-one run of this machine stands for all.
+POST_RECV and START_REDUCE never wait. Replicas and shards run the same Program, so a reduction over them (dp, tp) has
+been started by all once it was started here. A rank makes no choice, so whatever the speeds, every instruction finds
+the same contents: one run of this machine stands for all.
 
 What a slot holds is counted: 0 is nothing; ``kv`` and ``dkv`` hold as many slices as were added, in their only
 allowed order; any other slot is full at 1. Whose data it is follows from its name, which every instruction is held to.
@@ -340,7 +340,7 @@ class Machine:
         rank.reducing.start(instruction.action)
 
     def _await_group(self, rank: RankState, instruction: Instruction) -> Wait | None:
-        """The first rank of the group that has not started the reduction; none for one over replicas."""
+        """The first rank of the group that has not started the reduction; none for one of peers."""
         group = rank.reducing.require_started(instruction.action)
         for member in () if group.is_of_peers else self._members[group]:
             if not self.ranks[member].reducing.has_started(group):

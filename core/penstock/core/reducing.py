@@ -1,8 +1,9 @@
 """The part of the proof about one rank's gradients: each is complete, then reduced in order, then used.
 
 A stage's gradients are complete after its last W. They are summed over the copies of a tied matrix (tie), then over
-replicas (dp, stage by stage), and count in the norm, after which STEP uses them. START_REDUCE and WAIT_REDUCE bracket
-the time in which a reduction may read and write its gradients.
+shards where each has only an addend (tp, stage by stage), then over replicas (dp, stage by stage), and count in the
+norm, after which STEP uses them. START_REDUCE and WAIT_REDUCE bracket the time in which a reduction may read and write
+its gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Reducing:
         self._over: list[_Piece] = []
 
     def _pieces_of(self, group: Group) -> list[_Piece]:
-        if group is Group.DP:
+        if group.is_of_peers:
             return [(group, stage) for stage in self._stages]
         if group is Group.TIE:
             return [(group, 0 if 0 in self._stages else self._last_stage)]
@@ -88,11 +89,12 @@ class Reducing:
         raise ViolationError("is no reduction of its rank")
 
     def _before(self, piece: _Piece) -> list[_Piece]:
-        """The reductions whose results this one sums: all others for the norm, for dp those of the same stage."""
+        """The reductions whose results this one sums: all others for the norm, else those of the same stage before it
+        in the order of the Program's reductions.
+        """
         group, stage = piece
-        if group is Group.NORM:
-            return [other for other in self._pieces if other != piece]
-        return [other for other in self._pieces if other == (Group.TIE, stage)] if group is Group.DP else []
+        before = self._pieces[: self._pieces.index(piece)]
+        return before if group is Group.NORM else [other for other in before if other[1] == stage]
 
     def _require_gradients(self, stage: int) -> None:
         if self._num_gradients[stage] != self._num_cells:

@@ -26,6 +26,22 @@ the receive launched after the activations are known to have arrived, one place 
 
 ``NUM_PLACES`` is K; `penstock.trainer.comm` limits the thread blocks of each kernel so that so many fit.
 
+Shards of a rank (`penstock.core.sharding`) also meet in collectives in the middle of actions, which are kernels that
+spin until all shards have theirs. They leave the numbers as they are, for two reasons:
+
+- Nothing more is known through them. Take a chain of waits, over messages and collectives, from an event on one shard
+  to position p of another. Leave out on which shard each event is: a message stays a message of the Program, and a
+  collective leads from an action to itself. So the chain is one of the Program alone, and what a rank knows of its own
+  streams is ``known(p)``, as if it had no shards. The kernels of channels and reductions that spin at once are at most
+  those counted here.
+- They take no place. All collectives of a rank's shards are of one communicator, hence one stream, on which one kernel
+  can start at a time. `penstock.trainer.comm` limits its thread blocks too, so that a device has multiprocessors for
+  them next to K others that spin: 32 and 8 x 4 of 108 or more. Compute that occupies some of these meanwhile waits for
+  nobody and ends.
+
+So no kernel that can start ever waits for one that spins, and the proof that all shards end
+(`penstock.core.invariants`), in which kernels have places, holds on devices.
+
 Considered instead: to let kernels start only in the order of their launch. That is one deterministic run for any K, but
 nothing that the hardware promises: it serves streams from several queues.
 """
@@ -138,7 +154,7 @@ class _Devices:
     def _reduced(self, rank: _Rank, action: Action) -> bool:
         """Whether all ranks of the group have started; then each knows what all of them knew there.
 
-        Peers are in other replicas, which know nothing of this one.
+        Peers in other replicas know nothing of this one, other shards nothing of this device that it does not know.
         """
         group = _group(action)
         arrived = self._arrived[group]

@@ -8,14 +8,15 @@ from typing import TypedDict
 
 from penstock.core.errors import UserError
 from penstock.core.program import Reduction
-from penstock.core.schedule import CSV, Group, ScheduleSpec
+from penstock.core.schedule import CSV, ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import Order
 from penstock.planner.outlines import REPEATING
+from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
-from penstock.planner.realise import tied_ranks
+from penstock.planner.realise import has_shared_gradients, tied_ranks
 from penstock.planner.room import Room, enough_microbatches
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED
@@ -288,14 +289,13 @@ class Simulated:
         )
 
     def _reductions(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[Reduction, ...]:
-        everyone = tuple(range(candidate.mesh.pp))
-        found = [Reduction(Group.NORM, everyone)]
-        if candidate.mesh.dp > 1:
-            found.insert(0, Reduction(Group.DP, everyone))
-        tie = tied_ranks(self.problem.model, stage_ranks)
-        if tie is not None:
-            found.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
-        return tuple(found)
+        mesh, model = candidate.mesh, self.problem.model
+        return reductions_of(
+            mesh.pp,
+            dp=mesh.dp > 1,
+            tp=has_shared_gradients(model, self.problem.sharding(mesh.tp)),
+            tie=tied_ranks(model, stage_ranks),
+        )
 
     def order(self, candidate: Candidate) -> Order:
         """The candidate's schedule as arrays; raises `UserError` where it is made for another shape."""

@@ -66,6 +66,7 @@ def lower(
     receive_ahead: int,
     late_receives: bool = False,
     dp: bool,
+    tp: bool = False,
     tie: tuple[int, int] | None = None,
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
@@ -73,9 +74,9 @@ def lower(
     """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` where it has one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
-    are due (`penstock.planner.passes.transfers`); ``dp`` says whether there are other replicas to reduce with, ``tie``
-    names the ranks of the first and the last stage when both hold the tied matrix; ``num_units`` of every stage keep
-    something that R makes again (by default as many as the parts of the schedule's R name).
+    are due (`penstock.planner.passes.transfers`); ``dp``, ``tp`` and ``tie`` say which reductions there are
+    (`penstock.planner.passes.reductions`); ``num_units`` of every stage keep something that R makes again (by default
+    as many as the parts of the schedule's R name).
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
     own_slices = remainder.slices if remainder else ()
@@ -85,7 +86,7 @@ def lower(
     if receive_ahead < 1:
         raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
     ordered = find_rounds(schedule, num_units)
-    reductions = reductions_of(len(ordered.rows), dp, tie)
+    reductions = reductions_of(len(ordered.rows), dp=dp, tp=tp, tie=tie)
     owners = ordered.stage_ranks
     usual = _Slots.of(owners, sizes, slices)
     own = _Slots.of(owners, remainder.sizes, remainder.slices) if remainder else usual

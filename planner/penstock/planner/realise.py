@@ -13,6 +13,7 @@ from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program, SlotSizes
 from penstock.core.schedule import Schedule
+from penstock.core.sharding import Sharding
 from penstock.core.units import MEBIBYTE, format_bytes
 from penstock.planner.lowering import NO_TRANSIENTS, Remainder, Transients, lower, slot_sizes
 from penstock.planner.schedules.registry import from_spec
@@ -72,6 +73,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         receive_ahead=plan.receive_ahead,
         late_receives=plan.late_receives,
         dp=plan.dp > 1,
+        tp=has_shared_gradients(plan.model, plan.sharding),
         tie=tied_ranks(plan.model, schedule.stage_ranks),
         num_units=_num_units(plan),
         transients=transients,
@@ -163,6 +165,11 @@ def too_many_kernels(error: TooManyKernelsError, where: str) -> UserError:
         where=where,
         remedy="let each rank exchange messages with fewer others, or run it on device: cpu",
     )
+
+
+def has_shared_gradients(model: ModelSpec, sharding: Sharding) -> bool:
+    """Whether a shard has only an addend of some gradients (`penstock.core.layout.shared_parameters`)."""
+    return sharding.by_tokens or model.kv_copies(sharding.tp) > 1
 
 
 def tied_ranks(model: ModelSpec, stage_ranks: tuple[int, ...]) -> tuple[int, int] | None:

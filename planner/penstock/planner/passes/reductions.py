@@ -1,20 +1,25 @@
 """Pass 3, reductions: where every rank starts and waits for the sums of gradients, and its optimizer's step.
 
-Gradients of a tied matrix are summed over its copies (tie), then those of each stage over replicas (dp), then their
-squares over all ranks (norm). A stage's gradients are complete after its last W or B.
+Gradients of a tied matrix are summed over its copies (tie), those that each shard has only an addend of over shards
+(tp), then those of each stage over replicas (dp), then their squares over all ranks (norm). A stage's gradients are
+complete after its last W or B. Then its *chain* begins, the sums that it joins, each of which sums the result of the
+one before:
 
-- On the host a reduction runs next to compute, so that of a stage starts directly after its last W and the messages
-  that follow it, if its rank still has compute after that. It is waited for after all compute, before the norm. With
-  one stage per rank nothing is left to compute, and every reduction is waited for where it starts.
-- With ``late_receives``, for NCCL, all reductions start after all compute. A reduction is a kernel there, with as many
+- Tie and dp run next to whatever the rank does until it waits for them. Tp is waited for where it starts: it is short
+  (norms, biases, few heads), its shards come to it together, and so the long one, dp, starts as early as it may.
+- On the host reductions run next to compute, so the chain of a stage begins directly after its last W and the messages
+  that follow it, if its rank still has compute after that, and goes on up to the first that is not waited for. The rest
+  follows after all compute, before the norm. With one stage per rank nothing is left to compute.
+- With ``late_receives``, for NCCL, all chains begin after all compute. A reduction is a kernel there, with as many
   thread blocks as NCCL chooses; next to those of the channels it would break what `penstock.core.residency` relies on.
 
-The reduction over dp of a tied stage starts after that over tie is over, since it sums the result. So the terms of
-every sum and their order are the same wherever reductions start.
+So the terms of every sum and their order are the same wherever reductions start.
 
 Example, two stages per rank, split backward, dp. Rank 0 ends with stage 2, then stage 0:
 
     2W0 · 2START_REDUCE(dp) · 0I0 · 0W0 · 0START_REDUCE(dp) · 2WAIT_REDUCE(dp) · 0WAIT_REDUCE(dp) · 0START_REDUCE(norm)
+
+With tp, 2START_REDUCE(tp) · 2WAIT_REDUCE(tp) stand before 2START_REDUCE(dp), and likewise for stage 0.
 """
 
 from __future__ import annotations
@@ -28,15 +33,17 @@ from penstock.planner.passes.draft import Draft
 _MESSAGES = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.WAIT_SEND_F, Kind.WAIT_SEND_B})
 
 
-def reductions_of(num_ranks: int, dp: bool, tie: tuple[int, int] | None) -> tuple[Reduction, ...]:
-    """The groups of a pipeline, in the order in which a gradient passes through them."""
+def reductions_of(num_ranks: int, *, dp: bool, tp: bool, tie: tuple[int, int] | None) -> tuple[Reduction, ...]:
+    """The groups of a pipeline, in the order in which a gradient passes through them.
+
+    ``dp`` says whether there are other replicas, ``tp`` whether shards have gradients to sum, and ``tie`` names the
+    ranks of a tied matrix.
+    """
     everyone = tuple(range(num_ranks))
-    reductions = [Reduction(Group.NORM, everyone)]
-    if dp:
-        reductions.insert(0, Reduction(Group.DP, everyone))
-    if tie is not None and tie[0] != tie[1]:
-        reductions.insert(0, Reduction(Group.TIE, tuple(sorted(tie))))
-    return tuple(reductions)
+    reductions = [Reduction(Group.TIE, tuple(sorted(tie)))] if tie is not None and tie[0] != tie[1] else []
+    reductions += [Reduction(Group.TP, everyone)] if tp else []
+    reductions += [Reduction(Group.DP, everyone)] if dp else []
+    return (*reductions, Reduction(Group.NORM, everyone))
 
 
 def add_reductions(
@@ -49,25 +56,36 @@ def add_reductions(
 ) -> list[Draft]:
     """The drafts of ``rank`` with the reductions that it joins, and STEP; with ``late`` all stand at the end."""
     own = [stage for stage, owner in enumerate(stage_ranks) if owner == rank]
-    groups = {reduction.group for reduction in reductions if rank in reduction.ranks}
+    groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
     tied = [stage for stage in own if stage in (0, len(stage_ranks) - 1)] if Group.TIE in groups else []
-    first = [(Group.TIE, stage) for stage in tied]
-    first += [(Group.DP, stage) for stage in own if stage not in tied and Group.DP in groups]
+    untied = [stage for stage in own if stage not in tied]
+    peers = [group for group in groups if group.is_of_peers]
+    chains = {**dict.fromkeys(tied, [Group.TIE, *peers]), **dict.fromkeys(untied, peers)}
     places = {} if late else dict(_complete(drafts))
-    early = sorted((places[stage], group, stage) for group, stage in first if stage in places)
+    early = sorted(places, key=lambda stage: places[stage])
     row: list[Draft] = []
     reached = 0
-    for place, group, stage in early:
-        row += [*drafts[reached:place], _start(group, stage)]
-        reached = place
+    for stage in early:
+        row += [*drafts[reached : places[stage]], *_begun(stage, chains[stage])]
+        reached = places[stage]
     row += drafts[reached:]
-    started = [(group, stage) for _, group, stage in early]
-    row += [_start(*piece) for piece in first if piece not in started]
-    after_tie = [(Group.DP, stage) for stage in tied if Group.DP in groups]
-    row += [_wait(Group.TIE, stage) for stage in tied] + [_start(*piece) for piece in after_tie]
-    summed = [piece for piece in (*started, *first, *after_tie) if piece[0] is Group.DP]
-    row += [_wait(*piece) for piece in dict.fromkeys(summed)]
+    for stage in (*tied, *untied):
+        row += [] if stage in places else _begun(stage, chains[stage])
+    for stage in tied:
+        row += [_wait(Group.TIE, stage), *_begun(stage, peers)]
+    if Group.DP in groups:
+        begun = dict.fromkeys(stage for stage in (*early, *untied) if stage in untied)
+        row += [_wait(Group.DP, stage) for stage in (*begun, *tied)]
     return [*row, _start(Group.NORM, own[0]), _wait(Group.NORM, own[0]), Draft(Action(Kind.STEP, own[0]))]
+
+
+def _begun(stage: int, chain: Sequence[Group]) -> Iterator[Draft]:
+    """The start of a stage's chain, up to the first reduction that is not waited for where it starts."""
+    for group in chain:
+        yield _start(group, stage)
+        if group is not Group.TP:
+            return
+        yield _wait(group, stage)
 
 
 def _complete(drafts: Sequence[Draft]) -> Iterator[tuple[int, int]]:

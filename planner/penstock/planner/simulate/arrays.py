@@ -126,10 +126,12 @@ def simulate_linked(
     stages = slice(len(cells) - order.num_stages, None)
     early = _early_reductions(order, linked)
     linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - order.num_stages + order.stages, -1)
+    ends = Reductions(order.stage_ranks.tolist(), costs, reductions)
+    linked.actions[:, kernel.PAUSE_NS] = ends.pauses_ns[order.stages]
     settings = _settings(linked, costs, receive_ahead)
     kernel.run(linked.actions, cells, linked.messages, _clock(order.num_ranks, len(linked.channels.sources)), settings)
     started = {int(stage): int(cells[stages, kernel.STARTED][stage]) for stage in order.stages[early]}
-    return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], order, costs, reductions, started)
+    return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, ends, started)
 
 
 def link_order(
@@ -265,19 +267,12 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
 
 
 def _close(
-    ranks: Ints,
-    trace: Ints,
-    order: Order,
-    costs: Costs,
-    reductions: Sequence[Reduction],
-    started: Mapping[int, int],
+    ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[int, int]
 ) -> StepTimes:
     """The end of the step: the rank's reductions, of which some ``started`` before, then its optimizer."""
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
-    communication = finish - busy - bubble
-    ends = Reductions(finish, order.stage_ranks.tolist(), costs, started)
-    for reduction in reductions:
-        ends.reduce(reduction)
+    communication = finish - busy - bubble - ends.paused_ns(started)
+    ends.join(finish, started)
     optimizer = np.array(costs.optimizer_ns or (0,) * len(finish), dtype=np.int64)
     begins = 0 if costs.has_barrier else ranks[:, kernel.BEGAN]
     makespan = int((ends.clock_ns + optimizer - begins).max())

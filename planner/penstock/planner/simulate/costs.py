@@ -79,7 +79,7 @@ class Costs:
     host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
     over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
     receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
-    group, every rank's time in one reduction, for dp every stage's; ``optimizer_ns`` every rank's time in STEP.
+    group, every rank's time in one reduction, for groups of peers (dp, tp) every stage's; ``optimizer_ns`` every rank's time in STEP.
     ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many units again, its
     fixed overhead apart; none where no R is for a part. ``is_blocking``: ranks compute nothing while they send or
     receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
@@ -129,7 +129,7 @@ class Costs:
         """What a step takes at most, everything one after another; a float, since 64 bits may not hold it."""
         counts = self.counts(num_microbatches).astype(np.float64)
         actions = (self.compute_ns @ counts).sum(axis=1) * self.together_ppm.max() / MILLION
-        summed = sum(self.reduce_ns.get(Group.DP, ()))
+        summed = sum(sum(durations) for group, durations in self.reduce_ns.items() if group.is_of_peers)
         ends = summed + sum(max(each, default=0) for each in (*self.reduce_ns.values(), self.optimizer_ns))
         return float(actions.sum() + (self.transfer_ns @ counts).sum()) + ends
 

@@ -47,10 +47,11 @@ Ints = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 
-# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the row
-# of `cells` of the stage whose reduction starts after it (-1: none does); then, where a trace is wanted, when WAIT_RECV
-# began and ended, compute began and ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
-WORK, TOGETHER, SENDS_NS, COMPLETES = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 4)
+# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the time
+# that its rank waits after it for a reduction over shards, the row of `cells` of the stage whose other reductions start
+# then (-1: none do); then, where a trace is wanted, when WAIT_RECV began and ended, compute began and ended, WAIT_SEND
+# ended and the message's transfer began and ended (-1: never).
+WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 5)
 REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(COMPLETES + 1, COMPLETES + 8)
 
 # Columns of `messages` after those of `link`.
@@ -251,6 +252,7 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
             if settings[BLOCKING]:
                 duration = actions[index, SENDS_NS]
         if actions[index, COMPLETES] >= 0:
+            duration += actions[index, PAUSE_NS]
             cells[actions[index, COMPLETES], STARTED] = now + duration
         cells[rank, STEP] = POST
         cells[rank, POSITION] += 1

@@ -2,13 +2,13 @@
 
 A rank has one link for each group, which carries one reduction after the other in the order of their starts, while the
 rank goes on. Tie and norm begin once the last of their ranks has started them, and end on all of them together. Those
-over dp and tp join the rank with its peers in other pipelines, who are as far as it is. Messages and reductions do not
-slow each other.
+over dp and tp join the rank with its peers, in other pipelines and among its shards, who are as far as it is; that over
+tp is waited for where it starts. Messages and reductions do not slow each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,53 +36,88 @@ class Reduced:
 
 
 class Reductions:
-    """Joins reductions in turn. ``clock_ns`` [ranks] is how far ranks are, first ``finish_ns``; ``reduction_ns`` what
-    they waited for reductions under way.
+    """Joins ``reductions`` as `penstock.planner.passes.reductions` orders them; `join` does, once.
 
-    ``started`` holds, by stage, when the reduction of its gradients started before its rank had finished.
+    Afterwards ``clock_ns`` [ranks] is when the rank has no reductions left, and ``reduction_ns`` what it waited for
+    reductions under way. ``pauses_ns`` [stages] is what a rank whose compute goes on waits before the reduction over
+    replicas of the stage starts.
     """
 
-    def __init__(
-        self, finish_ns: Nanoseconds, stage_ranks: Sequence[int], costs: Costs, started: Mapping[int, int]
-    ) -> None:
-        self.clock_ns = finish_ns.copy()
-        self.reduction_ns = np.zeros_like(finish_ns)
+    def __init__(self, stage_ranks: Sequence[int], costs: Costs, reductions: Sequence[Reduction]) -> None:
         self.reductions: list[Reduced] = []
-        self._finish_ns, self._costs, self._started = finish_ns, costs, started
+        self.clock_ns, self.reduction_ns = (np.zeros(costs.num_ranks, dtype=np.int64) for _ in range(2))
+        self._stage_ranks, self._costs = stage_ranks, costs
+        self._ranks_of = {reduction.group: reduction.ranks for reduction in reductions}
         self._own = stages_of(stage_ranks)
-        self._tied: tuple[int, ...] = ()
+        self._tied = {rank: self._stage(Group.TIE, rank) for rank in self._ranks_of.get(Group.TIE, ())}
+        self.pauses_ns = np.zeros(len(stage_ranks), dtype=np.int64)
+        if Group.TP in self._ranks_of:
+            untied = [stage for stage, rank in enumerate(stage_ranks) if self._tied.get(rank) != stage]
+            self.pauses_ns[untied] = [self._duration_ns(Group.TP, stage) for stage in untied]
 
-    def reduce(self, reduction: Reduction) -> None:
-        """All ranks of the reduction join it; with a barrier, none but peers goes on before the last is there."""
-        if reduction.group is Group.DP:
-            for rank in reduction.ranks:
-                self._sum_replicas(rank)
-            return
-        if reduction.group is Group.TIE:
-            self._tied = reduction.ranks
-        starts = [self._start_ns(reduction.group, rank) for rank in reduction.ranks]
-        durations = [self._duration_ns(reduction.group, rank) for rank in reduction.ranks]
-        if self._costs.has_barrier and not reduction.group.is_of_peers:
-            starts, durations = [max(starts)] * len(starts), [max(durations)] * len(durations)
-        for rank, start, duration in zip(reduction.ranks, starts, durations, strict=True):
-            self._wait(reduction.group, rank, self._stage(reduction.group, rank), start, duration)
+    def paused_ns(self, started: Iterable[int]) -> Nanoseconds:
+        """[ranks]: the pauses of the stages whose chains ``started`` early."""
+        paused = np.zeros_like(self.clock_ns)
+        for stage in started:
+            paused[self._stage_ranks[stage]] += self.pauses_ns[stage]
+        return paused
 
-    def _sum_replicas(self, rank: int) -> None:
-        """One reduction per stage: those that started before, then the others, a tied stage's last."""
-        own = self._own[rank]
-        tied = self._stage(Group.TIE, rank) if rank in self._tied else None
-        early = sorted((self._started[stage], stage) for stage in own if stage in self._started and stage != tied)
-        late = [(int(self._finish_ns[rank]), stage) for stage in own if stage not in self._started and stage != tied]
-        after_tie = [] if tied is None else [(int(self.clock_ns[rank]), tied)]
+    def join(self, finish_ns: Nanoseconds, started: Mapping[int, int]) -> None:
+        """Join all, on ranks that have nothing else left at ``finish_ns`` [ranks].
+
+        ``started`` holds, by stage, when the first reduction of its gradients that is not waited for where it starts
+        did so, if its rank had not finished then.
+        """
+        self.clock_ns[:] = finish_ns
+        starts = [self._begin_peers(rank, started) for rank in range(self._costs.num_ranks)]
+        if Group.TIE in self._ranks_of:
+            self._meet(Group.TIE, [started.get(self._tied[rank], int(finish_ns[rank])) for rank in self._tied])
+        for rank, stage in self._tied.items():
+            self._sum_shards(rank, stage, int(self.clock_ns[rank]))
+            starts[rank][stage] = int(self.clock_ns[rank])
+        if Group.DP in self._ranks_of:
+            for rank, of_stages in enumerate(starts):
+                self._sum_replicas(rank, of_stages)
+        if Group.NORM in self._ranks_of:
+            self._meet(Group.NORM, [int(self.clock_ns[rank]) for rank in self._ranks_of[Group.NORM]])
+
+    def _begin_peers(self, rank: int, started: Mapping[int, int]) -> dict[int, int]:
+        """Sum what shards share of the rank's stages, the tied one apart; when those over replicas start, in order."""
+        stages = [stage for stage in self._own.get(rank, ()) if stage != self._tied.get(rank)]
+        early = sorted((started[stage], stage) for stage in stages if stage in started)
+        starts = {stage: start for start, stage in early}
+        for start, stage in early:
+            self._sum_shards(rank, stage, start - int(self.pauses_ns[stage]))
+        for stage in stages:
+            if stage not in started:
+                self._sum_shards(rank, stage, int(self.clock_ns[rank]))
+                starts[stage] = int(self.clock_ns[rank])
+        return starts
+
+    def _sum_shards(self, rank: int, stage: int, start: int) -> None:
+        """The rank does nothing else meanwhile; what began early is over before its clock."""
+        if Group.TP in self._ranks_of:
+            duration = self._duration_ns(Group.TP, stage)
+            self.reductions.append(Reduced(Group.TP, rank, stage, start, start + duration, start))
+            self.clock_ns[rank] = max(int(self.clock_ns[rank]), start + duration)
+            self.reduction_ns[rank] += duration
+
+    def _sum_replicas(self, rank: int, starts: Mapping[int, int]) -> None:
+        """One reduction per stage, in the order of their starts."""
         free = 0
-        for start, stage in (*early, *late, *after_tie):
+        for stage, start in starts.items():
             begin, duration = max(start, free), self._duration_ns(Group.DP, stage)
             free = begin + duration
             self._wait(Group.DP, rank, stage, begin, duration)
 
-    def _start_ns(self, group: Group, rank: int) -> int:
-        now = int(self.clock_ns[rank])
-        return self._started.get(self._stage(group, rank), now) if group is Group.TIE else now
+    def _meet(self, group: Group, starts: Sequence[int]) -> None:
+        """Its ranks join a reduction; with a barrier, none goes on before the last is there."""
+        ranks = self._ranks_of[group]
+        durations = [self._duration_ns(group, rank) for rank in ranks]
+        if self._costs.has_barrier:
+            starts, durations = [max(starts)] * len(starts), [max(durations)] * len(durations)
+        for rank, start, duration in zip(ranks, starts, durations, strict=True):
+            self._wait(group, rank, self._stage(group, rank), start, duration)
 
     def _stage(self, group: Group, rank: int) -> int:
         """The stage under which `penstock.planner.passes.reductions` files the rank's reduction."""
@@ -90,7 +125,7 @@ class Reductions:
         return own[-1] if group is Group.TIE and own[0] else own[0]
 
     def _duration_ns(self, group: Group, place: int) -> int:
-        """Of a rank, for dp of a stage."""
+        """Of a rank, for groups of peers of a stage."""
         durations = self._costs.reduce_ns.get(group)
         return durations[place] if durations else 0
 
@@ -135,4 +170,4 @@ def _least_ns(group: Group, rank: int, stages: Sequence[int], costs: Costs) -> i
     durations = costs.reduce_ns.get(group)
     if not durations:
         return 0
-    return min([durations[stage] for stage in stages], default=0) if group is Group.DP else durations[rank]
+    return min([durations[stage] for stage in stages], default=0) if group.is_of_peers else durations[rank]
