@@ -143,6 +143,14 @@ class Collective(enum.StrEnum):
     SUM = "sum"
 
 
+def exchange_bytes(collective: Collective, num_bytes: int, tp: int) -> int:
+    """Bytes that a shard on the host needs besides the tensors for a collective of ``num_bytes`` on each of ``tp``.
+
+    Each of the others sends it the addend of its own block (`penstock.trainer.shards`). They are kept for the next one.
+    """
+    return 0 if collective is Collective.GATHER else (tp - 1) * -(-num_bytes // tp)
+
+
 def unit_collectives(unit: UnitKind, kind: Kind, sharding: Sharding) -> tuple[Collective, ...]:
     """The collectives of one unit's F, I or W, in order, each of the unit's hidden state [tokens, h].
 

@@ -1,0 +1,175 @@
+"""Collectives in the middle of an action, over the process group of a pipeline rank's shards.
+
+On CUDA they are NCCL's. On the host they are pairwise: gloo's own all-gather and reduce-scatter go round a ring, whose
+latencies add up, and shards of one host are few and all reach each other.
+
+- Gather: each shard sends its block to every other one, and receives theirs where they belong.
+- Scatter: each sends every other one that one's block, and adds those that it receives in the order of shards. They
+  stand in temporaries, which are kept for the next time (`penstock.core.sharding.exchange_bytes`).
+- Sum: the elements are divided into a block per shard. A Scatter in place, then a Gather of the sums.
+
+So a result depends neither on who came first nor, for Gather and Sum, on the shard that asks. All shards start the same
+requests in the same order and messages of a pair are first-in first-out, so each meets its like, and any number may be
+under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.trainer.units.collectives import Gather, Request, Scatter, Shards, Sum, Work
+
+
+def shards_of(group: dist.ProcessGroup, device: torch.device) -> Shards:
+    """This process's access to the other shards, which are the members of ``group`` in their order."""
+    return NcclShards(group) if device.type == "cuda" else HostShards(group)
+
+
+class NcclShards:
+    """`Shards` whose requests each are one collective of NCCL, which adds in an order of its own, always the same."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._shard, self._num_shards = dist.get_rank(group), dist.get_world_size(group)
+
+    def start(self, request: Request) -> Work:
+        """Launch it behind what the current stream has so far."""
+        match request:
+            case Gather(all_PH):
+                own_RH = all_PH.chunk(self._num_shards)[self._shard]
+                work = dist.all_gather_into_tensor(all_PH, own_RH, group=self._group, async_op=True)
+            case Scatter(partial_PH, own_RH):
+                work = dist.reduce_scatter_tensor(own_RH, partial_PH, group=self._group, async_op=True)
+            case Sum(tensor):
+                work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return under_way(work)
+
+
+class HostShards:
+    """`Shards` whose requests are messages between every two."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._shard, self._num_shards = dist.get_rank(group), dist.get_world_size(group)
+        ranks = dist.get_process_group_ranks(group)
+        self._others = {shard: rank for shard, rank in enumerate(ranks) if shard != self._shard}
+        self._temporaries = Temporaries()
+
+    def start(self, request: Request) -> Work:
+        """Begin what is asked for."""
+        match request:
+            case Gather(all_PH):
+                return _All(self._gather(all_PH.chunk(self._num_shards)))
+            case Scatter(partial_PH, own_RH):
+                return self._scatter(partial_PH.chunk(self._num_shards), own_RH)
+            case Sum(tensor):
+                blocks = tensor.view(-1).tensor_split(self._num_shards)
+                scattered = self._scatter(blocks, blocks[self._shard])
+                return InTurn(scattered, lambda: _All(self._gather(blocks)))
+
+    def _gather(self, blocks: Sequence[Tensor]) -> list[Work]:
+        """Exchange this shard's block for all others."""
+        return self._exchange({shard: blocks[self._shard] for shard in self._others}, dict(enumerate(blocks)))
+
+    def _scatter(self, partials: Sequence[Tensor], own: Tensor) -> _Scattering:
+        """Exchange others' blocks of this shard's addend for theirs of its own block."""
+        num_bytes = len(self._others) * own.nbytes
+        memory = self._temporaries.take(num_bytes)
+        received = memory[:num_bytes].view(own.dtype).view(len(self._others), *own.shape)
+        addends = {self._shard: partials[self._shard], **dict(zip(self._others, received, strict=True))}
+        works = self._exchange(dict(enumerate(partials)), addends)
+        in_order = [addends[shard] for shard in range(self._num_shards)]
+        return _Scattering(works, self._shard, in_order, own, lambda: self._temporaries.give_back(memory))
+
+    def _exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> list[Work]:
+        """Exchange tensors, by shard, with all others; empty ones are left out."""
+        works = []
+        for shard, rank in self._others.items():
+            if received[shard].numel():
+                works.append(irecv(received[shard], rank, self._group))
+            if sent[shard].numel():
+                works.append(isend(sent[shard], rank, self._group))
+        return works
+
+
+class Temporaries:
+    """Memory for requests under way; of those that are over, kept for the next ones."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """At least ``num_bytes``, in bytes: of what is free the last that was used, or a larger one in its place."""
+        memory = self._free.pop() if self._free else None
+        if memory is None or memory.numel() < num_bytes:
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
+        return memory
+
+    def give_back(self, memory: Tensor) -> None:
+        """The request that took it is over."""
+        self._free.append(memory)
+
+
+@dataclass(frozen=True, slots=True)
+class _All:
+    """Messages under way."""
+
+    works: Sequence[Work]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Scattering:
+    """Addends of ``own`` under way; ``shard`` is that of the addend that is here."""
+
+    works: Sequence[Work]
+    shard: int
+    addends: Sequence[Tensor]
+    own: Tensor
+    over: Callable[[], None]
+
+    def wait(self) -> None:
+        """Add in the order of shards. ``own`` may be the addend that is here: nothing is written to it before that."""
+        for work in self.works:
+            work.wait()
+        total = self.addends[0]
+        for shard, addend in enumerate(self.addends[1:], start=1):
+            total = torch.add(total, addend, out=self.own if shard >= self.shard else self.addends[0])
+        self.over()
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """What is done in two parts, the second of which starts once the first is over and is waited for."""
+
+    first: Work
+    second: Callable[[], Work]
+
+    def wait(self) -> None:
+        """Block until both are over."""
+        self.first.wait()
+        self.second().wait()
+
+
+def isend(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
+    """Send to a global rank of the group."""
+    return under_way(dist.isend(tensor, peer, group))
+
+
+def irecv(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
+    """Receive from a global rank of the group."""
+    return under_way(dist.irecv(tensor, peer, group))
+
+
+def under_way(work: Work | None) -> Work:
+    """What torch gives for a message or collective that was started; none on a rank that has no part in it."""
+    assert work is not None, "this rank is no member of the group"
+    return work
