@@ -57,14 +57,15 @@ def sample(vocab: int, num_sequences: int, length: int) -> tuple[Tensor, Tensor]
 
 def train_rank(me: PoolRank, plan: Plan, program: Program) -> RankResult:
     """One training step and one evaluation in the pool."""
-    mesh = Mesh(dp=plan.dp, pp=plan.pp)
+    mesh = Mesh.of(plan)
     return train(plan, program, me.rank, ProcessGroupTransport(me.groups, program, mesh, me.rank))
 
 
 def train(plan: Plan, program: Program, rank: int, transport: Transport) -> RankResult:
     """One training step and one evaluation of the same sequences; slots are poisoned when freed."""
-    mesh = Mesh(dp=plan.dp, pp=plan.pp)
-    stages = build_stages(plan, program.ranks[mesh.pipeline_rank(rank)], device=CPU, seed=SEED)
+    mesh = Mesh.of(plan)
+    own = program.ranks[mesh.pipeline_rank(rank)]
+    stages = build_stages(plan, own, shard=mesh.shard(rank), device=CPU, seed=SEED)
     keepers = {number: GradientKeeper(stage.parameters) for number, stage in stages.items()}
     runtime = Runtime(
         plan, program, rank, stages=stages, optimizers=keepers, transport=transport, device=CPU, poison=True

@@ -35,14 +35,15 @@ class ThreadedRun:
 
     def __post_init__(self) -> None:
         self.program: Program = program_of(self.plan)
-        self.mesh = Mesh(dp=self.plan.dp, pp=self.plan.pp)
+        self.mesh = Mesh.of(self.plan)
         fabric = Fabric(self.program, self.mesh, self.timeout_seconds)
         self.stages = [self._stages(rank) for rank in range(self.mesh.num_ranks)]
         self.optimizers = [{number: self.make_optimizer(stage) for number, stage in own.items()} for own in self.stages]
         self.runtimes = [self._runtime(rank, fabric) for rank in range(self.mesh.num_ranks)]
 
     def _stages(self, rank: int) -> Mapping[int, Stage]:
-        return build_stages(self.plan, self.program.ranks[self.mesh.pipeline_rank(rank)], device=CPU, seed=SEED)
+        own, shard = self.program.ranks[self.mesh.pipeline_rank(rank)], self.mesh.shard(rank)
+        return build_stages(self.plan, own, shard=shard, device=CPU, seed=SEED)
 
     def _runtime(self, rank: int, fabric: Fabric) -> Runtime:
         return Runtime(

@@ -73,7 +73,7 @@ class WorkerPool:
 
     def connect(self, plan: Plan, program: Program) -> Mesh:
         """Open the plan's process groups; every rank of the pool takes part."""
-        mesh = Mesh(dp=plan.dp, pp=plan.pp)
+        mesh = Mesh.of(plan)
         self.open(program, mesh)
         return mesh
 

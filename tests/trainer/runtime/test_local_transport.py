@@ -98,7 +98,7 @@ def test_a_sum_is_the_same_on_every_rank_and_every_time() -> None:
 
 def test_a_sum_that_not_all_join_ends() -> None:
     fabric = make_fabric(timeout_seconds=0.05)
-    with pytest.raises(RunError, match=r"not all of ranks \[0, 1\] came to a sum"):
+    with pytest.raises(RunError, match=r"not all of ranks \[0, 1\] came to a collective"):
         fabric.transport(0).all_reduce(Group.NORM, torch.zeros(1)).wait()
 
 

@@ -1,18 +1,23 @@
 """The end of a step on one rank: gradients reduced, the global norm, the optimizers, and what the step came to.
 
+Gradients that shards have only an addend of are many and small: a stage's are packed into one buffer, summed and
+unpacked, those of all shards and then those of the shards that hold copies of the same key/value heads.
+
 One vector is summed over all ranks; each rank fills its own cells, so one message both adds and gathers:
 
     squared gradient norm | summed loss | ranks asked to stop | peak bytes of rank 0, 1, ...
 
 The host reads it at the very end of the step, after the optimizers were launched: the one time in a step that it waits
 for the device. What clips, and what keeps weights from a norm that is not finite, is computed on the device. While the
-device works on the rest of the step, the host may do something else: ``meanwhile`` of `Closing.begin`.
+device works on the rest of the step, the host may do something else: ``meanwhile`` of `Closing.begin`. Of the norm each
+element of the model counts once, on the first replica and the shard that owns it, of the loss each token once, on the
+first shard.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -25,7 +30,9 @@ from penstock.core.plan import Plan
 from penstock.core.schedule import Action, Group
 from penstock.trainer import memory
 from penstock.trainer.comm import Mesh, Transport, Work
+from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.parameters import StageParameters
+from penstock.trainer.shards import InTurn
 
 _TIED = "embedding.weight"
 _SQUARED_NORM, _LOSS, _STOP, _NUM_SUMS = 0, 1, 2, 3
@@ -52,6 +59,31 @@ class Totals:
     peak_bytes: tuple[int, ...]
 
 
+class _Packed:
+    """``views`` of gradients, summed as one tensor in ``memory``, which other sums use before and after."""
+
+    def __init__(self, views: Sequence[Tensor], memory: Tensor) -> None:
+        sizes = [view.numel() for view in views]
+        self._flat = memory[: sum(sizes)]
+        parts = self._flat.split(sizes) if sizes else ()
+        self._pairs = [(view, part.view(view.shape)) for view, part in zip(views, parts, strict=True)]
+        self._work: Work | None = None
+
+    def start(self, start: Callable[[Tensor], Work]) -> Work:
+        """Pack and ``start`` the sum; of no views there is none."""
+        for view, part in self._pairs:
+            part.copy_(view)
+        self._work = start(self._flat) if self._pairs else None
+        return self
+
+    def wait(self) -> None:
+        """Wait for the sum and unpack it."""
+        if self._work is not None:
+            self._work.wait()
+        for view, part in self._pairs:
+            view.copy_(part)
+
+
 class Closing:
     """Reductions and step of the stages that one rank holds, by stage number.
 
@@ -76,6 +108,11 @@ class Closing:
         self._optimizers = [optimizers[stage] for stage in sorted(optimizers)]
         self._flat_gradients = {stage: own.gradient_flat for stage, own in parameters.items()}
         self._tied = _tied_gradients(plan, parameters)
+        views = [each for own in parameters.values() for each in (own.shared_gradients, own.copied_gradients)]
+        most = max((sum(view.numel() for view in each) for each in views), default=0)
+        memory = torch.empty(most, dtype=accumulate_dtype(plan.precision), device=device)
+        self._shared = {stage: _Packed(own.shared_gradients, memory) for stage, own in parameters.items()}
+        self._copied = {stage: _Packed(own.copied_gradients, memory) for stage, own in parameters.items()}
         self._counted = _counted_gradients(plan, parameters)
         self._sums = torch.zeros(_NUM_SUMS + mesh.num_ranks, dtype=torch.float64, device=device)
         self._values = self._sums.tolist()
@@ -113,9 +150,10 @@ class Closing:
         if action.group is Group.TIE:
             (gradient,) = self._tied
             return partial(self._transport.all_reduce, Group.TIE, gradient)
-        if action.group is Group.NORM:
-            return partial(self._start_norm, losses)
-        raise ValueError(f"a plan that is run has no reduction over {action.group}")
+        if action.group is Group.TP:
+            return partial(self._start_shared, action.stage)
+        assert action.group is Group.NORM, f"{action} is no reduction"
+        return partial(self._start_norm, losses)
 
     def step(self) -> None:
         """The optimizers' step, which ends the step."""
@@ -133,12 +171,18 @@ class Closing:
             optimizer.step(0, self._sums[_SQUARED_NORM])
         self._sums.tolist()
 
+    def _start_shared(self, stage: int) -> Work:
+        """One sum after the other, so that of the two one kernel is under way."""
+        first = self._shared[stage].start(partial(self._transport.all_reduce, Group.TP))
+        return InTurn(first, lambda: self._copied[stage].start(self._transport.sum_copies))
+
     def _start_norm(self, losses: Tensor) -> Work:
         self._sum_own_copies()
         sums = self._sums.zero_()
         if self._mesh.replica(self._rank) == 0:
             sums[_SQUARED_NORM] = self._squared_norm()
-        sums[_LOSS] = losses.sum()
+        if self._mesh.shard(self._rank) == 0:
+            sums[_LOSS] = losses.sum()
         sums[_STOP].fill_(self._stop_requested())  # an assignment would copy a number of the host, and wait
         sums[_NUM_SUMS + self._rank].fill_(max(self._peak_bytes, memory.peak_bytes(self._device)))
         return self._transport.all_reduce(Group.NORM, sums)
@@ -196,6 +240,6 @@ def _counted_gradients(plan: Plan, parameters: Mapping[int, StageParameters]) ->
     return [
         gradient
         for stage in sorted(parameters)
-        for name, gradient in parameters[stage].gradients.items()
+        for name, gradient in parameters[stage].counted_gradients()
         if stage == 0 or name != _TIED or not plan.model.tied
     ]

@@ -6,24 +6,38 @@ one for tests. Both ends know every size from the Program, so nothing but the te
 One process group of two ranks serves each channel. On NCCL a group is one communicator with one stream, in which
 operations run in the order of their launch: two directions, or activations and gradients, in one group could wait for
 each other forever. On gloo it keeps the channels' messages apart.
+
+Shards of a rank (`penstock.core.sharding`) exchange messages with their like alone: every channel, copy of a tied
+matrix and set of replicas exists once for each shard. One group joins the shards of a rank, in the middle of actions
+(`penstock.trainer.shards`) and for reductions over tp; where several hold the same key/value heads, one more joins
+these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.core.plan import Plan
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
+from penstock.trainer.shards import irecv, isend, shards_of, under_way
+from penstock.trainer.units.collectives import NO_SHARDS, Shards
 
 MAX_BLOCKS = 4
 """Thread blocks of one kernel that sends or receives on CUDA. `penstock.core.residency.NUM_PLACES` of them spin at once
 at most: 32 blocks, which leave most of a device's multiprocessors (108 on an A100, 132 on an H100) to compute.
+"""
+
+MAX_SHARD_BLOCKS = 32
+"""Thread blocks of a collective of shards, of which one spins at once next to the kernels that send and receive
+(`penstock.core.residency`). As many as NCCL takes at most by itself (``ncclConfig_t.maxCTAs``): shards wait for them.
 """
 
 _CHANNELS = ("F", "B")
@@ -36,8 +50,8 @@ class Work(Protocol):
         """Block until it is done (on CUDA: make the current stream wait); raises if it cannot be."""
 
 
-class Transport(Protocol):
-    """One rank's access to its channels and groups. Messages of a channel arrive in the order they were sent."""
+class Messages(Protocol):
+    """One rank's access to its channels. Messages of a channel arrive in the order they were sent."""
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> Work:
         """Receive the channel's next message into ``tensor``, which must have exactly its size."""
@@ -45,19 +59,39 @@ class Transport(Protocol):
     def send(self, channel: Channel, tensor: Tensor) -> Work:
         """Send ``tensor``, which must not change until the work is done."""
 
+
+class Transport(Messages, Protocol):
+    """One rank's access to its channels and groups."""
+
+    @property
+    def shards(self) -> Shards:
+        """Access to the other shards of its pipeline rank, where there are others."""
+
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
         """Replace ``tensor`` by its sum over the group's ranks, which must not change until the work is done. NORM is
         every rank of every replica.
         """
 
+    def sum_copies(self, tensor: Tensor) -> Work:
+        """The same over the shards that hold copies of the same key/value heads, where there are copies."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """The global ranks of a run: ``rank = (replica * pp + pipeline rank) * tp + shard``, so shards are neighbours."""
+    """The global ranks of a run: ``rank = (replica * pp + pipeline rank) * tp + shard``, so shards are neighbours.
+
+    ``kv_copies`` neighbouring shards hold copies of the same key/value heads.
+    """
 
     dp: int
     tp: int = 1
     pp: int
+    kv_copies: int = 1
+
+    @classmethod
+    def of(cls, plan: Plan) -> Mesh:
+        """The mesh that a plan runs on."""
+        return cls(dp=plan.dp, tp=plan.tp, pp=plan.pp, kv_copies=plan.model.kv_copies(plan.tp))
 
     @property
     def num_ranks(self) -> int:
@@ -92,6 +126,11 @@ class Mesh:
         """The global ranks that share the units of a pipeline rank."""
         return tuple(self.rank(replica, pipeline_rank, shard) for shard in range(self.tp))
 
+    def copies(self, rank: int) -> tuple[int, ...]:
+        """The global ranks that hold the same key/value heads as ``rank``, of its shards."""
+        first = rank - self.shard(rank) % self.kv_copies
+        return tuple(range(first, first + self.kv_copies))
+
 
 @dataclass(frozen=True, slots=True)
 class GroupName:
@@ -102,23 +141,37 @@ class GroupName:
 
 
 def group_names(program: Program, mesh: Mesh) -> Iterator[GroupName]:
-    """Every group of a run, in the one order in which all ranks make them."""
-    for replica in range(mesh.dp):
-        for channel in program.channels:
-            yield channel_group(channel, mesh, replica)
+    """Every group of a run, in the one order in which all ranks make them; some perhaps more than once."""
+    for rank in range(mesh.num_ranks) if mesh.tp > 1 else ():
+        yield shard_group(mesh, rank)
+        if mesh.kv_copies > 1:
+            yield copies_group(mesh, rank)
+    places = list(product(range(mesh.dp), range(mesh.tp)))
+    for (replica, shard), channel in product(places, program.channels):
+        yield channel_group(channel, mesh, replica, shard)
     for reduction in program.reductions:
         if reduction.group is Group.DP:
-            for rank in reduction.ranks:
-                yield GroupName(Group.DP, mesh.peers(rank))
+            for pipeline_rank, shard in product(reduction.ranks, range(mesh.tp)):
+                yield GroupName(Group.DP, mesh.peers(pipeline_rank, shard))
         elif reduction.group is Group.TIE:
-            for replica in range(mesh.dp):
-                yield GroupName(Group.TIE, mesh.ranks(replica, reduction.ranks))
+            for replica, shard in places:
+                yield GroupName(Group.TIE, mesh.ranks(replica, reduction.ranks, shard))
     yield everyone(mesh)
 
 
-def channel_group(channel: Channel, mesh: Mesh, replica: int) -> GroupName:
-    """The group of a channel in one replica."""
-    return GroupName(channel.direction, mesh.ranks(replica, (channel.source, channel.target)))
+def channel_group(channel: Channel, mesh: Mesh, replica: int, shard: int = 0) -> GroupName:
+    """The group of a channel of one shard in one replica."""
+    return GroupName(channel.direction, mesh.ranks(replica, (channel.source, channel.target), shard))
+
+
+def shard_group(mesh: Mesh, rank: int) -> GroupName:
+    """The group of the shards of ``rank``, a global one."""
+    return GroupName(Group.TP, mesh.shards(mesh.replica(rank), mesh.pipeline_rank(rank)))
+
+
+def copies_group(mesh: Mesh, rank: int) -> GroupName:
+    """The group of those that hold copies of its key/value heads; of all its shards, where all do."""
+    return GroupName(Group.TP, mesh.copies(rank))
 
 
 def everyone(mesh: Mesh) -> GroupName:
@@ -153,11 +206,12 @@ class ProcessGroups:
         return "cpu:gloo,cuda:nccl" if name.purpose == Group.NORM else "nccl"
 
     def _options(self, name: GroupName) -> Any:
-        """NCCL's settings for a channel, whose kernels spin next to compute; its own choice for all else."""
-        if self.device.type != "cuda" or name.purpose not in _CHANNELS:
+        """NCCL's settings for channels and shards, whose kernels spin next to others; its own choice for all else."""
+        blocks = {**dict.fromkeys(_CHANNELS, MAX_BLOCKS), Group.TP: MAX_SHARD_BLOCKS}
+        if self.device.type != "cuda" or name.purpose not in blocks:
             return None
         options = dist.ProcessGroupNCCL.Options()
-        options.config.max_ctas = MAX_BLOCKS
+        options.config.max_ctas = blocks[name.purpose]
         return options
 
     def _warm(self, name: GroupName) -> None:
@@ -167,9 +221,9 @@ class ProcessGroups:
         if name.purpose not in _CHANNELS:
             dist.all_reduce(one, group=group)
         elif dist.get_rank() == name.ranks[0]:
-            _isend(one, name.ranks[1], group).wait()
+            isend(one, name.ranks[1], group).wait()
         else:
-            _irecv(one, name.ranks[0], group).wait()
+            irecv(one, name.ranks[0], group).wait()
 
     def __getitem__(self, name: GroupName) -> dist.ProcessGroup:
         group = self._groups[name]
@@ -182,45 +236,40 @@ class ProcessGroupTransport:
 
     def __init__(self, groups: ProcessGroups, program: Program, mesh: Mesh, rank: int) -> None:
         """``rank`` is the global one."""
-        replica, pipeline_rank = mesh.replica(rank), mesh.pipeline_rank(rank)
+        replica, pipeline_rank, shard = mesh.replica(rank), mesh.pipeline_rank(rank), mesh.shard(rank)
         self._ends: dict[Channel, tuple[int, dist.ProcessGroup]] = {}
         for channel in program.channels:
             if pipeline_rank in (channel.source, channel.target):
                 peer = channel.target if pipeline_rank == channel.source else channel.source
-                group = groups[channel_group(channel, mesh, replica)]
-                self._ends[channel] = (replica * mesh.pp + peer, group)
+                group = groups[channel_group(channel, mesh, replica, shard)]
+                self._ends[channel] = (mesh.rank(replica, peer, shard), group)
         self._groups = {Group.NORM: groups[everyone(mesh)]}
         for reduction in program.reductions:
             if reduction.group is Group.DP:
-                self._groups[Group.DP] = groups[GroupName(Group.DP, mesh.peers(pipeline_rank))]
+                self._groups[Group.DP] = groups[GroupName(Group.DP, mesh.peers(pipeline_rank, shard))]
             elif reduction.group is Group.TIE and pipeline_rank in reduction.ranks:
-                self._groups[Group.TIE] = groups[GroupName(Group.TIE, mesh.ranks(replica, reduction.ranks))]
+                self._groups[Group.TIE] = groups[GroupName(Group.TIE, mesh.ranks(replica, reduction.ranks, shard))]
+        self.shards: Shards = NO_SHARDS
+        if mesh.tp > 1:
+            self._groups[Group.TP] = groups[shard_group(mesh, rank)]
+            self.shards = shards_of(self._groups[Group.TP], groups.device)
+        self._copies = groups[copies_group(mesh, rank)] if mesh.kv_copies > 1 else None
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> Work:
         """See `Transport`."""
-        return _irecv(tensor, *self._ends[channel])
+        return irecv(tensor, *self._ends[channel])
 
     def send(self, channel: Channel, tensor: Tensor) -> Work:
         """See `Transport`."""
-        return _isend(tensor, *self._ends[channel])
+        return isend(tensor, *self._ends[channel])
 
     def all_reduce(self, group: Group, tensor: Tensor) -> Work:
         """See `Transport`."""
-        work = dist.all_reduce(tensor, group=self._groups[group], async_op=True)
-        assert work is not None, "this rank is no member of the group"
-        return work
+        return under_way(dist.all_reduce(tensor, group=self._groups[group], async_op=True))
 
-
-def _isend(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
-    work = dist.isend(tensor, peer, group)
-    assert work is not None, "this rank is no member of the group"
-    return work
-
-
-def _irecv(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
-    work = dist.irecv(tensor, peer, group)
-    assert work is not None, "this rank is no member of the group"
-    return work
+    def sum_copies(self, tensor: Tensor) -> Work:
+        """See `Transport`."""
+        return under_way(dist.all_reduce(tensor, group=self._copies, async_op=True))
 
 
 def open_transport(program: Program, mesh: Mesh, rank: int, groups: ProcessGroups) -> ProcessGroupTransport:

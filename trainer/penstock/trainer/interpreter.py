@@ -16,7 +16,7 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction
 from penstock.core.run.rank_status import BETWEEN_STEPS, Cursor
 from penstock.core.schedule import Group, Kind
-from penstock.trainer.comm import Transport, Work
+from penstock.trainer.comm import Messages, Work
 
 Operation = Callable[[], object]
 """An action with everything it needs, ready to be called once per step."""
@@ -69,7 +69,7 @@ class Interpreter:
         *,
         rank: int,
         executor: Executor,
-        transport: Transport,
+        transport: Messages,
         cursor: Cursor,
     ) -> None:
         self._rank = rank

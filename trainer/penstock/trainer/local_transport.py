@@ -1,14 +1,16 @@
 """The in-process `penstock.trainer.comm.Transport`: ranks are threads of one process. For tests and small proofs.
 
 It is stricter than the real ones: nothing is buffered, so a send is done only once its receive was posted (rendezvous),
-and a message of another shape than its receiver is refused.
+and a message of another shape than its receiver is refused, as is a collective that its ranks do not agree on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from penstock.core.errors import RunError
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
 from penstock.trainer.comm import Mesh
+from penstock.trainer.units.collectives import NO_SHARDS, Gather, Request, Scatter, Shards, Sum
 
 
 @dataclass(slots=True)
@@ -37,27 +40,80 @@ class LocalWork:
 
 
 @dataclass(slots=True)
-class LocalSum:
-    """One sum over ``ranks``, in their order, so that it does not depend on who came first."""
+class LocalMeeting:
+    """One collective over ``ranks``, in their order, so that it does not depend on who came first.
+
+    ``refusal`` says why it cannot be done: what the ranks ask for differs.
+    """
 
     ranks: tuple[int, ...]
     timeout_seconds: float
-    tensors: dict[int, Tensor] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
+    refusal: str = ""
     done: threading.Event = field(default_factory=threading.Event)
 
     def finish(self) -> None:
-        """Add; the last rank's part."""
-        first, *others = [tensor for _, tensor in sorted(self.tensors.items())]
-        for tensor in others:
-            first += tensor
-        for tensor in others:
-            tensor.copy_(first)
+        """Move the data; the last rank's part."""
+        requests = [self.requests[rank] for rank in self.ranks]
+        shapes = {_shape(request) for request in requests}
+        if len(shapes) == 1:
+            _meet(requests)
+        else:
+            self.refusal = f"ranks {list(self.ranks)} ask for {' and '.join(sorted(shapes))}"
         self.done.set()
 
     def wait(self) -> None:
-        """Block until the sum is in every tensor; raises `RunError` if not all ranks come in time."""
+        """Block until it is done; raises `RunError` if not all ranks come in time, or if they ask for different
+        things.
+        """
         if not self.done.wait(self.timeout_seconds):
-            raise RunError(f"not all of ranks {list(self.ranks)} came to a sum in {self.timeout_seconds:g} s")
+            raise RunError(f"not all of ranks {list(self.ranks)} came to a collective in {self.timeout_seconds:g} s")
+        if self.refusal:
+            raise RunError(self.refusal)
+
+
+def _shape(request: Request) -> str:
+    """What all ranks have to agree on, for people."""
+    match request:
+        case Gather(tensor) | Sum(tensor):
+            shapes = [list(tensor.shape)]
+        case Scatter(partial_PH, own_RH):
+            shapes = [list(partial_PH.shape), list(own_RH.shape)]
+    return f"{request.collective} of {' to '.join(map(str, shapes))}"
+
+
+def _meet(requests: Sequence[Request]) -> None:
+    """Do what all ask for, on the tensors of each."""
+    _gather([request.all_PH.chunk(len(requests)) for request in requests if isinstance(request, Gather)])
+    _scatter([request for request in requests if isinstance(request, Scatter)])
+    _sum([request.tensor for request in requests if isinstance(request, Sum)])
+
+
+def _gather(blocks_of: Sequence[Sequence[Tensor]]) -> None:
+    for rank, own_blocks in enumerate(blocks_of):
+        for other, blocks in enumerate(blocks_of):
+            if other != rank:
+                own_blocks[other].copy_(blocks[other])
+
+
+def _scatter(requests: Sequence[Scatter]) -> None:
+    for rank, request in enumerate(requests):
+        request.own_RH.copy_(_total([other.partial_PH.chunk(len(requests))[rank] for other in requests]))
+
+
+def _sum(tensors: Sequence[Tensor]) -> None:
+    if tensors:
+        total = _total(tensors)
+        for tensor in tensors:
+            tensor.copy_(total)
+
+
+def _total(addends: Sequence[Tensor]) -> Tensor:
+    """Their sum, in order."""
+    total = addends[0].clone()
+    for addend in addends[1:]:
+        total += addend
+    return total
 
 
 class Fabric:
@@ -66,28 +122,43 @@ class Fabric:
     def __init__(self, program: Program, mesh: Mesh, timeout_seconds: float = 30.0) -> None:
         self.program, self.mesh = program, mesh
         self.timeout_seconds = timeout_seconds
-        self.lines: dict[tuple[int, Channel], _Line] = {
-            (replica, channel): _Line() for replica in range(mesh.dp) for channel in program.channels
-        }
+        places = product(range(mesh.dp), range(mesh.tp), program.channels)
+        self.lines: dict[tuple[int, int, Channel], _Line] = {place: _Line() for place in places}
         self._lock = threading.Lock()
-        self._num_sums: Counter[tuple[tuple[int, ...], int]] = Counter()
-        self._meetings: dict[tuple[tuple[int, ...], int], LocalSum] = {}
+        self._num_meetings: Counter[tuple[tuple[int, ...], int]] = Counter()
+        self._meetings: dict[tuple[tuple[int, ...], int], LocalMeeting] = {}
 
     def transport(self, rank: int) -> LocalTransport:
         """The transport of a global rank."""
         return LocalTransport(self, rank)
 
-    def sum_over(self, ranks: tuple[int, ...], rank: int, tensor: Tensor) -> LocalSum:
-        """Meet the other ranks; once all are there the sum is in every tensor."""
+    def meet(self, ranks: tuple[int, ...], rank: int, request: Request) -> LocalMeeting:
+        """Meet the other ranks; once all are there, each has what it asks for."""
         with self._lock:
-            number = self._num_sums[ranks, rank]
-            self._num_sums[ranks, rank] += 1
-            meeting = self._meetings.setdefault((ranks, number), LocalSum(ranks, self.timeout_seconds))
-            meeting.tensors[rank] = tensor
-            if len(meeting.tensors) == len(ranks):
+            number = self._num_meetings[ranks, rank]
+            self._num_meetings[ranks, rank] += 1
+            meeting = self._meetings.setdefault((ranks, number), LocalMeeting(ranks, self.timeout_seconds))
+            meeting.requests[rank] = request
+            is_complete = len(meeting.requests) == len(ranks)
+            if is_complete:
                 del self._meetings[ranks, number]
-                meeting.finish()
+        if is_complete:
+            meeting.finish()
         return meeting
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShards:
+    """One rank's `penstock.trainer.units.collectives.Shards` of a `Fabric`."""
+
+    fabric: Fabric
+    rank: int
+
+    def start(self, request: Request) -> LocalMeeting:
+        """Begin what is asked for."""
+        mesh = self.fabric.mesh
+        members = mesh.shards(mesh.replica(self.rank), mesh.pipeline_rank(self.rank))
+        return self.fabric.meet(members, self.rank, request)
 
 
 class LocalTransport:
@@ -96,32 +167,39 @@ class LocalTransport:
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self._fabric = fabric
         self._rank = rank
-        self._replica = fabric.mesh.replica(rank)
+        self._replica, self._shard = fabric.mesh.replica(rank), fabric.mesh.shard(rank)
+        self.shards: Shards = LocalShards(fabric, rank) if fabric.mesh.tp > 1 else NO_SHARDS
 
     def post_recv(self, channel: Channel, tensor: Tensor) -> LocalWork:
         """See `penstock.trainer.comm.Transport`."""
         work = LocalWork(channel, tensor, self._fabric.timeout_seconds)
-        self._fabric.lines[self._replica, channel].add(receive=work)
+        self._fabric.lines[self._replica, self._shard, channel].add(receive=work)
         return work
 
     def send(self, channel: Channel, tensor: Tensor) -> LocalWork:
         """See `penstock.trainer.comm.Transport`."""
         work = LocalWork(channel, tensor, self._fabric.timeout_seconds)
-        self._fabric.lines[self._replica, channel].add(send=work)
+        self._fabric.lines[self._replica, self._shard, channel].add(send=work)
         return work
 
-    def all_reduce(self, group: Group, tensor: Tensor) -> LocalSum:
+    def all_reduce(self, group: Group, tensor: Tensor) -> LocalMeeting:
         """See `penstock.trainer.comm.Transport`."""
-        return self._fabric.sum_over(self._members(group), self._rank, tensor)
+        return self._fabric.meet(self._members(group), self._rank, Sum(tensor))
+
+    def sum_copies(self, tensor: Tensor) -> LocalMeeting:
+        """See `penstock.trainer.comm.Transport`."""
+        return self._fabric.meet(self._fabric.mesh.copies(self._rank), self._rank, Sum(tensor))
 
     def _members(self, group: Group) -> tuple[int, ...]:
         mesh = self._fabric.mesh
         if group is Group.NORM:
             return tuple(range(mesh.num_ranks))
         if group is Group.DP:
-            return mesh.peers(mesh.pipeline_rank(self._rank))
+            return mesh.peers(mesh.pipeline_rank(self._rank), self._shard)
+        if group is Group.TP:
+            return mesh.shards(self._replica, mesh.pipeline_rank(self._rank))
         (reduction,) = [reduction for reduction in self._fabric.program.reductions if reduction.group is group]
-        return mesh.ranks(self._replica, reduction.ranks)
+        return mesh.ranks(self._replica, reduction.ranks, self._shard)
 
 
 class _Line:

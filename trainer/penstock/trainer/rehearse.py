@@ -3,6 +3,9 @@
 It shows a plan for many devices on a machine with few: what deadlocks, how messages and waits interlock, what the
 predicted timeline leaves out.
 
+One process stands for all shards of a pipeline rank (`penstock.core.sharding`): their collectives are within the time
+of an action, and for the rest they do the same.
+
 Many ranks share few cores here, which the devices of the plan do not. A rank wakes late, and takes long to start a
 message: 0.1 ms each, on 16 ranks over two cores. If each action waited for its time from where the one before it ended,
 these would add up over the step, to 2 % with actions of 10 ms. So a rank keeps a pace (`Pace`). It is free again at the
@@ -104,7 +107,7 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class PacedTransport:
-    """`penstock.trainer.comm.Transport` of a rank that keeps ``pace``."""
+    """`penstock.trainer.comm.Messages` of a rank that keeps ``pace``, and its reductions."""
 
     transport: Transport
     pace: Pace
@@ -134,12 +137,23 @@ class _Waiting:
         self.rest()
 
 
+class _Met:
+    """A meeting of one."""
+
+    def wait(self) -> None:
+        pass
+
+
+_MET = _Met()
+
+
 class WaitingExecutor:
     """`penstock.trainer.interpreter.Executor` that waits ``durations_ns`` by an action's text, 0 where not named.
 
     It keeps the pace of ``transport``. Messages have the slots' sizes and no meaning, so one piece of memory serves
-    all. A reduction meets the group's ranks over one element. Over replicas it is under way for its time from its
-    start, or from the end of the one before; over ranks of the pipeline, which it waits for, from when all are there.
+    all. A reduction meets the group's ranks over one element; over shards it meets nobody. Over peers it is under way
+    for its time from its start, or from the end of the one before; over ranks of the pipeline, which it waits for, from
+    when all are there.
     """
 
     def __init__(
@@ -173,7 +187,7 @@ class WaitingExecutor:
         clock = self._pace.clock
 
         def start() -> Work:
-            met = self._transport.all_reduce(group, self._one)
+            met = _MET if group is Group.TP else self._transport.all_reduce(group, self._one)
             if not group.is_of_peers:
                 return _Waiting(met, lambda: self._rest(duration_ns))
             end_ns = max(clock(), self._reduced_at_ns.get(group, 0)) + duration_ns

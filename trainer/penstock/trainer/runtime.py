@@ -72,7 +72,7 @@ class Runtime:
         stop_requested: Callable[[], bool] = _never,
         poison: bool = False,
     ) -> None:
-        mesh = Mesh(dp=plan.dp, pp=plan.pp)
+        mesh = Mesh.of(plan)
         self._plan, self._transport = plan, transport
         self._program = program.ranks[mesh.pipeline_rank(rank)]
         self._closing = Closing(
@@ -85,7 +85,9 @@ class Runtime:
             stop_requested=stop_requested,
             device=device,
         )
-        executor = StageExecutor(plan, self._program, stages, self._closing, device=device, poison=poison)
+        executor = StageExecutor(
+            plan, self._program, stages, self._closing, device=device, shards=transport.shards, poison=poison
+        )
         bind = partial(
             Interpreter, rank=rank, transport=transport, cursor=array("q", (0, 0)) if cursor is None else cursor
         )
@@ -93,7 +95,8 @@ class Runtime:
         self._training = bind(enumerate(self._program.instructions), executor=executor)
         self._evaluation = bind(_forward_of_first(self._program), executor=EvaluationExecutor(executor))
         self._sampling = SamplingExecutor(executor)
-        self._chooses = mesh.replica(rank) == 0
+        self._counts = mesh.shard(rank) == 0
+        self._chooses = self._counts and mesh.replica(rank) == 0
         self._bind = bind
 
     def warm_up(self) -> None:
@@ -140,7 +143,7 @@ class Runtime:
     def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
         """The summed loss of any number of sequences, forward only, over the replicas' shares.
 
-        All ranks of a replica give the same sequences. It takes no memory beyond training's: every micro-batch passes
+        All ranks of a replica give the same sequences; of shards, which compute the same losses, the first counts. It takes no memory beyond training's: every micro-batch passes
         through the slots of micro-batch 0, in their own order, with nothing else alive.
         """
         losses_MP = self._executor.losses_MP
@@ -149,7 +152,8 @@ class Runtime:
             share = slice(start, start + self._plan.microbatch)
             self._fill_first(token_ids_NS[share], labels_NS[share])
             self._evaluation.run(step)
-            total_1 += losses_MP[0].sum()
+            if self._counts:
+                total_1 += losses_MP[0].sum()
         self._transport.all_reduce(Group.NORM, total_1).wait()
         return float(total_1.item())
 
@@ -158,7 +162,7 @@ class Runtime:
     ) -> list[int]:
         """``prompt`` continued up to ``length`` tokens, or until ``choose`` gives none; all ranks return the same.
 
-        ``choose`` takes the logits [V] on the rank that holds the head; ``prompt`` is not empty, and ``length`` is at
+        ``choose`` takes the logits [V] on the first rank that holds the head; ``prompt`` is not empty, and ``length`` is at
         most the sequence length. Like `evaluate`, it takes no memory beyond training's. Every token passes through all
         slices up to its own, since the slots of a pass are reused once the pass is over.
         """

@@ -19,7 +19,7 @@ def rehearse_run(run: RunDir, worker: Worker) -> None:
     """Rehearse plan.json at the pace of timeline-predicted.json; rank 0 leaves timeline-rehearsed.json."""
     plan = run.read_plan()
     predicted = Timeline.from_manifest(jsontext.load((run.root / "timeline-predicted.json").read_text()))
-    program, mesh = program_of(plan), Mesh(dp=plan.dp, pp=plan.pp)
+    program, mesh = program_of(plan), Mesh(dp=plan.dp, pp=plan.pp)  # one rank stands for all shards
     own = program.ranks[mesh.pipeline_rank(worker.rank)]
     transport = open_transport(program, mesh, worker.rank, worker.groups)
     worker.status.start(str(instruction.action) for instruction in own.instructions)

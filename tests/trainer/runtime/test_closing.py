@@ -1,0 +1,146 @@
+"""The end of a step over shards: what they share is summed, and everything counts once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.core.plan import Plan
+from penstock.core.schedule import Action, Group, Kind
+from penstock.planner.realise import program_of
+from penstock.trainer.closing import Closing
+from penstock.trainer.comm import Mesh
+from penstock.trainer.local_transport import Fabric
+from tests.support.small_plans import small_plan
+from tests.support.worker_pool import CPU
+
+NUM_SHARDS = 4
+KV_COPIES = 2
+
+
+@dataclass
+class FakeParameters:
+    """What a shard holds of a matrix [8, 3] that is divided by rows, of a norm that all share, and of a key/value
+    head's rows, in the middle of a larger tensor, that two hold.
+    """
+
+    shard: int
+    gradient_flat: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gradient_flat = torch.full((6 + 4 + 12,), 10.0**self.shard, dtype=torch.float64)
+        divided, norm, kv = self.gradient_flat.split([6, 4, 12])
+        self.gradients = {"divided": divided.view(2, 3), "norm": norm, "kv": kv.view(4, 3)}
+
+    @property
+    def shared_gradients(self) -> tuple[Tensor, ...]:
+        return (self.gradients["norm"],)
+
+    @property
+    def copied_gradients(self) -> tuple[Tensor, ...]:
+        kv = self.gradients["kv"]
+        return (kv[1:2], kv[2:4])
+
+    def counted_gradients(self) -> list[tuple[str, Tensor]]:
+        """The first of those that hold the same counts it; the rows of ``kv`` before the copies are its own."""
+        counted = [("divided", self.gradients["divided"]), ("kv", self.gradients["kv"][:1])]
+        counted += [("norm", self.gradients["norm"])] if self.shard == 0 else []
+        return counted + ([("kv", self.gradients["kv"][1:])] if self.shard % KV_COPIES == 0 else [])
+
+
+class Alone(FakeParameters):
+    """It has no other shards."""
+
+    shared_gradients = copied_gradients = ()  # type: ignore[assignment]
+
+
+class NoOptimizer:
+    def step(self, step: int, squared_norm: Tensor) -> None:
+        pass
+
+
+def sharded_plan(dp: int = 1) -> Plan:
+    plan = small_plan(pp=1, dp=dp)
+    return replace(plan, tp=NUM_SHARDS, model=replace(plan.model, kv_heads=NUM_SHARDS // KV_COPIES))
+
+
+def closed(plan: Plan, groups: tuple[Group, ...]) -> tuple[list[FakeParameters], list[Closing]]:
+    """Every rank after its reductions, with a loss of 5 on each."""
+    mesh = Mesh.of(plan)
+    fabric = Fabric(program_of(plan), mesh, 10.0)
+    parameters = [FakeParameters(mesh.shard(rank)) for rank in range(mesh.num_ranks)]
+    closings = [
+        Closing(
+            plan,
+            mesh,
+            rank,
+            parameters={0: parameters[rank]},  # type: ignore[dict-item]
+            optimizers={0: NoOptimizer()},
+            transport=fabric.transport(rank),
+            stop_requested=lambda rank=rank: rank == 3,  # type: ignore[misc]
+            device=CPU,
+        )
+        for rank in range(mesh.num_ranks)
+    ]
+
+    def run(closing: Closing) -> None:
+        for group in groups:
+            action = Action(Kind.START_REDUCE, 0, group=group)
+            closing.reduction(action, torch.full((1, 1), 5.0, dtype=torch.float64))().wait()
+        closing.step()
+
+    threads = [threading.Thread(target=run, args=(closing,)) for closing in closings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return parameters, closings
+
+
+def test_shards_sum_what_they_share_and_nothing_else() -> None:
+    parameters, _ = closed(sharded_plan(), (Group.TP, Group.NORM))
+    for shard, own in enumerate(parameters):
+        assert own.gradients["norm"].tolist() == [1111.0] * 4
+        assert own.gradients["divided"].unique().tolist() == [10.0**shard]
+        kv = own.gradients["kv"]
+        assert kv[0].tolist() == [10.0**shard] * 3
+        assert kv[1:].unique().tolist() == [11.0 if shard < KV_COPIES else 1100.0]
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_every_element_and_every_loss_counts_once(dp: int) -> None:
+    groups = (Group.TP, Group.DP, Group.NORM) if dp > 1 else (Group.TP, Group.NORM)
+    _, closings = closed(sharded_plan(dp), groups)
+    shards = [10.0**shard for shard in range(NUM_SHARDS)]
+    squares = sum((6 + 3) * (dp * value) ** 2 for value in shards) + 4 * (dp * 1111.0) ** 2
+    squares += 9 * (dp * 11.0) ** 2 + 9 * (dp * 1100.0) ** 2
+    for closing in closings:
+        totals = closing.totals
+        assert totals.gradient_norm == pytest.approx(squares**0.5, rel=1e-12)
+        assert totals.loss_sum == 5.0 * dp
+        assert totals.stop
+        assert len(totals.peak_bytes) == dp * NUM_SHARDS
+        assert min(totals.peak_bytes) > 0
+
+
+def test_a_stage_that_shares_nothing_meets_nobody() -> None:
+    """With no other shard in sight, its reduction over tp is over at once."""
+    plan = small_plan(pp=1)
+    fabric = Fabric(program_of(plan), Mesh.of(plan), 0.05)
+    own = Alone(0)
+    closing = Closing(
+        plan,
+        Mesh.of(plan),
+        0,
+        parameters={0: own},  # type: ignore[dict-item]
+        optimizers={0: NoOptimizer()},
+        transport=fabric.transport(0),
+        stop_requested=lambda: False,
+        device=CPU,
+    )
+    closing.reduction(Action(Kind.START_REDUCE, 0, group=Group.TP), torch.zeros(1))().wait()
+    assert own.gradient_flat.unique().tolist() == [1.0]
