@@ -21,6 +21,13 @@ from tests.support.strategies import Case, cases
 from tests.support.stream_threads import is_stuck_somewhere, most_kernels, sharded
 
 ONE_MESSAGE = "0F0,0B0\n1F0,1B0\n"
+SMALL = (
+    ONE_MESSAGE,
+    "0F0,0I0,0W0\n1F0,1I0,1W0\n",
+    "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n",
+    "0F0,2F0,2B0,0B0\n1F0,1B0\n",
+)
+MOST_STATES = 60_000
 LAUNCHES = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.POST_RECV_F, Kind.POST_RECV_B})
 
 
@@ -80,9 +87,7 @@ def test_two_launches_swapped_are_refused_with_the_grid() -> None:
 
 
 @pytest.mark.parametrize("late_receives", [False, True])
-@pytest.mark.parametrize(
-    "text", [ONE_MESSAGE, "0F0,0I0,0W0\n1F0,1I0,1W0\n", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "0F0,2F0,2B0,0B0\n1F0,1B0\n"]
-)
+@pytest.mark.parametrize("text", SMALL)
 def test_collectives_of_shards_leave_the_places_as_they_are(text: str, late_receives: bool) -> None:
     """Two shards of every rank meet in every action: the number of other kernels is that of one shard in the worst
     order, and with so many places, and one for the meetings, no order gets stuck.
@@ -92,9 +97,6 @@ def test_collectives_of_shards_leave_the_places_as_they_are(text: str, late_rece
     alone = numbers(lowered(text, receive_ahead=1, late_receives=late_receives))
     assert most_kernels(both, limit=MOST_STATES, num_shards=2) == tuple(number for number in alone for _ in range(2))
     assert not is_stuck_somewhere(both, max(alone), limit=MOST_STATES, num_shards=2)
-
-
-MOST_STATES = 60_000
 
 
 def swaps(program: Program) -> Iterator[Program]:

@@ -64,8 +64,8 @@ def train_rank(me: PoolRank, plan: Plan, program: Program) -> RankResult:
 def train(plan: Plan, program: Program, rank: int, transport: Transport) -> RankResult:
     """One training step and one evaluation of the same sequences; slots are poisoned when freed."""
     mesh = Mesh.of(plan)
-    own = program.ranks[mesh.pipeline_rank(rank)]
-    stages = build_stages(plan, own, shard=mesh.shard(rank), device=CPU, seed=SEED)
+    of_rank, shard = program.ranks[mesh.pipeline_rank(rank)], mesh.shard(rank)
+    stages = build_stages(plan, of_rank, shard=shard, device=CPU, seed=SEED)
     keepers = {number: GradientKeeper(stage.parameters) for number, stage in stages.items()}
     runtime = Runtime(
         plan, program, rank, stages=stages, optimizers=keepers, transport=transport, device=CPU, poison=True

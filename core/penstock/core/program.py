@@ -113,7 +113,7 @@ class RankProgram(Manifest):
 
 @dataclass(frozen=True, slots=True)
 class Reduction(Manifest):
-    """A group that sums over ranks, and the ranks of the replica that belong to it (dp and tp: each joins its peers)."""
+    """A group that sums over ranks, and the ranks of the pipeline that belong to it (dp, tp: each joins its peers)."""
 
     group: Group
     ranks: tuple[int, ...]

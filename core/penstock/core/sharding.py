@@ -146,9 +146,13 @@ class Collective(enum.StrEnum):
 def exchange_bytes(collective: Collective, num_bytes: int, tp: int) -> int:
     """Bytes that a shard on the host needs besides the tensors for a collective of ``num_bytes`` on each of ``tp``.
 
-    Each of the others sends it the addend of its own block (`penstock.trainer.shards`). They are kept for the next one.
+    Each of the others sends it the addend of its own block, of a sum of two all of it (`penstock.trainer.shards`). This
+    memory is kept for the next one.
     """
-    return 0 if collective is Collective.GATHER else (tp - 1) * -(-num_bytes // tp)
+    if collective is Collective.GATHER:
+        return 0
+    num_blocks = 1 if collective is Collective.SUM and tp == 2 else tp
+    return (tp - 1) * -(-num_bytes // num_blocks)
 
 
 def unit_collectives(unit: UnitKind, kind: Kind, sharding: Sharding) -> tuple[Collective, ...]:

@@ -138,7 +138,7 @@ def test_sums_of_few_elements(worker_pool: WorkerPool) -> None:
 def memory_taken(me: PoolRank, mesh: Mesh) -> list[int]:
     """Bytes that requests left behind, one kind after the other; the second round takes no more."""
     taken = []
-    partial, own = torch.ones(8, 32), torch.empty(2, 32)
+    partial, own = torch.ones(8, 32), torch.empty(8 // mesh.tp, 32)
     for request in (Gather(partial), Scatter(partial, own), Sum(partial)):
         shards = HostShards(me.groups[shard_group(mesh, me.rank)])
         for _ in range(3):
@@ -148,12 +148,13 @@ def memory_taken(me: PoolRank, mesh: Mesh) -> list[int]:
 
 
 @POOLED
-def test_temporaries_are_those_that_the_planner_counts(worker_pool: WorkerPool) -> None:
-    mesh = Mesh(dp=1, tp=4, pp=1)
+@pytest.mark.parametrize(("tp", "rows"), [(2, [0, 4, 8]), (4, [0, 3 * 2, 3 * 2])])
+def test_temporaries_are_those_that_the_planner_counts(worker_pool: WorkerPool, tp: int, rows: list[int]) -> None:
+    mesh = Mesh(dp=1, tp=tp, pp=1)
     worker_pool.open(program_of(small_plan(pp=1)), mesh)
-    counted = [exchange_bytes(collective, 8 * 32 * 4, 4) for collective in Collective]
-    assert counted == [0, 3 * 2 * 32 * 4, 3 * 2 * 32 * 4]
-    assert worker_pool.run(memory_taken, mesh, num_ranks=4) == [counted] * 4
+    counted = [exchange_bytes(collective, 8 * 32 * 4, tp) for collective in Collective]
+    assert counted == [number * 32 * 4 for number in rows]
+    assert worker_pool.run(memory_taken, mesh, num_ranks=tp) == [counted] * tp
 
 
 def test_temporaries_grow_and_are_used_again() -> None:

@@ -58,8 +58,8 @@ NAMES = list(PLANS)
 
 
 def joined_gradients(plan: Plan, kept: Sequence[dict[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Whole gradients of the first replica from those of every global rank, by stage and name; shards that hold the same
-    agree in every bit.
+    """Whole gradients of the first replica from those of every global rank, by stage and name; shards that hold the
+    same agree in every bit.
     """
     mesh, program, model = Mesh.of(plan), program_of(plan), plan.model
     found: dict[str, Tensor] = {}
@@ -166,5 +166,3 @@ def test_shards_continue_a_text_as_one_rank_does() -> None:
     for sequence_parallel in (False, True):
         found = continued(sharded(plan, 2, sequence_parallel=sequence_parallel))
         assert found == [alone] * 4
-
-

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -63,9 +64,9 @@ class _Packed:
     """``views`` of gradients, summed as one tensor in ``memory``, which other sums use before and after."""
 
     def __init__(self, views: Sequence[Tensor], memory: Tensor) -> None:
-        sizes = [view.numel() for view in views]
-        self._flat = memory[: sum(sizes)]
-        parts = self._flat.split(sizes) if sizes else ()
+        stops = list(accumulate(view.numel() for view in views))
+        self._flat = memory[: stops[-1] if stops else 0]
+        parts = [self._flat[stop - view.numel() : stop] for view, stop in zip(views, stops, strict=True)]
         self._pairs = [(view, part.view(view.shape)) for view, part in zip(views, parts, strict=True)]
         self._work: Work | None = None
 

@@ -143,8 +143,9 @@ class Runtime:
     def evaluate(self, step: int, token_ids_NS: Tensor, labels_NS: Tensor) -> float:
         """The summed loss of any number of sequences, forward only, over the replicas' shares.
 
-        All ranks of a replica give the same sequences; of shards, which compute the same losses, the first counts. It takes no memory beyond training's: every micro-batch passes
-        through the slots of micro-batch 0, in their own order, with nothing else alive.
+        All ranks of a replica give the same sequences; of a rank's shards the first counts its losses. It takes no
+        memory beyond training's: every micro-batch passes through the slots of micro-batch 0, in their own order, with
+        nothing else alive.
         """
         losses_MP = self._executor.losses_MP
         total_1 = losses_MP.new_zeros(1)
@@ -162,9 +163,9 @@ class Runtime:
     ) -> list[int]:
         """``prompt`` continued up to ``length`` tokens, or until ``choose`` gives none; all ranks return the same.
 
-        ``choose`` takes the logits [V] on the first rank that holds the head; ``prompt`` is not empty, and ``length`` is at
-        most the sequence length. Like `evaluate`, it takes no memory beyond training's. Every token passes through all
-        slices up to its own, since the slots of a pass are reused once the pass is over.
+        ``choose`` takes the logits [V] on the first rank that holds the head; ``prompt`` is not empty, and ``length``
+        is at most the sequence length. Like `evaluate`, it takes no memory beyond training's. Every token passes
+        through all slices up to its own, since the slots of a pass are reused once the pass is over.
         """
         ids = list(prompt)[:length]
         ends = list(accumulate(self._plan.slices))

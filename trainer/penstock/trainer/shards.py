@@ -1,16 +1,31 @@
 """Collectives in the middle of an action, over the process group of a pipeline rank's shards.
 
 On CUDA they are NCCL's. On the host they are pairwise: gloo's own all-gather and reduce-scatter go round a ring, whose
-latencies add up, and shards of one host are few and all reach each other.
+latencies add up, while shards are few and all reach each other.
 
 - Gather: each shard sends its block to every other one, and receives theirs where they belong.
 - Scatter: each sends every other one that one's block, and adds those that it receives in the order of shards. They
   stand in temporaries, which are kept for the next time (`penstock.core.sharding.exchange_bytes`).
-- Sum: the elements are divided into a block per shard. A Scatter in place, then a Gather of the sums.
+- Sum: the elements are divided into a block per shard. A Scatter in place, then a Gather of the sums. Two shards send
+  each other all of their elements instead: as many bytes, in one round.
 
 So a result depends neither on who came first nor, for Gather and Sum, on the shard that asks. All shards start the same
 requests in the same order and messages of a pair are first-in first-out, so each meets its like, and any number may be
 under way.
+
+Microseconds, from `benchmarks/shard_collectives.py` on two cores that other work shared:
+
+                          2 shards                        4 shards
+                     64 KiB  1 MiB  4 MiB  16 MiB    64 KiB  1 MiB  4 MiB  16 MiB
+    gather  pairwise    136    354  1,325   5,866       822  1,054  3,306  11,056
+            gloo        187    458  1,722   8,197     1,228  1,939  4,311  15,087
+    scatter pairwise    200    468  1,710   7,419       998  1,507  3,773  13,003
+            gloo        280    976  3,742  19,795     1,947  3,623  8,160  34,187
+    sum     pairwise    197    651  2,724  13,019     1,810  4,241  6,135  28,811
+            gloo        246    648  2,920  12,119     1,766  2,655  7,107  31,279
+
+Of sums neither way is always the faster; the pairwise one adds in the order of shards, as a Scatter does, and needs no
+memory that is not counted.
 """
 
 from __future__ import annotations
@@ -24,9 +39,13 @@ from torch import Tensor
 
 from penstock.trainer.units.collectives import Gather, Request, Scatter, Shards, Sum, Work
 
+# Later torch calls them by the first name and warns of the second.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 def shards_of(group: dist.ProcessGroup, device: torch.device) -> Shards:
-    """This process's access to the other shards, which are the members of ``group`` in their order."""
+    """Access to the other shards of this process's rank: the members of ``group``, in their order."""
     return NcclShards(group) if device.type == "cuda" else HostShards(group)
 
 
@@ -42,9 +61,9 @@ class NcclShards:
         match request:
             case Gather(all_PH):
                 own_RH = all_PH.chunk(self._num_shards)[self._shard]
-                work = dist.all_gather_into_tensor(all_PH, own_RH, group=self._group, async_op=True)
+                work = _all_gather(all_PH, own_RH, group=self._group, async_op=True)
             case Scatter(partial_PH, own_RH):
-                work = dist.reduce_scatter_tensor(own_RH, partial_PH, group=self._group, async_op=True)
+                work = _reduce_scatter(own_RH, partial_PH, group=self._group, async_op=True)
             case Sum(tensor):
                 work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return under_way(work)
@@ -68,13 +87,15 @@ class HostShards:
             case Scatter(partial_PH, own_RH):
                 return self._scatter(partial_PH.chunk(self._num_shards), own_RH)
             case Sum(tensor):
+                if self._num_shards == 2:
+                    return self._scatter((tensor, tensor), tensor)
                 blocks = tensor.view(-1).tensor_split(self._num_shards)
                 scattered = self._scatter(blocks, blocks[self._shard])
                 return InTurn(scattered, lambda: _All(self._gather(blocks)))
 
     def _gather(self, blocks: Sequence[Tensor]) -> list[Work]:
         """Exchange this shard's block for all others."""
-        return self._exchange({shard: blocks[self._shard] for shard in self._others}, dict(enumerate(blocks)))
+        return self._exchange(dict.fromkeys(self._others, blocks[self._shard]), dict(enumerate(blocks)))
 
     def _scatter(self, partials: Sequence[Tensor], own: Tensor) -> _Scattering:
         """Exchange others' blocks of this shard's addend for theirs of its own block."""

@@ -59,8 +59,8 @@ def add_reductions(
     groups = [reduction.group for reduction in reductions if rank in reduction.ranks]
     tied = [stage for stage in own if stage in (0, len(stage_ranks) - 1)] if Group.TIE in groups else []
     untied = [stage for stage in own if stage not in tied]
-    peers = [group for group in groups if group.is_of_peers]
-    chains = {**dict.fromkeys(tied, [Group.TIE, *peers]), **dict.fromkeys(untied, peers)}
+    peers = tuple(group for group in groups if group.is_of_peers)
+    chains = {**dict.fromkeys(tied, (Group.TIE, *peers)), **dict.fromkeys(untied, peers)}
     places = {} if late else dict(_complete(drafts))
     early = sorted(places, key=lambda stage: places[stage])
     row: list[Draft] = []

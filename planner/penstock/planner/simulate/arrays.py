@@ -266,9 +266,7 @@ def _settings(linked: Linked, costs: Costs, receive_ahead: int) -> Ints:
     return np.array(constants, dtype=np.int64)
 
 
-def _close(
-    ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[int, int]
-) -> StepTimes:
+def _close(ranks: Ints, trace: Ints, costs: Costs, ends: Reductions, started: Mapping[int, int]) -> StepTimes:
     """The end of the step: the rank's reductions, of which some ``started`` before, then its optimizer."""
     finish, busy, bubble = (ranks[:, column].copy() for column in (kernel.FINISH, kernel.BUSY, kernel.BUBBLE))
     communication = finish - busy - bubble - ends.paused_ns(started)

@@ -79,10 +79,10 @@ class Costs:
     host compute (in between, linear in their number). ``transfer_ns`` [direction, stage, slice] is latency plus bytes
     over bandwidth of the message that the stage sends, if nothing else goes by its cards, and ``card_ppm`` [sender's or
     receiver's, direction, stage] the part of each card that it takes then, in millionths. ``reduce_ns`` gives, per
-    group, every rank's time in one reduction, for groups of peers (dp, tp) every stage's; ``optimizer_ns`` every rank's time in STEP.
-    ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many units again, its
-    fixed overhead apart; none where no R is for a part. ``is_blocking``: ranks compute nothing while they send or
-    receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
+    group, every rank's time in one reduction, for groups of peers (dp, tp) every stage's; ``optimizer_ns`` every rank's
+    time in STEP. ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many
+    units again, its fixed overhead apart; none where no R is for a part. ``is_blocking``: ranks compute nothing while
+    they send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
     (`penstock.planner.simulate.arrays`).
     """
 

@@ -47,10 +47,10 @@ Ints = npt.NDArray[np.int64]
 
 MILLION = 1_000_000
 
-# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the time
-# that its rank waits after it for a reduction over shards, the row of `cells` of the stage whose other reductions start
-# then (-1: none do); then, where a trace is wanted, when WAIT_RECV began and ended, compute began and ended, WAIT_SEND
-# ended and the message's transfer began and ended (-1: never).
+# Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the
+# wait of its rank for a reduction over shards where the next starts, the row of `cells` of the stage whose reduction
+# starts after that (-1: none does); then, where a trace is wanted, when WAIT_RECV began and ended, compute began and
+# ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
 WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 5)
 REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(COMPLETES + 1, COMPLETES + 8)
 
