@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.fitness import OLDEST_SECONDS, model_digest, stale, subject, unfit
+from penstock.core.fitness import OLDEST_SECONDS, model_digest, stale, subject, tp_degrees_to_measure, unfit
 from penstock.core.layout import Precision
-from penstock.core.profile import MachineKey
+from penstock.core.profile import MachineKey, Profile
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine, profile_for
 
 SPEC = job(sequence_length=16, global_batch=2, ranks=2)
@@ -36,6 +36,64 @@ def test_a_profile_of_the_job_s_model_serves() -> None:
 )
 def test_another_does_not_and_says_why(changes: dict[str, Any], reason: str) -> None:
     assert reason in (unfit(dataclasses.replace(FITTING, **changes), SPEC, MODEL) or "")
+
+
+OF_SHARDS = tuple(dataclasses.replace(each, tp=2) for each in FITTING.units)
+
+
+def with_shards(**changes: Any) -> Profile:
+    """As it fits, and at tp 2 as well."""
+    return dataclasses.replace(FITTING, **{"units": (*FITTING.units, *OF_SHARDS), **changes})
+
+
+@pytest.mark.parametrize("measured", [FITTING, with_shards()])
+@pytest.mark.parametrize("pinned", [{}, {"tp": 1}])
+def test_what_was_measured_of_shards_serves_those_that_do_not_pin_them(measured: Profile, pinned: Any) -> None:
+    assert unfit(measured, job(**pinned), MODEL) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "pinned", "reason"),
+    [
+        (FITTING, {"tp": 2}, "lacks units at tp 2"),
+        (with_shards(), {"tp": 2}, None),
+        (with_shards(), {"tp": 2, "sequence_parallel": False}, "was measured with sequence parallelism"),
+        (with_shards(), {"sequence_parallel": False}, "was measured with sequence parallelism"),
+        (with_shards(), {"tp": 1, "sequence_parallel": False}, None),
+        (with_shards(sequence_parallel=False), {}, "was measured without sequence parallelism"),
+        (with_shards(sequence_parallel=False), {"sequence_parallel": False}, None),
+        (dataclasses.replace(FITTING, sequence_parallel=False), {}, None),
+        (dataclasses.replace(FITTING, only_tp=1), {}, "was measured at tp 1 alone"),
+        (dataclasses.replace(FITTING, only_tp=1), {"tp": 1}, None),
+        (with_shards(units=OF_SHARDS, only_tp=2), {"tp": 2}, None),
+        (with_shards(units=OF_SHARDS, only_tp=2), {}, "was measured at tp 2 alone"),
+    ],
+)
+def test_shards_serve_where_they_were_measured_alike(measured: Profile, pinned: Any, reason: str | None) -> None:
+    assert unfit(measured, job(**pinned), MODEL) == reason
+
+
+@pytest.mark.parametrize(
+    ("hosts", "pinned", "degrees"),
+    [
+        ((0,), None, (1,)),
+        ((0, 0), None, (1, 2)),
+        ((0,) * 8, None, (1, 2, 4)),  # four heads
+        ((0, 0, 1, 1), None, (1, 2)),
+        ((0, 1, 0, 1), None, (1,)),
+        ((0, 0, 0, 1, 1, 1), None, (1,)),
+        ((0, 0, 0), None, (1,)),
+        ((0, 0, 1, 1), 4, (4,)),
+        ((0, 0), 1, (1,)),
+        ((0, 0, 0), 2, (2,)),
+        ((0, 0), 3, (1,)),
+    ],
+)
+def test_degrees_divide_the_model_and_keep_to_hosts_unless_pinned(
+    hosts: tuple[int, ...], pinned: int | None, degrees: tuple[int, ...]
+) -> None:
+    spec = job(ranks=12, global_batch=12, tp=pinned)
+    assert tp_degrees_to_measure(spec, hosts) == degrees
 
 
 def test_the_number_of_blocks_does_not_matter() -> None:

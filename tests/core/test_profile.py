@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import UserError
 from penstock.core.profile import Profile, UnitRecord
-from tests.support.planning import profile
+from tests.support.planning import profile, units_at
 
 BEFORE = {
     "unit": "mlp",
@@ -35,6 +35,16 @@ def test_both_spreads_survive() -> None:
     record = dataclasses.replace(UnitRecord.from_manifest(BEFORE), together_spread=0.2)
     assert UnitRecord.from_manifest(record.to_manifest()) == record
     assert (record.spread, record.together_spread) == (0.1, 0.2)
+
+
+def test_what_was_measured_of_one_device_per_rank_says_nothing_of_shards() -> None:
+    """So one that was measured before there were several keeps its digest."""
+    measured = profile()
+    assert not {"sequenceParallel", "onlyTp"} & measured.to_manifest().keys()
+    assert measured.tp_degrees == (1,)
+    shards = dataclasses.replace(measured, units=(*measured.units, *units_at(2)), sequence_parallel=False, only_tp=2)
+    assert shards.tp_degrees == (1, 2)
+    assert Profile.from_manifest(shards.to_manifest()) == shards
 
 
 def test_a_profile_of_one_machine_names_no_hosts() -> None:

@@ -5,6 +5,8 @@ Of which machine they are is for the caller to compare: only PyTorch knows what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.layout import Precision
@@ -45,6 +47,24 @@ def batches_to_measure(global_batch: int) -> tuple[int, ...]:
     return tuple(b for b in range(1, min(global_batch, LONGEST_BATCH) + 1) if global_batch % b == 0)
 
 
+def tp_degrees_to_measure(spec: JobSpec, hosts: Sequence[int]) -> tuple[int, ...]:
+    """The degrees of tensor parallelism that a plan may have, ascending; ``hosts`` are those of all ranks, in order.
+
+    What is pinned, or else 1 and every other that divides model and ranks so that shards, which are neighbours, share a
+    host.
+    """
+    pinned, model, num_ranks = spec.parallelism.tp, spec.model, len(hosts)
+    if pinned is not None:
+        return (pinned if model.can_be_sharded(pinned) and pinned <= num_ranks else 1,)
+    return tuple(
+        tp
+        for tp in range(1, num_ranks + 1)
+        if num_ranks % tp == 0
+        and model.can_be_sharded(tp)
+        and all(len(set(hosts[first : first + tp])) == 1 for first in range(0, num_ranks, tp))
+    )
+
+
 def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
     """Why ``profile`` does not serve ``spec``, whose model has the digest ``model``; none if it does."""
     if profile.model_digest != model:
@@ -53,10 +73,26 @@ def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
         return f"was measured in {profile.precision.value}, the job trains in {spec.training.precision.value}"
     if profile.num_ranks != spec.resources.ranks:
         return f"was measured with {profile.num_ranks} ranks, the job has {spec.resources.ranks}"
-    if not set(batches_to_measure(spec.training.global_batch)) <= {record.batch for record in profile.units}:
+    least_tp = min(profile.tp_degrees, default=1)
+    batches = {record.batch for record in profile.units if record.tp == least_tp}
+    if not set(batches_to_measure(spec.training.global_batch)) <= batches:
         return "lacks micro-batch sizes that the job may use"
     if not all(link.is_physical for link in profile.links):
         return "has links of a speed that no network has"
+    return _unfit_tp(profile, spec)
+
+
+def _unfit_tp(profile: Profile, spec: JobSpec) -> str | None:
+    """The same for the degrees of tensor parallelism; a profile that lacks one which is not pinned serves without."""
+    pinned, measured = spec.parallelism.tp, profile.tp_degrees
+    if profile.only_tp not in (None, pinned):
+        return f"was measured at tp {profile.only_tp} alone"
+    wanted = tp_degrees_to_measure(spec, profile.hosts or (0,) * profile.num_ranks)
+    if wanted[0] not in measured:
+        return f"lacks units at tp {wanted[0]}"
+    is_other = profile.sequence_parallel is not spec.parallelism.is_sequence_parallel
+    if is_other and any(tp > 1 for tp in measured) and pinned != 1:
+        return f"was measured {'with' if profile.sequence_parallel else 'without'} sequence parallelism"
     return None
 
 

@@ -165,12 +165,14 @@ class ResourcesSpec(Manifest):
 class ParallelismSpec(Manifest):
     """What the user pins of the plan; everything left out is the planner's.
 
-    ``slices`` is a number of slices or their lengths; ``stages`` lists blocks per stage, halves allowed (a half is an
-    attention or an MLP); ``schedule`` names a generator or a CSV file of actions.
+    ``sequenceParallel`` says whether shards divide hidden states by tokens, which they do unless it is false
+    (`penstock.core.sharding`). ``slices`` is a number of slices or their lengths; ``stages`` lists blocks per stage,
+    halves allowed (a half is an attention or an MLP); ``schedule`` names a generator or a CSV file of actions.
     """
 
     dp: int | None = None
     tp: int | None = None
+    sequence_parallel: bool | None = None
     pp: int | None = None
     micro_batch: int | None = None
     slices: int | tuple[int, ...] | None = None
@@ -180,6 +182,11 @@ class ParallelismSpec(Manifest):
 
     def __post_init__(self) -> None:
         require_all(self, self._check_blocks)
+
+    @property
+    def is_sequence_parallel(self) -> bool:
+        """Whether several shards divide hidden states by tokens."""
+        return self.sequence_parallel is not False
 
     def _check_blocks(self) -> None:
         raise_all(

@@ -99,7 +99,11 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     ParallelismSpec: {
         "dp": "replicas of the pipeline",
-        "tp": "tensor parallelism: planned and simulated, not run yet; a measured plan has 1",
+        "tp": "devices that share every layer of a rank: neighbours, on one host unless it is pinned",
+        "sequenceParallel": (
+            "whether these divide hidden states, norms and messages between them by tokens; `false`: each has all of"
+            " them"
+        ),
         "pp": "ranks of one pipeline",
         "microBatch": "sequences in one micro-batch; the last one of a step has what is left",
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",

@@ -232,6 +232,11 @@ class Plan(Manifest):
         return microbatches_text(self.num_microbatches, self.microbatch, self.remainder)
 
     @property
+    def shards_text(self) -> str:
+        """How shards share hidden states, for people, after the mesh; nothing where that is as usual."""
+        return "" if self.sharding.by_tokens or self.tp == 1 else " (not sequence parallel)"
+
+    @property
     def slices_text(self) -> str:
         """Lengths of slices in tokens, for people."""
         own = f"; of the last micro-batch {slices_text(self.remainder_slices)}" if self.remainder else ""

@@ -51,7 +51,8 @@ class UnitRecord(Manifest):
     twentieth; ``samples`` counts the runs alone, and together every rank made as many. ``spread`` is the interquartile
     range over the mean of the runs alone, ``together_spread`` of the others; profiles measured before it was kept lack
     it. ``held_out`` points test the fit and take no part in it. ``host_seconds`` is what launching the pass takes the
-    host, where a device runs it; a pass goes on no faster than its slower side.
+    host, where a device runs it; a pass goes on no faster than its slower side. With ``tp`` shards it is the pass of
+    one of them, its collectives included: alone means that all other ranks than these shards are idle.
     """
 
     unit: UnitKind
@@ -66,6 +67,7 @@ class UnitRecord(Manifest):
     held_out: bool = False
     together_spread: float | None = None
     host_seconds: float | None = None
+    tp: int = 1
 
     def seconds(self, *, together: bool) -> float:
         """What the pass takes, with the other ranks idle or computing."""
@@ -121,7 +123,9 @@ class OptimizerRecord(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransientRecord(Manifest):
-    """Bytes that one unit's F, I or W takes beyond its slots, at a (micro-batch, length, prefix) point."""
+    """Bytes that one of ``tp`` shards of a unit's F, I or W takes beyond its slots, at a (micro-batch, length, prefix)
+    point.
+    """
 
     unit: UnitKind
     kind: Kind
@@ -129,6 +133,7 @@ class TransientRecord(Manifest):
     length: int
     prefix: int
     num_bytes: int
+    tp: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +151,8 @@ class Profile(Manifest):
     ``model_digest`` names the dimensions that costs depend on; ``measured_at`` is seconds since the epoch; ``load`` the
     load average before the measurement; ``method`` says how. ``hosts`` numbers the machine of every rank from 0, by
     first appearance; empty means one machine for all. Ranks slow those of their own machine alone.
+    ``sequence_parallel`` says how shards divided hidden states, and ``only_tp`` which degree of tensor parallelism
+    alone was measured, because the job pinned it; none: all that plans may have.
     """
 
     key: MachineKey
@@ -162,11 +169,18 @@ class Profile(Manifest):
     load: float = 0.0
     method: str = ""
     hosts: tuple[int, ...] = ()
+    sequence_parallel: bool = True
+    only_tp: int | None = None
 
     def __post_init__(self) -> None:
         if self.hosts and len(self.hosts) != self.num_ranks:
             what = f"names the machines of {len(self.hosts)} ranks of {self.num_ranks}"
             raise UserError(what=what, where="hosts", remedy="measure again")
+
+    @property
+    def tp_degrees(self) -> tuple[int, ...]:
+        """The degrees of tensor parallelism at which units were measured, ascending."""
+        return tuple(sorted({record.tp for record in self.units}))
 
     @property
     def warnings(self) -> tuple[str, ...]:

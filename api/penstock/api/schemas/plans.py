@@ -116,6 +116,7 @@ class LayerView(Wire):
     spread: float = Field(description="The interquartile range over the mean.")
     samples: int
     held_out: bool = Field(description="Whether it tests the fit and takes no part in it.")
+    tp: int = Field(description="Shards of the unit, of which this is one's pass.")
 
 
 Matrix = list[list[float | None]]
