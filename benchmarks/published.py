@@ -141,13 +141,13 @@ def p3_cluster(num_nodes: int) -> ClusterSpec:
 
 
 def job(model: ModelSpec, length: int, batch: int, ranks: int, memory: int, **pinned: Any) -> JobSpec:
-    """A job with what it pins."""
+    """A job with what it pins. Neither paper's trainer divides hidden states by tokens."""
     return JobSpec(
         model=model,
         data=DataSpec(source="", sequence_length=length),
         training=TrainingSpec(global_batch=batch, steps=1, precision=Precision.BF16),
         resources=ResourcesSpec(device=Device.CPU, ranks=ranks, memory_per_rank=memory),
-        parallelism=ParallelismSpec(**pinned),
+        parallelism=ParallelismSpec(sequence_parallel=False, **pinned),
     )
 
 

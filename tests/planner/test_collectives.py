@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.sharding import Collective
 from penstock.planner.collectives import GroupTopology, Link
 from tests.planner.test_cost import described
 from tests.support.planning import BETWEEN, INSIDE
@@ -42,6 +43,20 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(sizes: tuple[int, .
     group = topology(*sizes)
     parts = group.reduce_scatter_seconds(num_bytes) + group.all_gather_seconds(num_bytes)
     assert group.all_reduce_seconds(num_bytes) == pytest.approx(float(parts))
+
+
+@given(GROUPS, BYTES, st.lists(st.sampled_from(Collective), max_size=4))
+def test_one_after_the_other_takes_the_sum_of_all(
+    sizes: tuple[int, ...], num_bytes: int, collectives: list[Collective]
+) -> None:
+    group = topology(*sizes)
+    alone = {
+        Collective.SUM: group.all_reduce_seconds,
+        Collective.SCATTER: group.reduce_scatter_seconds,
+        Collective.GATHER: group.all_gather_seconds,
+    }
+    expected = sum(float(alone[each](num_bytes)) for each in collectives)
+    assert group.seconds(collectives, num_bytes) == pytest.approx(expected)
 
 
 @given(GROUPS, BYTES)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.cluster import LinkSpec, SoftwareSpec
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
-from penstock.core.model import UnitKind
+from penstock.core.model import ModelSpec, UnitKind
 from penstock.core.schedule import Kind
+from penstock.core.sharding import Collective, Sharding, unit_collectives
 from penstock.planner.cost import DescribedCost
 from penstock.planner.work import Work
 from tests.support.planning import BETWEEN, DEVICE, INSIDE, TINY_GPT2, TINY_LLAMA, cluster, slow_link
@@ -20,8 +22,11 @@ from tests.support.planning import BETWEEN, DEVICE, INSIDE, TINY_GPT2, TINY_LLAM
 PASSES = (Kind.F, Kind.I, Kind.W)
 
 
-def described(tp: int = 1, **changes: object) -> DescribedCost:
-    return DescribedCost(model=TINY_LLAMA, cluster=cluster(**changes), precision=Precision.FP32, tp=tp)  # type: ignore[arg-type]
+def described(
+    tp: int = 1, *, sequence_parallel: bool = True, model: ModelSpec = TINY_LLAMA, **changes: object
+) -> DescribedCost:
+    sharding = Sharding(tp, sequence_parallel)
+    return DescribedCost(model=model, cluster=cluster(**changes), precision=Precision.FP32, sharding=sharding)  # type: ignore[arg-type]
 
 
 def traffic(tokens: int, width: int) -> float:
@@ -64,11 +69,21 @@ def test_the_ends_do_their_work_once() -> None:
 
 
 def test_tensor_parallelism_divides_the_work_and_adds_a_ring() -> None:
-    one, two = described(), described(tp=2)
+    one, two = described(), described(tp=2, sequence_parallel=False)
     work = one.unit_seconds(UnitKind.MLP, Kind.F, Work.of(1, 16, 0)) - traffic(16, 6)
     ring = 2 * INSIDE.latency_seconds + 2 * (1 / 2) * 16 * TINY_LLAMA.hidden * 4 / INSIDE.bytes_per_second
     assert two.unit_seconds(UnitKind.MLP, Kind.F, Work.of(1, 16, 0)) == pytest.approx(work / 2 + traffic(16, 6) + ring)
     assert two.unit_seconds(UnitKind.MLP, Kind.W, Work.of(1, 16, 0)) == pytest.approx(work / 2 + traffic(16, 6))
+
+
+def test_sequence_parallelism_divides_hidden_states_and_gathers_for_weights_as_well() -> None:
+    """Of 15 tokens each of two devices has 8, one of them padded."""
+    one, two = described(), described(tp=2)
+    work, tokens = one.unit_seconds(UnitKind.MLP, Kind.F, Work.of(1, 15, 0)) - traffic(15, 6), Work.of(1, 15, 0)
+    half_ring = INSIDE.latency_seconds + (1 / 2) * 16 * TINY_LLAMA.hidden * 4 / INSIDE.bytes_per_second
+    for kind, count in ((Kind.F, 2), (Kind.I, 2), (Kind.W, 1)):
+        expected = work / 2 + traffic(8, 6) + count * half_ring
+        assert two.unit_seconds(UnitKind.MLP, kind, tokens) == pytest.approx(expected)
 
 
 GROUPED = dataclasses.replace(TINY_LLAMA, kv_heads=2)
@@ -78,18 +93,90 @@ def test_devices_that_share_a_key_value_head_each_project_it() -> None:
     """Of four heads of width 8 and two key/value heads a device has one of each."""
     width, h = 8, GROUPED.hidden
     flops = 2 * 16 * h * (3 * width) + 2 * 16 * width * h
-    four = DescribedCost(model=GROUPED, cluster=cluster(devices_per_node=4), precision=Precision.FP32, tp=4)
+    four = described(tp=4, sequence_parallel=False, model=GROUPED, devices_per_node=4)
     found = four.unit_seconds(UnitKind.ATTENTION, Kind.W, Work.of(1, 16, 0))
     assert found == pytest.approx(flops / (0.5 * DEVICE.peak_flops) + traffic(16, 6))
 
 
-def sum_seconds(tokens: int = 16, **changes: object) -> float:
-    """What a tensor-parallel sum over four devices adds to an MLP's F."""
-    four, one = described(tp=4, **changes), described(**changes)  # type: ignore[arg-type]  # a test's own fields
+def sum_seconds(tokens: int = 16, *, sequence_parallel: bool = False, **changes: object) -> float:
+    """What the sum over four devices adds to an MLP's F, or the scatter and the gather in its place."""
+    four = described(tp=4, sequence_parallel=sequence_parallel, **changes)  # type: ignore[arg-type]  # a test's own fields
+    one = described(**changes)  # type: ignore[arg-type]
     work = Work.of(1, tokens, 0)
-    rest = traffic(tokens, 6)
-    alone = one.unit_seconds(UnitKind.MLP, Kind.F, work) - rest
+    alone = one.unit_seconds(UnitKind.MLP, Kind.F, work) - traffic(tokens, 6)
+    rest = traffic(four.sharding.rows(tokens), 6)
     return float(four.unit_seconds(UnitKind.MLP, Kind.F, work) - alone / 4 - rest)
+
+
+@pytest.mark.parametrize("changes", [{}, {"devices_per_node": 4}, {"nics_per_node": 1}, {"nics_per_node": 2}])
+@given(st.integers(1, 64).map(lambda rows: 4 * rows))
+def test_a_scatter_and_a_gather_take_as_long_as_the_sum_that_they_replace(changes: dict[str, int], tokens: int) -> None:
+    together = sum_seconds(tokens, sequence_parallel=True, **changes)
+    assert together == pytest.approx(sum_seconds(tokens, **changes), rel=1e-6)
+
+
+RING_PASSES = {Collective.GATHER: 1, Collective.SCATTER: 1, Collective.SUM: 2}
+
+
+@given(
+    st.sampled_from([TINY_GPT2, TINY_LLAMA]),
+    st.sampled_from([2, 4]),
+    st.booleans(),
+    st.sampled_from(UnitKind),
+    st.sampled_from(PASSES),
+    st.integers(1, 2000),
+)
+def test_a_pass_takes_its_collectives_besides_what_a_shard_computes(
+    model: ModelSpec, tp: int, sequence_parallel: bool, unit: UnitKind, kind: Kind, tokens: int
+) -> None:
+    """Against the same device with a network that takes no time; the head's F adds a small gather for each chunk."""
+    nothing = LinkSpec(latency_seconds=0.0, bytes_per_second=1e30)
+    shape = {"tp": tp, "sequence_parallel": sequence_parallel, "model": model, "devices_per_node": 4}
+    with_ring, without = described(**shape), described(**shape, intra_node=nothing)  # type: ignore[arg-type]
+    work = Work.of(1, tokens, 0)
+    taken = float(with_ring.unit_seconds(unit, kind, work) - without.unit_seconds(unit, kind, work))
+    sharding = Sharding(tp, sequence_parallel)
+    passes = sum(RING_PASSES[each] for each in unit_collectives(unit, kind, sharding))
+    num_bytes = sharding.padded_rows(tokens) * model.hidden * 4
+    expected = passes * (tp - 1) * (INSIDE.latency_seconds + num_bytes / tp / INSIDE.bytes_per_second)
+    if unit is UnitKind.HEAD and kind is Kind.F:
+        chunks = -(-tokens // HEAD_CHUNK_TOKENS)
+        expected += (tp - 1) * (chunks * INSIDE.latency_seconds + 3 * tokens * 4 / INSIDE.bytes_per_second)
+    assert taken == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_a_head_in_three_passes_has_the_collectives_of_one() -> None:
+    """W gathers its input once more, as Megatron-LM's does."""
+    tokens, latency = 16, INSIDE.latency_seconds
+    ring = latency + tokens * TINY_LLAMA.hidden * 4 / 2 / INSIDE.bytes_per_second
+    statistics = latency + 3 * tokens * 4 / INSIDE.bytes_per_second
+    nothing = LinkSpec(latency_seconds=0.0, bytes_per_second=1e30)
+    split = SoftwareSpec(head_in_forward=False)
+    for sequence_parallel, rings in ((True, (1, 1, 1)), (False, (0, 2, 0))):
+        shape = {"tp": 2, "sequence_parallel": sequence_parallel, "software": split}
+        with_ring, without = described(**shape), described(**shape, intra_node=nothing)  # type: ignore[arg-type]
+        for kind, count in zip(PASSES, rings, strict=True):
+            work = Work.of(1, tokens, 0)
+            taken = with_ring.unit_seconds(UnitKind.HEAD, kind, work) - without.unit_seconds(UnitKind.HEAD, kind, work)
+            assert float(taken) == pytest.approx(count * ring + (kind is Kind.F) * statistics, rel=1e-6)
+
+
+@given(
+    st.sampled_from([2, 4]),
+    st.booleans(),
+    st.sampled_from(UnitKind),
+    st.sampled_from(PASSES),
+    st.integers(1, 2000),
+    st.floats(1.0, 8.0),
+)
+def test_a_faster_network_never_takes_longer(
+    tp: int, sequence_parallel: bool, unit: UnitKind, kind: Kind, tokens: int, factor: float
+) -> None:
+    faster = dataclasses.replace(INSIDE, bytes_per_second=factor * INSIDE.bytes_per_second)
+    shape = {"tp": tp, "sequence_parallel": sequence_parallel, "devices_per_node": 4}
+    usual, quick = described(**shape), described(**shape, intra_node=faster)  # type: ignore[arg-type]
+    work = Work.of(1, tokens, 0)
+    assert quick.unit_seconds(unit, kind, work) <= usual.unit_seconds(unit, kind, work) + 1e-15
 
 
 def test_tensor_parallelism_over_nodes_is_as_slow_as_the_link_between_them() -> None:
@@ -143,11 +230,30 @@ def test_the_optimizer_moves_every_state_once() -> None:
 
 
 def test_only_the_head_needs_room_beyond_its_slots() -> None:
-    cost = described(tp=2)
+    cost = described(tp=2, sequence_parallel=False)
     assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 2, 8, 0) == 16 * 64 * 8 // 2
     assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 8, 1024, 0) == HEAD_CHUNK_TOKENS * 64 * 8 // 2
     assert cost.transient_bytes(UnitKind.MLP, Kind.F, 2, 8, 0) == 0
     assert cost.slowdown(UnitKind.MLP, Kind.F) == 1.0
+
+
+def test_gathered_hidden_states_and_scattered_addends_need_room() -> None:
+    """15 tokens are 16 rows of 32 floats; I finds ``dy`` gathered in its slot."""
+    cost, gathered = described(tp=2), 16 * 32 * 4
+    for unit in (UnitKind.ATTENTION, UnitKind.MLP):
+        assert [cost.transient_bytes(unit, kind, 3, 5, 0) // gathered for kind in PASSES] == [1, 1, 1]
+    assert [cost.transient_bytes(UnitKind.EMBEDDING, kind, 3, 5, 0) // gathered for kind in PASSES] == [1, 0, 0]
+    assert cost.transient_bytes(UnitKind.HEAD, Kind.F, 3, 5, 0) == 2 * gathered + 15 * 64 * 8 // 2
+
+
+def test_a_shard_has_the_larger_part_of_a_vocabulary_that_does_not_divide() -> None:
+    odd = dataclasses.replace(TINY_LLAMA, vocab=63)
+    even, uneven = described(tp=2), described(tp=2, model=odd)
+    work = Work.of(1, 16, 0)
+    assert uneven.unit_seconds(UnitKind.HEAD, Kind.F, work) == even.unit_seconds(UnitKind.HEAD, Kind.F, work)
+    assert uneven.transient_bytes(UnitKind.HEAD, Kind.F, 1, 16, 0) == even.transient_bytes(
+        UnitKind.HEAD, Kind.F, 1, 16, 0
+    )
 
 
 @given(

@@ -35,7 +35,9 @@ def reasons(about: Problem, found: Result, chosen: Evaluation, place: int = 1) -
 def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     found = result()
     best = found.best
-    label, parts, slices, memory, time_limit, memory_limit, pinned, effort, floor = reasons(asked(), found, best)
+    told = reasons(asked(), found, best)
+    label, parts, slices, *shards, memory, time_limit, memory_limit, pinned, effort, floor = told
+    assert len(shards) == (best.candidate.mesh.tp > 1)
     assert label.startswith(best.candidate.label)
     assert re.search(r" per step, [\d,]+ tokens/s per device, MFU [\d.]+ %$", label)
     means = [float(share) for share in re.findall(r"[a-z] ([\d.]+) %", parts)]
@@ -47,6 +49,32 @@ def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
     assert format_bytes(max(best.peak_bytes)) in memory
     assert f"{found.num_judged} candidates of {found.num_outlines} outlines" in effort
     assert re.search(r"is below .*; this one is [\d.]+ % above$", floor)
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "sentence", "pinned"),
+    [
+        (None, "2 devices share each rank's units, and between these hidden states by tokens", "tp 2"),
+        (
+            False,
+            "2 devices share each rank's units; each has whole hidden states: sequenceParallel is false",
+            "tp 2, sequenceParallel false",
+        ),
+    ],
+)
+def test_reasons_say_how_devices_share_units(sequence_parallel: bool | None, sentence: str, pinned: str) -> None:
+    plan = decide(problem(ranks=4, tp=2, sequence_parallel=sequence_parallel), WIDE).plan
+    assert sentence in plan.reasons
+    assert f"pinned: {pinned}" in plan.reasons
+    assert plan.sequence_parallel is (sequence_parallel is None)
+    assert plan.shards_text == ("" if plan.sequence_parallel else " (not sequence parallel)")
+
+
+def test_one_device_per_rank_is_planned_the_same_whatever_shards_would_do() -> None:
+    usual, other = (decide(problem(ranks=4, tp=1, sequence_parallel=each), WIDE).plan for each in (None, False))
+    assert replace(other, reasons=usual.reasons, prediction=usual.prediction) == usual
+    assert "sequenceParallel" not in other.to_manifest()
+    assert other.shards_text == ""
 
 
 def test_the_next_best_are_of_other_kinds_and_told_by_how_much() -> None:
@@ -101,14 +129,14 @@ def test_one_is_called_one(num_microbatches: int, num_slices: int, label: str) -
 
 
 def test_what_was_rejected_says_what_it_lacks() -> None:
-    found = result(memory=600_000)
-    told = alternatives(asked(600_000), found, found.best)
+    found = result(memory=400_000)
+    told = alternatives(asked(400_000), found, found.best)
     rejected = [each for each in told if each.reason.startswith("needs")]
-    too_large = [each for each in found.too_large if max(each.peak_bytes) > 600_000]
+    too_large = [each for each in found.too_large if max(each.peak_bytes) > 400_000]
     assert len(rejected) == min(len(too_large), MOST_REJECTED)
     for each in rejected:
         assert each.peak_bytes is not None
-        assert each.peak_bytes > 600_000
+        assert each.peak_bytes > 400_000
     lacking = [each for each in told if each.reason.startswith("no stages fit")]
     assert len(lacking) == min(len({each.candidate.label for each in found.shortages}), MOST_REJECTED)
     assert len(lacking) == len({each.label for each in lacking})
@@ -186,8 +214,8 @@ def test_the_explanation_says_the_same_as_data() -> None:
 
 
 def test_memory_is_called_a_limit_only_where_a_faster_plan_needs_more() -> None:
-    found = result(memory=600_000)
-    about = asked(600_000)
+    found = result(memory=400_000)
+    about = asked(400_000)
     faster = [each for each in found.too_large if each.step_ns < found.best.step_ns]
     told = explained(about, found, found.best).explanation.limits[-1]
     assert told.startswith("memory is a limit: ") == bool(faster)

@@ -15,6 +15,7 @@ from penstock.core.devices import device_kind, device_kinds
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind, step_flops
 from penstock.core.schedule import Kind
+from penstock.core.sharding import Sharding
 from penstock.planner.cost import DescribedCost
 from penstock.planner.kernels import KernelTimes, has_work
 from penstock.planner.work import Work
@@ -55,11 +56,20 @@ NO_LAUNCH = SoftwareSpec(launch_seconds=0.0)
 
 
 def times(
-    model: ModelSpec = GPT, device: DeviceSpec = FREE_MEMORY, software: SoftwareSpec = NO_LAUNCH, tp: int = 1
+    model: ModelSpec = GPT,
+    device: DeviceSpec = FREE_MEMORY,
+    software: SoftwareSpec = NO_LAUNCH,
+    tp: int = 1,
+    sequence_parallel: bool = True,
 ) -> KernelTimes:
     assert device.kernels is not None
     return KernelTimes(
-        model=model, device=device, kernels=device.kernels, software=software, precision=Precision.BF16, tp=tp
+        model=model,
+        device=device,
+        kernels=device.kernels,
+        software=software,
+        precision=Precision.BF16,
+        sharding=Sharding(tp, sequence_parallel),
     )
 
 
@@ -135,6 +145,38 @@ def test_more_tensor_parallelism_never_takes_longer_on_a_device_nor_saves_more_t
         seconds = [float(times(model, device, software, tp).unit_seconds(unit, kind, work)) for tp in (1, 2, 4, 8)]
         for narrow, wide in itertools.pairwise(seconds):
             assert wide <= narrow + 1e-12 <= 2 * wide + 2e-12
+
+
+@given(MODELS, KINDS, STACKS, st.sampled_from([2, 4, 8]), st.integers(1, 4), st.integers(1, 4096))
+def test_hidden_states_by_tokens_never_take_longer(
+    model: ModelSpec, device: DeviceSpec, software: SoftwareSpec, tp: int, batch: int, length: int
+) -> None:
+    work = Work.of(batch, length, 0)
+    for unit, kind in itertools.product(UnitKind, PASSES):
+        own, whole = (times(model, device, software, tp, each).unit_seconds(unit, kind, work) for each in (True, False))
+        assert own <= whole
+
+
+@pytest.mark.parametrize(
+    ("unit", "kind", "width"),
+    [
+        (UnitKind.MLP, Kind.F, 2 + 3),  # norm, residual
+        (UnitKind.ATTENTION, Kind.I, 4 + 2),  # norm with residual, gradients of the norm
+        (UnitKind.MLP, Kind.W, 1),  # bias
+        (UnitKind.HEAD, Kind.F, 2 + 5),  # norm and its gradients
+        (UnitKind.EMBEDDING, Kind.F, 0),
+    ],
+)
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_only_hidden_states_are_divided_by_tokens(unit: UnitKind, kind: Kind, width: int, tp: int) -> None:
+    """Where streams take all of the time, a shard has its part of 96 tokens' hidden states, and else the same."""
+    streams = dataclasses.replace(FREE_MEMORY, peak_flops=1e30, memory_bandwidth=1e9)
+    work = Work.of(1, 96, 0)
+    own, whole = (
+        float(times(device=streams, tp=tp, sequence_parallel=each).unit_seconds(unit, kind, work))
+        for each in (True, False)
+    )
+    assert whole - own == pytest.approx((1 - 1 / tp) * 96 * width * GPT.hidden * 2 / 1e9, rel=1e-6, abs=1e-12)
 
 
 @given(MODELS, KINDS, STACKS, st.integers(1, 4), st.integers(1, 4096))

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.cluster import AttentionKernel, GradientType, SoftwareSpec
-from penstock.core.layout import Precision, SlotKind, copied_parameters, stage_parameters, stage_slot_bytes
+from penstock.core.layout import Precision, SlotKind, parameters, stage_parameters, stage_slot_bytes
 from penstock.core.model import Family, ModelSpec
+from penstock.core.sharding import Sharding
 from penstock.planner.memory import StageMemory, state_bytes_per_parameter
 
 MODELS = (
     ModelSpec(family=Family.LLAMA, layers=3, hidden=32, heads=4, kv_heads=2, vocab=101),
-    ModelSpec(family=Family.GPT2, layers=2, hidden=24, heads=2, vocab=50, positions=64),
+    ModelSpec(family=Family.GPT2, layers=2, hidden=24, heads=4, vocab=50, positions=64),
 )
+SHARDINGS = [Sharding(tp, by_tokens) for tp in (1, 2, 4) for by_tokens in (True, False)]
 
 
 @given(
@@ -24,35 +26,68 @@ MODELS = (
     st.sampled_from(Precision),
     st.integers(1, 3),
     st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.sampled_from(SHARDINGS),
     st.data(),
 )
 def test_stages_have_the_layouts_bytes(
-    model: ModelSpec, precision: Precision, batch: int, tokens: list[int], data: st.DataObject
+    model: ModelSpec, precision: Precision, batch: int, tokens: list[int], sharding: Sharding, data: st.DataObject
 ) -> None:
     cuts = data.draw(st.sets(st.integers(1, model.num_units - 1)))
     stages = tuple(itertools.pairwise((0, *sorted(cuts), model.num_units)))
-    memory = StageMemory(model=model, precision=precision, stages=stages, batch=batch)
-    assert memory.num_parameters.tolist() == [stage_parameters(model, *stage) for stage in stages]
+    memory = StageMemory(model=model, precision=precision, stages=stages, batch=batch, sharding=sharding)
+    assert memory.num_parameters.tolist() == [stage_parameters(model, *stage, sharding.tp) for stage in stages]
     for slot in SlotKind:
         assert memory.slot_bytes(slot, tokens).tolist() == [
-            [stage_slot_bytes(model, precision, *stage, slot, batch, count) for count in tokens] for stage in stages
+            [stage_slot_bytes(model, precision, *stage, slot, batch, count, sharding) for count in tokens]
+            for stage in stages
         ]
 
 
-@given(st.sampled_from(MODELS), st.sampled_from([2, 4]))
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("model", MODELS)
 def test_tensor_parallelism_divides_what_it_splits(model: ModelSpec, tp: int) -> None:
-    whole = StageMemory(model=model, precision=Precision.BF16, stages=((1, 5),), batch=1)
-    shared = StageMemory(model=model, precision=Precision.BF16, stages=((1, 5),), batch=1, tp=tp)
-    copies = 2 * copied_parameters(model, tp)  # of two attentions
-    assert shared.num_parameters == whole.num_parameters + copies
-    assert shared.state_bytes == (whole.state_bytes + 18 * copies) // tp
-    assert shared.gradient_bytes == (whole.gradient_bytes + 4 * copies) // tp
-    for slot in (SlotKind.KEYS_VALUES, SlotKind.LINEAR_INPUTS, SlotKind.OUTPUT_GRADIENTS):
-        alone, split = int(whole.slot_bytes(slot, [64])[0, 0]), int(shared.slot_bytes(slot, [64])[0, 0])
-        assert alone // tp <= split < alone
-        if slot is SlotKind.KEYS_VALUES:
-            assert split == alone // min(tp, model.kv_heads)
-    assert shared.slot_bytes(SlotKind.INPUT, [64]) == whole.slot_bytes(SlotKind.INPUT, [64])
+    """Keys and values by their heads, of which more shards than that hold copies; hidden states only by tokens."""
+    whole, by_tokens, replicated = (
+        StageMemory(model=model, precision=Precision.BF16, stages=((1, 5),), batch=1, sharding=sharding)
+        for sharding in (Sharding(), Sharding(tp), Sharding(tp, sequence_parallel=False))
+    )
+    for shared in (by_tokens, replicated):
+        assert whole.num_parameters < tp * shared.num_parameters < tp * whole.num_parameters
+        assert shared.state_bytes == 18 * shared.num_parameters
+        assert shared.gradient_bytes == 4 * shared.num_parameters
+        kv = [int(each.slot_bytes(SlotKind.KEYS_VALUES, [64])[0, 0]) for each in (shared, whole)]
+        assert kv[0] == kv[1] // min(tp, model.kv_heads)
+    alone = int(whole.slot_bytes(SlotKind.INPUT, [64])[0, 0])
+    assert by_tokens.slot_bytes(SlotKind.INPUT, [64]) == alone // tp
+    assert by_tokens.slot_bytes(SlotKind.INPUT, [63]) == alone // tp
+    assert replicated.slot_bytes(SlotKind.INPUT, [64]) == alone
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_shards_sum_is_what_several_of_them_hold(model: ModelSpec, sharding: Sharding) -> None:
+    """Element by element: of a parameter that is not divided every shard holds all, and has only its tokens' gradient
+    where hidden states are divided by tokens; of what is divided some hold the same rows.
+    """
+    stages = tuple((index, index + 1) for index in range(model.num_units))
+    memory = StageMemory(model=model, precision=Precision.FP32, stages=stages, batch=1, sharding=sharding)
+    shared, copied = [], []
+    for unit in model.units:
+        whole = rows = 0
+        for parameter in parameters(model, unit):
+            held = [
+                {row for piece in parameter.pieces(sharding.tp, shard) for row in range(piece.start, piece.stop)}
+                for shard in range(sharding.tp)
+            ]
+            if not parameter.blocks:
+                whole += parameter.num_elements * sharding.by_tokens
+            elif sharding.tp > 1:
+                of_row = parameter.num_elements // parameter.shape[parameter.axis]
+                rows += of_row * len(held[0] & set().union(*held[1:]))
+        shared.append(4 * whole)
+        copied.append(4 * rows)
+    assert memory.shared_gradient_bytes.tolist() == shared
+    assert memory.copied_gradient_bytes.tolist() == copied
 
 
 def test_state_is_eighteen_bytes_in_bf16_and_sixteen_in_fp32() -> None:
@@ -61,25 +96,31 @@ def test_state_is_eighteen_bytes_in_bf16_and_sixteen_in_fp32() -> None:
     assert state_bytes_per_parameter(Precision.BF16, GradientType.BF16) == 16
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
 @pytest.mark.parametrize(("hidden", "heads"), [(4096, 32), (6144, 48)])
-def test_a_layer_of_megatron_keeps_what_korthikanti_counts(hidden: int, heads: int) -> None:
-    """S b h (34 + 5 a s / h) bytes (arXiv 2205.05198, equation 1), norm statistics apart."""
+def test_a_layer_of_megatron_keeps_what_korthikanti_counts(hidden: int, heads: int, tp: int) -> None:
+    """S b h (34 + 5 a s / h) bytes, norm statistics apart, of which shards divide all with sequence parallelism and all
+    but 10 without (arXiv 2205.05198, equations 1, 2 and 4).
+    """
     length, batch = 1024, 2
     model = ModelSpec(family=Family.GPT2, layers=2, hidden=hidden, heads=heads, vocab=128, positions=length)
     megatron = SoftwareSpec(attention=AttentionKernel.UNFUSED, dropout=True)
-    memory = StageMemory(
-        model=model,
-        precision=Precision.BF16,
-        stages=((1, 3),),
-        batch=batch,
-        software=megatron,
-        sequence_length=length,
-    )
-    kept = memory.together_bytes(
-        [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES], [length]
-    )
-    expected = length * batch * hidden * (34 + 5 * heads * length / hidden)
-    assert int(kept[0, 0]) == pytest.approx(expected, rel=2e-3)
+    for by_tokens, replicated in ((True, 0), (False, 10)):
+        memory = StageMemory(
+            model=model,
+            precision=Precision.BF16,
+            stages=((1, 3),),
+            batch=batch,
+            sharding=Sharding(tp, by_tokens),
+            software=megatron,
+            sequence_length=length,
+        )
+        kept = memory.together_bytes(
+            [SlotKind.INPUT, SlotKind.ACTIVATIONS, SlotKind.LINEAR_INPUTS, SlotKind.KEYS_VALUES], [length]
+        )
+        divided = 34 - replicated + 5 * heads * length / hidden
+        expected = length * batch * hidden * (replicated + divided / tp)
+        assert int(kept[0, 0]) == pytest.approx(expected, rel=2e-3)
 
 
 def test_an_allocator_loses_its_share_of_every_slot() -> None:

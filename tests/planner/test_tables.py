@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.core.cluster import SoftwareSpec
 from penstock.core.schedule import Group
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.problem import Mesh
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS
-from penstock.planner.tables import card_table
-from tests.support.planning import TINY_LLAMA, cluster, problem, slow_link
+from penstock.planner.tables import card_table, transfer_table
+from tests.support.planning import BETWEEN, INSIDE, TINY_LLAMA, cluster, problem, slow_link
 
 ALONG = (0, 1, 2)
 PIPELINE = Mesh(dp=1, tp=1, pp=3, microbatch=1, num_microbatches=1)
@@ -59,19 +61,67 @@ def test_a_rank_of_two_stages_has_one_card() -> None:
     assert np.array_equal(card_table(described, pipeline, (0, 1, 1, 0), (0, 1)), np.full((2, 2, 4), MILLION))
 
 
-def test_gradients_of_copied_key_value_heads_are_summed_before_the_norm() -> None:
-    """Over the two devices that hold the same of two heads of width 8, for each of the rank's attentions."""
-    slices, stages = (16,), ((0, 6), (6, 10))
-    mesh = Mesh(dp=1, tp=4, pp=2, microbatch=2, num_microbatches=1)
+TWO_STAGES = ((0, 6), (6, 10))
+"""Of four llama blocks: embedding, three attentions and two MLPs; then an attention, two MLPs and the head."""
 
-    def norm_ns(kv_heads: int) -> tuple[int, ...]:
-        model = dataclasses.replace(TINY_LLAMA, kv_heads=kv_heads)
-        judge = Simulated(problem(cluster(num_nodes=2, devices_per_node=4), model=model, ranks=8))
-        return judge.costs(Candidate(mesh=mesh, stages=stages, slices=slices, schedule="1f1b"), (0, 1)).reduce_ns[
-            Group.NORM
-        ]
 
-    copies = [own - usual for own, usual in zip(norm_ns(2), norm_ns(4), strict=True)]
+def shards_ns(kv_heads: int, tp: int = 4, **pinned: Any) -> tuple[int, ...]:
+    """The sums over shards at the end of a step, on nodes of four devices."""
+    model = dataclasses.replace(TINY_LLAMA, kv_heads=kv_heads)
+    judge = Simulated(problem(cluster(num_nodes=2, devices_per_node=4), model=model, ranks=8, **pinned))
+    mesh = Mesh(dp=1, tp=tp, pp=2, microbatch=2, num_microbatches=1)
+    candidate = Candidate(mesh=mesh, stages=TWO_STAGES, slices=(16,), schedule="1f1b")
+    return judge.costs(candidate, (0, 1)).reduce_ns.get(Group.TP, ())
+
+
+def ring_ns(size: int, num_bytes: int) -> float:
+    return 2 * (size - 1) * (1e-6 + num_bytes / size / 1e9) * 1e9
+
+
+def test_gradients_of_copied_key_value_heads_are_summed_by_those_that_hold_them() -> None:
+    """Over the two devices that hold the same of two heads of width 8, for each of the stage's attentions."""
     num_bytes = 2 * 8 * TINY_LLAMA.hidden * 4
-    expected = [2 * (1e-6 + count * num_bytes / 2 / 1e9) * 1e9 for count in (3, 1)]
-    assert copies == pytest.approx(expected, abs=1)
+    assert shards_ns(4, sequence_parallel=False) == (0, 0)
+    assert shards_ns(2, sequence_parallel=False) == pytest.approx(
+        [ring_ns(2, count * num_bytes) for count in (3, 1)], abs=1
+    )
+
+
+def test_gradients_of_norms_are_summed_over_all_shards_where_each_has_its_own_tokens() -> None:
+    norms = [ring_ns(4, count * TINY_LLAMA.hidden * 4) for count in (5, 4)]
+    copies = [ring_ns(2, count * 2 * 8 * TINY_LLAMA.hidden * 4) for count in (3, 1)]
+    assert shards_ns(4) == pytest.approx(norms, abs=1)
+    assert shards_ns(2) == pytest.approx(np.add(norms, copies), abs=1)
+
+
+def test_one_device_per_rank_sums_over_no_shards() -> None:
+    assert shards_ns(4, tp=1) == ()
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize(
+    ("per_node", "cards", "at_once"), [(4, None, 1), (2, None, 2), (2, 2, 1), (2, 1, 2), (1, None, 1)]
+)
+def test_shards_send_their_rows_and_share_the_cards_of_their_node(
+    per_node: int, cards: int | None, at_once: int, sequence_parallel: bool
+) -> None:
+    """Two stages of two shards; 15 tokens are 8 rows each. Inside a node every device has a card of its own."""
+    shape = {"num_nodes": 8 // per_node, "devices_per_node": per_node, "nics_per_node": cards}
+    found = problem(cluster(**shape), ranks=4, sequence_length=15, sequence_parallel=sequence_parallel)
+    mesh = Mesh(dp=1, tp=2, pp=2, microbatch=1, num_microbatches=1)
+    candidate = Candidate(mesh=mesh, stages=TWO_STAGES, slices=(15,), schedule="1f1b")
+    table = transfer_table(found, candidate, (0, 1), (0, 2))
+    link = INSIDE if per_node == 4 else BETWEEN
+    num_bytes = (8 if sequence_parallel else 15) * TINY_LLAMA.hidden * 4
+    expected = 1e9 * (link.latency_seconds + at_once * num_bytes / link.bytes_per_second)
+    assert table[TO_NEXT, 0, 0] == table[TO_PREVIOUS, 1, 0] == pytest.approx(expected, abs=1)
+
+
+def test_other_stacks_send_a_hidden_state_once_from_all_shards_together() -> None:
+    megatron = cluster(devices_per_node=2, software=SoftwareSpec(dropout=True))
+    found = problem(megatron, ranks=4, sequence_parallel=False)
+    mesh = Mesh(dp=1, tp=2, pp=2, microbatch=1, num_microbatches=1)
+    candidate = Candidate(mesh=mesh, stages=TWO_STAGES, slices=(16,), schedule="1f1b")
+    table = transfer_table(found, candidate, (0, 1), (0, 2))
+    expected = 1e9 * (BETWEEN.latency_seconds + 16 * TINY_LLAMA.hidden * 4 / BETWEEN.bytes_per_second)
+    assert table[TO_NEXT, 0, 0] == pytest.approx(expected, abs=1)

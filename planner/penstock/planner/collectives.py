@@ -9,7 +9,9 @@ comes to all of them at once. Two algorithms compete, as they do in NCCL:
 - *Hierarchical*: reduce-scatter inside each node, a ring over the N nodes for each of the g parts, all-gather inside.
   The cards carry 2 (N - 1) / N of the bytes, in 2 (N - 1) steps of their latency instead of 2 (n - 1).
 
-The faster one counts. A reduce-scatter or an all-gather takes one of the ring's two passes.
+The faster one counts. A reduce-scatter or an all-gather is one of the ring's two passes (Thakur, Rabenseifner and
+Gropp, 2005, sections 4.1 and 4.5): half the bytes and half the steps, so that the two of sequence parallelism take as
+long as the sum that they replace (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
 Example: 1 GB over two nodes of eight A100 (235 GB/s inside, eight cards of 22 GB/s). Hierarchical: 7/8 GB at 235 GB/s
 twice, 7.4 ms, and between the nodes 2 x 1/2 x 1/8 GB at 22 GB/s, 5.7 ms: 13.1 ms. The ring takes 1.875 GB at
@@ -21,11 +23,15 @@ reductions inside switches, and other traffic on the cards at the same time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.core.sharding import Collective
 from penstock.planner.work import Floats
+
+_RING_PASSES = {Collective.GATHER: 1, Collective.SCATTER: 1, Collective.SUM: 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +50,22 @@ class GroupTopology:
     between: Link
     group_sizes: tuple[int, ...]
 
+    def seconds(self, collectives: Iterable[Collective], num_bytes: Floats | float) -> Floats:
+        """Of these one after the other, each of ``num_bytes``: what is summed, or what all have once it is gathered."""
+        passes = sum(_RING_PASSES[each] for each in collectives)
+        return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes)
+
     def all_reduce_seconds(self, num_bytes: Floats | float) -> Floats:
         """Of a sum of ``num_bytes`` per device, which every device gets."""
-        return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes=2)
+        return self.seconds((Collective.SUM,), num_bytes)
 
     def reduce_scatter_seconds(self, num_bytes: Floats | float) -> Floats:
         """Of a sum of ``num_bytes`` per device, of which every device gets its part."""
-        return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes=1)
+        return self.seconds((Collective.SCATTER,), num_bytes)
 
     def all_gather_seconds(self, num_bytes: Floats | float) -> Floats:
         """Of ``num_bytes`` that every device gets, and of which each had its part."""
-        return self._seconds(np.asarray(num_bytes, dtype=np.float64), passes=1)
+        return self.seconds((Collective.GATHER,), num_bytes)
 
     def _seconds(self, num_bytes: Floats, passes: int) -> Floats:
         if sum(self.group_sizes) < 2:

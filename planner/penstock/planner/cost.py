@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from penstock.core.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from penstock.core.layout import HEAD_CHUNK_TOKENS, Precision
-from penstock.core.model import ModelSpec, UnitKind, attention_flops, linear_flops_per_token
+from penstock.core.model import Family, ModelSpec, UnitKind, attention_flops
 from penstock.core.schedule import Kind
+from penstock.core.sharding import WHOLE, Collective, Sharding, unit_collectives
 from penstock.planner.collectives import GroupTopology, Link
 from penstock.planner.cost_table import table_times
 from penstock.planner.kernels import BACKWARD_FLOPS, KernelTimes, has_work
-from penstock.planner.work import Floats, Work
+from penstock.planner.work import Floats, Work, rows_of
 
 Devices = npt.ArrayLike
 
@@ -75,37 +76,40 @@ class UnitTimes(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescribedCost:
-    """Costs of a described cluster: its device's times of units, and tensor-parallel sums inside every unit.
+    """Costs of a described cluster: its device's times of a shard of each unit, and the collectives inside its passes.
 
-    Under tp one all-reduce of a unit's hidden state follows each of its passes F and I (Megatron-LM, arXiv 1909.08053,
-    section 3). Its devices are neighbours, on one node or on whole ones. Where nodes are joined by different links, the
-    slowest of such groups counts, wherever a rank is placed.
+    Those are `penstock.core.sharding.unit_collectives`, and of the head each chunk's gather of what a softmax over all
+    of the vocabulary needs. The devices of a rank are neighbours, on one node or on whole ones. Where nodes are joined
+    by different links, the slowest of such groups counts, wherever a rank is placed.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     precision: Precision
-    tp: int = 1
+    sharding: Sharding = WHOLE
     _links: _Links = field(init=False, repr=False, compare=False)
     _units: UnitTimes = field(init=False, repr=False, compare=False)
+    _groups: tuple[GroupTopology, ...] = field(init=False, repr=False, compare=False)
+    """Of the shards of one rank: all that differ in their links."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_links", _Links.of(self.cluster))
         object.__setattr__(self, "_units", self._unit_times())
+        object.__setattr__(self, "_groups", tuple(map(self._group, self._first_devices())))
 
     def _unit_times(self) -> UnitTimes:
         device, kernels = self.cluster.device, self.cluster.device.kernels
         if self.cluster.costs:
             return table_times(self.cluster.costs)
         if kernels is None:
-            return TokenTimes.of(self.model, device, self.precision, self.tp)
+            return TokenTimes.of(self.model, device, self.precision, self.sharding)
         return KernelTimes(
             model=self.model,
             device=device,
             kernels=kernels,
             software=self.cluster.software,
             precision=self.precision,
-            tp=self.tp,
+            sharding=self.sharding,
         )
 
     @property
@@ -119,55 +123,92 @@ class DescribedCost:
         return self.cluster.device.constant_bytes
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """The device's seconds, and under tp those of the sum that ends the pass; a table's hold it already."""
+        """The device's seconds, and those of the collectives inside the pass; a table's hold them already."""
         seconds = self._units.unit_seconds(unit, kind, work)
-        is_sharded = self.tp > 1 and not self.cluster.costs
-        if is_sharded and kind is not Kind.W and has_work(unit, kind, self.cluster.software):
-            seconds = seconds + self._tensor_parallel_seconds(work.tokens)
+        if self.sharding.tp == 1 or self.cluster.costs:
+            return seconds
+        collectives = self._collectives(unit, kind)
+        if collectives:
+            width = self.model.hidden * self.precision.compute_bytes
+            seconds = seconds + self._collective_seconds(collectives, width * self._padded_rows(work.tokens))
+        if unit is UnitKind.HEAD and kind is Kind.F:
+            seconds = seconds + self._statistics_seconds(work.tokens)
         return seconds
 
-    def _tensor_parallel_seconds(self, tokens: Floats) -> Floats:
-        num_bytes = tokens * self.model.hidden * self.precision.compute_bytes
-        seconds: Floats = np.max([self._group_seconds(first, num_bytes) for first in self._first_devices()], axis=0)
+    def _collectives(self, unit: UnitKind, kind: Kind) -> tuple[Collective, ...]:
+        """`unit_collectives`, with those of a head whose I and W are passes of their own: of its one product, which is
+        divided as a block's first product is.
+        """
+        if unit is not UnitKind.HEAD or self.cluster.software.head_in_forward:
+            return unit_collectives(unit, kind, self.sharding)
+        of_block = unit_collectives(UnitKind.MLP, kind, self.sharding)
+        return {Kind.F: of_block[:-1], Kind.I: of_block[-1:]}.get(kind, of_block)
+
+    def _padded_rows(self, tokens: Floats) -> Floats:
+        """`Sharding.padded_rows`, elementwise."""
+        return rows_of(self.sharding, tokens) * self.sharding.tp if self.sharding.by_tokens else tokens
+
+    def _statistics_seconds(self, tokens: Floats) -> Floats:
+        """The head's gathers of every shard's maximum, sum of exponentials and target, one for each chunk of tokens."""
+        in_chunks = self.cluster.software.head_in_forward
+        chunks = np.ceil(tokens / HEAD_CHUNK_TOKENS) if in_chunks else np.ones(tokens.shape)
+        num_bytes = 3 * self.precision.accumulate_bytes * self.sharding.tp * tokens / chunks
+        return chunks * self._collective_seconds((Collective.GATHER,), num_bytes)
+
+    def _collective_seconds(self, collectives: Sequence[Collective], num_bytes: Floats) -> Floats:
+        seconds: Floats = np.max([group.seconds(collectives, num_bytes) for group in self._groups], axis=0)
         return seconds
 
     def _first_devices(self) -> list[int]:
         """Of tensor-parallel groups that may differ in links: all that have one of their own, and one that has none."""
-        nodes = self.tp // self.cluster.devices_per_node
+        nodes = self.sharding.tp // self.cluster.devices_per_node
         if nodes < 2:
             return [0]
         groups = {each.source // nodes for each in self.cluster.links if each.source // nodes == each.target // nodes}
         usual = (group for group in range(self.cluster.num_nodes // nodes) if group not in groups)
-        return [group * self.tp for group in sorted({*groups, *itertools.islice(usual, 1)})]
+        return [group * self.sharding.tp for group in sorted({*groups, *itertools.islice(usual, 1)})]
 
-    def _group_seconds(self, first: int, num_bytes: Floats) -> Floats:
-        """Of a sum over the ``tp`` devices from ``first`` on; without network cards a ring at its slowest link."""
+    def _group(self, first: int) -> GroupTopology:
+        """The shards from device ``first`` on; without network cards a ring at its slowest link."""
+        tp, per_node = self.sharding.tp, self.cluster.devices_per_node
         if self.cluster.nics_per_node is not None:
-            return self.topology(range(first, first + self.tp)).all_reduce_seconds(num_bytes)
-        nodes = np.unique(np.arange(first, first + self.tp) // self.cluster.devices_per_node)
+            return self.topology(range(first, first + tp))
+        nodes = np.unique(np.arange(first, first + tp) // per_node)
         links = np.stack(self._links.between(nodes, np.roll(nodes, -1))) if len(nodes) > 1 else np.zeros((2, 1))
-        if self.tp > len(nodes):
+        if tp > len(nodes):
             links = np.maximum(links, _link(self.cluster.intra_node)[:, None])
-        latency, per_byte = links.max(axis=1)
-        seconds: Floats = 2 * (self.tp - 1) * (latency + num_bytes / self.tp * per_byte)
-        return seconds
+        latency, per_byte = links.max(axis=1).tolist()
+        slowest = Link(latency=latency, per_byte=per_byte)
+        return GroupTopology(inside=slowest, between=slowest, group_sizes=(tp,))
 
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
         """Devices of a described cluster do not slow each other."""
         return 1.0
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
-        """The head's logits in compute and accumulation type; other units work in place.
+        """The head's logits in compute and accumulation type, and what shards gather and scatter; other units work in
+        place.
 
         A head whose F leaves its backward to I keeps the logits of all tokens.
         """
-        if unit is not UnitKind.HEAD or not has_work(unit, kind, self.cluster.software):
-            return 0
-        width = self.precision.compute_bytes + self.precision.accumulate_bytes
         tokens = batch * length
+        gathered = self._num_gathered(unit, kind) * self.sharding.padded_rows(tokens)
+        num_bytes = gathered * self.model.hidden * self.precision.compute_bytes
+        if unit is not UnitKind.HEAD or not has_work(unit, kind, self.cluster.software):
+            return num_bytes
         if self.cluster.software.head_in_forward:
             tokens = min(tokens, HEAD_CHUNK_TOKENS)
-        return tokens * self.model.vocab * width // self.tp
+        width = self.precision.compute_bytes + self.precision.accumulate_bytes
+        return num_bytes + tokens * self.sharding.vocab(self.model) * width
+
+    def _num_gathered(self, unit: UnitKind, kind: Kind) -> int:
+        """Hidden states of all shards' rows that the pass has at once beyond its slots: what it gathered, and then in
+        its place the addend that it scatters; the head's whole pass has both. ``dy`` is gathered in its slot.
+        """
+        if not self.sharding.by_tokens or (unit, kind) == (UnitKind.EMBEDDING, Kind.I):
+            return 0
+        is_whole_head = unit is UnitKind.HEAD and self.cluster.software.head_in_forward
+        return min(len(self._collectives(unit, kind)), 2 if is_whole_head else 1)
 
     def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
         """The link between the devices' nodes, an override if there is one."""
@@ -211,22 +252,22 @@ class TokenTimes:
     """Times by the efficiency of token counts, where a device's kernels are not described.
 
     A unit's time is its matrices' FLOPs at the efficiency of its token count, its attention FLOPs at the best
-    efficiency, and its activations' traffic at memory bandwidth.
+    efficiency, and the traffic of its hidden states, of which a shard has its rows, at memory bandwidth.
     """
 
     model: ModelSpec
     device: DeviceSpec
     precision: Precision
-    tp: int
+    sharding: Sharding
     curve: Floats
     """[log2 of tokens or share, points]."""
 
     @classmethod
-    def of(cls, model: ModelSpec, device: DeviceSpec, precision: Precision, tp: int) -> TokenTimes:
+    def of(cls, model: ModelSpec, device: DeviceSpec, precision: Precision, sharding: Sharding) -> TokenTimes:
         """With the device's curve."""
         tokens, shares = zip(*device.efficiency, strict=True)
         curve = np.array([np.log2(tokens), shares])
-        return cls(model=model, device=device, precision=precision, tp=tp, curve=curve)
+        return cls(model=model, device=device, precision=precision, sharding=sharding, curve=curve)
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """The head's F holds its whole backward, so its I and W are free, as the embedding's I."""
@@ -235,24 +276,31 @@ class TokenTimes:
         if not passes:
             return np.zeros(tokens.shape)
         peak = self.device.peak_flops
-        linear = passes * tokens * self._linear_flops(unit) / self.tp
+        linear = passes * tokens * self._linear_flops(unit)
         efficiency = np.interp(np.log2(np.maximum(tokens, 1)), *self.curve)
         seconds = linear / (peak * efficiency) + self._memory_seconds(unit, tokens)
         if unit is UnitKind.ATTENTION and kind is not Kind.W:
-            flops = attention_flops(self.model, 1) * work.pairs * (BACKWARD_FLOPS if kind is Kind.I else 1.0) / self.tp
+            flops = attention_flops(self.model, 1) * work.pairs * (BACKWARD_FLOPS if kind is Kind.I else 1.0)
+            flops = flops / self.sharding.tp
             seconds = seconds + flops / (peak * self.device.efficiency[-1][1])
         return seconds
 
     def _linear_flops(self, unit: UnitKind) -> int:
-        """Of one token's products forward, on all tensor-parallel devices: 2 per weight, copies of weights included."""
-        flops = linear_flops_per_token(self.model, unit)
-        if unit is UnitKind.ATTENTION:
-            flops += 2 * (self.model.kv_copies(self.tp) - 1) * 2 * self.model.kv_hidden * self.model.hidden
-        return flops
+        """Of one token's products forward on one shard: 2 per weight."""
+        spec, sharding = self.model, self.sharding
+        widths = {
+            UnitKind.ATTENTION: 2 * (sharding.hidden(spec) + sharding.kv_hidden(spec)),
+            UnitKind.MLP: sharding.ffn_hidden(spec) * (3 if spec.family is Family.LLAMA else 2),
+            UnitKind.HEAD: sharding.vocab(spec),
+        }
+        return 2 * spec.hidden * widths.get(unit, 0)
 
     def _memory_seconds(self, unit: UnitKind, tokens: Floats) -> Floats:
-        width = self.model.hidden * (1 if unit is UnitKind.EMBEDDING else 6)
-        return tokens * width * self.precision.compute_bytes / self.device.memory_bandwidth
+        """An embedding looks up all tokens on every shard."""
+        width = self.model.hidden * self.precision.compute_bytes
+        traffic = tokens * width if unit is UnitKind.EMBEDDING else 6 * rows_of(self.sharding, tokens) * width
+        seconds: Floats = traffic / self.device.memory_bandwidth
+        return seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

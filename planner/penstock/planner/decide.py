@@ -299,7 +299,7 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         precision=problem.precision,
         dp=mesh.dp,
         tp=mesh.tp,
-        sequence_parallel=problem.sequence_parallel,
+        sequence_parallel=problem.sequence_parallel or mesh.tp == 1,
         pp=mesh.pp,
         microbatch=mesh.microbatch,
         num_microbatches=mesh.num_microbatches,

@@ -39,6 +39,7 @@ def explained(problem: Problem, result: Result, chosen: Evaluation, place: int =
         _step(problem, chosen),
         _parts(chosen),
         _slices(problem, chosen),
+        *_shards(problem, chosen),
         _memory(problem, chosen),
         *_unused(problem, result, chosen),
         *limits,
@@ -114,7 +115,9 @@ def pins(problem: Problem) -> tuple[str, ...]:
     """What the job's ``parallelism`` pins, as people write it."""
     told = []
     for name, value in problem.pinned.to_manifest().items():
-        if isinstance(value, Mapping):
+        if isinstance(value, bool):
+            value = str(value).lower()
+        elif isinstance(value, Mapping):
             value = "imported" if value.get("generator") == CSV else value.get("generator", "imported")
         elif isinstance(value, list):
             value = "/".join(f"{each:g}" for each in value)
@@ -157,6 +160,16 @@ def _slices(problem: Problem, chosen: Evaluation) -> str:
     if stages == 1:
         return "sequences are not sliced: a single stage waits for no other"
     return "sequences are not sliced: no plan with slices that was simulated is better"
+
+
+def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
+    """How the devices of a rank share its units, where there are several."""
+    tp = chosen.candidate.mesh.tp
+    if tp == 1:
+        return ()
+    if problem.sequence_parallel:
+        return (f"{tp} devices share each rank's units, and between these hidden states by tokens",)
+    return (f"{tp} devices share each rank's units; each has whole hidden states: sequenceParallel is false",)
 
 
 def _effort(result: Result, place: int) -> str:

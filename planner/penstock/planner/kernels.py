@@ -24,6 +24,10 @@ The model. Three kinds of kernel make up every pass of a unit:
 
 A pass takes at least as long as the host needs to launch its kernels.
 
+Under tensor parallelism a shard's products, its attention and what lies between them have its part of the width or of
+the heads. Norms, residuals and dropout of hidden states are the same on all shards, or with sequence parallelism those
+of the shard's rows (`penstock.core.sharding`).
+
 Example: up projection of GPT-3 6.7B (n = 16384, k = 4096) on an A100 (share 0.755 of 312e12, edge 66, depth 55). 6,144
 tokens: 824.6 GFLOP become 848.1, 3.60 ms or 229 TFLOP/s. 64 tokens: compute 75 us and memory 79 us make 97 us, and with
 the kernel itself 103 us, 84 TFLOP/s.
@@ -52,7 +56,8 @@ from penstock.core.cluster import AttentionKernel, DeviceSpec, Fusion, GradientT
 from penstock.core.layout import Precision
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.schedule import Kind
-from penstock.planner.work import Floats, Work
+from penstock.core.sharding import WHOLE, Sharding
+from penstock.planner.work import Floats, Work, rows_of
 
 BACKWARD_FLOPS = 2.5
 """Of fused attention, as a multiple of its forward."""
@@ -67,14 +72,14 @@ Without fused kernels subtraction, exponentials and the one-hot difference are p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTimes:
-    """Seconds of a model's units on one kind of device, under a software stack and tensor parallelism ``tp``."""
+    """Seconds of one shard of a model's units on one kind of device, under a software stack."""
 
     model: ModelSpec
     device: DeviceSpec
     kernels: KernelSpec
     software: SoftwareSpec
     precision: Precision
-    tp: int = 1
+    sharding: Sharding = WHOLE
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """Seconds of one unit's F, I or W, without collectives."""
@@ -102,20 +107,19 @@ class KernelTimes:
 
     def _matrices(self, unit: UnitKind) -> tuple[tuple[int, int], tuple[int, int]]:
         """(columns, depth) of the unit's rising and falling product on one device."""
-        spec = self.model
+        spec, sharding = self.model, self.sharding
         if unit is UnitKind.ATTENTION:
-            return (self._qkv_width, spec.hidden), (spec.hidden, spec.hidden // self.tp)
-        rising = spec.ffn_hidden * (2 if spec.family is Family.LLAMA else 1) // self.tp
-        return (rising, spec.hidden), (spec.hidden, spec.ffn_hidden // self.tp)
+            return (self._qkv_width, spec.hidden), (spec.hidden, sharding.hidden(spec))
+        width = sharding.ffn_hidden(spec)
+        return (width * (2 if spec.family is Family.LLAMA else 1), spec.hidden), (spec.hidden, width)
 
     @property
     def _qkv_width(self) -> int:
-        kv_heads = max(self.model.kv_heads // self.tp, 1)
-        return self.model.hidden // self.tp + 2 * kv_heads * self.model.head_dim
+        return self.sharding.hidden(self.model) + 2 * self.sharding.kv_hidden(self.model)
 
     def _add_forward(self, total: _Pass, unit: UnitKind) -> None:
         hidden, (rising, falling) = self.model.hidden, self._matrices(unit)
-        total.rows(2 * hidden)
+        total.hidden_rows(2 * hidden)
         total.product(*rising)
         if unit is UnitKind.ATTENTION:
             total.stream(2 * self._qkv_width, kernels=3)  # queries, keys and values go to their places
@@ -123,17 +127,17 @@ class KernelTimes:
             total.stream(rising[0] + falling[1])
         total.product(*falling)
         if self.software.fusion is Fusion.NONE:
-            total.stream(2 * hidden)
+            total.hidden_stream(2 * hidden)
             if self.software.dropout:
-                total.stream(2 * hidden, hidden * MASK_BYTES)
-            total.stream(3 * hidden)
+                total.hidden_stream(2 * hidden, hidden * MASK_BYTES)
+            total.hidden_stream(3 * hidden)
         else:
-            total.stream(3 * hidden, hidden * MASK_BYTES if self.software.dropout else 0)
+            total.hidden_stream(3 * hidden, hidden * MASK_BYTES if self.software.dropout else 0)
 
     def _add_input_gradient(self, total: _Pass, unit: UnitKind) -> None:
         hidden, (rising, falling) = self.model.hidden, self._matrices(unit)
         if self.software.dropout:
-            total.stream(2 * hidden, hidden * MASK_BYTES)
+            total.hidden_stream(2 * hidden, hidden * MASK_BYTES)
         total.product(*reversed(falling))
         if unit is UnitKind.ATTENTION:
             total.stream(2 * self._qkv_width, kernels=3)
@@ -141,44 +145,48 @@ class KernelTimes:
             total.stream(2 * rising[0] + falling[1])
         total.product(*reversed(rising))
         if self.software.fusion is Fusion.EPILOGUE:
-            total.rows(4 * hidden)
+            total.hidden_rows(4 * hidden)
         else:
-            total.rows(3 * hidden)
-            total.stream(3 * hidden)
-        total.rows(2 * hidden)  # gradients of the norm's own parameters
+            total.hidden_rows(3 * hidden)
+            total.hidden_stream(3 * hidden)
+        total.hidden_rows(2 * hidden)  # gradients of the norm's own parameters
 
     def _add_weight_gradient(self, total: _Pass, unit: UnitKind) -> None:
-        for columns, depth in self._matrices(unit):
-            total.gradient_product(columns, depth)
-            if self.model.family is Family.GPT2:
-                total.stream(columns)
+        rising, falling = self._matrices(unit)
+        has_biases = self.model.family is Family.GPT2
+        total.gradient_product(*rising)
+        if has_biases:
+            total.stream(rising[0])
+        total.gradient_product(*falling)
+        if has_biases:
+            total.hidden_stream(falling[0])
 
     def _add_embedding(self, total: _Pass, kind: Kind) -> None:
         hidden = self.model.hidden
         if kind is Kind.F:
             total.stream(3 * hidden)
             if self.software.dropout:
-                total.stream(2 * hidden, hidden * MASK_BYTES)
+                total.hidden_stream(2 * hidden, hidden * MASK_BYTES)
         else:
             total.stream(hidden, 2 * hidden * self._gradient_bytes)
 
     def _add_head(self, total: _Pass, kind: Kind) -> None:
-        hidden, vocab, is_whole = self.model.hidden, self.model.vocab // self.tp, self.software.head_in_forward
+        hidden, vocab, is_whole = self.model.hidden, self.sharding.vocab(self.model), self.software.head_in_forward
         loss = PLAIN_LOSS_BYTES if self.software.fusion is Fusion.NONE else FUSED_LOSS_BYTES
         if kind is Kind.F:
-            total.rows(2 * hidden)
+            total.hidden_rows(2 * hidden)
             total.product(vocab, hidden)
             total.rows(0, loss * vocab / 2, kernels=3)
         if kind is (Kind.F if is_whole else Kind.I):
             total.rows(0, loss * vocab / 2, kernels=3)
             total.product(hidden, vocab)
-            total.rows(5 * hidden)
+            total.hidden_rows(5 * hidden)
         if kind is (Kind.F if is_whole else Kind.W):
             total.gradient_product(vocab, hidden)
 
     def _add_attention(self, total: _Pass, kind: Kind, work: Work) -> None:
         """Scores, softmax and weighted sum, forward or backward."""
-        heads, head_dim = max(self.model.heads // self.tp, 1), self.model.head_dim
+        heads, head_dim = self.sharding.heads(self.model), self.model.head_dim
         if self.software.attention is AttentionKernel.FLASH:
             total.fused_attention(work, heads, head_dim, backward=kind is Kind.I)
             return
@@ -227,7 +235,7 @@ class _Pass:
     def __init__(self, times: KernelTimes, tokens: Floats) -> None:
         self.seconds: Floats = np.zeros(tokens.shape)
         self.launches = 0
-        self._times, self._tokens = times, tokens
+        self._times, self._tokens, self._own_rows = times, tokens, rows_of(times.sharding, tokens)
         self._kernels = times.kernels
         self._width = times.precision.compute_bytes
         self._rate = times.kernels.product_share * times.device.peak_flops
@@ -280,6 +288,14 @@ class _Pass:
     def rows(self, elements: float, other_bytes: float = 0, *, kernels: int = 1) -> None:
         """The same by kernels that reduce rows."""
         self._move(self._tokens * (elements * self._width + other_bytes), self._row_bandwidth, kernels)
+
+    def hidden_stream(self, elements: float, other_bytes: float = 0) -> None:
+        """Like `stream`, of hidden states, of which a shard has its rows."""
+        self._move(self._own_rows * (elements * self._width + other_bytes), self._stream_bandwidth)
+
+    def hidden_rows(self, elements: float) -> None:
+        """The same by kernels that reduce rows."""
+        self._move(self._own_rows * (elements * self._width), self._row_bandwidth)
 
     def whole_stream(self, elements: Floats, other_bytes: Floats | int = 0, *, kernels: int = 1) -> None:
         """``elements`` and ``other_bytes`` in all, read or written once."""

@@ -22,11 +22,13 @@ from penstock.core.layout import (
     Precision,
     SlotKind,
     aligned,
+    parameters,
+    shared_parameters,
     stage_slot_buffers,
     unit_buffers,
     unit_parameters,
 )
-from penstock.core.model import ModelSpec, UnitKind
+from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
@@ -82,6 +84,20 @@ class StageMemory:
         """[stages]: what data parallelism sums."""
         return self.num_parameters * gradient_bytes(self.precision, self.software.gradient_type)
 
+    @property
+    def shared_gradient_bytes(self) -> Integers:
+        """[stages]: what all shards sum at a step's end: of parameters that each holds, for its own tokens."""
+        return self._summed_bytes(0)
+
+    @property
+    def copied_gradient_bytes(self) -> Integers:
+        """[stages]: what the shards that hold the same key/value heads sum, each for its own queries."""
+        return self._summed_bytes(1)
+
+    def _summed_bytes(self, place: int) -> Integers:
+        elements: Integers = unit_counts(self.model, self.stages) @ _summed_parameters(self.model, self.sharding)[place]
+        return elements * gradient_bytes(self.precision, self.software.gradient_type)
+
     def slot_bytes(self, slot: SlotKind, tokens: Sequence[int]) -> Integers:
         """[stages, len(tokens)]: bytes of one slot; ``tokens`` of slices, or of sequences for ``kv`` and ``dkv``."""
         one = _UnitMemory(self.model, self.precision, self.batch, self.sharding, self.software, self.sequence_length)
@@ -105,6 +121,23 @@ class StageMemory:
 def _unit_parameters(model: ModelSpec, tp: int) -> Integers:
     """[unit kinds]: elements of one unit on the largest of ``tp`` shards."""
     return np.array([unit_parameters(model, kind, tp) for kind in UNIT_KINDS], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=64)
+def _summed_parameters(model: ModelSpec, sharding: Sharding) -> Integers:
+    """[all shards or those with the same heads, unit kinds]: elements of one unit whose gradients they sum."""
+    found = np.zeros((2, len(UNIT_KINDS)), dtype=np.int64)
+    for column, kind in enumerate(UNIT_KINDS):
+        unit = Unit(index=0, kind=kind)
+        shared = shared_parameters(model, unit, sharding)
+        for parameter in parameters(model, unit):
+            if parameter.name not in shared:
+                continue
+            copied = [block for block in parameter.blocks if block.copies(sharding.tp) > 1]
+            rows = sum(len(block.part(sharding.tp, 0)) for block in copied)
+            of_row = parameter.num_elements // parameter.shape[parameter.axis]
+            found[:, column] += (0, rows * of_row) if copied else (parameter.num_elements, 0)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

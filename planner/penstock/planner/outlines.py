@@ -62,7 +62,15 @@ from penstock.planner.stagecost import (
     unit_totals,
 )
 from penstock.planner.stages import balanced_bounds, evened_bounds
-from penstock.planner.tables import copies_seconds, first_replica_in_order, memory_of, tie_seconds, unit_bytes
+from penstock.planner.tables import (
+    first_replica_in_order,
+    memory_of,
+    message_bytes,
+    messages_at_once,
+    shards_seconds,
+    tie_seconds,
+    unit_bytes,
+)
 from penstock.planner.work import Floats
 
 
@@ -273,18 +281,19 @@ class _StageTimes:
         elements = int(np.bincount(owners, weights=memory.num_parameters).max())
         gradients = int(np.bincount(owners, weights=memory.gradient_bytes).max())
         replicas = [replica * mesh.tp for replica in range(mesh.dp)]
-        copies = float(copies_seconds(problem, self.stages, owners.tolist(), mesh).max())
+        shards = np.bincount(owners, weights=shards_seconds(problem, self.stages, mesh)).max() if mesh.tp > 1 else 0.0
         cost = self.work.cost
         tie = tie_seconds(problem, owners.tolist(), mesh, first_replica_in_order(mesh).tolist())
-        return cost.optimizer_seconds(elements) + cost.all_reduce_seconds(gradients, replicas) + copies + tie
+        ends = cost.all_reduce_seconds(gradients, replicas) + float(shards) + tie
+        return cost.optimizer_seconds(elements) + ends
 
 
 def _hop_seconds(problem: Problem, work: _Work, mesh: Mesh) -> Floats:
     """[ranks - 1, slicings]: the message of one slice between neighbours."""
     devices = first_replica_in_order(mesh)
     latency, per_byte = work.cost.transfer(devices[:-1], devices[1:])
-    width = mesh.microbatch * problem.model.hidden * problem.precision.compute_bytes
-    num_bytes = width * problem.sequence_length / work.counts
+    per_byte = per_byte * messages_at_once(problem, mesh, devices[:-1], devices[1:])
+    num_bytes = message_bytes(problem, mesh, mesh.microbatch * problem.sequence_length / work.counts)
     seconds: Floats = latency[:, None] + per_byte[:, None] * num_bytes
     return seconds
 

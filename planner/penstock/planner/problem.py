@@ -179,7 +179,8 @@ def problem_from_cluster(spec: JobSpec, cluster: ClusterSpec) -> Problem:
 
     @functools.cache
     def cost_of(tp: int) -> CostModel:
-        return DescribedCost(model=spec.model, cluster=cluster, precision=spec.training.precision, tp=tp)
+        sharding = Sharding(tp, spec.parallelism.is_sequence_parallel)
+        return DescribedCost(model=spec.model, cluster=cluster, precision=spec.training.precision, sharding=sharding)
 
     return Problem(
         **common_fields(spec),
@@ -221,6 +222,7 @@ def common_fields(spec: JobSpec) -> dict[str, Any]:
         "sequence_length": spec.data.sequence_length,
         "global_batch": spec.training.global_batch,
         "pinned": spec.parallelism,
+        "sequence_parallel": spec.parallelism.is_sequence_parallel,
         "min_devices": spec.resources.min_ranks,
         "num_places": NUM_PLACES if spec.resources.device is Device.CUDA else None,
         "objective": spec.objective,

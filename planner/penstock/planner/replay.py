@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
-from penstock.core.job import DataSpec, JobSpec, ResourcesSpec, TrainingSpec
+from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.planner.candidate import Candidate
@@ -33,6 +33,7 @@ def spec_of(plan: Plan) -> JobSpec:
         data=DataSpec(source="", sequence_length=plan.sequence_length),
         training=TrainingSpec(global_batch=plan.global_batch, steps=1, precision=plan.precision),
         resources=ResourcesSpec(ranks=max([plan.num_ranks, *(device + plan.tp for device in plan.placement)])),
+        parallelism=ParallelismSpec(sequence_parallel=None if plan.sequence_parallel else False),
     )
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.cluster import Transfers
+from penstock.core.cluster import PENSTOCK, Transfers
 from penstock.core.layout import SlotKind
-from penstock.core.model import UnitKind
 from penstock.core.schedule import Group, Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
@@ -23,7 +22,7 @@ from penstock.planner.schedules.inputs import StageTable
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS, Costs, Hosts, compute_table, hosts
 from penstock.planner.simulate.memory import Shape
 from penstock.planner.stagecost import UNIT_KINDS, Integers, StageCosts, Stages, UnitTable, unit_counts
-from penstock.planner.work import Floats
+from penstock.planner.work import Floats, rows_of
 
 Flags = npt.NDArray[np.bool_]
 
@@ -153,10 +152,9 @@ def transfer_table(
 ) -> Integers:
     """[direction, stage, slice]: latency + bytes / bandwidth of every message, over the slowest replica's links."""
     mesh = candidate.mesh
-    width = problem.model.hidden * problem.precision.compute_bytes
     tokens = [mesh.microbatch * length for length in candidate.slices]
     tokens += [mesh.remainder * length for length in candidate.remainder_slices]
-    sizes = np.array(tokens) * width
+    sizes = message_bytes(problem, mesh, np.array(tokens, dtype=np.float64))
     of_stages = np.reshape(devices, (mesh.dp, mesh.pp))[:, list(stage_ranks)]
     earlier, later = of_stages[:, :-1], of_stages[:, 1:]
     table = np.zeros((2, len(stage_ranks), len(sizes)), dtype=np.int64)
@@ -165,11 +163,31 @@ def transfer_table(
     return table
 
 
-def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, sizes: Integers) -> Integers:
+def _slowest(problem: Problem, mesh: Mesh, source: Integers, target: Integers, sizes: Floats) -> Integers:
     """[stages, slices] from devices [replicas, stages]: replicas go in step, so the slowest message counts."""
     latency, per_byte = problem.cost_of(mesh.tp).transfer(source, target)
+    per_byte = per_byte * messages_at_once(problem, mesh, source, target)
     seconds = (latency[..., None] + per_byte[..., None] * sizes).max(axis=0)
     return whole_nanoseconds(seconds)
+
+
+def message_bytes(problem: Problem, mesh: Mesh, tokens: Floats) -> Floats:
+    """Of the hidden states of so many tokens that one shard sends, elementwise."""
+    width = problem.model.hidden * problem.precision.compute_bytes
+    return rows_of(problem.sharding(mesh.tp), tokens) * width
+
+
+def messages_at_once(problem: Problem, mesh: Mesh, source: npt.ArrayLike, target: npt.ArrayLike) -> Integers:
+    """How many messages go by the network card of a rank's first device when all its shards send, elementwise; 1 inside
+    a host, where every device has a card of its own.
+
+    Without sequence parallelism other stacks than penstock's are taken to send one hidden state by one card: a part
+    from each shard, joined by those that receive them (Narayanan et al., arXiv 2104.04473, section 4.1).
+    """
+    if mesh.tp == 1 or (problem.software != PENSTOCK and not problem.sequence_parallel):
+        return np.ones((), dtype=np.int64)
+    cards = problem.card_of(np.arange(mesh.tp))
+    return np.where(problem.host_of(source) != problem.host_of(target), np.count_nonzero(cards == cards[0]), 1)
 
 
 def card_table(problem: Problem, mesh: Mesh, stage_ranks: tuple[int, ...], devices: tuple[int, ...]) -> Integers:
@@ -223,15 +241,16 @@ def _reductions(
 ) -> dict[Group, tuple[int, ...]]:
     mesh, cost = candidate.mesh, problem.cost_of(candidate.mesh.tp)
     gradients = stage_memory(problem, candidate).gradient_bytes.tolist()
-    copies = copies_seconds(problem, candidate.stages, stage_ranks, mesh)
     seconds = {
         Group.DP: [
             cost.all_reduce_seconds(num_bytes, devices[rank :: mesh.pp])
             for rank, num_bytes in zip(stage_ranks, gradients, strict=True)
         ],
         Group.TIE: [tie_seconds(problem, stage_ranks, mesh, devices)] * mesh.pp,
-        Group.NORM: (cost.all_reduce_seconds(NORM_BYTES, devices) + copies).tolist(),
+        Group.NORM: [cost.all_reduce_seconds(NORM_BYTES, devices)] * mesh.pp,
     }
+    if mesh.tp > 1:
+        seconds[Group.TP] = shards_seconds(problem, candidate.stages, mesh).tolist()
     return {group: tuple(whole_nanoseconds(row).tolist()) for group, row in seconds.items()}
 
 
@@ -247,20 +266,21 @@ def tie_seconds(problem: Problem, stage_ranks: Sequence[int], mesh: Mesh, device
     return problem.cost_of(mesh.tp).all_reduce_seconds(shared, ends)
 
 
-def copies_seconds(problem: Problem, stages: Stages, stage_ranks: Sequence[int], mesh: Mesh) -> Floats:
-    """[ranks]: the sum of gradients over the tensor-parallel devices that share a key/value head.
+def shards_seconds(problem: Problem, stages: Stages, mesh: Mesh) -> Floats:
+    """[stages]: the sums over a rank's shards at a step's end, of the gradients of which each has only an addend.
 
-    Each has those of its own queries only. The sum of all micro-batches is summed once, before the norm is taken.
+    Those of what every shard holds, and of key/value heads that several hold, over neighbours that hold the same.
     """
-    num_copies = problem.model.kv_copies(mesh.tp)
-    if num_copies == 1:
-        return np.zeros(mesh.pp)
-    width = gradient_bytes(problem.precision, problem.software.gradient_type)
-    of_unit = 2 * problem.model.head_dim * problem.model.hidden * width
-    counts = unit_counts(problem.model, stages)[:, UNIT_KINDS.index(UnitKind.ATTENTION)]
-    num_bytes = _per_rank(of_unit * counts, stage_ranks, mesh.pp)
-    cost = problem.cost_of(mesh.tp)
-    return np.array([cost.all_reduce_seconds(each, range(num_copies)) for each in num_bytes.tolist()])
+    memory, cost = memory_of(problem, stages, mesh.microbatch, mesh.tp), problem.cost_of(mesh.tp)
+    seconds: Floats = np.zeros(len(stages))
+    for group_size, sizes in (
+        (mesh.tp, memory.shared_gradient_bytes),
+        (problem.model.kv_copies(mesh.tp), memory.copied_gradient_bytes),
+    ):
+        distinct, places = np.unique(sizes, return_inverse=True)
+        of_sizes = [cost.all_reduce_seconds(each, range(group_size)) if each else 0.0 for each in distinct.tolist()]
+        seconds += np.array(of_sizes)[places]
+    return seconds
 
 
 def optimizer_ns(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:

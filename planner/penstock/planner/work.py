@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.core.model import UnitKind
 from penstock.core.schedule import Kind
+from penstock.core.sharding import Sharding
 
 Floats = npt.NDArray[np.float64]
 Lengths = npt.ArrayLike
@@ -21,6 +22,11 @@ PASSES_WITH_WORK = (
     (UnitKind.HEAD, Kind.F),
 )
 """Every pass that takes time in penstock's own trainer: the head's F does its whole backward."""
+
+
+def rows_of(sharding: Sharding, tokens: Floats) -> Floats:
+    """`Sharding.rows`, elementwise."""
+    return np.ceil(tokens / sharding.tp) if sharding.by_tokens else tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -53,6 +53,7 @@ def pinned(job: PipelineJob, plan: Plan) -> PipelineJob:
     parallelism = ParallelismSpec(
         dp=plan.dp,
         tp=plan.tp,
+        sequence_parallel=None if plan.sequence_parallel else False,
         pp=plan.pp,
         micro_batch=plan.microbatch,
         slices=plan.slices,
