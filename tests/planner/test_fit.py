@@ -15,9 +15,9 @@ from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
 from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
 from penstock.core.schedule import Kind
-from penstock.planner.fit import MeasuredCost, fit_records, measured_cost
+from penstock.planner.fit import MeasuredCost, fit_points, fit_records, measured_cost
 from penstock.planner.work import Work
-from tests.support.planning import measured, profile
+from tests.support.planning import measured, profile, units_at
 
 Truth = Callable[[int, int, int], float]
 
@@ -116,6 +116,26 @@ def test_a_pass_without_measurement_is_refused_by_name(lost: tuple[UnitKind, Kin
 def test_a_time_of_zero_is_refused() -> None:
     with pytest.raises(UserError, match="no positive time"):
         measured_cost(profile((*profile().units, measured(UnitKind.MLP, Kind.F, seconds=0.0))))
+
+
+def test_each_degree_of_tensor_parallelism_is_fitted_to_its_own_records() -> None:
+    transients = tuple(
+        TransientRecord(unit=UnitKind.MLP, kind=Kind.F, batch=1, length=16, prefix=0, num_bytes=1000 // tp, tp=tp)
+        for tp in (1, 2)
+    )
+    memory = MemoryRecord(constant_bytes=7, transients=transients)
+    both = profile((*units_at(1), *units_at(2, share=0.75)), memory=memory)
+    one, two = measured_cost(both), measured_cost(both, 2)
+    for unit, kind in itertools.product(UnitKind, (Kind.F, Kind.I, Kind.W)):
+        alone = float(one.unit_seconds(unit, kind, Work.of(1, 16, 0)))
+        assert float(two.unit_seconds(unit, kind, Work.of(1, 16, 0))) == pytest.approx(0.75 * alone)
+    assert [cost.transient_bytes(UnitKind.MLP, Kind.F, 1, 16, 0) for cost in (one, two)] == [1000, 500]
+    assert {report.tp for report in two.reports} == {2}
+    assert [point.predicted_seconds for point in fit_points(both)] == pytest.approx(
+        [record.together_seconds for record in both.units]
+    )
+    with pytest.raises(UserError, match=r"embedding F.* at tp 4"):
+        measured_cost(both, 4)
 
 
 def test_passes_without_work_take_no_time() -> None:

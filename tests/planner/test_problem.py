@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -17,7 +18,7 @@ from penstock.planner.decide import decide
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import MOST_QUANTA, Mesh, all_meshes, fewer_devices, meshes, microbatch_sizes
 from penstock.planner.search import Budget
-from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile
+from tests.support.planning import TINY_LLAMA, cluster, job, measured, problem, profile, units_at
 
 Numbers = tuple[int, int, int, int, int]
 
@@ -140,10 +141,34 @@ def test_ranks_of_two_hosts_do_not_slow_each_other() -> None:
     assert step_seconds((0, 0)) == step_seconds(()) == pytest.approx(2 * step_seconds((0, 1)), rel=0.05)
 
 
-def test_a_measured_problem_has_no_tensor_parallelism() -> None:
+def test_a_measured_problem_has_the_degrees_of_tensor_parallelism_that_were_measured() -> None:
     measured = problem_from_profile(job(ranks=2, global_batch=2), profile())
     assert {mesh.tp for mesh in meshes(measured)} == {1}
     assert measured.profile_digest == profile().digest
+    both = profile((*units_at(1), *units_at(2, share=0.6)))
+    assert {mesh.tp for mesh in meshes(problem_from_profile(job(ranks=2), both))} == {1, 2}
+    assert {mesh.tp for mesh in meshes(problem_from_profile(job(ranks=2, tp=2), profile(units_at(2))))} == {2}
+
+
+def test_shards_that_divided_hidden_states_otherwise_do_not_count() -> None:
+    both = profile((*units_at(1), *units_at(2)))
+    assert problem_from_profile(job(ranks=2, sequence_parallel=False), both).tp_degrees == (1,)
+    whole = dataclasses.replace(both, sequence_parallel=False)
+    assert problem_from_profile(job(ranks=2, sequence_parallel=False), whole).tp_degrees == (1, 2)
+    assert problem_from_profile(job(ranks=2), whole).tp_degrees == (1,)
+
+
+@pytest.mark.parametrize(("share", "tp"), [(0.5, 2), (2.0, 1)])
+def test_measured_shards_are_taken_where_they_are_faster(share: float, tp: int) -> None:
+    """One sequence that nothing else can divide: half the seconds win, twice as many do not."""
+    both = profile((*units_at(1), *units_at(2, share=share)))
+    plan = decide(problem_from_profile(job(ranks=2, global_batch=1, pp=1, min_ranks=1), both)).plan
+    assert plan.tp == tp
+
+
+def test_a_degree_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(UserError, match="tp 2 was not measured"):
+        decide(problem_from_profile(job(ranks=2, tp=2), profile()))
 
 
 def test_a_description_states_how_far_its_times_may_be_off() -> None:

@@ -87,6 +87,12 @@ def measured_problem(*, slowdown: float = 1.0, **changes: Any) -> Problem:
     return problem_from_profile(job(**changes), profile(units))
 
 
+def units_at(tp: int, *, share: float = 1.0) -> tuple[UnitRecord, ...]:
+    """Every pass of one of ``tp`` shards, at a ``share`` of a microsecond per token."""
+    passes = itertools.product(UnitKind, (Kind.F, Kind.I, Kind.W))
+    return tuple(measured(unit, kind, seconds=16e-6 * share, tp=tp) for unit, kind in passes)
+
+
 def machine() -> MachineKey:
     """A machine that was measured."""
     return MachineKey(
@@ -124,6 +130,7 @@ def measured(
     seconds: float | None = None,
     slowdown: float = 1.0,
     held_out: bool = False,
+    tp: int = 1,
 ) -> UnitRecord:
     """One measurement; by default a microsecond per token."""
     alone = batch * length * 1e-6 if seconds is None else seconds
@@ -138,6 +145,7 @@ def measured(
         spread=0.0,
         samples=1,
         held_out=held_out,
+        tp=tp,
     )
 
 

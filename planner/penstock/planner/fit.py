@@ -66,6 +66,7 @@ class FitReport:
     fitted_error: float
     held_out_error: float
     num_records: int
+    tp: int = 1
 
 
 def fit_records(records: Sequence[UnitRecord], together: bool) -> Fit:
@@ -100,9 +101,10 @@ def _hats(x: Floats, nodes: Floats) -> list[Floats]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCost:
-    """A Profile as a CostModel; make it with `measured_cost`."""
+    """A Profile as a CostModel of ranks with ``tp`` shards each; make it with `measured_cost`."""
 
     profile: Profile
+    tp: int
     alone: dict[Key, Fit]
     slowdowns: dict[Key, float]
     links: Floats
@@ -130,7 +132,7 @@ class MeasuredCost:
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
         """That of the nearest measured point at least as large; beyond all of them in proportion to tokens."""
-        found = [r for r in self.profile.memory.transients if (r.unit, r.kind) == (unit, kind)]
+        found = [r for r in self.profile.memory.transients if (r.unit, r.kind, r.tp) == (unit, kind, self.tp)]
         if not found:
             return 0
         tokens = batch * length
@@ -176,22 +178,26 @@ def _on_line(points: Sequence[tuple[int, float]], size: int) -> float:
 REQUIRED = PASSES_WITH_WORK
 
 
-def measured_cost(profile: Profile) -> MeasuredCost:
-    """The Profile fitted; raises `UserError` when a pass has no measurement or one that took no time."""
+def measured_cost(profile: Profile, tp: int = 1) -> MeasuredCost:
+    """What was measured of ``tp`` shards, fitted; raises `UserError` when a pass has no measurement or one that took no
+    time.
+    """
     groups: dict[Key, list[UnitRecord]] = {}
     for record in profile.units:
+        if record.tp != tp:
+            continue
         seconds = (record.seconds(together=True), record.seconds(together=False))
         if min(*seconds, record.batch, record.length) <= 0 or record.prefix < 0:
             raise _useless(f"{record.unit} {record.kind} of {record.length} tokens has no positive time")
         groups.setdefault((record.unit, record.kind), []).append(record)
     missing = [f"{unit} {kind}" for unit, kind in REQUIRED if not _used(groups.get((unit, kind), ()))]
     if missing:
-        raise _useless(f"holds no measurement of {', '.join(missing)}")
+        raise _useless(f"holds no measurement of {', '.join(missing)}{f' at tp {tp}' if tp > 1 else ''}")
     alone = {key: fit_records(_used(records), together=False) for key, records in groups.items()}
     slowdowns = {key: _slowdown(records) for key, records in groups.items()}
     reports = tuple(_report(key, records, alone[key]) for key, records in groups.items())
     return MeasuredCost(
-        profile=profile, alone=alone, slowdowns=slowdowns, links=_link_table(profile.links), reports=reports
+        profile=profile, tp=tp, alone=alone, slowdowns=slowdowns, links=_link_table(profile.links), reports=reports
     )
 
 
@@ -227,6 +233,7 @@ def _report(key: Key, records: Sequence[UnitRecord], fit: Fit) -> FitReport:
         fitted_error=float(np.mean(errors[False])),
         held_out_error=float(np.mean(errors[True])) if errors[True] else float("nan"),
         num_records=len(records),
+        tp=records[0].tp,
     )
 
 
@@ -242,12 +249,12 @@ def _work(record: UnitRecord) -> Work:
 
 def fit_points(profile: Profile) -> tuple[FitPoint, ...]:
     """Every measured point beside what the fitted model says of it with all ranks computing."""
-    cost = measured_cost(profile)
+    costs = {tp: measured_cost(profile, tp) for tp in profile.tp_degrees}
     return tuple(
         FitPoint(
             record=record,
-            predicted_seconds=float(cost.unit_seconds(record.unit, record.kind, _work(record)))
-            * cost.slowdown(record.unit, record.kind),
+            predicted_seconds=float(costs[record.tp].unit_seconds(record.unit, record.kind, _work(record)))
+            * costs[record.tp].slowdown(record.unit, record.kind),
         )
         for record in profile.units
     )

@@ -18,25 +18,35 @@ LINK_TOLERANCE = 2.0
 
 
 def problem_from_profile(spec: JobSpec, profile: Profile) -> Problem:
-    """The problem of running ``spec`` on the machine that ``profile`` measured; tp stays 1."""
+    """The problem of running ``spec`` on the machine that ``profile`` measured, at the degrees of tensor parallelism at
+    which it did.
+    """
     if profile.precision is not spec.training.precision:
         raise UserError(
             what=f"was measured in {profile.precision.value}, the job trains in {spec.training.precision.value}",
             where="profile",
             remedy="run penstock profile with this job",
         )
-    cost = measured_cost(profile)
+    costs = {tp: measured_cost(profile, tp) for tp in _tp_degrees(spec, profile)}
     return Problem(
         **common_fields(spec),
         num_devices=spec.resources.ranks,
         memory_limit_bytes=spec.resources.memory_per_rank,
-        cost_of=lambda tp: cost,
+        cost_of=costs.__getitem__,
+        tp_degrees=tuple(costs),
         hosts=_hosts(profile, spec.resources.ranks),
         link_tolerance=LINK_TOLERANCE,
         profile_digest=profile.digest,
-        confidence=confidence_in(profile, cost.reports),
+        confidence=confidence_in(profile, [report for cost in costs.values() for report in cost.reports]),
         peak_flops=reported_peak_flops(profile.key.device, profile.precision),
     )
+
+
+def _tp_degrees(spec: JobSpec, profile: Profile) -> tuple[int, ...]:
+    """Those measured, of which several shards count only where they divided hidden states as the job's do."""
+    is_alike = profile.sequence_parallel is spec.parallelism.is_sequence_parallel
+    degrees = tuple(tp for tp in profile.tp_degrees if tp == 1 or (is_alike and spec.model.can_be_sharded(tp)))
+    return degrees or (1,)
 
 
 def confidence_in(profile: Profile, reports: Sequence[FitReport]) -> Confidence:

@@ -58,8 +58,10 @@ def _check_degrees(problem: Problem) -> None:
 def _indivisible(problem: Problem, tp: int) -> UserError:
     """A degree of tensor parallelism that the model or the hardware is not divided by."""
     model, possible = problem.model, ", ".join(map(str, problem.tp_degrees))
-    if model.can_be_sharded(tp):
-        what = f"tp {tp} is planned on described hardware, where it divides a node's devices or is those of whole nodes"
+    if model.can_be_sharded(tp) and problem.profile_digest:
+        what = f"tp {tp} was not measured; a measurement for this job, with tp pinned, measures it"
+    elif model.can_be_sharded(tp):
+        what = f"tp {tp} neither divides a node's devices nor is those of whole nodes"
     else:
         what = (
             f"tp {tp} does not divide {model.heads} heads and a feed-forward width of {model.ffn_hidden}, or neither "

@@ -74,11 +74,12 @@ def profile_lines(profile: Profile) -> list[RenderableType]:
         "",
     ]
     table = Table("unit", "pass", "longest", "points", "fit error", "held out", box=None, padding=(0, 2))
-    for report in measured_cost(profile).reports:
-        records = [r for r in profile.units if (r.unit, r.kind) == (report.unit, report.kind)]
+    for report in (report for tp in profile.tp_degrees for report in measured_cost(profile, tp).reports):
+        key_of = (report.unit, report.kind, report.tp)
+        records = [r for r in profile.units if (r.unit, r.kind, r.tp) == key_of]
         longest = max(records, key=lambda r: (r.length, r.batch))
         table.add_row(
-            report.unit.value,
+            f"{report.unit.value}{f' / {report.tp}' if report.tp > 1 else ''}",
             report.kind.value,
             f"{format_seconds(longest.together_seconds)} for {longest.batch} x {longest.length}",
             str(report.num_records),
