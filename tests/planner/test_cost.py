@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def sum_seconds(tokens: int = 16, *, sequence_parallel: bool = False, **changes:
 
 @pytest.mark.parametrize("changes", [{}, {"devices_per_node": 4}, {"nics_per_node": 1}, {"nics_per_node": 2}])
 @given(st.integers(1, 64).map(lambda rows: 4 * rows))
-def test_a_scatter_and_a_gather_take_as_long_as_the_sum_that_they_replace(changes: dict[str, int], tokens: int) -> None:
+def test_a_scatter_and_a_gather_take_as_long_as_the_sum_that_they_replace(changes: dict[str, Any], tokens: int) -> None:
     together = sum_seconds(tokens, sequence_parallel=True, **changes)
     assert together == pytest.approx(sum_seconds(tokens, **changes), rel=1e-6)
 

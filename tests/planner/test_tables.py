@@ -106,7 +106,7 @@ def test_shards_send_their_rows_and_share_the_cards_of_their_node(
     per_node: int, cards: int | None, at_once: int, sequence_parallel: bool
 ) -> None:
     """Two stages of two shards; 15 tokens are 8 rows each. Inside a node every device has a card of its own."""
-    shape = {"num_nodes": 8 // per_node, "devices_per_node": per_node, "nics_per_node": cards}
+    shape: dict[str, Any] = {"num_nodes": 8 // per_node, "devices_per_node": per_node, "nics_per_node": cards}
     found = problem(cluster(**shape), ranks=4, sequence_length=15, sequence_parallel=sequence_parallel)
     mesh = Mesh(dp=1, tp=2, pp=2, microbatch=1, num_microbatches=1)
     candidate = Candidate(mesh=mesh, stages=TWO_STAGES, slices=(15,), schedule="1f1b")
