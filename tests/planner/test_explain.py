@@ -214,8 +214,8 @@ def test_the_explanation_says_the_same_as_data() -> None:
 
 
 def test_memory_is_called_a_limit_only_where_a_faster_plan_needs_more() -> None:
-    found = result(memory=400_000)
-    about = asked(400_000)
+    found = result(memory=600_000)
+    about = asked(600_000)
     faster = [each for each in found.too_large if each.step_ns < found.best.step_ns]
     told = explained(about, found, found.best).explanation.limits[-1]
     assert told.startswith("memory is a limit: ") == bool(faster)
