@@ -23,7 +23,7 @@ from penstock.core.sharding import WHOLE, Collective, Sharding, unit_collectives
 from penstock.planner.collectives import GroupTopology, Link
 from penstock.planner.cost_table import table_times
 from penstock.planner.kernels import BACKWARD_FLOPS, KernelTimes, has_work
-from penstock.planner.work import Floats, Work, rows_of
+from penstock.planner.work import MOST_BYTES, Floats, Work, rows_of
 
 Devices = npt.ArrayLike
 
@@ -195,11 +195,11 @@ class DescribedCost:
         gathered = self._num_gathered(unit, kind) * self.sharding.padded_rows(tokens)
         num_bytes = gathered * self.model.hidden * self.precision.compute_bytes
         if unit is not UnitKind.HEAD or not has_work(unit, kind, self.cluster.software):
-            return num_bytes
+            return min(num_bytes, MOST_BYTES)
         if self.cluster.software.head_in_forward:
             tokens = min(tokens, HEAD_CHUNK_TOKENS)
         width = self.precision.compute_bytes + self.precision.accumulate_bytes
-        return num_bytes + tokens * self.sharding.vocab(self.model) * width
+        return min(num_bytes + tokens * self.sharding.vocab(self.model) * width, MOST_BYTES)
 
     def _num_gathered(self, unit: UnitKind, kind: Kind) -> int:
         """Hidden states of all shards' rows that the pass has at once beyond its slots: what it gathered, and then in

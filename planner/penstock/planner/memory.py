@@ -32,9 +32,7 @@ from penstock.core.model import ModelSpec, Unit, UnitKind
 from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.kernels import MASK_BYTES
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts
-
-MOST_BYTES = 64 * 2**40
-"""Of one unit in a slot: more is counted as this. No rank has it, and 64 bits hold the sum over a model's units."""
+from penstock.planner.work import MOST_BYTES
 
 
 def state_bytes_per_parameter(precision: Precision, gradient_type: GradientType = GradientType.FP32) -> int:

@@ -23,6 +23,11 @@ PASSES_WITH_WORK = (
 )
 """Every pass that takes time in penstock's own trainer: the head's F does its whole backward."""
 
+MOST_BYTES = 64 * 2**40
+"""Of one unit in a slot or beyond its slots: more is counted as this. No rank has it, and 64 bits hold the sum over a
+model's units.
+"""
+
 
 def rows_of(sharding: Sharding, tokens: Floats) -> Floats:
     """`Sharding.rows`, elementwise."""
