@@ -95,6 +95,28 @@ def test_training_ranks_are_where_the_plan_puts_them(
     assert spec.arguments[-3:] == ("--attempt", "2", "--over-hosts")
 
 
+@pytest.mark.parametrize(
+    ("tp", "placement", "names"), [(2, [], (2, 3)), (2, [2, 0], (0, 1)), (4, [0], (2, 3)), (4, [4], (6, 7))]
+)
+def test_shards_are_on_the_devices_after_their_first(
+    run: RunDir, launched: list[LaunchSpec], tp: int, placement: list[int], names: tuple[int, ...]
+) -> None:
+    """Over several pods too, where a placement says so."""
+    place = replace(PLACE, num_nodes=4)
+    placed = {"placement": placement} if placement else {}
+    write_json(run.plan, small_plan(pp=4 // tp).to_manifest() | {"tp": tp} | placed)
+    workers(place).train(sample_job(), run, 2, 4, None)
+    assert launched[0].ranks == names
+
+
+def test_shards_are_not_put_on_several_pods_by_chance(run: RunDir, launched: list[LaunchSpec]) -> None:
+    write_json(run.plan, small_plan(pp=1).to_manifest() | {"tp": 4})
+    with pytest.raises(UserError, match=r"plan.tp: puts ranks 0 to 3, .* on pods 0 to 1, which have 2 each") as caught:
+        workers().train(sample_job(), run, 2, 4, None)
+    assert "make kubernetes.ranksPerPod a multiple of 4, or pin parallelism.tp to a divisor of 2" in caught.value.remedy
+    assert launched == []
+
+
 def test_devices_without_work_have_ranks_beyond(run: RunDir, launched: list[LaunchSpec]) -> None:
     write_json(run.plan, {**small_plan(pp=2).to_manifest(), "placement": [3, 1]})
     workers().train(sample_job(), run, 2, 2, None)

@@ -73,6 +73,12 @@ def test_what_follows_from_a_plan() -> None:
     assert (plan.num_ranks, plan.sequence_length, plan.global_batch) == (6, 8, 6)
 
 
+def test_shards_have_the_devices_after_their_first() -> None:
+    assert sound_plan(placement=(4, 1), tp=2).devices == (4, 5, 1, 2)
+    assert sound_plan(placement=(4, 1)).devices == (4, 1)
+    assert sound_plan(placement=(), tp=2).devices == ()
+
+
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
@@ -86,6 +92,8 @@ def test_what_follows_from_a_plan() -> None:
         ({"placement": (0,)}, "placement"),
         ({"placement": (1, 1)}, "placement"),
         ({"placement": (-1, 0)}, "placement"),
+        ({"placement": (0, 1), "tp": 2}, "placement"),
+        ({"placement": (0, 2, 4, 6), "tp": 2}, "placement"),
         ({"remainder": 1, "remainder_slices": (8,)}, "remainder"),
         ({"microbatch": 3, "remainder": 1, "remainder_slices": (8,), "num_microbatches": 1}, "remainder"),
         ({"microbatch": 3, "remainder_slices": (8,)}, "remainder"),

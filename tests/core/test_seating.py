@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
-from penstock.core.seating import ranks_of_devices, seated
+from penstock.core.seating import ranks_of_devices, require_shards_in_pods, seated
 
 
 @given(st.integers(1, 6).flatmap(lambda count: st.permutations(range(count))))
@@ -39,3 +39,13 @@ def test_over_hosts_devices_without_work_follow_in_order() -> None:
 def test_over_hosts_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"plan.placement: puts a rank on device 4, and here are 4"):
         ranks_of_devices((0, 4), 4)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
+def test_shards_in_order_are_in_one_pod_or_refused(num_groups: int, tp: int, ranks_per_pod: int) -> None:
+    pods = [{rank // ranks_per_pod for rank in range(group * tp, group * tp + tp)} for group in range(num_groups)]
+    if all(len(of_group) == 1 for of_group in pods):
+        require_shards_in_pods(num_groups * tp, tp, ranks_per_pod)
+        return
+    with pytest.raises(UserError, match=r"plan.tp: puts ranks \d+ to \d+, the \d+ shards of one pipeline rank"):
+        require_shards_in_pods(num_groups * tp, tp, ranks_per_pod)

@@ -325,12 +325,16 @@ def _plans(draw: st.DrawFn) -> Plan:
     model, dp = draw(valid(ModelSpec)), draw(st.integers(1, 3))
     cuts = draw(st.sets(st.integers(1, model.num_units - 1), max_size=3))
     num_stages = len(cuts) + 1
-    pp = draw(st.sampled_from([count for count in (1, 2, 3, 4) if num_stages % count == 0]))
+    pp, tp = (
+        draw(st.sampled_from([count for count in (1, 2, 3, 4) if num_stages % count == 0])),
+        draw(st.integers(1, 8)),
+    )
     return Plan(
         model=model,
         precision=draw(st.sampled_from(Precision)),
         dp=dp,
-        tp=draw(st.integers(1, 8)),
+        tp=tp,
+        sequence_parallel=draw(st.booleans()),
         pp=pp,
         microbatch=draw(st.integers(1, 8)),
         num_microbatches=draw(st.integers(1, 64)),
@@ -339,7 +343,7 @@ def _plans(draw: st.DrawFn) -> Plan:
         schedule=draw(valid(ScheduleSpec)),
         receive_ahead=draw(st.integers(1, 9)),
         late_receives=draw(st.booleans()),
-        placement=draw(st.sampled_from([(), tuple(reversed(range(dp * pp)))])),
+        placement=draw(st.sampled_from([(), tuple(reversed(range(0, dp * pp * tp, tp)))])),
         program_digest=draw(SCALARS[str]),
         profile_digest=draw(SCALARS[str]),
         prediction=draw(st.none() | valid(Prediction)),

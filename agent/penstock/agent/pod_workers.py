@@ -14,7 +14,7 @@ from penstock.core.job import PipelineJob
 from penstock.core.pod import MEASURES_LABEL, PodBinding
 from penstock.core.preparing import Reporter
 from penstock.core.run.folder import RunDir
-from penstock.core.seating import ranks_of_devices
+from penstock.core.seating import ranks_of_devices, require_shards_in_pods
 
 RESULT_SECONDS = 45.0
 """How much later than its own ranks' end a pod may see the result that the first rank left on shared storage."""
@@ -40,9 +40,14 @@ class PodWorkers:
         return self._launch(job, run, place, tuple(place.devices), f"a{attempt}-profile", "profile")
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
-        """See `Workers`. Devices that the plan leaves out have ranks beyond its own, which only wait."""
-        place = self._bound()
-        ranks = ranks_of_devices(run.read_plan().placement, place.num_nodes * place.ranks_per_pod)
+        """See `Workers`. Devices that the plan leaves out have ranks beyond its own, which only wait.
+
+        Raises `UserError` for shards on several pods that no placement puts there.
+        """
+        place, plan = self._bound(), run.read_plan()
+        if not plan.placement:
+            require_shards_in_pods(plan.num_ranks, plan.tp, place.ranks_per_pod)
+        ranks = ranks_of_devices(plan.devices, place.num_nodes * place.ranks_per_pod)
         names = tuple(ranks[device] for device in place.devices)
         arguments = ("--attempt", str(attempt), "--over-hosts")
         return Patient(self._launch(job, run, place, names, f"a{attempt}", "train", *arguments), run.result)

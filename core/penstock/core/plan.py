@@ -119,8 +119,8 @@ class Plan(Manifest):
     (`penstock.planner.passes.transfers`).
     Each pipeline rank's units are shared by ``tp`` shards, hidden states by tokens with ``sequence_parallel``
     (`penstock.core.sharding`).
-    ``placement`` maps rank (dp-major: rank = replica * pp + stage's rank) to its first device's number; empty means in
-    order.
+    ``placement`` maps pipeline ranks (dp-major: replica * pp + stage's rank) to the number of their first device; their
+    other shards have the devices after it (`devices`). Empty means in order.
     """
 
     model: ModelSpec
@@ -152,10 +152,10 @@ class Plan(Manifest):
         self._check_remainder()
 
     def _check_placement(self) -> None:
-        distinct = {device for device in self.placement if device >= 0}
-        if self.placement and not len(distinct) == len(self.placement) == self.dp * self.pp:
+        distinct = {device for device in self.devices if device >= 0}
+        if self.placement and not len(distinct) == len(self.devices) == self.num_ranks:
             raise UserError(
-                what=f"does not give each of {self.dp * self.pp} ranks a device of its own",
+                what=f"does not give each of {self.num_ranks} ranks a device of its own",
                 where="placement",
                 remedy="plan again, or leave it out",
             )
@@ -201,6 +201,11 @@ class Plan(Manifest):
     def num_ranks(self) -> int:
         """Dp x tp x pp."""
         return self.dp * self.tp * self.pp
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of every global rank, (replica * pp + stage's rank) * tp + shard; empty means in order."""
+        return tuple(device for first in self.placement for device in range(first, first + self.tp))
 
     @property
     def sequence_length(self) -> int:

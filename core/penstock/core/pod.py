@@ -71,7 +71,9 @@ class PodBinding(Manifest):
 
     Epoch 0 measures; epoch 1 trains by the plan with ``plan_digest``. A pod heeds the binding with its own ``pod_uid``
     alone. Its devices are ``node_rank * ranks_per_pod`` and those that follow; the profile's ranks are these, and the
-    plan's placement says which of its ranks runs on which of them. Pods on one node should have neighbouring ranks.
+    plan's placement says which of its ranks runs on which of them. Shards of a pipeline rank have neighbouring devices,
+    so a pod holds all of them where ``ranks_per_pod`` is a multiple of tp. Pods on one node should have neighbouring
+    ranks.
     """
 
     pod_uid: str

@@ -3,6 +3,8 @@
 A plan names devices by the ranks that measured them. On one host rank r measured the r-th CUDA device that is visible:
 putting the visible devices in the order of the plan's ranks seats every rank, and no rank needs to know of it. Over
 several hosts a process stays where it is, and takes the rank that the plan puts there.
+
+``devices`` is the device of every global rank, as `penstock.core.plan.Plan.devices` gives it; empty means in order.
 """
 
 from __future__ import annotations
@@ -14,36 +16,54 @@ from penstock.core.errors import UserError
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def seated(placement: Sequence[int], visible: str | None) -> str:
+def seated(devices: Sequence[int], visible: str | None) -> str:
     """What `VISIBLE` has to say so that the r-th device is that of rank r; ``visible`` is what it says, if anything.
 
     Raises `UserError` for a placement on more devices than are visible.
     """
     if visible is None:
-        return ",".join(map(str, placement))
+        return ",".join(map(str, devices))
     names = visible.split(",")
-    missing = [device for device in placement if device >= len(names)]
+    missing = [device for device in devices if device >= len(names)]
     if missing:
         raise UserError(
             what=f"puts a rank on device {missing[0]}, and {VISIBLE} names {len(names)}",
             where="plan.placement",
             remedy="plan again on this machine, or make more devices visible",
         )
-    return ",".join(names[device] for device in placement)
+    return ",".join(names[device] for device in devices)
 
 
-def ranks_of_devices(placement: Sequence[int], num_devices: int) -> tuple[int, ...]:
+def ranks_of_devices(devices: Sequence[int], num_devices: int) -> tuple[int, ...]:
     """Per device the rank that runs there; those without work follow the plan's ranks in number.
 
-    An empty placement is in order. Raises `UserError` for one on more devices than there are.
+    Raises `UserError` for a placement on more devices than there are.
     """
-    missing = [device for device in placement if device >= num_devices]
+    missing = [device for device in devices if device >= num_devices]
     if missing:
         raise UserError(
             what=f"puts a rank on device {missing[0]}, and here are {num_devices}",
             where="plan.placement",
             remedy="plan again for these devices",
         )
-    idle = (device for device in range(num_devices) if device not in set(placement))
-    seats = {device: rank for rank, device in enumerate((*placement, *idle))}
+    taken = set(devices)
+    idle = (device for device in range(num_devices) if device not in taken)
+    seats = {device: rank for rank, device in enumerate((*devices, *idle))}
     return tuple(seats[device] for device in range(num_devices))
+
+
+def require_shards_in_pods(num_ranks: int, tp: int, ranks_per_pod: int) -> None:
+    """Raise `UserError` where ranks in order would put the ``tp`` shards of a pipeline rank on several pods.
+
+    They exchange hidden states in every unit: between hosts a plan does that only where its placement says so.
+    """
+    for first in range(0, num_ranks, tp):
+        pods = first // ranks_per_pod, (first + tp - 1) // ranks_per_pod
+        if pods[0] != pods[1]:
+            raise UserError(
+                what=f"puts ranks {first} to {first + tp - 1}, the {tp} shards of one pipeline rank, on pods "
+                f"{pods[0]} to {pods[1]}, which have {ranks_per_pod} each",
+                where="plan.tp",
+                remedy=f"make kubernetes.ranksPerPod a multiple of {tp}, or pin parallelism.tp to a divisor of "
+                f"{ranks_per_pod}; a plan with a placement may say otherwise",
+            )

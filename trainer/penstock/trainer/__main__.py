@@ -60,12 +60,12 @@ def _run(command: Command, run: RunDir, options: argparse.Namespace, worker: Wor
 def _take_seats(plan: Plan) -> None:
     """Before CUDA is first asked, which looks only then."""
     if plan.placement:
-        os.environ[VISIBLE] = seated(plan.placement, os.environ.get(VISIBLE))
+        os.environ[VISIBLE] = seated(plan.devices, os.environ.get(VISIBLE))
 
 
 def _take_rank(plan: Plan) -> int:
     """The plan's rank for this process, instead of torchrun's, which counts devices."""
-    rank = ranks_of_devices(plan.placement, int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]
+    rank = ranks_of_devices(plan.devices, int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(plan.num_ranks))
     return rank
 
