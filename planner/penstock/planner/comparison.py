@@ -11,7 +11,8 @@ from penstock.planner.realise import schedule_of
 
 
 def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> tuple[RankMemory, ...]:
-    """Where each rank's bytes were predicted to go, beside the measured peak; replicas hold the same.
+    """Where each global rank's bytes were predicted to go, next to its measured peak. Replicas hold the same, shards of
+    a pipeline rank no more than the largest of them.
 
     ``constant_bytes`` is what a rank's process needs before any parameter, as the profile has it.
     """
@@ -20,18 +21,16 @@ def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> t
     state = [0] * plan.pp
     for (first, stop), rank in zip(plan.stages, schedule_of(plan).stage_ranks, strict=True):
         state[rank] += stage_parameters(plan.model, first, stop, plan.tp) * state_bytes_per_parameter(plan.precision)
-    prediction = plan.prediction
-    peaks: tuple[int | None, ...] = measured.peak_bytes if measured else ()
+    peaks = measured.peak_bytes if measured else ()
+    slots, predicted = plan.prediction.slot_bytes, plan.prediction.peak_bytes
     return tuple(
         RankMemory(
             constant_bytes=constant_bytes,
-            state_bytes=state[rank % plan.pp],
-            slot_bytes=prediction.slot_bytes[rank % plan.pp],
-            transient_bytes=prediction.peak_bytes[rank % plan.pp]
-            - prediction.slot_bytes[rank % plan.pp]
-            - state[rank % plan.pp]
-            - constant_bytes,
+            state_bytes=state[own],
+            slot_bytes=slots[own],
+            transient_bytes=predicted[own] - slots[own] - state[own] - constant_bytes,
             measured_bytes=peaks[rank] if rank < len(peaks) else None,
         )
         for rank in range(plan.num_ranks)
+        for own in (rank // plan.tp % plan.pp,)
     )
