@@ -115,6 +115,8 @@ def test_ranks_are_named_only_where_the_plan_knows_them() -> None:
     assert stage_name(plan, 1) == "stage 1, rank 1"
     virtual = dataclasses.replace(plan, stages=((0, 4), (4, 9), (9, 13), (13, 18)))
     assert stage_name(virtual, 3) == "stage 3"
+    sharded = dataclasses.replace(plan, tp=4, placement=())
+    assert stage_name(sharded, 1) == "stage 1, ranks 4–7"
 
 
 def test_slices_are_named_with_their_lengths() -> None:

@@ -193,8 +193,13 @@ def _legend(plan: Plan, y: float, frame: _Frame) -> Markup:
 
 
 def stage_name(plan: Plan, stage: int) -> str:
-    """``stage 1, rank 1``; without the rank where ranks hold several stages, which only the schedule knows."""
-    return f"stage {stage}, rank {stage}" if len(plan.stages) == plan.pp else f"stage {stage}"
+    """``stage 1, rank 1``, or ``stage 1, ranks 4–7`` where shards share it, of the first replica; without them where
+    ranks hold several stages, which only the schedule knows.
+    """
+    if len(plan.stages) != plan.pp:
+        return f"stage {stage}"
+    first, last = stage * plan.tp, (stage + 1) * plan.tp - 1
+    return f"stage {stage}, rank {first}" if first == last else f"stage {stage}, ranks {first}–{last}"
 
 
 def owned_units(plan: Plan, stage: int) -> str:

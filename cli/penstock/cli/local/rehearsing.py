@@ -27,7 +27,7 @@ MOST_RANKS = 64
 def ranks_of(plan: Plan) -> int:
     """The processes of its rehearsal; raises `UserError` if they are too many.
 
-    Tensor parallel peers do the same at the same time, and what they tell each other is predicted as part of their
+    Shards of a pipeline rank do the same at the same time, and what they tell each other is predicted as part of their
     compute: one process stands for all of them.
     """
     num_ranks = plan.dp * plan.pp
@@ -52,7 +52,7 @@ def rehearsed(plan: Plan, hardware: Profile | ClusterSpec) -> Timeline:
         run = RunDir(Path(folder))
         job = lay_out(run, plan, hardware)
         if plan.tp > 1:
-            say(f"each rank stands for {plan.tp} tensor parallel devices: their all-reduces are waited, not sent")
+            say(f"each rank stands for {plan.tp} tensor parallel devices: their collectives are waited, not sent")
         with listening() as requests, working(f"rehearsing with {num_ranks} ranks"):
             finish(LocalWorkers().rehearse(job, run, num_ranks), requests)
         return read_timeline(run.root / "timeline-rehearsed.json")
