@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,7 +17,19 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.planner.realise import program_of
 from penstock.trainer import checkpoint
-from tests.support.checkpoint_ranks import load_rank, refused_rank, restore_rank, save_rank, spoil, stored_value
+from penstock.trainer.checkpoint import CheckpointManifest
+from penstock.trainer.checkpoint_index import read_index
+from penstock.trainer.comm import Mesh
+from tests.support.checkpoint_ranks import (
+    PARTS,
+    load_rank,
+    refused_rank,
+    restore_rank,
+    save_divided,
+    save_rank,
+    spoil,
+    stored_value,
+)
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.worker_pool import WorkerPool
 
@@ -25,7 +38,7 @@ pytestmark = pytest.mark.xdist_group("worker-pool")
 
 def on_ranks(pool: WorkerPool, function: Callable[..., Any], plan: Plan, *arguments: Any) -> list[Any]:
     program = program_of(plan)
-    pool.connect(plan, program)
+    pool.open(program, Mesh(dp=plan.dp, tp=plan.tp, pp=plan.pp))
     return pool.run(function, plan, program, *arguments, num_ranks=plan.num_ranks)
 
 
@@ -35,8 +48,13 @@ def looped_plan(family: Family) -> Plan:
     return small_plan(family=family, schedule=schedule, pp=2, num_stages=4)
 
 
+def sharded_plan(family: Family, tp: int, pp: int, *, dp: int = 1) -> Plan:
+    """Ranks that share their units."""
+    return dataclasses.replace(small_plan(family=family, pp=pp, dp=dp), tp=tp)
+
+
 @pytest.mark.parametrize("family", Family)
-@pytest.mark.parametrize("saved_by", ["pp 2", "dp 2 x pp 2", "looped"])
+@pytest.mark.parametrize("saved_by", ["pp 2", "dp 2 x pp 2", "looped", "tp 4", "dp 2 x tp 2 x pp 2"])
 def test_any_partition_reads_any_other_s(
     worker_pool: WorkerPool, tmp_path: Path, family: Family, saved_by: str
 ) -> None:
@@ -46,6 +64,10 @@ def test_any_partition_reads_any_other_s(
         "pp 4": small_plan(family=family, pp=4),
         "dp 2 x pp 2": small_plan(family=family, pp=2, dp=2),
         "looped": looped_plan(family),
+        "tp 2": sharded_plan(family, 2, 1),
+        "tp 4": sharded_plan(family, 4, 1),
+        "tp 4 x pp 2": sharded_plan(family, 4, 2),
+        "dp 2 x tp 2 x pp 2": sharded_plan(family, 2, 2, dp=2),
     }
     assert set(on_ranks(worker_pool, save_rank, plans[saved_by], tmp_path, 7)) == {""}
     (found,) = checkpoint.find_checkpoints(tmp_path)
@@ -59,13 +81,38 @@ def test_any_partition_reads_any_other_s(
 
 
 @pytest.mark.parametrize("family", Family)
-def test_replicas_and_tied_copies_are_written_once(worker_pool: WorkerPool, tmp_path: Path, family: Family) -> None:
-    sizes = []
-    for step, plan in enumerate((small_plan(family=family, pp=1), small_plan(family=family, pp=2, dp=2))):
-        on_ranks(worker_pool, save_rank, plan, tmp_path, step)
-        manifest = checkpoint.verify(tmp_path / "a1" / f"step-{step}")
-        sizes.append(sum(file.num_bytes for file in manifest.files if file.name.endswith(".distcp")))
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 1, 2), (1, 4, 1), (2, 4, 2)])
+def test_replicas_copies_and_tied_matrices_are_written_once(
+    worker_pool: WorkerPool, tmp_path: Path, family: Family, dp: int, tp: int, pp: int
+) -> None:
+    plan = sharded_plan(family, tp, pp, dp=dp)
+    on_ranks(worker_pool, save_rank, plan, tmp_path, 1)
+    folder = tmp_path / "a1" / "step-1"
+    manifest = checkpoint.verify(folder)
+    parts = [part for parts in read_index(folder, sizes_of(manifest)).values() for part in parts]
+    num_bytes = sum(part.content_bytes for part in parts)
+    assert num_bytes == len(PARTS) * num_parameters(plan.model) * torch.float32.itemsize
+    assert len({(part.file, part.offset) for part in parts}) == len(parts)
+    alone = save_divided(tmp_path / "alone", plan.model, tp)
+    expected = read_index(alone, sizes_of(checkpoint.verify(alone)))
+    assert {(part.name, part.part) for part in parts} == {
+        (part.name, part.part) for parts in expected.values() for part in parts
+    }
+
+
+def sizes_of(manifest: CheckpointManifest) -> dict[str, int]:
+    return {file.name: file.num_bytes for file in manifest.files}
+
+
+def test_all_shards_go_on_from_the_same_whole_checkpoint(worker_pool: WorkerPool, tmp_path: Path) -> None:
+    """Another number of them wrote it, and the newer one is damaged where one of them looks."""
+    for step in (1, 2):
+        on_ranks(worker_pool, save_rank, sharded_plan(Family.LLAMA, 4, 1), tmp_path, step)
+    newer = tmp_path / "a1" / "step-2"
+    spoil(newer / checkpoint.read_manifest(newer).files[3].name)
+    ((restored, equal),) = set(on_ranks(worker_pool, restore_rank, sharded_plan(Family.LLAMA, 2, 2), tmp_path))
+    assert equal
+    assert (restored.step, len(restored.corrupt)) == (1, 1)
 
 
 def test_every_rank_hears_of_corruption_that_one_finds(worker_pool: WorkerPool, tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
-from penstock.core.layout import parameters
+from penstock.core.layout import Parameter, Precision, parameters
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Tensors
+from penstock.trainer.checkpoint_shards import Held, HeldShard
 from penstock.trainer.comm import Mesh, everyone
 from penstock.trainer.restoring import Restored, load_newest
 from penstock.trainer.stages import stage_numbers
@@ -36,12 +37,48 @@ def stored_value(part: str, name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(int.from_bytes(key, "little")))
 
 
-def stored_tensors(model: ModelSpec, stages: list[tuple[int, int]]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of some stages as a checkpoint holds them."""
-    declared = {
-        p.name: p.shape for first, stop in stages for u in model.units[first:stop] for p in parameters(model, u)
+def shard_of(model: ModelSpec, stages: list[tuple[int, int]], tp: int = 1, shard: int = 0) -> HeldShard:
+    """What a shard holds of the tensors of some stages."""
+    declared = {p.name: p for first, stop in stages for u in model.units[first:stop] for p in parameters(model, u)}
+    return HeldShard(declared, tp, shard)
+
+
+def stored_tensors(
+    model: ModelSpec, stages: list[tuple[int, int]], tp: int = 1, shard: int = 0, kinds: tuple[str, ...] = PARTS
+) -> dict[str, dict[str, Tensor]]:
+    """The tensors of some stages as a checkpoint holds them, or as one shard holds them in its memory."""
+    declared = shard_of(model, stages).declared
+    return {
+        kind: {name: cut(own, stored_value(kind, name, own.shape), tp, shard) for name, own in declared.items()}
+        for kind in kinds
     }
-    return {part: {name: stored_value(part, name, shape) for name, shape in declared.items()} for part in PARTS}
+
+
+def cut(parameter: Parameter, value: Tensor, tp: int, shard: int) -> Tensor:
+    """A shard's own tensor, out of the whole one."""
+    pieces = [value.narrow(parameter.axis, piece.start, piece.size) for piece in parameter.pieces(tp, shard)]
+    return torch.cat(pieces, parameter.axis)
+
+
+class AllShards(HeldShard):
+    """One process that writes, of whole tensors, what every shard of ``tp`` owns: its files are as theirs would be."""
+
+    def held(self, name: str, tensor: Tensor) -> Held:
+        """Every owned piece, one shard's after the other's."""
+        parameter = self.declared[name]
+        shards = (HeldShard(self.declared, self.tp, shard) for shard in range(self.tp))
+        parts = (shard.held(name, cut(parameter, tensor, self.tp, shard.shard)) for shard in shards)
+        written = [owned for part in parts for owned in part.owned()]
+        memory = torch.cat([values for _, values in written], parameter.axis)
+        return Held(memory, parameter.shape, parameter.axis, tuple(piece for piece, _ in written))
+
+
+def save_divided(root: Path, model: ModelSpec, tp: int, kinds: tuple[str, ...] = PARTS) -> Path:
+    """The checkpoint of step 5 that ``tp`` shards of a whole model write; its folder."""
+    whole = [(0, model.num_units)]
+    tensors, shards = stored_tensors(model, whole, kinds=kinds), shard_of(model, whole, tp)
+    everything = AllShards(shards.declared, tp, 0)
+    return checkpoint.save(root, 1, 5, tensors, model, Precision.FP32, keep=1, shard=everything).folder
 
 
 def blank(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
@@ -56,10 +93,16 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _own(plan: Plan, program: Program, rank: int) -> dict[str, dict[str, Tensor]]:
-    mesh = Mesh(dp=plan.dp, pp=plan.pp)
-    numbers = stage_numbers(program.ranks[mesh.pipeline_rank(rank)])
-    return stored_tensors(plan.model, [plan.stages[number] for number in numbers])
+def _mesh(plan: Plan) -> Mesh:
+    return Mesh(dp=plan.dp, tp=plan.tp, pp=plan.pp)
+
+
+def _own(plan: Plan, program: Program, rank: int) -> tuple[dict[str, dict[str, Tensor]], HeldShard]:
+    """A rank's tensors, and what they are of the model."""
+    mesh = _mesh(plan)
+    stages = [plan.stages[number] for number in stage_numbers(program.ranks[mesh.pipeline_rank(rank)])]
+    shard = mesh.shard(rank)
+    return stored_tensors(plan.model, stages, plan.tp, shard), shard_of(plan.model, stages, plan.tp, shard)
 
 
 def save_rank(
@@ -72,12 +115,12 @@ def save_rank(
     keep: int = 2,
 ) -> str:
     """Save as attempt 1 and give the error, if any; rank ``limit[0]`` cannot write files over ``limit[1]`` bytes."""
-    tensors = _own(plan, program, me.rank)
-    group = me.groups[everyone(Mesh(dp=plan.dp, pp=plan.pp))]
+    tensors, shard = _own(plan, program, me.rank)
+    group = me.groups[everyone(_mesh(plan))]
     largest = limit[1] if limit is not None and limit[0] == me.rank else resource.RLIM_INFINITY
     with file_size_limit(largest):
         try:
-            checkpoint.save(root, 1, step, tensors, plan.model, plan.precision, keep=keep, group=group)
+            checkpoint.save(root, 1, step, tensors, plan.model, plan.precision, keep=keep, shard=shard, group=group)
         except RunError as error:
             return str(error)
     return ""
@@ -96,29 +139,29 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
 
 def load_rank(me: PoolRank, plan: Plan, program: Program, folder: Path) -> tuple[int, bool]:
     """Load, and say of what step it was and whether every value is the stored one."""
-    expected = _own(plan, program, me.rank)
+    expected, shard = _own(plan, program, me.rank)
     tensors = blank(expected)
-    group = me.groups[everyone(Mesh(dp=plan.dp, pp=plan.pp))]
-    manifest = checkpoint.load(folder, tensors, plan.model, group=group)
+    group = me.groups[everyone(_mesh(plan))]
+    manifest = checkpoint.load(folder, tensors, plan.model, shard=shard, group=group)
     equal = all(torch.equal(tensors[part][name], expected[part][name]) for part in PARTS for name in expected[part])
     return manifest.step, equal
 
 
 def restore_rank(me: PoolRank, plan: Plan, program: Program, root: Path) -> tuple[Restored | None, bool]:
     """Go on from what is there; what was restored, and whether every value is the stored one."""
-    expected = _own(plan, program, me.rank)
+    expected, shard = _own(plan, program, me.rank)
     tensors = blank(expected)
-    group = me.groups[everyone(Mesh(dp=plan.dp, pp=plan.pp))]
-    restored = load_newest(root, tensors, plan.model, group=group)
+    group = me.groups[everyone(_mesh(plan))]
+    restored = load_newest(root, tensors, plan.model, shard=shard, group=group)
     equal = all(torch.equal(tensors[part][name], expected[part][name]) for part in PARTS for name in expected[part])
     return restored, equal
 
 
 def refused_rank(me: PoolRank, plan: Plan, program: Program, folder: Path) -> str:
     """Load what cannot be loaded, and give the error."""
-    tensors = blank(_own(plan, program, me.rank))
+    tensors, shard = _own(plan, program, me.rank)
     try:
-        checkpoint.load(folder, tensors, plan.model, group=me.groups[everyone(Mesh(dp=plan.dp, pp=plan.pp))])
+        checkpoint.load(folder, blank(tensors), plan.model, shard=shard, group=me.groups[everyone(_mesh(plan))])
     except UserError as error:
         return str(error)
     return ""

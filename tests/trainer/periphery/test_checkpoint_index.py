@@ -21,7 +21,8 @@ from penstock.core.job import PipelineJob
 from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.trainer import checkpoint, checkpoint_index
-from penstock.trainer.checkpoint_index import StoredTensor, fill, read_index
+from penstock.trainer.checkpoint_index import Parts, StoredTensor, fill, read_index
+from penstock.trainer.checkpoint_shards import Held
 from penstock.trainer.together import FailedError
 from tests.support.checkpoint_ranks import stored_tensors
 from tests.support.old_checkpoint import FOLDER, STEP, old_job
@@ -126,7 +127,7 @@ def test_damage_within_a_tensor_is_noticed_where_no_digest_is(tmp_path: Path) ->
     (tmp_path / "x").write_bytes(content)
     stored = StoredTensor(name="x", dtype="float32", shape=(8,), file="x", offset=0, num_bytes=len(content))
     with pytest.raises(FailedError, match="x cannot be read"):
-        fill(tmp_path, stored, torch.empty(8))
+        fill(tmp_path, stored, Held.whole(torch.empty(8)))
 
 
 def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
@@ -135,13 +136,13 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
     size = (tmp_path / "x").stat().st_size
     stored = StoredTensor(name="x", dtype="float32", shape=(8,), file="x", offset=0, num_bytes=size)
     with pytest.raises(FailedError, match="is not of the size"):
-        fill(tmp_path, stored, torch.empty(8))
+        fill(tmp_path, stored, Held.whole(torch.empty(8)))
 
 
 # What version 0.1.0 wrote
 
 
-def old_index(content: bytes, folder: Path) -> dict[str, StoredTensor]:
+def old_index(content: bytes, folder: Path) -> dict[str, Parts]:
     (folder / ".metadata").write_bytes(content)
     return read_index(folder, {".metadata": len(content), "__0_0.distcp": 10**6, "__1_0.distcp": 10**6})
 
@@ -196,7 +197,7 @@ def test_damaged_metadata_is_refused_or_says_what_it_said(
         index = old_index(bytes(content), tmp_path_factory.mktemp("damaged"))
     except FailedError:
         return
-    assert all(isinstance(stored, StoredTensor) for stored in index.values())
+    assert all(isinstance(stored, StoredTensor) for parts in index.values() for stored in parts)
 
 
 def test_records_take_nothing_from_the_classes_they_stand_for(tmp_path: Path) -> None:
@@ -206,7 +207,8 @@ def test_records_take_nothing_from_the_classes_they_stand_for(tmp_path: Path) ->
     assert {"Metadata", "_StorageInfo", "PosixPath"} <= names
     index = old_index(content, tmp_path)
     assert len(index) == 45
-    assert index["weights/head.weight"].shape == (257, 16)
+    (stored,) = index["weights/head.weight"]
+    assert stored.shape == (257, 16)
 
 
 def test_an_old_checkpoint_is_rewritten_with_an_index(tmp_path: Path, job: PipelineJob) -> None:

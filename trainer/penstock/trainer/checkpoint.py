@@ -6,7 +6,7 @@ Nothing in a checkpoint is run as code (`penstock.trainer.checkpoint_index`).
 
 A checkpoint is written beside its place and renamed into it once every rank is done, so a folder of that name is whole.
 An attempt writes only below its own folder and prunes other attempts' only after it has committed one itself. Any
-number of stages or replicas reads any checkpoint: what is stored are tensors by global name, each once.
+number of stages, replicas or shards reads any checkpoint: what is stored are tensors by global name, each element once.
 
 One that turns out corrupt is set aside under a name that is no checkpoint's (see `penstock.trainer.restoring`), and
 removed like other leftovers of an earlier attempt.
@@ -45,13 +45,14 @@ from penstock.core.units import format_bytes
 from penstock.trainer.checkpoint_index import (
     INDEX,
     IndexWriter,
-    StoredTensor,
+    Parts,
+    PiecePlanner,
     fill,
     is_plain_name,
     read_index,
     read_limited,
-    writable,
 )
+from penstock.trainer.checkpoint_shards import Held, HeldShard
 from penstock.trainer.together import FailedError, rank_in, size_of, together
 
 MANIFEST = "manifest.json"
@@ -61,7 +62,7 @@ _FOLDER = re.compile(r"^a(\d+)/step-(\d+)$")
 _PARTIAL, _CORRUPT = ".partial-", ".corrupt-"
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
-"""Part (``weights``, ``exp_avg``, ``exp_avg_sq``) -> global name -> this rank's tensor."""
+"""Kind (``weights``, ``exp_avg``, ``exp_avg_sq``) -> global name -> this rank's tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,9 +188,15 @@ def _sha256(path: Path) -> str:
 
 
 def load(
-    folder: Path, tensors: Tensors, model: ModelSpec, *, group: dist.ProcessGroup | None = None
+    folder: Path,
+    tensors: Tensors,
+    model: ModelSpec,
+    *,
+    shard: HeldShard | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> CheckpointManifest:
-    """Fill ``tensors`` in place; all ranks of ``group`` call it together, and what it raises all of them raise.
+    """Fill ``tensors`` in place, which are whole or those of a ``shard``; all ranks of ``group`` call it together, and
+    what it raises all of them raise.
 
     Raises:
         CorruptError: the checkpoint is not what was written.
@@ -197,8 +204,8 @@ def load(
     """
     manifest = _verify_together(folder, group)
     _require_model(folder, manifest.model, model)
-    wanted = _flat(tensors)
-    index: dict[str, StoredTensor] = {}
+    wanted = _flat(tensors, shard)
+    index: dict[str, Parts] = {}
     with _corrupt_if_failed(folder):
         together(lambda: index.update(_index(folder, manifest)), group)
     try:
@@ -210,7 +217,7 @@ def load(
     return manifest
 
 
-def _index(folder: Path, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
+def _index(folder: Path, manifest: CheckpointManifest) -> dict[str, Parts]:
     return read_index(folder, {file.name: file.num_bytes for file in manifest.files})
 
 
@@ -233,27 +240,28 @@ def _require_model(folder: Path, stored: ModelSpec, wanted: ModelSpec) -> None:
             raise _unusable(folder, f"is of another model: its {camel(field.name)} is {theirs}, here it is {ours}")
 
 
-def _check_types(index: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor]) -> None:
-    for name, tensor in wanted.items():
-        stored = index.get(name)
-        if stored is None or stored.shape != tuple(tensor.shape):
-            raise FailedError(f"holds no {name} of shape {list(tensor.shape)}")
-        if stored.torch_dtype != tensor.dtype:
-            raise FailedError(f"holds {name} as {stored.torch_dtype}, this run uses {tensor.dtype}")
+def _check_types(index: Mapping[str, Parts], wanted: Mapping[str, Held]) -> None:
+    for name, held in wanted.items():
+        stored, *_ = index.get(name, (None,))
+        if stored is None or stored.shape != held.shape:
+            raise FailedError(f"holds no {name} of shape {list(held.shape)}")
+        if stored.torch_dtype != held.tensor.dtype:
+            raise FailedError(f"holds {name} as {stored.torch_dtype}, this run uses {held.tensor.dtype}")
 
 
-def _fill(folder: Path, index: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor]) -> None:
-    for name, tensor in wanted.items():
-        fill(folder, index[name], tensor)
+def _fill(folder: Path, index: Mapping[str, Parts], wanted: Mapping[str, Held]) -> None:
+    for name, held in wanted.items():
+        for stored in index[name]:
+            fill(folder, stored, held)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint by global name, in one process; raises `CorruptError` if it is corrupt."""
     manifest = verify(folder)
     with _corrupt_if_failed(folder):
-        index = {name: stored for name, stored in _index(folder, manifest).items() if name.startswith("weights/")}
-        weights = {name: torch.empty(stored.shape, dtype=stored.torch_dtype) for name, stored in index.items()}
-        _fill(folder, index, weights)
+        index = {name: parts for name, parts in _index(folder, manifest).items() if name.startswith("weights/")}
+        weights = {name: torch.empty(part.shape, dtype=part.torch_dtype) for name, (part, *_) in index.items()}
+        _fill(folder, index, {name: Held.whole(tensor) for name, tensor in weights.items()})
     return {name.removeprefix("weights/"): tensor for name, tensor in weights.items()}
 
 
@@ -269,9 +277,11 @@ def save(
     precision: Precision,
     *,
     keep: int,
+    shard: HeldShard | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Checkpoint:
-    """Write a checkpoint from all ranks of ``group`` and prune old ones down to ``keep``.
+    """Write a checkpoint from all ranks of ``group`` and prune old ones down to ``keep``. A rank's ``tensors`` are
+    whole, or those of a ``shard``.
 
     Raises `RunError` on every rank if any rank could not write; what was there before is untouched. A later attempt of
     the job may be the reason: it removes what this one has not finished (`prune`).
@@ -281,8 +291,7 @@ def save(
     first = rank_in(group) == 0
     try:
         together(lambda: _make_empty(partial) if first else None, group)
-        own = {name: writable(tensor) for name, tensor in _flat(tensors).items()}
-        written = together(lambda: _write(partial, own, group), group)
+        written = together(lambda: _write(partial, _flat(tensors, shard), group), group)
         files = tuple(file for owned in written for file in owned)
         manifest = CheckpointManifest(step=step, model=model, precision=precision, files=files)
         together(lambda: _commit(partial, folder, manifest) if first else None, group)
@@ -313,10 +322,11 @@ def _make_empty(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _write(partial: Path, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> list[StoredFile]:
+def _write(partial: Path, held: Mapping[str, Held], group: dist.ProcessGroup | None) -> list[StoredFile]:
     """Write one rank's part and describe its files."""
+    writer, planner = IndexWriter(partial), PiecePlanner(held)
     try:
-        _quietly(state_dict_saver.save, tensors, storage_writer=IndexWriter(partial), process_group=group)
+        _quietly(state_dict_saver.save, {}, storage_writer=writer, planner=planner, process_group=group)
     except CheckpointException as error:
         free = format_bytes(shutil.disk_usage(partial).free)  # torch's reason may not say that the disk is full
         raise FailedError(f"{_reason(error)} ({free} are free there)") from None
@@ -327,8 +337,12 @@ def _write(partial: Path, tensors: dict[str, Tensor], group: dist.ProcessGroup |
     return [StoredFile(name=path.name, num_bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths]
 
 
-def _flat(tensors: Tensors) -> dict[str, Tensor]:
-    return {f"{part}/{name}": tensor for part, named in tensors.items() for name, tensor in named.items()}
+def _flat(tensors: Tensors, shard: HeldShard | None) -> dict[str, Held]:
+    return {
+        f"{kind}/{name}": Held.whole(tensor) if shard is None else shard.held(name, tensor)
+        for kind, named in tensors.items()
+        for name, tensor in named.items()
+    }
 
 
 def _commit(partial: Path, folder: Path, manifest: CheckpointManifest) -> None:

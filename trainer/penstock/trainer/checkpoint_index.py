@@ -1,4 +1,4 @@
-"""The index of a checkpoint: which bytes of which file hold which tensor.
+"""The index of a checkpoint: which bytes of which file hold which tensor, or which part of one.
 
 A checkpoint is data that one user may hand to another, so reading one must not run code. PyTorch's distributed format
 keeps its index, ``.metadata``, as a pickle, and every tensor as a small archive with a pickle in it. Unpickling calls
@@ -10,63 +10,108 @@ PyTorch writes them, one archive after the other in a rank's ``.distcp`` file:
     {"tensors": [{"name": "weights/head.weight", "dtype": "float32", "shape": [257, 16],
                   "file": "__1_0.distcp", "offset": 4096, "numBytes": 17872}, ...]}
 
+Of a tensor that tensor parallelism divided, each shard writes the pieces that it owns. Their entries have the tensor's
+name and whole shape too, and say which rows (axis 0) or columns (axis 1) of it their archive holds:
+
+    {"name": "weights/head.weight", "dtype": "float32", "shape": [257, 16],
+     "part": {"axis": 0, "start": 128, "stop": 257}, "file": "__3_0.distcp", ...}
+
+Together the parts of a tensor must make up all of it, each element once. Nothing says which run wrote them: a rank of
+any other fills what it holds (`penstock.trainer.checkpoint_shards`) from the parts that have something of it.
+
 A tensor is read without its pickle: an archive is a zip file, its entry ``data/0`` is the tensor's memory, stored as it
 is. Type and shape come from the index. The entry must have exactly their size. It goes into the target in small pieces,
-so that reading needs no second copy of a tensor.
+so that reading needs no second copy of a tensor. Rows that are not needed are not read. Of columns that are far apart
+only those are read that are needed; where little lies between them it is read along, since a file system reads a long
+stretch faster than many short ones (data sieving: Thakur, Gropp and Lusk, "Data Sieving and Collective I/O in ROMIO",
+1999).
 
 Checkpoints without ``index.json`` are of version 0.1.0. Their ``.metadata`` is interpreted by `_MetadataReader`: the
 names it may mention are listed, and each stands for an inert record instead of the class of that name. Nothing that the
 file names is ever imported or called. The interpreter of pickles is the one that is written in Python, because the one
 in C allocates tables of any size that a file of a few bytes asks for.
 
-Sizes are limited before anything is read, shapes and places are compared with the files before anything is allocated.
+Sizes are limited before anything is read. Shapes, places and parts are compared with the files and with each other
+before anything is allocated.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import pickle
 import re
+import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest
 from penstock.core.serialization.files import sync_file
+from penstock.core.sharding import Piece
 from penstock.core.units import format_bytes
+from penstock.trainer.checkpoint_shards import Box, Held
 from penstock.trainer.together import FailedError
 
 INDEX, OLD_INDEX = "index.json", ".metadata"
 
 MAX_INDEX_BYTES = 64 * 2**20
-"""A quarter of a million tensors, each with its two moments: a model of 7,000 blocks."""
+"""A third of a million parts: with its two moments a model of 7,000 blocks, or divided over 8 shards, of 1,600."""
 
 _PIECE_BYTES = 4 * 2**20
+_GAP_BYTES = 256 * 2**10
+"""What lies between two stretches that are needed and is read along with them."""
+_LOCAL_HEADER, _NAME_LENGTHS = 30, struct.Struct("<2H")
+"""Bytes of an archive's entry before its name; the lengths of that and of what follows it are the last of them."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\.metadata")
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Part(Manifest):
+    """Rows (axis 0) or columns (axis 1) [start, stop) of a tensor."""
+
+    axis: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{_LINES[self.axis]} {self.start} to {self.stop}"
+
+
+_LINES = ("rows", "columns")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor(Manifest):
-    """A tensor by its global name, and the archive that holds it: ``num_bytes`` of ``file`` from ``offset`` on."""
+    """A tensor by its global name and shape, or a ``part`` of it, and the archive that holds that: ``num_bytes`` of
+    ``file`` from ``offset`` on.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    part: Part | None = None
     file: str
     offset: int
     num_bytes: int
@@ -76,6 +121,12 @@ class StoredTensor(Manifest):
             raise _wrong(f"holds {self.name} as {self.dtype!r}, not one of {', '.join(_DTYPES)}")
         if min((*self.shape, self.offset, self.num_bytes)) < 0:
             raise _wrong(f"gives {self.name} a negative size or place")
+        if (part := self.part) is None:
+            return
+        if not 0 <= part.axis < min(len(self.shape), len(_LINES)):
+            raise _wrong(f"divides {self.name} along axis {part.axis}, of {len(self.shape)}")
+        if not 0 <= part.start < part.stop <= self.shape[part.axis]:
+            raise _wrong(f"holds {part} of {self.name}, which has {self.shape[part.axis]}")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -83,9 +134,16 @@ class StoredTensor(Manifest):
         return _DTYPES[self.dtype]
 
     @property
+    def box(self) -> Box:
+        """What the archive holds of the tensor."""
+        if self.part is None:
+            return Box.of(self.shape)
+        return Box.of(self.shape, self.part.axis, self.part.start, self.part.stop)
+
+    @property
     def content_bytes(self) -> int:
-        """Bytes of its numbers."""
-        return math.prod(self.shape) * self.torch_dtype.itemsize
+        """Bytes of the archive's numbers."""
+        return self.box.size * self.torch_dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +151,10 @@ class StoredTensors(Manifest):
     """Everything that a checkpoint holds."""
 
     tensors: tuple[StoredTensor, ...]
+
+
+Parts = tuple[StoredTensor, ...]
+"""All of one tensor: in one archive, or the parts that it is divided into, in their order."""
 
 
 def _wrong(what: str) -> UserError:
@@ -122,7 +184,7 @@ class IndexWriter(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index of all ranks' tensors; the first rank is asked to."""
         tensors = [_described(metadata, result) for written in results for result in written]
-        index = StoredTensors(tensors=tuple(sorted(tensors, key=lambda tensor: tensor.name)))
+        index = StoredTensors(tensors=tuple(sorted(tensors, key=lambda tensor: (tensor.name, _start(tensor)))))
         with (Path(self.path) / INDEX).open("w") as file:
             file.write(json.dumps(index.to_manifest(), indent=0))
             sync_file(file)
@@ -131,26 +193,76 @@ class IndexWriter(FileSystemWriter):
 def _described(metadata: Metadata, result: WriteResult) -> StoredTensor:
     stored = metadata.state_dict_metadata[result.index.fqn]
     assert isinstance(stored, TensorStorageMetadata), "a checkpoint holds tensors only"
-    assert len(stored.chunks) == 1, "every tensor is stored whole"
+    (chunk,) = (chunk for chunk in stored.chunks if chunk.offsets == result.index.offset)
+    divided = [axis for axis, size in enumerate(stored.size) if chunk.sizes[axis] != size]
+    part = None
+    if divided:
+        (axis,) = divided
+        start = chunk.offsets[axis]
+        part = Part(axis=axis, start=start, stop=start + chunk.sizes[axis])
     return StoredTensor(
         name=result.index.fqn,
         dtype=_DTYPE_NAMES[stored.properties.dtype],
         shape=tuple(stored.size),
+        part=part,
         file=result.storage_data.relative_path,
         offset=result.storage_data.offset,
         num_bytes=result.storage_data.length,
     )
 
 
-def writable(tensor: Tensor) -> Tensor:
+class PiecePlanner(DefaultSavePlanner):
+    """PyTorch's planner for ranks that hold pieces of tensors: it writes each piece that its rank owns by itself. What
+    equal ranks of replicas own, one of them writes.
+    """
+
+    def __init__(self, held: Mapping[str, Held]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._held = held
+        self._memory: dict[tuple[str, torch.Size], Tensor] = {}
+
+    def create_local_plan(self) -> SavePlan:
+        """What this rank offers to write."""
+        items = []
+        for name, held in self._held.items():
+            for piece, memory in held.owned():
+                item = _item(name, held, piece, memory)
+                assert item.index.offset is not None, "an index of a tensor has one"
+                self._memory[name, item.index.offset] = memory
+                items.append(item)
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """The memory of one of them."""
+        assert index.offset is not None, "an index of a tensor has one"
+        return _writable(self._memory[index.fqn, index.offset])
+
+
+def _item(name: str, held: Held, piece: Piece, memory: Tensor) -> WriteItem:
+    size = torch.Size(held.shape)
+    offsets = torch.Size(piece.start if axis == held.axis else 0 for axis in range(len(size)))
+    return WriteItem(
+        index=MetadataIndex(name, offsets),
+        type=WriteItemType.TENSOR if memory.shape == size else WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets=offsets, sizes=memory.size()),
+            properties=TensorProperties.create_from_tensor(memory),
+            size=size,
+        ),
+    )
+
+
+def _writable(tensor: Tensor) -> Tensor:
     """The same memory as a tensor of its own: PyTorch's writer copies what is part of something larger."""
-    return torch.from_numpy(tensor.numpy()) if tensor.device.type == "cpu" else tensor
+    whole = tensor.contiguous()
+    return torch.from_numpy(whole.numpy()) if whole.device.type == "cpu" else whole
 
 
 # Reading
 
 
-def read_index(folder: Path, sizes: Mapping[str, int]) -> dict[str, StoredTensor]:
+def read_index(folder: Path, sizes: Mapping[str, int]) -> dict[str, Parts]:
     """The tensors in ``folder`` by name; ``sizes`` are those of its files, as they are.
 
     Raises `FailedError` for an index that is missing, is not what `penstock` writes, or does not fit the files.
@@ -163,10 +275,40 @@ def read_index(folder: Path, sizes: Mapping[str, int]) -> dict[str, StoredTensor
         raise FailedError(f"is corrupt: its index: {error.where} {error.what}") from None
     for tensor in tensors:
         _require_fit(tensor, sizes)
-    by_name = {tensor.name: tensor for tensor in tensors}
-    if len(by_name) != len(tensors):
-        raise FailedError("is corrupt: its index names a tensor twice")
-    return by_name
+    if sum(tensor.content_bytes for tensor in tensors) > sum(sizes.values()):
+        raise FailedError("is corrupt: its index names more than its files hold")
+    by_name: dict[str, list[StoredTensor]] = {}
+    for tensor in tensors:
+        by_name.setdefault(tensor.name, []).append(tensor)
+    return {name: _in_order(parts) for name, parts in by_name.items()}
+
+
+def _in_order(parts: Sequence[StoredTensor]) -> Parts:
+    """The parts of a tensor; raises `FailedError` unless they make up all of it, each element once."""
+    first = parts[0]
+    if any((part.dtype, part.shape) != (first.dtype, first.shape) for part in parts):
+        raise FailedError(f"is corrupt: its index gives {first.name} two types or shapes")
+    ordered = sorted(parts, key=_start)
+    divided = [stored.part for stored in ordered if stored.part is not None]
+    if not divided and len(parts) == 1:
+        return (first,)
+    if len(divided) < len(parts) or len({part.axis for part in divided}) > 1:
+        raise FailedError(f"is corrupt: its index names a tensor twice, {first.name}")
+    axis = divided[0].axis
+    end, reached = first.shape[axis], 0
+    for part in (*divided, Part(axis=axis, start=end, stop=end)):
+        if part.start > reached:
+            gap = Part(axis=axis, start=reached, stop=part.start)
+            raise FailedError(f"is corrupt: its index lacks {gap} of {first.name}")
+        if part.start < reached:
+            both = Part(axis=axis, start=part.start, stop=min(part.stop, reached))
+            raise FailedError(f"is corrupt: its index has {both} of {first.name} twice")
+        reached = part.stop
+    return tuple(ordered)
+
+
+def _start(tensor: StoredTensor) -> int:
+    return 0 if tensor.part is None else tensor.part.start
 
 
 def _read(folder: Path, sizes: Mapping[str, int]) -> tuple[StoredTensor, ...]:
@@ -191,30 +333,77 @@ def _read_new(path: Path) -> tuple[StoredTensor, ...]:
     return StoredTensors.from_manifest(content).tensors
 
 
-def fill(folder: Path, stored: StoredTensor, target: Tensor) -> None:
-    """Read ``stored`` into ``target``, which has its shape and type and is contiguous.
+def fill(folder: Path, stored: StoredTensor, held: Held) -> None:
+    """Read what ``held`` has of ``stored``, whose shape and type it has, into its tensor.
 
     Raises `FailedError` if its place holds something else.
     """
-    flat = target.detach().view(-1).view(torch.uint8)
+    wanted = list(held.common(stored.box))
+    if not wanted:
+        return
     try:
-        with (folder / stored.file).open("rb") as file, zipfile.ZipFile(_Part(file, stored)) as archive:
-            (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data/0"))
-            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != stored.content_bytes:
-                raise FailedError(f"is corrupt: {stored.name} is not of the size that its index says")
-            with archive.open(entry) as content:
-                for start in range(0, flat.numel(), _PIECE_BYTES):
-                    piece = bytearray(content.read(min(_PIECE_BYTES, flat.numel() - start)))
-                    flat[start : start + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
+        with (folder / stored.file).open("rb") as file:
+            section = _Section(file, stored.offset, stored.num_bytes)
+            with zipfile.ZipFile(section) as archive:
+                (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data/0"))
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != stored.content_bytes:
+                    raise FailedError(f"is corrupt: {stored.name} is not of the size that its index says")
+                with archive.open(entry) as content:
+                    if [box for box, _ in wanted] == [stored.box]:
+                        _copy(content, stored, *wanted[0])  # to its end, where the archive's checksum is compared
+                        return
+                start = section.start + _content_start(section, entry)
+            for box, target_rc in wanted:
+                _copy(_Section(file, start, stored.content_bytes), stored, box, target_rc)
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise FailedError(f"is corrupt: {stored.name} cannot be read ({error})") from None
 
 
-class _Part(io.RawIOBase):
-    """A part of a file as a file."""
+def _content_start(section: _Section, entry: zipfile.ZipInfo) -> int:
+    """Where an entry's content begins: after its own header, which has been compared with the archive's list."""
+    section.seek(entry.header_offset)
+    name, extra = _NAME_LENGTHS.unpack(section.read(_LOCAL_HEADER)[-_NAME_LENGTHS.size :])
+    start: int = entry.header_offset + _LOCAL_HEADER + name + extra
+    return start
 
-    def __init__(self, file: BinaryIO, stored: StoredTensor) -> None:
-        self._file, self._start, self._size, self._place = file, stored.offset, stored.num_bytes, 0
+
+def _copy(content: IO[bytes] | _Section, stored: StoredTensor, box: Box, target_rc: Tensor) -> None:
+    """Copy a box of the whole tensor from ``content``, the memory of what is stored of it, row after row."""
+    within, width, dtype = box.within(stored.box), len(stored.box.columns), stored.torch_dtype
+    for piece in _pieces(within, width, dtype.itemsize):
+        num_rows, num_columns = len(piece.rows), len(piece.columns)
+        place = (piece.rows.start * width + piece.columns.start) * dtype.itemsize
+        if content.tell() != place:
+            content.seek(place)
+        memory = bytearray(content.read(((num_rows - 1) * width + num_columns) * dtype.itemsize))
+        values_rc = torch.frombuffer(memory, dtype=dtype).as_strided((num_rows, num_columns), (width, 1))
+        piece.within(within).cut(target_rc).copy_(values_rc)
+
+
+def _pieces(box: Box, width: int, itemsize: int) -> Iterator[Box]:
+    """What is read at once of rows of ``width`` elements, in the order of a file: some `_PIECE_BYTES`, of several rows
+    if no more than `_GAP_BYTES` lie between what is needed of them.
+    """
+    most = max(_PIECE_BYTES // itemsize, 1)
+    is_sieved = (width - len(box.columns)) * itemsize <= _GAP_BYTES
+    num_rows = max(most // width, 1) if is_sieved else 1
+    num_columns = min(len(box.columns), most)
+    for rows in _stretches(box.rows, num_rows):
+        for columns in _stretches(box.columns, num_columns):
+            yield Box(rows, columns)
+
+
+def _stretches(lines: range, most: int) -> Iterator[range]:
+    """A range in parts of at most so many."""
+    for start in range(lines.start, lines.stop, most):
+        yield range(start, min(start + most, lines.stop))
+
+
+class _Section(io.RawIOBase):
+    """``size`` bytes of a file, from ``start`` on, as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file, self.start, self._size, self._place = file, start, size, 0
 
     def readable(self) -> bool:
         """It can be read."""
@@ -239,7 +428,7 @@ class _Part(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read what fits."""
         wanted = max(min(len(buffer), self._size - self._place), 0)
-        self._file.seek(self._start + self._place)
+        self._file.seek(self.start + self._place)
         content = self._file.read(wanted)
         buffer[: len(content)] = content
         self._place += len(content)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from penstock.core.errors import RunError, UserError
 from penstock.core.model import ModelSpec
 from penstock.trainer.checkpoint import MANIFEST, CorruptError, Tensors, find_checkpoints, load, set_aside
+from penstock.trainer.checkpoint_shards import HeldShard
 from penstock.trainer.together import FailedError, gather, rank_in, together
 
 MOST_VANISHED = 10
@@ -26,9 +27,15 @@ class Restored:
 
 
 def load_newest(
-    root: Path, tensors: Tensors, model: ModelSpec, *, group: dist.ProcessGroup | None = None
+    root: Path,
+    tensors: Tensors,
+    model: ModelSpec,
+    *,
+    shard: HeldShard | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Restored | None:
-    """Fill ``tensors`` from the newest whole checkpoint below ``root``; none if there is no checkpoint at all.
+    """Fill ``tensors``, which are whole or those of a ``shard``, from the newest whole checkpoint below ``root``; none
+    if there is no checkpoint at all.
 
     All ranks of ``group`` call it together. Corrupt ones are passed over, and set aside once a whole one is found. One
     that vanishes meanwhile is not corrupt: an earlier attempt that still lives removes it for one that is newer.
@@ -41,7 +48,7 @@ def load_newest(
     num_vanished = 0
     while num_vanished < MOST_VANISHED and (folder := _newest(root, corrupt, group)):
         try:
-            step = load(folder, tensors, model, group=group).step
+            step = load(folder, tensors, model, shard=shard, group=group).step
         except CorruptError as error:
             if _is_there(folder, group):
                 corrupt[folder] = f"{folder.relative_to(root)} {error.what}"
