@@ -207,6 +207,15 @@ def test_dense_rows_name_only_some_ranks() -> None:
     assert float(parse(gantt([many])).get("height", "")) < 2_000
 
 
+def test_a_predicted_row_names_all_ranks_that_it_stands_for() -> None:
+    """Measured steps have a row for each of them."""
+    predicted = Timeline(source=Source.SIMULATED, num_ranks=2, step_ns=1000, events=())
+    measured = dataclasses.replace(predicted, source=Source.MEASURED, num_ranks=8)
+    names = [text for text in texts(parse(gantt([predicted, measured], tp=4))) if text.startswith("rank")]
+    assert names == ["ranks 0–3", "ranks 4–7", *(f"rank {rank}" for rank in range(8))]
+    assert {"0", "4"} <= set(texts(parse(gantt([predicted], width=320, tp=4))))
+
+
 def test_no_script_no_reference_no_clock() -> None:
     timeline = sample_timeline(sample_schedule(2, 2, 2))
     picture = gantt([timeline])

@@ -37,15 +37,18 @@ _STYLE: Final = """
 """
 
 
-def gantt(timelines: Sequence[Timeline], *, width: int = 1120, title: str = "", most_spans: int = MAX_SPANS) -> str:
+def gantt(
+    timelines: Sequence[Timeline], *, width: int = 1120, title: str = "", most_spans: int = MAX_SPANS, tp: int = 1
+) -> str:
     """One or more timelines of a step, from the top down on a common scale, as an SVG document.
 
     ``width`` is in pixels, margins apart; from 600 on there is room for names and busy shares. With two timelines, the
-    difference of the second from the first is stated. Raises `ValueError` for none.
+    difference of the second from the first is stated. A row of a step that was not measured stands for ``tp`` ranks.
+    Raises `ValueError` for none.
     """
     if not timelines:
         raise ValueError("nothing to draw: no timeline")
-    frame = _frame(timelines, width)
+    frame = _frame(timelines, width, tp)
     all_lanes = _fit(timelines, frame, most_spans)
     frame = dataclasses.replace(frame, labels=choose_labels(all_lanes, frame))
     parts, first_top = _heading(timelines, frame, title)
@@ -88,13 +91,14 @@ def _header(frame: Frame) -> float:
     return 26.0 if frame.is_wide else 42.0
 
 
-def _frame(timelines: Sequence[Timeline], width: int) -> Frame:
+def _frame(timelines: Sequence[Timeline], width: int, tp: int) -> Frame:
     num_rows = sum(timeline.num_ranks for timeline in timelines)
     pitch = 38.0 if num_rows <= 8 else 26.0 if num_rows <= 34 else 18.0 if num_rows <= 64 else max(6.0, 1100 / num_rows)
-    left, right = (60.0, 140.0) if width >= 600 else (26.0, 60.0)
+    left, right = (60.0 if tp == 1 else 84.0, 140.0) if width >= 600 else (26.0, 60.0)
     longest = max(1, *(end_ns(timeline) for timeline in timelines))
     plot = width - left - right
-    return Frame(width=width, left=left, plot=plot, pitch=pitch, scale=plot / longest, unit=time_unit(longest))
+    scale, unit = plot / longest, time_unit(longest)
+    return Frame(width=width, left=left, plot=plot, pitch=pitch, scale=scale, unit=unit, tp=tp)
 
 
 def _fit(timelines: Sequence[Timeline], frame: Frame, most_spans: int) -> list[tuple[Lanes, ...]]:

@@ -234,7 +234,8 @@ def step_section(data: ReportData, chooser: Markup = _NONE) -> Section:
     }
     note = notes.get((data.predicted is not None, data.measured is not None))
     text = _typical_text(data) + (compute_difference(*timelines) if note is None else note) + _speeds_text(data)
-    picture = drawing(gantt(timelines, width=WIDE), gantt(timelines, width=NARROW))
+    wide, narrow = (gantt(timelines, width=width, tp=data.plan.tp if data.plan else 1) for width in (WIDE, NARROW))
+    picture = drawing(wide, narrow)
     others = (_other(timeline, data.sampled, data.plan) for timeline in data.sampled)
     body = join((element("p", text, class_="note"), chooser, picture, *others))
     return Section(anchor=anchor, title=title, body=body)

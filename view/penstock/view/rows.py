@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.core.schedule import Action
-from penstock.core.timeline import Activity, Event, Timeline
+from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.core.units import format_bytes
 from penstock.view.axis import TimeUnit
 from penstock.view.markup import Markup, element, join
@@ -32,7 +32,10 @@ class Labels(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """Where things are, in pixels; ``scale`` is pixels per nanosecond, ``pitch`` the distance of two rows."""
+    """Where things are, in pixels; ``scale`` is pixels per nanosecond, ``pitch`` the distance of two rows.
+
+    A row is one rank, but of a step that was not measured it stands for the ``tp`` shards of a pipeline rank.
+    """
 
     width: float
     left: float
@@ -41,6 +44,7 @@ class Frame:
     scale: float
     unit: TimeUnit
     labels: Labels = Labels.NONE
+    tp: int = 1
 
     @property
     def bar(self) -> float:
@@ -74,7 +78,7 @@ def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Mark
     if rank % every:
         return []
     baseline = y + frame.bar / 2 + 4
-    found = [element("text", f"rank {rank}" if frame.is_wide else f"{rank}", x=0, y=baseline)]
+    found = [element("text", _rank_name(timeline, rank, frame), x=0, y=baseline)]
     edge = frame.left + frame.plot
     if frame.is_wide and timeline.step_ns:
         busy = f"{timeline.busy_ns(rank) / timeline.step_ns:.0%} busy"
@@ -82,6 +86,15 @@ def _margins(timeline: Timeline, rank: int, frame: Frame, y: float) -> list[Mark
     if rank < len(timeline.peak_bytes):
         found.append(element("text", format_bytes(timeline.peak_bytes[rank]), x=frame.width, y=baseline, class_="end"))
     return found
+
+
+def _rank_name(timeline: Timeline, row: int, frame: Frame) -> str:
+    """``rank 2``, or ``ranks 4–5`` where shards do the same; in a narrow picture the first one's number."""
+    count = 1 if timeline.source is Source.MEASURED else frame.tp
+    first = row * count
+    if not frame.is_wide:
+        return f"{first}"
+    return f"rank {first}" if count == 1 else f"ranks {first}–{first + count - 1}"
 
 
 def _bar(span: Span, frame: Frame) -> Markup:
