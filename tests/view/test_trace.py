@@ -96,6 +96,16 @@ def test_every_transfer_of_a_step_has_an_arrow_to_its_user() -> None:
         assert source["ts"] + source["dur"] <= target["ts"]
 
 
+def test_arrows_stay_among_ranks_of_the_same_replica_and_shard() -> None:
+    """Two shards on each of two stages: ranks 0 and 1 send to 2 and 3."""
+    sent = [Event(rank, Activity.TRANSFER, "0SEND_F0.0", 0, 5) for rank in range(2)]
+    users = [Event(rank, Activity.COMPUTE, "1F0.0", 6, 9) for rank in (3, 2)]
+    timeline = Timeline(source=Source.MEASURED, num_ranks=4, step_ns=9, events=(*sent, *users))
+    events = events_of(timeline)
+    starts, ends = ({e["id"]: e["tid"] // 100 for e in phase(events, name)} for name in "sf")
+    assert sorted((starts[key], ends[key]) for key in starts) == [(0, 2), (1, 3)]
+
+
 def enclosing(complete: list[dict[str, Any]], flow: dict[str, Any]) -> dict[str, Any]:
     (found,) = [e for e in complete if e["tid"] == flow["tid"] and e["ts"] <= flow["ts"] <= e["ts"] + e["dur"]]
     return found

@@ -1,7 +1,8 @@
 """Timelines as Chrome's trace events, which Perfetto and chrome://tracing open.
 
 Every timeline is a process, every rank a track of complete events; transfers have tracks of their own beside their
-rank, as they run while the rank computes. An arrow leads from each transfer to the compute that waited for it.
+rank, as they run while the rank computes. An arrow leads from each transfer to the compute that waited for it. Where
+several ranks send the same, replicas or shards, the first sends to the first that needs it, the second to the second.
 
 Format: "Trace Event Format", Google, 2016: ``ph`` X is a complete event, M metadata, s and f the start and end of a
 flow; times are in microseconds.
@@ -84,10 +85,11 @@ def _complete(event: Event, pid: int, tid: int) -> dict[str, Any]:
 
 
 def _flows(timeline: Timeline, tracks: Sequence[tuple[int, int]], pid: int) -> Iterator[dict[str, Any]]:
-    users = _users(timeline)
+    users, senders = _users(timeline), _senders(timeline)
     for index, event in enumerate(timeline.events):
         key = _sent(event)
-        user = users.get(key) if key else None
+        pairs = zip(senders[key], users.get(key, ()), strict=False) if key else ()
+        user = next((user for rank, user in pairs if rank == event.rank), None)
         if user is None or user.start_ns < event.stop_ns:
             continue
         # An arrow binds to the event that encloses its time, so its ends lie inside, not on the edges.
@@ -108,16 +110,25 @@ def _sent(event: Event) -> _Key | None:
     return ("F" if is_forward else "B", target, action.microbatch, action.slice)
 
 
-def _users(timeline: Timeline) -> dict[_Key, Event]:
-    """The first compute event that needs each message."""
-    found: dict[_Key, Event] = {}
+def _senders(timeline: Timeline) -> dict[_Key, list[int]]:
+    """The ranks that send each message, in order."""
+    senders: dict[_Key, set[int]] = {}
+    for event in timeline.events:
+        if key := _sent(event):
+            senders.setdefault(key, set()).add(event.rank)
+    return {key: sorted(ranks) for key, ranks in senders.items()}
+
+
+def _users(timeline: Timeline) -> dict[_Key, list[Event]]:
+    """The first compute event of every rank that needs a message, by what it carries, in the order of ranks."""
+    users: dict[_Key, dict[int, Event]] = {}
     for event in sorted(timeline.events, key=lambda e: e.start_ns):
         action = action_of(event.action) if event.activity is Activity.COMPUTE else None
         for part in flatten([action]) if action else ():
             key = _needed(part)
             if key:
-                found.setdefault(key, event)
-    return found
+                users.setdefault(key, {}).setdefault(event.rank, event)
+    return {key: [by_rank[rank] for rank in sorted(by_rank)] for key, by_rank in users.items()}
 
 
 def _needed(action: Action) -> _Key | None:
