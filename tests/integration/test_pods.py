@@ -142,6 +142,20 @@ def test_four_pods_train_replicas_in_the_planner_s_order(root: Path, monkeypatch
     assert losses(attempt.run) == straight(root, job, plan, monkeypatch)
 
 
+def test_shards_train_in_their_pods(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pods of two devices: each has the shards of a stage, the first stage's on the second pod."""
+    job = job_of(3)
+    plan = dataclasses.replace(tiny_plan(job, 2), tp=2)
+    attempt = Attempt(root, job, ranks_per_pod=2)
+    with attempt.started() as processes:
+        attempt.train(dataclasses.replace(plan, placement=(2, 0)))
+        reports = attempt.ended(processes)
+    assert states(reports) == [AttemptState.SUCCEEDED] * 2, attempt.said()
+    ranks = zip(attempt.pods, ((2, 3), (0, 1)), strict=True)
+    assert all(status_of(pod, rank) is not None for pod, of_pod in ranks for rank in of_pod)
+    assert losses(attempt.run) == straight(root, job, plan, monkeypatch)
+
+
 def test_stopped_and_resumed_as_another_attempt_with_equal_losses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kubelet tells one pod, and all stop after the same step."""
     job = job_of(40)

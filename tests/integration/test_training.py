@@ -100,6 +100,28 @@ def test_the_number_of_stages_does_not_change_what_is_learnt(
     assert result(run)["sample"] == result(straight)["sample"]
 
 
+def sharded(job: PipelineJob, tp: int, pp: int, *, dp: int = 1, by_tokens: bool = True) -> Plan:
+    """Ranks that share the units of a stage."""
+    return dataclasses.replace(tiny_plan(job, pp, dp=dp), tp=tp, sequence_parallel=by_tokens)
+
+
+@pytest.mark.parametrize(("tp", "pp", "by_tokens"), [(2, 2, True), (2, 1, False)])
+def test_the_number_of_shards_does_not_change_what_is_learnt(
+    folder: Path, job: PipelineJob, straight: RunDir, tp: int, pp: int, by_tokens: bool
+) -> None:
+    """Nor does whether they divide hidden states by tokens."""
+    run = make_run(folder / f"tp-{tp}-{pp}-{by_tokens}", job, sharded(job, tp, pp, by_tokens=by_tokens))
+    train(run)
+    assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
+    assert [m.validation_loss for m in run.read_metrics() if m.validation_loss] == pytest.approx(
+        [m.validation_loss for m in straight.read_metrics() if m.validation_loss], abs=CLOSE
+    )
+    end = result(run)
+    assert end["sample"] == result(straight)["sample"]
+    assert isinstance(end["peak_bytes"], list)
+    assert len(end["peak_bytes"]) == tp * pp
+
+
 def smaller_last(job: PipelineJob, pp: int) -> Plan:
     """The four sequences of a step as three and one, which has slices of its own."""
     plan, alone = tiny_plan(job, pp), (job.spec.data.sequence_length,)
@@ -189,6 +211,21 @@ def test_going_on_with_another_partition(
     run = interrupted(straight, tmp_path / "run", job, pp, dp=dp)
     train_in_pool(worker_pool, run, attempt=2)
     assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
+
+
+@pytest.mark.parametrize(("tp", "pp", "dp"), [(4, 1, 1), (2, 2, 1), (2, 1, 2)])
+def test_going_on_with_shards_and_without(
+    worker_pool: WorkerPool, tmp_path: Path, job: PipelineJob, straight: RunDir, tp: int, pp: int, dp: int
+) -> None:
+    """From two stages to shards, and from their checkpoint to one rank again. Four shards hold copies of two heads."""
+    run = interrupted(straight, tmp_path / "run", job, pp, dp=dp)
+    write_json(run.plan, sharded(job, tp, pp, dp=dp).to_manifest())
+    train_in_pool(worker_pool, run, attempt=2)
+    assert losses(run) == pytest.approx(losses(straight), abs=CLOSE)
+    again = make_run(tmp_path / "again", job, tiny_plan(job, 1))
+    shutil.copytree(run.checkpoints / "a2" / "step-40", again.checkpoints / "a2" / "step-40")
+    train_in_pool(worker_pool, again, attempt=3)
+    assert [m.loss for m in again.read_metrics()] == pytest.approx(losses(straight)[40:], abs=CLOSE)
 
 
 def test_going_on_with_a_smaller_last_micro_batch(
@@ -328,13 +365,21 @@ def test_two_stages_of_one_rank_both_get_the_tied_matrix_back(
         ({"slices": (24, 24, 24)}, "its sequence length is 72, here it is 64"),
         ({"precision": Precision.BF16}, "its precision is bf16, here it is fp32"),
         ({"dp": 2, "num_microbatches": 2}, "its number of ranks is 2, here it is 1"),
-        ({"tp": 2}, "planned and simulated, but not run yet"),
+        ({"tp": 2}, "its number of ranks is 2, here it is 1"),
     ],
 )
 def test_a_plan_of_another_job_is_refused(job: PipelineJob, change: dict[str, object], message: str) -> None:
     plan = dataclasses.replace(tiny_plan(job, 1), **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         require_runnable(plan, job, 1)
+
+
+def test_a_plan_whose_shards_cannot_divide_the_model_is_refused(job: PipelineJob) -> None:
+    plan = dataclasses.replace(tiny_plan(job, 1), tp=3)
+    with pytest.raises(UserError, match=r"plan.tp: 3 shards cannot divide the model: 4 heads, 2 key/value") as caught:
+        require_runnable(plan, job, 3)
+    assert "one of 1, 2, 4" in caught.value.remedy
+    require_runnable(dataclasses.replace(plan, tp=4), job, 4)
 
 
 def test_ranks_refuse_a_plan_that_takes_more_memory_than_is_allowed(job: PipelineJob, tmp_path: Path) -> None:

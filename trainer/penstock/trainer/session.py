@@ -16,6 +16,7 @@ from penstock.core.run.folder import RunDir
 from penstock.planner.realise import fitting_program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
+from penstock.trainer.checkpoint_shards import HeldShard
 from penstock.trainer.comm import Mesh, everyone, open_transport
 from penstock.trainer.data.batches import Ids
 from penstock.trainer.data.feed import BatchFeed
@@ -45,13 +46,14 @@ class Session:
             self.job.spec.resources.memory_per_rank,
             num_places=NUM_PLACES if worker.device.type == "cuda" else None,
         )
-        self.mesh = Mesh(dp=self.plan.dp, pp=self.plan.pp)
+        self.mesh = Mesh.of(self.plan)
         prepared = open_data(run)
         self._training = training_batches(self.job, prepared)
         self._feed = BatchFeed(self._share, (self._num_samples, self.plan.sequence_length), worker.device)
         self._validation = validation_batches(self.job, prepared, VALIDATION_SEQUENCES)
         own = self.program.ranks[self.mesh.pipeline_rank(worker.rank)]
-        self._stages = build_stages(self.plan, own, device=worker.device, seed=self.job.spec.training.seed)
+        shard, seed = self.mesh.shard(worker.rank), self.job.spec.training.seed
+        self._stages = build_stages(self.plan, own, shard=shard, device=worker.device, seed=seed)
         self._optimizers = {n: AdamW(stage.parameters, self.job.spec.training) for n, stage in self._stages.items()}
         self.runtime = Runtime(
             self.plan,
@@ -78,7 +80,7 @@ class Session:
         return self.plan.global_batch * self.plan.sequence_length
 
     def batch(self, step: int) -> Batch:
-        """The replica's share of a step."""
+        """The replica's share of a step, the same on all of its ranks."""
         ids, labels = self._feed.take(step)
         return Batch(token_ids=ids, labels=labels, num_valid_tokens=self.num_tokens)
 
@@ -127,7 +129,7 @@ class Session:
         Raises `UserError` if there are checkpoints, and none of use for this job.
         """
         tensors, named = self._tensors(), self.job.spec.checkpoint.resume_from
-        restored = load_newest(self.run.checkpoints, tensors, self.plan.model, group=self.everyone)
+        restored = load_newest(self.run.checkpoints, tensors, self.plan.model, shard=self._shard, group=self.everyone)
         if restored is None and named is not None:
             restored = Restored(step=self._load_named(named, tensors))
         if restored is None:
@@ -136,7 +138,8 @@ class Session:
         return restored
 
     def _load_named(self, named: str, tensors: Tensors) -> int:
-        step = checkpoint.load(Path(named), tensors, self.plan.model, group=self.everyone).step
+        loaded = checkpoint.load(Path(named), tensors, self.plan.model, shard=self._shard, group=self.everyone)
+        step = loaded.step
         num_steps = self.job.spec.training.steps
         if step >= num_steps:
             raise UserError(
@@ -164,10 +167,18 @@ class Session:
             self.plan.model,
             self.plan.precision,
             keep=self.job.spec.checkpoint.keep,
+            shard=self._shard,
             group=self.everyone,
         )
         release_unused(CPU)  # copies on their way to the disk; what a device keeps, the next step takes again
         return saved
+
+    @property
+    def _shard(self) -> HeldShard:
+        """Which part of the tensors with these names this rank holds."""
+        stages = self._stages.values()
+        declared = {name: parameter for stage in stages for name, parameter in stage.parameters.declared.items()}
+        return HeldShard(declared, self.plan.tp, self.mesh.shard(self.worker.rank))
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and moments of this rank by global name."""
@@ -183,13 +194,7 @@ class Session:
 
 
 def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
-    """Raise `UserError` for a plan that is not of this job, or that this version or number of ranks cannot run."""
-    if plan.tp != 1:
-        raise UserError(
-            what=f"tensor parallelism of {plan.tp} is planned and simulated, but not run yet",
-            where="plan.tp",
-            remedy="pin parallelism.tp to 1",
-        )
+    """Raise `UserError` for a plan that is not of this job, or that this number of ranks or shards cannot run."""
     training, length = job.spec.training, job.spec.data.sequence_length
     for name, planned, wanted in (
         ("model", plan.model, job.spec.model),
@@ -204,3 +209,11 @@ def require_runnable(plan: Plan, job: PipelineJob, num_ranks: int) -> None:
                 where="plan",
                 remedy="plan again for this job",
             )
+    if not plan.model.can_be_sharded(plan.tp):
+        degrees = [tp for tp in range(1, plan.model.heads + 1) if plan.model.can_be_sharded(tp)]
+        raise UserError(
+            what=f"{plan.tp} shards cannot divide the model: {plan.model.heads} heads, {plan.model.kv_heads} key/value "
+            f"heads, feed-forward width {plan.model.ffn_hidden}",
+            where="plan.tp",
+            remedy=f"pin parallelism.tp to one of {', '.join(map(str, degrees))}",
+        )
