@@ -151,6 +151,16 @@ def test_a_plan_does_not_obey_other_pins(pinned: dict[str, Any]) -> None:
     assert not serves(local_plan(), spec(parallelism=pinned))
 
 
+def test_a_plan_divides_hidden_states_as_is_pinned_where_there_are_shards() -> None:
+    plan = dataclasses.replace(local_plan(), tp=2, placement=())
+    by_default = spec(resources__ranks=plan.num_ranks)
+    whole = dataclasses.replace(by_default, parallelism=ParallelismSpec(sequence_parallel=False))
+    assert (serves(plan, by_default), serves(plan, whole)) == (True, False)
+    replicated = dataclasses.replace(plan, sequence_parallel=False)
+    assert (serves(replicated, by_default), serves(replicated, whole)) == (False, True)
+    assert serves(local_plan(), whole)
+
+
 @pytest.mark.parametrize("blocks", [(4.0, 4.0), (4.5, 3.5), (8.0,), (0.0, 8.0), (1.0, 2.5, 4.5)])
 def test_blocks_are_what_pinning_them_gives(blocks: tuple[float, ...]) -> None:
     plan = local_plan()

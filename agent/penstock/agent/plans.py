@@ -27,11 +27,13 @@ def serves(plan: Plan, spec: JobSpec) -> bool:
         spec.training.global_batch,
     )
     degrees = ((pinned.dp, plan.dp), (pinned.tp, plan.tp), (pinned.pp, plan.pp), (pinned.micro_batch, plan.microbatch))
+    is_divided_alike = plan.tp == 1 or plan.sequence_parallel == pinned.is_sequence_parallel
     return (
         of_the_job
         and plan.num_ranks <= resources.ranks
         and peak <= resources.memory_per_rank
         and all(wanted in (None, found) for wanted, found in degrees)
+        and is_divided_alike
         and _obeys_slices(plan, pinned.slices)
         and _obeys_schedule(plan, pinned.schedule)
         and pinned.stages in (None, blocks_of(plan))
