@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 
 from penstock.core.fitness import batches_to_measure
+from penstock.core.model import UnitKind
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
+from penstock.core.schedule import Kind
 from penstock.core.serialization.files import write_json
 from penstock.planner.decide import decide
 from penstock.planner.fit import REQUIRED, measured_cost
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.work import Work
-from penstock.trainer.profiling.grid import profile_grid, transient_grid
+from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, transient_grid
 from tests.support.training_run import finish, make_run, start, tiny_job, train, write_corpus
 
 LENGTH = 64
@@ -37,18 +40,29 @@ def profile(run: RunDir) -> Profile:
     return run.read_profile()
 
 
-def test_every_pass_is_measured_at_every_point(profile: Profile) -> None:
-    grid = profile_grid(LENGTH, batches_to_measure(4))
-    assert {(u.batch, u.length, u.prefix, u.held_out) for u in profile.units} == {
-        (p.batch, p.length, p.prefix, p.held_out) for p in grid
+@pytest.mark.parametrize(("tp", "grid"), [(1, profile_grid), (2, sparse_grid)])
+def test_every_pass_is_measured_at_every_point(
+    profile: Profile, tp: int, grid: Callable[[int, tuple[int, ...]], tuple[Point, ...]]
+) -> None:
+    """Of shards the embedding's I as well, which gathers."""
+    points, units = grid(LENGTH, batches_to_measure(4)), [unit for unit in profile.units if unit.tp == tp]
+    passes = {*REQUIRED, *([(UnitKind.EMBEDDING, Kind.I)] if tp > 1 else [])}
+    assert {(u.batch, u.length, u.prefix, u.held_out) for u in units} == {
+        (p.batch, p.length, p.prefix, p.held_out) for p in points
     }
-    for point in grid:
+    for point in points:
         found = {
             (u.unit, u.kind)
-            for u in profile.units
+            for u in units
             if (u.batch, u.length, u.prefix) == (point.batch, point.length, point.prefix)
         }
-        assert found == set(REQUIRED) if point.whole else found < set(REQUIRED)
+        assert found == passes if point.whole else found < passes
+
+
+def test_both_degrees_of_tensor_parallelism_of_two_ranks_are_measured(profile: Profile) -> None:
+    assert profile.tp_degrees == (1, 2)
+    assert profile.sequence_parallel
+    assert profile.only_tp is None
 
 
 def test_all_that_is_measured_is_positive(profile: Profile) -> None:
@@ -75,8 +89,9 @@ def test_links_go_both_ways(profile: Profile) -> None:
 
 
 def test_memory_is_weighed_where_it_should_be(profile: Profile) -> None:
-    assert {(t.batch, t.length, t.prefix) for t in profile.memory.transients} == {
-        (p.batch, p.length, p.prefix) for p in transient_grid(LENGTH, batches_to_measure(4))
+    points = transient_grid(LENGTH, batches_to_measure(4))
+    assert {(t.tp, t.batch, t.length, t.prefix) for t in profile.memory.transients} == {
+        (tp, p.batch, p.length, p.prefix) for tp in (1, 2) for p in points
     }
 
 

@@ -19,6 +19,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import Family, UnitKind
 from penstock.core.profile import LinkRecord
 from penstock.core.schedule import Kind
+from penstock.core.sharding import Collective, Sharding, unit_collectives
 from penstock.planner.fit import REQUIRED
 from penstock.trainer.clock import HostTimer, Taken
 from penstock.trainer.profiling.grid import Point
@@ -47,9 +48,10 @@ from penstock.trainer.profiling.machine import (
     trainer_digest,
 )
 from penstock.trainer.profiling.parts import Workload, choose_parts
-from penstock.trainer.profiling.units import UnitTimer, mean_and_spread
+from penstock.trainer.profiling.units import Key, UnitTimer, mean_and_spread
 from penstock.trainer.units.workspace import workspace_bytes
 from tests.support.small_plans import small_model
+from tests.support.thread_shards import ThreadShard, ThreadShards
 
 CPU = torch.device("cpu")
 BODY = {(unit, kind) for unit in (UnitKind.ATTENTION, UnitKind.MLP) for kind in (Kind.F, Kind.I)}
@@ -304,6 +306,59 @@ def test_transients_hold_the_declared_workspace(family: Family) -> None:
     assert found.keys() == BODY | {(UnitKind.EMBEDDING, Kind.F), (UnitKind.HEAD, Kind.F)}
     by_kind = {unit.kind: workspace_bytes(spec, Precision.FP32, unit.index, unit.index + 1, 96) for unit in spec.units}
     assert all(num_bytes >= by_kind[unit] for (unit, _), num_bytes in found.items())
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("family", Family)
+def test_shards_meet_in_the_passes_that_are_timed(family: Family, sequence_parallel: bool) -> None:
+    """All collectives of all units, in their order; the head's own, one for each chunk, stand between its two."""
+    sharding, point = Sharding(2, sequence_parallel), Point(3, 5, 0)
+    load = Workload(
+        model=small_model(family, layers=2),
+        precision=Precision.FP32,
+        sequence_length=32,
+        timed=(point,),
+        weighed=(point,),
+        sharding=sharding,
+    )
+    (part,) = choose_parts(load, 2**30)
+
+    def measured(member: ThreadShard) -> tuple[list[Key], list[Collective], dict[Key, int]]:
+        ticks = itertools.count(0.0)
+        units = UnitTimer(part, CPU, HostTimer(lambda: next(ticks)), shards=member, shard=member.index)
+        keys = [key for key, _ in units.visit(point)()]
+        requests = [request.collective for request in member.requests]
+        return keys, requests, dict(units.transients(point))
+
+    (keys, requests, transients), other = ThreadShards(2).run(measured)
+    assert (keys, requests) == other[:2]
+    assert set(keys) == set(REQUIRED) | ({(UnitKind.EMBEDDING, Kind.I)} if sequence_parallel else set())
+    expected = []
+    for unit, kind in keys:
+        collectives = list(unit_collectives(unit, kind, sharding))
+        if unit is UnitKind.HEAD:
+            collectives.insert(len(collectives) - 1, Collective.GATHER)
+        expected += collectives
+    assert requests == expected
+    of_kind = {unit.kind: unit for unit in load.model.units}
+    for (unit, kind), num_bytes in transients.items():
+        declared = load.workspace_bytes(of_kind[unit], point) + load.exchange_bytes(of_kind[unit], kind, point)
+        assert num_bytes >= declared > 0
+
+
+def test_shards_on_the_host_keep_the_addends_of_the_others() -> None:
+    """15 tokens are 8 rows of the other shard's floats; nothing where a pass only gathers."""
+    model = small_model(Family.LLAMA, layers=2)
+    load = Workload(
+        model=model, precision=Precision.FP32, sequence_length=32, timed=(), weighed=(), sharding=Sharding(2)
+    )
+    units = {unit.kind: unit for unit in model.units}
+    kept = {
+        (kind, pass_): load.exchange_bytes(units[kind], pass_, Point(3, 5, 0)) for kind in UnitKind for pass_ in Kind
+    }
+    addends = 8 * model.hidden * 4
+    assert kept[UnitKind.MLP, Kind.F] == kept[UnitKind.ATTENTION, Kind.I] == kept[UnitKind.EMBEDDING, Kind.F] == addends
+    assert kept[UnitKind.MLP, Kind.W] == kept[UnitKind.EMBEDDING, Kind.I] == 0
 
 
 def test_a_model_s_digest_knows_dimensions_but_no_depth() -> None:

@@ -11,6 +11,7 @@ from penstock.trainer.profiling.grid import (
     Point,
     halvings,
     profile_grid,
+    sparse_grid,
     transient_grid,
 )
 
@@ -20,7 +21,7 @@ BATCHES = st.integers(1, 64).map(batches_to_measure)
 
 @given(LENGTHS, BATCHES)
 def test_points_lie_inside_the_sequence_and_differ(length: int, batches: tuple[int, ...]) -> None:
-    for grid in (profile_grid(length, batches), transient_grid(length, batches)):
+    for grid in (profile_grid(length, batches), sparse_grid(length, batches), transient_grid(length, batches)):
         assert len(set(grid)) == len(grid)
         for point in grid:
             assert point.length >= 1
@@ -36,6 +37,18 @@ def test_used_points_reach_to_the_ends(length: int, batches: tuple[int, ...]) ->
     assert {point.batch for point in used} == set(batches)
     for short in halvings(length):
         assert {point.prefix for point in used if (point.batch, point.length) == (1, short)} >= {0, length - short}
+
+
+@given(LENGTHS, BATCHES)
+def test_a_sparse_grid_has_the_whole_sequence_both_ends_of_it_and_the_largest_micro_batch(
+    length: int, batches: tuple[int, ...]
+) -> None:
+    used = {point for point in sparse_grid(length, batches) if not point.held_out}
+    assert Point(1, length, 0) in used
+    assert max(point.batch for point in used) == max(batches)
+    for short in {point.length for point in used}:
+        assert {point.prefix for point in used if (point.batch, point.length) == (1, short)} == {0, length - short}
+    assert len(used) <= max(len(profile_grid(length, batches)) // 2 + 1, 2)
 
 
 @given(st.integers(128, 5000), BATCHES)
@@ -73,7 +86,12 @@ def test_short_passes_are_repeated_more(one: int, other: int) -> None:
 def test_cost_is_bounded() -> None:
     """In passes over one token, as they take about equally long; more only with a reason."""
     grid = profile_grid(1024, batches_to_measure(4))
-    assert sum((2 * p.repeats + 1) * p.tokens * (1.0 if p.whole else 0.5) for p in grid) < 45_000
+    sparse = sparse_grid(1024, batches_to_measure(4))
+    dense_cost, sparse_cost = (
+        sum((2 * p.repeats + 1) * p.tokens * (1.0 if p.whole else 0.5) for p in each) for each in (grid, sparse)
+    )
+    assert dense_cost < 45_000
+    assert sparse_cost < 0.6 * dense_cost
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, num_parameters
 from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.sharding import WHOLE, Sharding
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.profiling.grid import profile_grid, transient_grid
 from penstock.trainer.profiling.network import (
@@ -30,8 +31,11 @@ ENOUGH_BYTES = 2**20
 LARGE = ModelSpec(family=Family.LLAMA, layers=96, hidden=10240, heads=80, kv_heads=8, ffn_hidden=27648, vocab=128_000)
 
 
-def workload(model: ModelSpec, length: int, batches: tuple[int, ...], precision: Precision) -> Workload:
+def workload(
+    model: ModelSpec, length: int, batches: tuple[int, ...], precision: Precision, sharding: Sharding = WHOLE
+) -> Workload:
     return Workload(
+        sharding=sharding,
         model=model,
         precision=precision,
         sequence_length=length,
@@ -56,6 +60,18 @@ def test_a_model_that_fits_is_measured_as_a_whole() -> None:
     kinds = [unit.kind for unit in part.units]
     body = [UnitKind.ATTENTION, UnitKind.MLP] * MOST_BLOCKS
     assert kinds == [UnitKind.EMBEDDING, *body, UnitKind.HEAD]
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_shards_hold_a_part_of_what_one_device_holds(sequence_parallel: bool) -> None:
+    """Of parameters and inner buffers an eighth, of hidden states only by tokens."""
+    sharding = Sharding(8, sequence_parallel)
+    (whole,), (shared,) = (
+        choose_parts(workload(LARGE, 4096, (1, 2, 4), Precision.BF16, each), 300 * GIB) for each in (WHOLE, sharding)
+    )
+    assert [unit.kind for unit in shared.units] == [unit.kind for unit in whole.units]
+    assert shared.parameter_bytes == pytest.approx(whole.parameter_bytes / 8, rel=1e-3)
+    assert whole.slot_bytes / 8 < shared.slot_bytes < whole.slot_bytes / (4 if sequence_parallel else 1.5)
 
 
 @given(

@@ -50,6 +50,20 @@ def profile_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point,
     return tuple(points)
 
 
+def sparse_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, ...]:
+    """Points to time at a further degree of tensor parallelism: about half as many, spread as those of `profile_grid`.
+
+    What a shard takes is as smooth in tokens and prefix as what one device does, and collectives are in proportion to
+    tokens; one point tests whether that holds.
+    """
+    lengths = halvings(sequence_length)[::2]
+    points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
+    points[Point(max(batches), lengths[:2][-1], 0)] = None
+    for length, prefix in _between(sequence_length)[-1:]:
+        points[Point(1, length, prefix, held_out=True)] = None
+    return tuple(points)
+
+
 def transient_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, ...]:
     """Points whose memory is measured, once: all lengths at the sequence's end, and whole micro-batches."""
     points = dict.fromkeys(Point(1, n, sequence_length - n) for n in halvings(sequence_length))

@@ -7,12 +7,15 @@ the units apart from each other: a rank that cannot hold one unit alone can hold
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import UserError
 from penstock.core.layout import Precision, SlotKind, stage_parameters, stage_slot_bytes
 from penstock.core.model import ModelSpec, Unit, UnitKind
+from penstock.core.schedule import Kind
+from penstock.core.sharding import WHOLE, Sharding, exchange_bytes, unit_collectives
 from penstock.core.units import format_bytes
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.units.workspace import workspace_bytes
@@ -29,18 +32,19 @@ _GROUPINGS: tuple[tuple[tuple[UnitKind, ...], ...], ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is to be measured of a model: passes at ``timed`` points, memory at ``weighed`` ones."""
+    """What is to be measured of a shard of a model's units: passes at ``timed`` points, memory at ``weighed`` ones."""
 
     model: ModelSpec
     precision: Precision
     sequence_length: int
     timed: tuple[Point, ...]
     weighed: tuple[Point, ...]
+    sharding: Sharding = WHOLE
 
-    def slot_shape(self, unit: Unit, slot: SlotKind, point: Point) -> tuple[int, int, SlotKind, int, int]:
-        """First and last unit, slot, batch and tokens of the slot of a one-unit stage."""
+    def slot_shape(self, unit: Unit, slot: SlotKind, point: Point) -> tuple[int, int, SlotKind, int, int, Sharding]:
+        """First and last unit, slot, batch, tokens and sharding of the slot of a one-unit stage."""
         tokens = self.sequence_length if slot in _WHOLE_SEQUENCE else point.length
-        return unit.index, unit.index + 1, slot, point.batch, tokens
+        return unit.index, unit.index + 1, slot, point.batch, tokens, self.sharding
 
     def slot_bytes(self, unit: Unit, slot: SlotKind, point: Point) -> int:
         """Bytes of one slot."""
@@ -48,7 +52,13 @@ class Workload:
 
     def workspace_bytes(self, unit: Unit, point: Point) -> int:
         """Bytes of the temporaries that a unit declares."""
-        return workspace_bytes(self.model, self.precision, unit.index, unit.index + 1, point.tokens)
+        return workspace_bytes(self.model, self.precision, unit.index, unit.index + 1, point.tokens, self.sharding)
+
+    def exchange_bytes(self, unit: Unit, kind: Kind, point: Point) -> int:
+        """Bytes that shards on the host keep for the collectives of one of its passes."""
+        num_bytes = self.sharding.padded_rows(point.tokens) * self.model.hidden * self.precision.compute_bytes
+        collectives = unit_collectives(unit.kind, kind, self.sharding)
+        return max((exchange_bytes(each, num_bytes, self.sharding.tp) for each in collectives), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +93,8 @@ class Part:
         """Masters, gradients and the copy used in products."""
         precision = self.load.precision
         narrow = 0 if precision.compute_bytes == precision.accumulate_bytes else precision.compute_bytes
-        elements = sum(stage_parameters(self.load.model, unit.index, unit.index + 1) for unit in self.units)
+        tp = self.load.sharding.tp
+        elements = sum(stage_parameters(self.load.model, unit.index, unit.index + 1, tp) for unit in self.units)
         return elements * (2 * precision.accumulate_bytes + narrow)
 
     @property
@@ -122,14 +133,7 @@ def _candidates(load: Workload, kinds: tuple[UnitKind, ...]) -> Iterator[Part]:
         yield Part(units=_units(load.model, kinds, blocks), load=load)
     if len(kinds) == 1:
         single = tuple(point for point in load.weighed if point.batch == 1)
-        small = Workload(
-            model=load.model,
-            precision=load.precision,
-            sequence_length=load.sequence_length,
-            timed=load.timed,
-            weighed=single,
-        )
-        yield Part(units=_units(load.model, kinds, 1), load=small)
+        yield Part(units=_units(load.model, kinds, 1), load=dataclasses.replace(load, weighed=single))
 
 
 def _units(model: ModelSpec, kinds: Sequence[UnitKind], blocks: int) -> tuple[Unit, ...]:

@@ -8,23 +8,28 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from penstock.core.fitness import batches_to_measure, model_digest
+from penstock.core.fitness import batches_to_measure, model_digest, tp_degrees_to_measure
 from penstock.core.job import JobSpec
 from penstock.core.layout import num_parameters
 from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
+from penstock.core.sharding import Sharding
 from penstock.trainer.clock import Taken, action_timer, device_clock
+from penstock.trainer.comm import Mesh, shard_group
 from penstock.trainer.memory import held_bytes, release_unused
-from penstock.trainer.profiling.grid import Point, profile_grid, transient_grid
+from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, transient_grid
 from penstock.trainer.profiling.links import measure_links, message_sizes
 from penstock.trainer.profiling.machine import fullest_host, hosts_of, joined_name, machine_key, this_place
 from penstock.trainer.profiling.network import measure_collectives, measure_instruction, measure_optimizer
 from penstock.trainer.profiling.parts import Part, Workload, choose_parts
 from penstock.trainer.profiling.units import Key, Samples, UnitTimer, mean_and_spread
+from penstock.trainer.shards import shards_of
 from penstock.trainer.together import concatenated, gather
+from penstock.trainer.units.collectives import NO_SHARDS, Shards
 from penstock.trainer.worker import Worker
 
 METHOD = "whole actions of one-unit stages, several blocks in turn; means, one rank alone and all together by turns"
@@ -56,7 +61,8 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     overhead = gather(measure_instruction(groups, worker.rank, worker.num_ranks))
     collectives = measure_collectives(worker.num_ranks, worker.device, clock, _gradient_bytes(spec), available)
     crowded = hosts[worker.rank] == fullest_host(hosts)
-    parts = choose_parts(_workload(spec), available)
+    degrees = tp_degrees_to_measure(spec, hosts)
+    parts = [part for tp in degrees for part in choose_parts(_workload(spec, tp, sparse=tp != degrees[0]), available)]
     units, transients = _measure_units(parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded)
     release_unused(worker.device)
     optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
@@ -78,6 +84,8 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
         load=load,
         method=METHOD,
         hosts=hosts if len(set(hosts)) > 1 else (),
+        sequence_parallel=spec.parallelism.is_sequence_parallel or max(degrees) == 1,
+        only_tp=spec.parallelism.tp,
     )
 
 
@@ -98,15 +106,40 @@ def _gradient_bytes(spec: JobSpec) -> int:
     return num_parameters(spec.model) * spec.training.precision.accumulate_bytes
 
 
-def _workload(spec: JobSpec) -> Workload:
+def _workload(spec: JobSpec, tp: int, *, sparse: bool) -> Workload:
     length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
     return Workload(
         model=spec.model,
         precision=spec.training.precision,
         sequence_length=length,
-        timed=profile_grid(length, batches),
+        timed=(sparse_grid if sparse else profile_grid)(length, batches),
         weighed=transient_grid(length, batches),
+        sharding=Sharding(tp, spec.parallelism.is_sequence_parallel),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A rank's place while neighbours share units. The first group of them also measures alone; ranks that are left
+    over measure nothing.
+    """
+
+    shards: Shards
+    shard: int
+    is_first: bool
+    is_member: bool
+
+
+def _seat(worker: Worker, tp: int) -> _Seat:
+    """Join this rank's group of ``tp``; all ranks call it together."""
+    if tp == 1:
+        return _Seat(NO_SHARDS, 0, is_first=worker.rank == 0, is_member=True)
+    mesh = Mesh(dp=worker.num_ranks // tp, tp=tp, pp=1)
+    worker.groups.open(shard_group(mesh, first) for first in range(0, mesh.num_ranks, tp))
+    if worker.rank >= mesh.num_ranks:
+        return _Seat(NO_SHARDS, 0, is_first=False, is_member=False)
+    shards = shards_of(worker.groups[shard_group(mesh, worker.rank)], worker.device)
+    return _Seat(shards, mesh.shard(worker.rank), is_first=worker.rank < tp, is_member=True)
 
 
 def _measure_units(
@@ -119,11 +152,12 @@ def _measure_units(
     transients: list[TransientRecord] = []
     for part in parts:
         release_unused(worker.device)  # before the next part is made
-        timer = UnitTimer(part, worker.device, action_timer(worker.device))
+        seat = _seat(worker, part.load.sharding.tp)
+        timer = UnitTimer(part, worker.device, action_timer(worker.device), shards=seat.shards, shard=seat.shard)
         for point in part.load.timed:
             progress(next(count), total)
-            units.extend(_unit_records(timer, point, first=worker.rank == 0, crowded=crowded))
-        for point in part.load.weighed:
+            units.extend(_unit_records(timer, point, seat, crowded=crowded))
+        for point in part.load.weighed if seat.is_member else ():
             progress(next(count), total)
             transients.extend(_transient_records(timer, point))
         del timer
@@ -131,20 +165,22 @@ def _measure_units(
     return units, transients
 
 
-def _unit_records(timer: UnitTimer, point: Point, *, first: bool, crowded: bool) -> Iterator[UnitRecord]:
-    """By turns the first rank alone and all at once, so that what changes with time changes both."""
-    visit = timer.visit(point)
+def _unit_records(timer: UnitTimer, point: Point, seat: _Seat, *, crowded: bool) -> Iterator[UnitRecord]:
+    """By turns the first rank, or the first group of shards, alone and all at once, so that what changes with time
+    changes both.
+    """
+    visit = timer.visit(point) if seat.is_member else list
     visit()
     alone: list[tuple[Key, Taken]] = []
     together: list[tuple[Key, Taken]] = []
     for _ in range(point.repeats):
         dist.barrier()
-        alone += visit() if first else []
+        alone += visit() if seat.is_first else []
         dist.barrier()
         together += visit()
     pooled = _by_key(concatenated(together if crowded else []))
     for key, samples in _by_key(alone).items():
-        yield _record(point, key, samples, pooled[key])
+        yield _record(timer.tp, point, key, samples, pooled[key])
 
 
 def _by_key(samples: Samples) -> dict[Key, list[Taken]]:
@@ -154,7 +190,7 @@ def _by_key(samples: Samples) -> dict[Key, list[Taken]]:
     return found
 
 
-def _record(point: Point, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:
+def _record(tp: int, point: Point, key: Key, alone: list[Taken], together: list[Taken]) -> UnitRecord:
     alone_seconds, spread = mean_and_spread([taken.device for taken in alone])
     together_seconds, together_spread = mean_and_spread([taken.device for taken in together])
     host_seconds, _ = mean_and_spread([taken.host for taken in together])
@@ -171,13 +207,20 @@ def _record(point: Point, key: Key, alone: list[Taken], together: list[Taken]) -
         host_seconds=None if all(taken.host == taken.device for taken in together) else host_seconds,
         samples=len(alone),
         held_out=point.held_out,
+        tp=tp,
     )
 
 
 def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientRecord]:
     for (unit, kind), num_bytes in timer.transients(point):
         yield TransientRecord(
-            unit=unit, kind=kind, batch=point.batch, length=point.length, prefix=point.prefix, num_bytes=num_bytes
+            unit=unit,
+            kind=kind,
+            batch=point.batch,
+            length=point.length,
+            prefix=point.prefix,
+            num_bytes=num_bytes,
+            tp=timer.tp,
         )
 
 

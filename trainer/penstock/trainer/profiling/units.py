@@ -22,7 +22,7 @@ from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
 from penstock.trainer.profiling.parts import Part
 from penstock.trainer.stage import Stage
-from penstock.trainer.units.collectives import NO_SHARDS, run_pass
+from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, run_pass
 from penstock.trainer.units.views import slot_views
 from penstock.trainer.units.workspace import Workspace
 
@@ -50,56 +50,86 @@ class _Bench:
 class UnitTimer:
     """The units of a part, ready to be timed and weighed at any point of its workload.
 
-    One piece of memory serves all points.
+    One piece of memory serves all points. Of several shards each process has one, ``shard``; all visit the same points
+    in the same order, since their passes meet in ``shards``.
     """
 
-    def __init__(self, part: Part, device: torch.device, timer: Timer) -> None:
+    def __init__(
+        self, part: Part, device: torch.device, timer: Timer, *, shards: Shards = NO_SHARDS, shard: int = 0
+    ) -> None:
         self._load, self._device, self._timer = part.load, device, timer
+        self._shards, self._shard = shards, shard
         workspace = Workspace(part.workspace_bytes, device)
         self._all = [(unit, self._stage(unit, workspace)) for unit in part.units]
         self._one_of_each = [(unit, stage) for unit, stage in self._all if unit in part.one_of_each]
         self._memory = torch.zeros(part.slot_bytes, dtype=torch.uint8, device=device)
 
+    @property
+    def tp(self) -> int:
+        """Over how many shards units are divided."""
+        return self._load.sharding.tp
+
     def _stage(self, unit: Unit, workspace: Workspace) -> Stage:
         place = (self._load.model, unit.index, unit.index + 1)
-        parameters = StageParameters(*place, precision=self._load.precision, device=self._device, seed=0)
+        parameters = StageParameters(
+            *place,
+            sharding=self._load.sharding,
+            shard=self._shard,
+            precision=self._load.precision,
+            device=self._device,
+            seed=0,
+        )
         length = self._load.sequence_length
         return Stage(*place, parameters=parameters, workspace=workspace, sequence_length=length)
 
     def visit(self, point: Point) -> Callable[[], Samples]:
         """One slice's visit to a rank at ``point``, to be taken as often as wanted; the first one warms up.
 
-        F in order, I and W in reverse. Where only what the prefix touches matters, embedding, head and W stay out.
+        F in order, I and W in reverse. Where only what the prefix touches matters, embedding, head and W stay out. The
+        embedding has an I only where shards gather its gradient.
         """
         benches = self._benches(self._all, point)
         body = [bench for bench in benches if bench.unit.kind in _BODY]
         forward = benches if point.whole else body
         weights = [bench for bench in benches if bench.unit.kind is not UnitKind.HEAD] if point.whole else []
-        ids = self._token_ids(point)
+        inputs = weights if point.whole and self._load.sharding.by_tokens else body
+        ids, run = self._token_ids(point), self._run
         actions = [
-            *(((b.unit.kind, Kind.F), partial(_forward, b, point, ids)) for b in forward),
-            *(((b.unit.kind, Kind.I), partial(_backward_input, b, point)) for b in reversed(body)),
-            *(((b.unit.kind, Kind.W), partial(_backward_weight, b, point, ids)) for b in reversed(weights)),
+            *(((b.unit.kind, Kind.F), partial(run, partial(_forward, b, point, ids))) for b in forward),
+            *(((b.unit.kind, Kind.I), partial(run, partial(_backward_input, b, point))) for b in reversed(inputs)),
+            *(
+                ((b.unit.kind, Kind.W), partial(run, partial(_backward_weight, b, point, ids)))
+                for b in reversed(weights)
+            ),
         ]
         keys, passes = [key for key, _ in actions], [action for _, action in actions]
         return lambda: list(zip(keys, self._timer(passes), strict=True))
 
     def transients(self, point: Point) -> Iterator[tuple[Key, int]]:
-        """Bytes that F and I take beyond their slots: the declared workspace, and what kernels allocate themselves."""
+        """Bytes that F and I take beyond their slots: the declared workspace, what kernels allocate themselves, and
+        what shards on the host keep for their exchanges.
+        """
         ids = self._token_ids(point)
         for bench in self._benches(self._one_of_each, point):
-            declared = self._load.workspace_bytes(bench.unit, point)
-            yield (bench.unit.kind, Kind.F), declared + self._growth(partial(_forward, bench, point, ids))
+            yield self._weighed(bench, Kind.F, point, partial(_forward, bench, point, ids))
             if bench.unit.kind in _BODY:
-                yield (bench.unit.kind, Kind.I), declared + self._growth(partial(_backward_input, bench, point))
+                yield self._weighed(bench, Kind.I, point, partial(_backward_input, bench, point))
 
-    def _growth(self, action: Callable[[], object]) -> int:
-        """Bytes at the worst moment of ``action`` beyond those before; nothing comes from what the heap kept."""
+    def _weighed(self, bench: _Bench, kind: Kind, point: Point, make: Callable[[], Pass[object]]) -> tuple[Key, int]:
+        """Bytes at the worst moment of a pass beyond those before; nothing comes from what the heap kept."""
+        if self._load.sharding.tp > 1:
+            self._run(make)  # what is kept for exchanges is there then
         release_unused(self._device)
         reset_peak(self._device)
         before = tensor_bytes(self._device)
-        action()
-        return max(peak_tensor_bytes(self._device) - before, 0)
+        self._run(make)
+        growth = max(peak_tensor_bytes(self._device) - before, 0)
+        kept = 0 if self._device.type == "cuda" else self._load.exchange_bytes(bench.unit, kind, point)
+        return (bench.unit.kind, kind), self._load.workspace_bytes(bench.unit, point) + kept + growth
+
+    def _run(self, make: Callable[[], Pass[object]]) -> None:
+        """Make the pass and run it, waiting for the other shards."""
+        run_pass(make(), self._shards)
 
     def _token_ids(self, point: Point) -> Tensor:
         return torch.randint(self._load.model.vocab, (point.batch, point.length), device=self._device)
@@ -129,9 +159,9 @@ def _fill(slots: Iterator[Mapping[int, Mapping[str, Tensor]]]) -> None:
                 tensor.normal_(std=0.1)
 
 
-def _forward(bench: _Bench, point: Point, ids: Tensor) -> None:
+def _forward(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
     kind = bench.unit.kind
-    forward = bench.stage.forward(
+    return bench.stage.forward(
         bench.views,
         point.prefix,
         point.prefix + point.length,
@@ -139,16 +169,14 @@ def _forward(bench: _Bench, point: Point, ids: Tensor) -> None:
         labels=ids if kind is UnitKind.HEAD else None,
         gradient_scale=1e-6,
     )
-    run_pass(forward, NO_SHARDS)
 
 
-def _backward_input(bench: _Bench, point: Point) -> None:
-    stop = point.prefix + point.length
-    run_pass(bench.stage.backward_input(bench.views, point.prefix, stop, fresh_dkv=False), NO_SHARDS)
+def _backward_input(bench: _Bench, point: Point) -> Pass[object]:
+    return bench.stage.backward_input(bench.views, point.prefix, point.prefix + point.length, fresh_dkv=False)
 
 
-def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> None:
-    run_pass(bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids), NO_SHARDS)
+def _backward_weight(bench: _Bench, point: Point, ids: Tensor) -> Pass[object]:
+    return bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids)
 
 
 def mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
