@@ -19,6 +19,7 @@ from penstock.core.layout import (
     unit_graph,
 )
 from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.sharding import WHOLE, Sharding
 
 LLAMA = ModelSpec(family=Family.LLAMA, layers=2, hidden=16, heads=4, kv_heads=2, vocab=23, ffn_hidden=12)
 GPT2 = ModelSpec(family=Family.GPT2, layers=2, hidden=16, heads=4, vocab=23, positions=12)
@@ -66,13 +67,25 @@ def test_the_bytes_of_a_slot_are_those_of_the_graph(
             assert found == sum(aligned(buffer.num_bytes(precision)) for buffer in declared)
 
 
-def test_tensor_parallelism_divides_what_is_sharded() -> None:
-    """Hidden states and norms are on every device (Megatron-LM, arXiv 1909.08053, section 3)."""
-    graph = [saved.buffer for kind in UnitKind for saved in unit_graph(GPT2, kind, 2, 4)]
-    whole = {b.name for b in graph if b.num_bytes(Precision.BF16, tp=2) == b.num_bytes(Precision.BF16)}
+def _bytes_of(sharding: Sharding) -> dict[str, int]:
+    """Of every buffer of a block and the embedding."""
+    graph = [saved.buffer for kind in UnitKind for saved in unit_graph(GPT2, kind, 2, 4, sharding)]
+    return {buffer.name: buffer.num_bytes(Precision.BF16) for buffer in graph}
+
+
+def test_without_sequence_parallelism_hidden_states_and_norms_are_on_every_shard() -> None:
+    """Megatron-LM, arXiv 1909.08053, section 3."""
+    alone, shared = _bytes_of(WHOLE), _bytes_of(Sharding(2, sequence_parallel=False))
+    whole = {name for name, num_bytes in shared.items() if num_bytes == alone[name]}
     assert whole == {"y", "dy", "normed", "rstd", "mean"}
-    halved = [b for b in graph if b.name not in whole]
-    assert all(2 * b.num_bytes(Precision.BF16, tp=2) == b.num_bytes(Precision.BF16) for b in halved)
+    assert all(2 * num_bytes == alone[name] for name, num_bytes in shared.items() if name not in whole)
+
+
+def test_with_sequence_parallelism_a_shard_has_its_part_of_all_but_what_is_gathered() -> None:
+    """Hidden states by tokens (arXiv 2205.05198, section 4.2); ``dy`` is gathered in place."""
+    alone, shared = _bytes_of(WHOLE), _bytes_of(Sharding(2))
+    assert {name for name, num_bytes in shared.items() if num_bytes == alone[name]} == {"dy"}
+    assert all(2 * num_bytes == alone[name] for name, num_bytes in shared.items() if name != "dy")
 
 
 NORM, PROJECT, ATTEND, ACTIVATE, OUTPUT = (

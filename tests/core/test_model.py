@@ -12,7 +12,6 @@ from penstock.core.errors import UserError
 from penstock.core.layout import (
     Precision,
     SlotKind,
-    copied_parameters,
     num_parameters,
     parameters,
     stage_parameters,
@@ -29,6 +28,7 @@ from penstock.core.model import (
     linear_flops_per_token,
     step_flops,
 )
+from penstock.core.sharding import Sharding
 
 GROUPED = ModelSpec(family=Family.LLAMA, layers=2, hidden=64, heads=16, kv_heads=4, vocab=64, ffn_hidden=192)
 GPT2_SMALL = ModelSpec(family=Family.GPT2, layers=12, hidden=768, heads=12, vocab=50257)
@@ -161,12 +161,13 @@ def test_a_device_holds_whole_key_value_heads(tp: int, batch: int, tokens: int, 
         **dict.fromkeys(("dk", "dv"), kv_heads * of_heads * wide),
     }
     found = {
-        buffer.name: buffer.num_bytes(precision, tp)
+        buffer.name: buffer.num_bytes(precision)
         for slot in SlotKind
-        for buffer in unit_buffers(GROUPED, UnitKind.ATTENTION, slot, batch, tokens)
-        if buffer.sharded
+        for buffer in unit_buffers(GROUPED, UnitKind.ATTENTION, slot, batch, tokens, Sharding(tp))
+        if buffer.name in expected
     }
     assert found == expected
     rows = (heads + 2 * kv_heads) * GROUPED.head_dim
-    whole = (GROUPED.hidden + 2 * GROUPED.kv_hidden) * GROUPED.hidden
-    assert (whole + copied_parameters(GROUPED, tp)) // tp == rows * GROUPED.hidden
+    declared = {parameter.name: parameter for parameter in parameters(GROUPED, GROUPED.units[1])}
+    qkv = declared["layers.0.attention.qkv.weight"]
+    assert {qkv.shard_shape(tp, shard) for shard in range(tp)} == {(rows, GROUPED.hidden)}

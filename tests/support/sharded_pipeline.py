@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
 from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
+from penstock.core.plan import Plan
 from penstock.core.sharding import Sharding
+from penstock.planner.realise import program_of
+from penstock.trainer.comm import Mesh
 from penstock.trainer.parameters import StageParameters
-from tests.support.stage_pipeline import HandPipeline, evaluate
+from penstock.trainer.stages import stage_numbers
+from tests.support.pipeline_ranks import SEED, RankResult, expected
+from tests.support.stage_pipeline import HandPipeline, evaluate, gradient_error
 from tests.support.thread_shards import ThreadShards
+from tests.support.worker_pool import CPU
 
 
 @dataclass
@@ -115,3 +122,42 @@ def joined(stage: Sequence[StageParameters], tensors: Sequence[Mapping[str, Tens
         assert not whole.isnan().any(), f"nobody holds all of {name}"
         wholes[name] = whole
     return wholes
+
+
+def joined_gradients(plan: Plan, kept: Sequence[dict[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Whole gradients of the first replica from those of every global rank, by stage and name; shards that hold the
+    same agree in every bit.
+    """
+    mesh, program, model = Mesh.of(plan), program_of(plan), plan.model
+    found: dict[str, Tensor] = {}
+    for own in program.ranks:
+        ranks = mesh.shards(0, own.rank)
+        for stage in stage_numbers(own):
+            parameters = [
+                StageParameters(
+                    model,
+                    *plan.stages[stage],
+                    sharding=plan.sharding,
+                    shard=mesh.shard(rank),
+                    precision=Precision.FP64,
+                    device=CPU,
+                    seed=SEED,
+                )
+                for rank in ranks
+            ]
+            found |= joined(parameters, [kept[rank][stage] for rank in ranks])
+    return found
+
+
+def check_sharded(plan: Plan, results: Sequence[RankResult]) -> None:
+    """Every rank has the whole model's loss and norm, and the joined gradients are its."""
+    wanted = expected(plan.model, plan.global_batch, plan.sequence_length)
+    for result in results:
+        assert result.loss == pytest.approx(wanted.loss, rel=1e-12)
+        assert result.evaluated_loss == pytest.approx(wanted.loss, rel=1e-12)
+        assert result.gradient_norm == pytest.approx(wanted.norm, rel=1e-10)
+    kept = [
+        {stage: {name: torch.from_numpy(array) for name, array in of.items()} for stage, of in result.gradients.items()}
+        for result in results
+    ]
+    assert gradient_error(joined_gradients(plan, kept), wanted.gradients) < 1e-10

@@ -4,8 +4,8 @@ The trainer allocates these shapes and the planner sums their bytes, so a predic
 construction. `unit_graph` is the one place that declares buffers: each with its slot, the buffers it is made from, and
 the operation that makes it. What recomputation has to do for some of them follows (`remaking`).
 
-Shapes are those of one shard (`penstock.core.sharding`): a hidden state has the rows that a shard holds, q, k, v and the
-MLP's inner buffers have its heads and its part of the width.
+Shapes are those of one shard (`penstock.core.sharding`): a hidden state has the rows that a shard holds, q, k, v and
+the MLP's inner buffers have its heads and its part of the width.
 
 Legend for shapes: B sequences of the micro-batch, n tokens of the slice, t = B n, s sequence length, h hidden,
 a heads, g key/value heads, d head dimension, f feed-forward width, v vocabulary.
@@ -196,9 +196,7 @@ def shared_parameters(spec: ModelSpec, unit: Unit, sharding: Sharding) -> tuple[
         for parameter in parameters(spec, unit)
         if sharding.tp > 1
         and (
-            any(block.copies(sharding.tp) > 1 for block in parameter.blocks)
-            if parameter.blocks
-            else sharding.by_tokens
+            any(block.copies(sharding.tp) > 1 for block in parameter.blocks) if parameter.blocks else sharding.by_tokens
         )
     )
 

@@ -163,6 +163,7 @@ def unit_collectives(unit: UnitKind, kind: Kind, sharding: Sharding) -> tuple[Co
     if sharding.tp == 1:
         return ()
     by_tokens = sharding.by_tokens
+    table: dict[Kind, tuple[Collective, ...]]
     if unit is UnitKind.EMBEDDING:
         table = {Kind.F: (Collective.SCATTER,), Kind.I: (Collective.GATHER,)} if by_tokens else {Kind.F: _SUMMED}
     elif unit is UnitKind.HEAD:

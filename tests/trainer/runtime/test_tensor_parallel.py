@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
 
 from penstock.core.job import TrainingSpec
-from penstock.core.layout import Precision
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.planner.realise import program_of
-from penstock.trainer.comm import Mesh
 from penstock.trainer.optimizer import AdamW
-from penstock.trainer.parameters import StageParameters
 from penstock.trainer.runtime import Batch, Runtime
-from penstock.trainer.stages import stage_numbers
-from tests.support.pipeline_ranks import SEED, GradientKeeper, RankResult, expected, sample, train_rank
-from tests.support.sharded_pipeline import joined
+from tests.support.pipeline_ranks import GradientKeeper, expected, sample, train_rank
+from tests.support.sharded_pipeline import check_sharded, joined_gradients
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.stage_pipeline import gradient_error
 from tests.support.threaded_run import ThreadedRun
-from tests.support.worker_pool import CPU, WorkerPool
+from tests.support.worker_pool import WorkerPool
 
 POOLED = pytest.mark.xdist_group("worker-pool")
 
@@ -55,44 +48,6 @@ PLANS = {
     ),
 }
 NAMES = list(PLANS)
-
-
-def joined_gradients(plan: Plan, kept: Sequence[dict[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Whole gradients of the first replica from those of every global rank, by stage and name; shards that hold the
-    same agree in every bit.
-    """
-    mesh, program, model = Mesh.of(plan), program_of(plan), plan.model
-    found: dict[str, Tensor] = {}
-    for own in program.ranks:
-        ranks = mesh.shards(0, own.rank)
-        for stage in stage_numbers(own):
-            parameters = [
-                StageParameters(
-                    model,
-                    *plan.stages[stage],
-                    sharding=plan.sharding,
-                    shard=mesh.shard(rank),
-                    precision=Precision.FP64,
-                    device=CPU,
-                    seed=SEED,
-                )
-                for rank in ranks
-            ]
-            found |= joined(parameters, [kept[rank][stage] for rank in ranks])
-    return found
-
-
-def check(plan: Plan, results: Sequence[RankResult]) -> None:
-    wanted = expected(plan.model, plan.global_batch, plan.sequence_length)
-    for result in results:
-        assert result.loss == pytest.approx(wanted.loss, rel=1e-12)
-        assert result.evaluated_loss == pytest.approx(wanted.loss, rel=1e-12)
-        assert result.gradient_norm == pytest.approx(wanted.norm, rel=1e-10)
-    kept = [
-        {stage: {name: torch.from_numpy(array) for name, array in of.items()} for stage, of in result.gradients.items()}
-        for result in results
-    ]
-    assert gradient_error(joined_gradients(plan, kept), wanted.gradients) < 1e-10
 
 
 def threaded(run: ThreadedRun, step: int = 0) -> list[float]:
@@ -130,7 +85,7 @@ def test_processes_find_the_whole_models_gradients(worker_pool: WorkerPool, name
     plan = PLANS[name]
     program = program_of(plan)
     worker_pool.connect(plan, program)
-    check(plan, worker_pool.run(train_rank, plan, program, num_ranks=plan.num_ranks))
+    check_sharded(plan, worker_pool.run(train_rank, plan, program, num_ranks=plan.num_ranks))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
