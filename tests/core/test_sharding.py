@@ -108,7 +108,7 @@ def test_addends_are_what_all_shards_hold_and_copied_heads(drawn: tuple[ModelSpe
 @pytest.mark.parametrize("unit", UnitKind)
 @pytest.mark.parametrize("kind", [Kind.F, Kind.I, Kind.W])
 def test_sums_are_replaced_by_a_scatter_and_a_gather_of_as_many_bytes(unit: UnitKind, kind: Kind) -> None:
-    """arXiv 2205.05198, section 4.2.2; W gathers again what was kept by tokens, and the embedding has no sum in I."""
+    """By arXiv 2205.05198, section 4.2.2; W gathers again what was kept by tokens; the embedding has no sum in I."""
     assert unit_collectives(unit, kind, WHOLE) == ()
     summed = unit_collectives(unit, kind, Sharding(4, sequence_parallel=False))
     divided = Counter(unit_collectives(unit, kind, Sharding(4)))
