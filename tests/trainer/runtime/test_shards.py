@@ -17,7 +17,7 @@ from penstock.core.sharding import Collective, exchange_bytes
 from penstock.planner.realise import program_of
 from penstock.trainer.comm import Mesh, ProcessGroupTransport, shard_group
 from penstock.trainer.local_transport import Fabric
-from penstock.trainer.shards import HostShards, Temporaries
+from penstock.trainer.shards import HostShards, NcclShards, Temporaries
 from penstock.trainer.units.collectives import NO_SHARDS, Gather, Request, Scatter, Shards, Sum, run_pass
 from tests.support.small_plans import small_plan
 from tests.support.worker_pool import PoolRank, WorkerPool
@@ -116,6 +116,34 @@ def test_over_gloo(worker_pool: WorkerPool, tp: int, pp: int, at_once: bool) -> 
     found = worker_pool.run(over_gloo, mesh, program, at_once, num_ranks=mesh.num_ranks)
     for pipeline_rank in range(pp):
         check([found[rank] for rank in mesh.shards(0, pipeline_rank)])
+
+
+def torchs_own(me: PoolRank, mesh: Mesh) -> list[list[float]]:
+    """What is asked of NCCL on CUDA, of gloo; small whole numbers, whose sums are the same in any order."""
+    shards = NcclShards(me.groups[shard_group(mesh, me.rank)])
+    all_PH = torch.full((2 * mesh.tp, 1), -1.0)
+    all_PH.chunk(mesh.tp)[me.rank].fill_(me.rank)
+    partial_PH, own_RH = torch.arange(2.0 * mesh.tp)[:, None] * (me.rank + 1), torch.empty(2, 1)
+    tensor = torch.tensor([10.0**me.rank])
+    for work in [shards.start(request) for request in (Gather(all_PH), Scatter(partial_PH, own_RH), Sum(tensor))]:
+        work.wait()
+    return [each.flatten().tolist() for each in (all_PH, own_RH, tensor)]
+
+
+@POOLED
+@pytest.mark.parametrize("tp", [2, 4])
+def test_torchs_own_collectives_do_what_is_asked(worker_pool: WorkerPool, tp: int) -> None:
+    mesh = Mesh(dp=1, tp=tp, pp=1)
+    worker_pool.open(program_of(small_plan(pp=1)), mesh)
+    weight = sum(range(1, tp + 1))
+    assert worker_pool.run(torchs_own, mesh, num_ranks=tp) == [
+        [
+            [float(each) for each in range(tp) for _ in range(2)],
+            [weight * 2.0 * shard, weight * (2.0 * shard + 1)],
+            [sum(10.0**each for each in range(tp))],
+        ]
+        for shard in range(tp)
+    ]
 
 
 def tiny_sums(me: PoolRank, mesh: Mesh) -> list[list[float]]:
