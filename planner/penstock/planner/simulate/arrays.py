@@ -127,7 +127,7 @@ def simulate_linked(
     early = _early_reductions(order, linked)
     linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - order.num_stages + order.stages, -1)
     ends = Reductions(order.stage_ranks.tolist(), costs, reductions)
-    linked.actions[:, kernel.PAUSE_NS] = ends.pauses_ns[order.stages]
+    linked.actions[early, kernel.PAUSE_NS] = ends.pauses_ns[order.stages[early]]
     settings = _settings(linked, costs, receive_ahead)
     kernel.run(linked.actions, cells, linked.messages, _clock(order.num_ranks, len(linked.channels.sources)), settings)
     started = {int(stage): int(cells[stages, kernel.STARTED][stage]) for stage in order.stages[early]}

@@ -69,10 +69,11 @@ class Reductions:
         did so, if its rank had not finished then.
         """
         self.clock_ns[:] = finish_ns
-        starts = [self._begin_peers(rank, started) for rank in range(self._costs.num_ranks)]
+        has_peers = any(group.is_of_peers for group in self._ranks_of)
+        starts = [self._begin_peers(rank, started) for rank in range(self._costs.num_ranks) if has_peers]
         if Group.TIE in self._ranks_of:
             self._meet(Group.TIE, [started.get(self._tied[rank], int(finish_ns[rank])) for rank in self._tied])
-        for rank, stage in self._tied.items():
+        for rank, stage in self._tied.items() if has_peers else ():
             self._sum_shards(rank, stage, int(self.clock_ns[rank]))
             starts[rank][stage] = int(self.clock_ns[rank])
         if Group.DP in self._ranks_of:
