@@ -20,6 +20,7 @@ The counts depend on torch, which decides what a composite operation consists of
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections import Counter, defaultdict
@@ -28,7 +29,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -47,15 +48,19 @@ from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import RankProgram
 from penstock.core.schedule import Kind, ScheduleSpec
+from penstock.core.sharding import Sharding
 from penstock.planner.realise import program_of
 from penstock.planner.schedules.registry import find
 from penstock.trainer import memory
+from penstock.trainer.closing import Closing
 from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, open_transport
 from penstock.trainer.data.feed import BatchFeed
+from penstock.trainer.executor import StageExecutor
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
 from penstock.trainer.units.attention import Attention
+from penstock.trainer.units.collectives import Request
 from tests.support.small_plans import even_stages
 
 CUDA = torch.device("cuda", 0)
@@ -308,6 +313,32 @@ def take_step(case: Case) -> Step:
     backends = [vars(block)["_backend"] for block in blocks if isinstance(block, Attention)]
     parts = [*backends, *(vars(vars(block)["_norm"])["_norm"] for block in blocks)]
     return Step(chosen=tuple(dict.fromkeys(type(part).__name__ for part in parts)), tallies=watch.tallies)
+
+
+class _IdleShards:
+    """The other shards of a rank, from which nothing comes."""
+
+    def start(self, request: Request) -> _IdleShards:
+        return self
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+def take_actions(case: Case, sharding: Sharding, shard: int) -> Tally:
+    """What the compute actions of one shard of a rank do together, each shape once; slices have odd lengths."""
+    plan = dataclasses.replace(
+        plan_of(case), slices=(39, 25), tp=sharding.tp, sequence_parallel=sharding.sequence_parallel
+    )
+    own = program_of(plan).ranks[case.rank]
+    watch = _Watch(own)
+    with _fake_world(case, watch):
+        stages = build_stages(plan, own, shard=shard, device=CUDA, seed=0)
+        closing = cast(Closing, None)  # compute actions reduce nothing
+        executor = StageExecutor(plan, own, stages, closing, device=CUDA, shards=_IdleShards())
+        with watch:
+            executor.warm_up(own.instructions)
+    return watch.tallies[BATCH]
 
 
 def table() -> str:

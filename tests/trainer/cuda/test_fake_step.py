@@ -6,6 +6,7 @@ import pytest
 
 from penstock.core.layout import Precision
 from penstock.core.model import Family
+from penstock.core.sharding import Sharding
 from tests.support import fake_step
 from tests.support.fake_step import Case, Step, all_cases, take_step
 from tests.support.not_run import missing
@@ -48,3 +49,13 @@ def test_the_table_has_every_case_and_no_other() -> None:
         missing("cuda-tables", f"no table for torch {fake_step.torch_minor()}: python -m tests.support.fake_step")
     lines = fake_step.table_path().read_text().splitlines()
     assert [line.partition(": ")[0] for line in lines if line[0] not in "# "] == [str(case) for case in CASES]
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_actions_of_shards_on_cuda_never_wait_for_the_device(family: Family, sequence_parallel: bool) -> None:
+    """The last of four shards holds fewer rows than there are, and the slices' tokens do not divide evenly."""
+    for rank in range(fake_step.NUM_RANKS):
+        case = fake_step.Case(family=family, precision=Precision.BF16, schedule="zb", rank=rank)
+        tally = fake_step.take_actions(case, Sharding(4, sequence_parallel), shard=3)
+        assert (tally.waits, tally.on_host) == (0, 0)
