@@ -3,7 +3,8 @@
     ./dev bench published
 
 Rows come from `benchmarks/data/published`, or from a folder that is named: A100 steps without recomputation (arXiv
-2401.10241), and TeraPipe's ten settings on V100 with its uniform sweep of setting 9 (arXiv 2102.07988). Each device
+2401.10241), a layer with and without sequence parallelism (arXiv 2205.05198, table 4), and TeraPipe's ten settings on
+V100 with its uniform sweep of setting 9 (arXiv 2102.07988). Each device
 kind has one description (`penstock.core.devices`), each software stack one, taken from the paper's text and its public
 code. Nothing is fitted to a row: what misses is printed with its reason. Published memory is read as GiB.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -26,7 +28,8 @@ from penstock.core.cluster import AttentionKernel, ClusterSpec, Fusion, Gradient
 from penstock.core.devices import cluster_of, device_kind
 from penstock.core.job import DataSpec, Device, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
 from penstock.core.layout import Precision
-from penstock.core.model import Family, ModelSpec
+from penstock.core.model import Family, ModelSpec, UnitKind
+from penstock.core.schedule import Kind
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.outlines import outlines
@@ -36,6 +39,7 @@ from penstock.planner.schedules.registry import find
 from penstock.planner.schedules.seeds import depths, usual_depth
 from penstock.planner.search import Evaluation, with_h1
 from penstock.planner.stagecost import equal_slices
+from penstock.planner.work import Work
 
 DATA = Path(__file__).parent / "data" / "published"
 FIGURES = frozenset({2, 4, 7})
@@ -57,6 +61,10 @@ MEGATRON = SoftwareSpec(
 """Megatron-LM before FlashAttention, on which the zero-bubble authors built (their section 5.1 and branch
 `legacy-main`): fused bias and activation, bias, dropout and residual, and scaled masked softmax; dropout 0.1; gradients
 added in fp32 by the products; point-to-point exchanges that both sides wait for."""
+
+SHARDED = dataclasses.replace(MEGATRON, overlapped_collectives=True)
+"""The same with the backward's collectives next to its products, which the paper on sequence parallelism has (section
+6.2)."""
 
 ZERO_BUBBLE = dataclasses.replace(MEGATRON, transfers=Transfers.OVERLAPPED)
 """The same with the authors' own runtime, which sends while it computes."""
@@ -239,6 +247,29 @@ def a100_row(row: Mapping[str, str]) -> Row:
     )
 
 
+def layer_rows(folder: Path) -> Iterator[Row]:
+    """F and B of one layer on tensor-parallel A100s of a node."""
+    for row in rows_of(folder / "a100_layers.csv"):
+        tp, batch, length = (int(row[name]) for name in ("tp", "microbatch", "sequence_length"))
+        sizes = {name: int(row[name]) for name in ("layers", "hidden", "heads", "vocab")}
+        model = ModelSpec(family=Family.GPT2, positions=length, **sizes)
+        by_tokens = row["sequence_parallel"] == "yes"
+        wanted = job(model, length, batch, tp, 80 * 10**9, dp=1, tp=tp, pp=1)
+        pinned = dataclasses.replace(wanted.parallelism, sequence_parallel=by_tokens)
+        wanted = dataclasses.replace(wanted, parallelism=pinned)
+        cost = problem_from_cluster(wanted, a100_cluster(1, SHARDED)).cost_of(tp)
+        work = Work.of(batch, length, 0)
+        shards = f"tp {tp}, {'by tokens' if by_tokens else 'whole'}"
+        for passes, published in (((Kind.F,), "forward_ms"), ((Kind.I, Kind.W), "backward_ms")):
+            units = itertools.product((UnitKind.ATTENTION, UnitKind.MLP), passes)
+            yield Row(
+                paper="sequence parallelism",
+                name=f"{row['name']} layer, {shards}, {published.removesuffix('_ms')}",
+                published=float(row[published]) / 1e3,
+                predicted=sum(float(cost.unit_seconds(unit, kind, work)) for unit, kind in units),
+            )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
     """One of TeraPipe's settings: published seconds, predicted ones, and slicings."""
@@ -366,7 +397,10 @@ def measure(folder: Path) -> dict[str, Any]:
         paper: summary([row for row in steps if row.paper == paper]) for paper in dict.fromkeys(r.paper for r in steps)
     }
     memory = [abs(row.memory_error) for row in steps if row.memory_error is not None]
+    layers = list(layer_rows(folder))
     return {
+        "layers": [{**dataclasses.asdict(row), "error": row.error} for row in layers],
+        "layers_summary": summary(layers),
         "steps": [{**dataclasses.asdict(row), "error": row.error, "memory_error": row.memory_error} for row in steps],
         "papers": papers,
         "overall": summary(steps),
@@ -396,6 +430,14 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"Memory: mean {results['mean_memory_error']:.1%}, worst {results['worst_memory_error']:.1%} "
         f"(bar {BAR['memory']:.0%}).",
     ]
+    lines += ["", "One layer, in milliseconds (arXiv 2205.05198, table 4):", ""]
+    lines += ["| pass | published | simulated | off |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {row['name']} | {1e3 * row['published']:.1f} | {1e3 * row['predicted']:.2f} | {row['error']:+.1%} |"
+        for row in results["layers"]
+    ]
+    lines += ["", "| | mean | worst | bias | bar |", "|---|---:|---:|---:|---|"]
+    lines.append(_summary_line("layers", results["layers_summary"], "paper mean", "paper worst"))
     lines += [
         "",
         "TeraPipe, setting 9 with equal slices:",

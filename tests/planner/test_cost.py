@@ -146,6 +146,27 @@ def test_a_pass_takes_its_collectives_besides_what_a_shard_computes(
     assert taken == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
+@given(
+    st.sampled_from([2, 4]), st.booleans(), st.sampled_from([UnitKind.ATTENTION, UnitKind.MLP]), st.integers(1, 2000)
+)
+def test_what_runs_next_to_products_is_waited_for_where_it_takes_longer(
+    tp: int, sequence_parallel: bool, unit: UnitKind, tokens: int
+) -> None:
+    """Of a backward all but the gather of the output's gradient."""
+    nothing = LinkSpec(latency_seconds=0.0, bytes_per_second=1e30)
+    shape = {"tp": tp, "sequence_parallel": sequence_parallel, "devices_per_node": 4}
+    beside = SoftwareSpec(overlapped_collectives=True)
+    found, waiting, computing = (
+        {kind: float(described(**each).unit_seconds(unit, kind, Work.of(1, tokens, 0))) for kind in PASSES}
+        for each in (shape | {"software": beside}, shape, shape | {"intra_node": nothing})
+    )
+    half = (waiting[Kind.F] - computing[Kind.F]) / 2
+    expected = {Kind.F: waiting[Kind.F], Kind.I: computing[Kind.I], Kind.W: max(computing[Kind.W], 2 * half)}
+    if sequence_parallel:
+        expected |= {Kind.I: half + max(computing[Kind.I], half), Kind.W: max(computing[Kind.W], half)}
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_head_in_three_passes_has_the_collectives_of_one() -> None:
     """W gathers its input once more, as Megatron-LM's does."""
     tokens, latency = 16, INSIDE.latency_seconds

@@ -23,6 +23,12 @@ def test_steps_on_a100_are_within_the_mean_of_the_bar() -> None:
     assert published.summary(list(published.a100_rows(published.DATA)))["mean"] <= published.BAR["paper mean"]
 
 
+def test_a_layer_of_eight_shards_is_within_the_bar_with_and_without_sequence_parallelism() -> None:
+    errors = published.summary(list(published.layer_rows(published.DATA)))
+    assert errors["mean"] <= published.BAR["paper mean"]
+    assert errors["worst"] <= published.BAR["paper worst"]
+
+
 def test_slices_gain_what_terapipe_gained() -> None:
     """Setting 9: the speed-up, and how many slices; other schedules gain more in the same memory."""
     row = next(row for row in published.rows_of(published.DATA / "terapipe_v100.csv") if row["setting"] == "9")

@@ -50,6 +50,7 @@ SOFTWARE = """\
 #   allocatorSlack: 0.0         # share of activations lost to the allocator
 #   launchSeconds: 5.0e-6       # of one kernel, on the host
 #   headInForward: true         # the head's F does its whole backward
+#   overlappedCollectives: false  # a backward's, with its products (Megatron-LM)
 """
 
 

@@ -117,7 +117,8 @@ class SoftwareSpec(Manifest):
     else a further kernel does. ``optimizer_barrier``: no rank begins the next step before all have the norm of
     the gradients. ``allocator_slack`` is the share of activations' bytes that is lost to the allocator.
     ``launch_seconds`` is what the host takes to launch a kernel. ``head_in_forward``: the head's F does its whole
-    backward, else I and W do their parts.
+    backward, else I and W do their parts. ``overlapped_collectives``: in the backward of a block's unit, what shards
+    do together for the first product of the forward runs next to products.
     """
 
     attention: AttentionKernel = AttentionKernel.FLASH
@@ -130,6 +131,7 @@ class SoftwareSpec(Manifest):
     allocator_slack: float = 0.0
     launch_seconds: float = 5e-6
     head_in_forward: bool = True
+    overlapped_collectives: bool = False
 
     def __post_init__(self) -> None:
         require_limits(self)

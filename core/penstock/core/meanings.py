@@ -174,6 +174,10 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "allocatorSlack": "share of activations' bytes that the allocator loses",
         "launchSeconds": "time of the host to launch one kernel",
         "headInForward": "whether the head's F does its whole backward",
+        "overlappedCollectives": (
+            "whether a backward's collectives of tensor parallelism run next to its products, as in Megatron-LM, but "
+            "for the gather of the output's gradient"
+        ),
     },
     CostRow: {
         "unit": "`embedding`, `attention`, `mlp` or `head`",

@@ -127,10 +127,14 @@ class DescribedCost:
         seconds = self._units.unit_seconds(unit, kind, work)
         if self.sharding.tp == 1 or self.cluster.costs:
             return seconds
-        collectives = self._collectives(unit, kind)
-        if collectives:
-            width = self.model.hidden * self.precision.compute_bytes
-            seconds = seconds + self._collective_seconds(collectives, width * self._padded_rows(work.tokens))
+        exposed, hidden = self._collectives(unit, kind), tuple[Collective, ...]()
+        if self.cluster.software.overlapped_collectives and unit in (UnitKind.ATTENTION, UnitKind.MLP):
+            exposed, hidden = _next_to_products(kind, self.sharding)
+        num_bytes = self.model.hidden * self.precision.compute_bytes * self._padded_rows(work.tokens)
+        if hidden:
+            seconds = np.maximum(seconds, self._collective_seconds(hidden, num_bytes))
+        if exposed:
+            seconds = seconds + self._collective_seconds(exposed, num_bytes)
         if unit is UnitKind.HEAD and kind is Kind.F:
             seconds = seconds + self._statistics_seconds(work.tokens)
         return seconds
@@ -245,6 +249,20 @@ class DescribedCost:
         traffic = num_parameters * (4 * 4 + 3 * 4 + self.precision.compute_bytes)
         share = device.kernels.stream_share if device.kernels is not None else 1.0
         return traffic / (share * device.memory_bandwidth)
+
+
+def _next_to_products(kind: Kind, sharding: Sharding) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """Of a block's unit the collectives that a pass waits for, and those that run next to its products.
+
+    Megatron-LM gathers the norm's output again next to the product of its gradient, and sums or scatters that gradient
+    next to the product of the weights' gradients (arXiv 2205.05198, sections 4.2.2 and 6.2).
+    """
+    if kind is Kind.F:
+        return unit_collectives(UnitKind.MLP, kind, sharding), ()
+    if not sharding.by_tokens:
+        return (), (Collective.SUM,) if kind is Kind.W else ()
+    gather = (Collective.GATHER,)
+    return (gather, gather) if kind is Kind.I else ((), (Collective.SCATTER,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
