@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.slicing import (
+    BalancedSlicings,
     IntArray,
     Slicing,
     SlicingProblem,
-    balanced_slicings,
     rank_one_f_one_b,
     tabulate,
 )
@@ -24,6 +24,10 @@ from tests.support import brute_force
 Table: TypeAlias = Callable[[np.random.Generator, int], IntArray]
 
 INSTANCES_PER_TABLE = 250
+
+
+def balanced_slicings(problem: SlicingProblem) -> tuple[Slicing, ...]:
+    return tuple(BalancedSlicings(problem).values())
 
 
 def _few_values(rng: np.random.Generator, size: int) -> IntArray:

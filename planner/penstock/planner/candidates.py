@@ -15,7 +15,7 @@ from penstock.planner.outlines import NUM_SLICES, Outline, owners_of_stages, sli
 from penstock.planner.problem import MOST_BALANCED_SLICES, Mesh, Problem
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.room import Room, Shortage
-from penstock.planner.slicing import IntArray, Slicing, SlicingProblem, balanced_slicings, summable_unit_ns, tabulate
+from penstock.planner.slicing import BalancedSlicings, IntArray, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.slicing_flush import best_flush_slicing
 from penstock.planner.stagecost import (
     Integers,
@@ -46,7 +46,7 @@ class Proposer:
     room: Room
     _grids: dict[tuple[int, int], Floats] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], SlicingProblem] = field(default_factory=dict)
-    _slicings: dict[tuple[object, ...], dict[int, Lengths]] = field(default_factory=dict)
+    _slicings: dict[tuple[object, ...], BalancedSlicings] = field(default_factory=dict)
     _stages: dict[tuple[object, ...], Stages] = field(default_factory=dict)
     _flushes: dict[tuple[object, ...], Slicing | None] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ class Proposer:
             table = self._table(outline, self.balanced_stages(outline, equal))
             best = self._best_slicings(table).get(count)
             if best is not None:
-                yield best
+                yield best.lengths
             if outline.schedule == "gpipe":
                 yield from self._flushed(outline, table)
         yield equal
@@ -146,11 +146,10 @@ class Proposer:
 
         return tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum)
 
-    def _best_slicings(self, table: tuple[object, ...]) -> dict[int, Lengths]:
+    def _best_slicings(self, table: tuple[object, ...]) -> BalancedSlicings:
         """By their number the slices whose largest is cheapest."""
         if table not in self._slicings:
-            found = balanced_slicings(self._tables[table])
-            self._slicings[table] = {each.num_slices: each.lengths for each in found}
+            self._slicings[table] = BalancedSlicings(self._tables[table])
         return self._slicings[table]
 
     def _flushed(self, outline: Outline, table: tuple[object, ...]) -> Iterator[Lengths]:

@@ -23,7 +23,7 @@ from penstock.core.schedule import Schedule, ScheduleSpec, parse_schedule
 from penstock.core.sharding import Sharding
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.schedules.registry import find
-from penstock.planner.slicing import Slicing, SlicingProblem, balanced_slicings, summable_unit_ns, tabulate
+from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, summable_unit_ns, tabulate
 from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
 
 MOST_QUANTA = 256
@@ -109,10 +109,7 @@ class Problem:
             cost_ns = tabulate(functools.partial(self.slice_ns, tp, batch), **shape)
             unit_ns = summable_unit_ns(cost_ns)
             counted = SlicingProblem(cost_ns=cost_ns // unit_ns, max_slices=MOST_BALANCED_SLICES, **shape)
-            return {
-                each.num_slices: Slicing(lengths=each.lengths, slice_ns=tuple(unit_ns * ns for ns in each.slice_ns))
-                for each in balanced_slicings(counted)
-            }
+            return BalancedSlicings(counted, unit_ns)
 
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "slicings", slicings)

@@ -12,17 +12,29 @@ Costs may come from measurement and are taken as they are: nothing assumes that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner.compiled import compiled
+
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 FORBIDDEN = 1 << 60
 """The cost of a slice that must not be; adding two of them still fits 64 bits."""
+
+
+@functools.lru_cache(maxsize=16)
+def _cuts(num_quanta: int) -> tuple[IntArray, IntArray]:
+    """The states before and after every slice that there can be."""
+    before, after = np.tril_indices(num_quanta + 1, -1)
+    before.setflags(write=False)
+    after.setflags(write=False)
+    return before, after
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,7 +83,7 @@ class SlicingProblem:
         Raises ValueError for a negative cost, or costs so large that sums of them, ranked, would leave 64 bits.
         """
         num_quanta = self.num_quanta
-        before, after = np.tril_indices(num_quanta + 1, -1)
+        before, after = _cuts(num_quanta)
         cost_ns = self.cost_ns[before - after, num_quanta - before].astype(np.int64)
         if cost_ns.min() < 0 or int(cost_ns.max()) * (num_quanta + 1) ** 2 >= FORBIDDEN:
             raise ValueError(f"slice costs span {cost_ns.min()} to {cost_ns.max()} ns, beyond what can be summed")
@@ -121,7 +133,7 @@ def tabulate(cost_of: Callable[[IntArray, IntArray], IntArray], *, sequence_leng
     sequence is asked for with the tokens left over included.
     """
     num_quanta = sequence_length // quantum
-    before, after = np.tril_indices(num_quanta + 1, -1)
+    before, after = _cuts(num_quanta)
     lengths = (before - after) * quantum + np.where(after == 0, sequence_length % quantum, 0)
     prefixes = (num_quanta - before) * quantum
     cost_ns = np.zeros((num_quanta + 1, num_quanta + 1), dtype=np.int64)
@@ -146,18 +158,35 @@ def trace(problem: SlicingProblem, edge_ns: IntArray, states: Sequence[int]) -> 
     return Slicing(lengths=tuple(lengths.tolist()), slice_ns=tuple(edge_ns[before, after].tolist()))
 
 
-def balanced_slicings(problem: SlicingProblem) -> tuple[Slicing, ...]:
+class BalancedSlicings(Mapping[int, Slicing]):
     """For each possible number of slices, ascending, the slicing whose largest slice is cheapest.
 
-    Among equals the lexicographically longest-first. Depends on neither micro-batches nor stages, so one call serves
-    every rank_one_f_one_b. Empty when the limits allow no slicing.
+    Among equals the lexicographically longest-first. Depends on neither micro-batches nor stages, so one serves every
+    rank_one_f_one_b. Empty where the limits allow no slicing. A slicing is traced when it is asked for. The problem's
+    costs are in units of ``unit_ns``, the slicings' in nanoseconds.
     """
-    edge_ns = problem.edges()
-    tails = _smallest_largest_ns(edge_ns, problem.most_slices)
-    counts = np.flatnonzero(tails[:, -1] < FORBIDDEN)
-    if not counts.size:
-        return ()
-    return tuple(trace(problem, edge_ns, states) for states in _descents(edge_ns, tails, counts))
+
+    def __init__(self, problem: SlicingProblem, unit_ns: int = 1) -> None:
+        self._problem, self._edge_ns, self._unit_ns = problem, problem.edges(), unit_ns
+        self._tails = np.full((problem.most_slices + 1, len(self._edge_ns)), FORBIDDEN, dtype=np.int64)
+        smallest_largest_ns(self._edge_ns, self._tails)
+        counts = np.flatnonzero(self._tails[:, -1] < FORBIDDEN).tolist()
+        self._traced: dict[int, Slicing | None] = dict.fromkeys(counts)
+
+    def __getitem__(self, num_slices: int) -> Slicing:
+        slicing = self._traced[num_slices]
+        if slicing is None:
+            states = _descent(self._edge_ns, self._tails, num_slices)
+            slicing = trace(self._problem, self._edge_ns, states)
+            slicing = replace(slicing, slice_ns=tuple(self._unit_ns * each for each in slicing.slice_ns))
+            self._traced[num_slices] = slicing
+        return slicing
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._traced)
+
+    def __len__(self) -> int:
+        return len(self._traced)
 
 
 def rank_one_f_one_b(slicings: Iterable[Slicing], *, num_microbatches: int, num_stages: int) -> tuple[Slicing, ...]:
@@ -170,25 +199,24 @@ def rank_one_f_one_b(slicings: Iterable[Slicing], *, num_microbatches: int, num_
     return tuple(sorted(slicings, key=rank))
 
 
-def _smallest_largest_ns(edge_ns: IntArray, most_slices: int) -> IntArray:
-    """``tails[s, r]``: the smallest possible largest slice when r quanta are cut into exactly s slices."""
-    tails = np.full((most_slices + 1, len(edge_ns)), FORBIDDEN, dtype=np.int64)
+@compiled
+def smallest_largest_ns(edge_ns: IntArray, tails: IntArray) -> None:
+    """Fill ``tails[s, r]``: the smallest possible largest slice when r quanta are cut into exactly s slices. It holds
+    `FORBIDDEN`, no slice that is, before.
+    """
     tails[0, 0] = 0
-    for count in range(1, most_slices + 1):
-        tails[count] = np.maximum(edge_ns, tails[count - 1]).min(axis=1)
-    return tails
+    for count in range(1, len(tails)):
+        for before in range(1, len(edge_ns)):
+            best = tails[count, before]
+            for after in range(before):
+                best = min(best, max(edge_ns[before, after], tails[count - 1, after]))
+            tails[count, before] = best
 
 
-def _descents(edge_ns: IntArray, tails: IntArray, counts: npt.NDArray[np.intp]) -> list[list[int]]:
-    """Per slice count the states of the longest-first slicing that reaches its optimum; all step together."""
-    bound_ns = tails[counts, -1]
-    states = np.full(len(counts), len(edge_ns) - 1)
-    visited = [states]
-    for step in range(int(counts.max())):
-        active = np.flatnonzero(counts > step)
-        largest_ns = np.maximum(edge_ns[states[active]], tails[counts[active] - step - 1])
-        states = states.copy()
-        states[active] = (largest_ns <= bound_ns[active, None]).argmax(axis=1)
-        visited.append(states)
-    columns = np.stack(visited, axis=1).tolist()
-    return [column[: count + 1] for column, count in zip(columns, counts.tolist(), strict=True)]
+def _descent(edge_ns: IntArray, tails: IntArray, num_slices: int) -> list[int]:
+    """The states of the longest-first slicing that reaches its optimum."""
+    bound_ns, states = tails[num_slices, -1], [len(edge_ns) - 1]
+    for left in range(num_slices - 1, -1, -1):
+        largest_ns = np.maximum(edge_ns[states[-1]], tails[left])
+        states.append(int((largest_ns <= bound_ns).argmax()))
+    return states
