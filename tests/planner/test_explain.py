@@ -54,10 +54,10 @@ def test_reasons_name_the_plan_its_parts_and_its_memory() -> None:
 @pytest.mark.parametrize(
     ("sequence_parallel", "sentence", "pinned"),
     [
-        (None, "2 devices share each rank's units, and between these hidden states by tokens", "tp 2"),
+        (None, "tensor parallelism: each rank's units are divided over 2 devices, hidden states by tokens", "tp 2"),
         (
             False,
-            "2 devices share each rank's units; each has whole hidden states: sequenceParallel is false",
+            "tensor parallelism: each rank's units are divided over 2 devices, hidden states are whole on each",
             "tp 2, sequenceParallel false",
         ),
     ],

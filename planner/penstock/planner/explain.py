@@ -167,9 +167,8 @@ def _shards(problem: Problem, chosen: Evaluation) -> tuple[str, ...]:
     tp = chosen.candidate.mesh.tp
     if tp == 1:
         return ()
-    if problem.sequence_parallel:
-        return (f"{tp} devices share each rank's units, and between these hidden states by tokens",)
-    return (f"{tp} devices share each rank's units; each has whole hidden states: sequenceParallel is false",)
+    states = "hidden states by tokens" if problem.sequence_parallel else "hidden states are whole on each"
+    return (f"tensor parallelism: each rank's units are divided over {tp} devices, {states}",)
 
 
 def _effort(result: Result, place: int) -> str:
