@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ SHARDED: dict[str, Any] = {
 }
 """A pod has the two shards of a pipeline rank, and each node a pod."""
 
+CORES = 3
+"""A pod asks for a core for each of its two ranks, and for a little more. Nodes have as many as this machine."""
 
+
+@pytest.mark.skipif((os.cpu_count() or 1) < CORES, reason=f"NOT RUN: pods of two ranks need a machine of {CORES} cores")
 def test_a_job_of_shards_goes_on_after_a_pod_is_lost(on: Installed, tmp_path: Path) -> None:
     with paced(on):
         job = submitted(on, "shards", **SHARDED)
