@@ -151,6 +151,11 @@ FAKECUDA_API ncclResult_t ncclAllGather(const void*, void*, size_t count, ncclDa
   return launch("all_gather", kNobody, count, type, comm, stream);
 }
 
+FAKECUDA_API ncclResult_t ncclReduceScatter(const void*, void*, size_t count, ncclDataType_t type, ncclRedOp_t,
+                                            ncclComm_t comm, cudaStream_t stream) {
+  return launch("reduce_scatter", kNobody, count, type, comm, stream);
+}
+
 FAKECUDA_API ncclResult_t ncclBroadcast(const void*, void*, size_t count, ncclDataType_t type, int root,
                                         ncclComm_t comm, cudaStream_t stream) {
   return launch("broadcast", root, count, type, comm, stream);
