@@ -155,10 +155,10 @@ def test_what_runs_next_to_products_is_waited_for_where_it_takes_longer(
     """Of a backward all but the gather of the output's gradient."""
     nothing = LinkSpec(latency_seconds=0.0, bytes_per_second=1e30)
     shape = {"tp": tp, "sequence_parallel": sequence_parallel, "devices_per_node": 4}
-    beside = SoftwareSpec(overlapped_collectives=True)
+    overlapped = SoftwareSpec(overlapped_collectives=True)
     found, waiting, computing = (
         {kind: float(described(**each).unit_seconds(unit, kind, Work.of(1, tokens, 0))) for kind in PASSES}
-        for each in (shape | {"software": beside}, shape, shape | {"intra_node": nothing})
+        for each in (shape | {"software": overlapped}, shape, shape | {"intra_node": nothing})
     )
     half = (waiting[Kind.F] - computing[Kind.F]) / 2
     expected = {Kind.F: waiting[Kind.F], Kind.I: computing[Kind.I], Kind.W: max(computing[Kind.W], 2 * half)}

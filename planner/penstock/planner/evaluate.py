@@ -122,10 +122,6 @@ class Simulated:
             )
         return self._bounds[key]
 
-    def owners(self, candidate: Candidate) -> tuple[int, ...]:
-        """The rank of every stage."""
-        return owners_of(candidate)
-
     def order_bound(self, candidate: Candidate) -> OrderBound | None:
         """How long a long step's order takes by itself, without reductions and whatever cards cost.
 

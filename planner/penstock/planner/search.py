@@ -34,7 +34,7 @@ from penstock.core.units import NANOSECONDS_PER_SECOND
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
-from penstock.planner.outlines import Outline, outlines, outlines_of, slice_counts
+from penstock.planner.outlines import Outline, outlines, outlines_of, owners_of_stages, slice_counts
 from penstock.planner.problem import Mesh, Problem, later_meshes
 from penstock.planner.room import Shortage
 from penstock.planner.schedules.zero_bubble import H1
@@ -133,10 +133,6 @@ class Judge(Protocol):
 
     def best_variant(self, candidate: Candidate) -> Candidate:
         """The same with the best of its schedule's orders."""
-        ...
-
-    def owners(self, candidate: Candidate) -> tuple[int, ...]:
-        """The rank of every stage."""
         ...
 
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
@@ -406,7 +402,8 @@ class _Search:
         """
         found = self.judged(candidate)
         if not self.fits(found) and max(found.peak_bytes) <= SLIGHTLY_MORE * self.problem.memory_limit_bytes:
-            for move in relieving(candidate, self.problem, self.judge.owners(candidate), found.peak_bytes):
+            owners = owners_of_stages(self.problem, candidate.mesh, candidate.schedule)
+            for move in relieving(candidate, self.problem, owners, found.peak_bytes):
                 if self._ruled_out(move) is None:
                     self.judged(move)
         return found.step_ns

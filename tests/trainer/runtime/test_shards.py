@@ -132,7 +132,7 @@ def torchs_own(me: PoolRank, mesh: Mesh) -> list[list[float]]:
 
 @POOLED
 @pytest.mark.parametrize("tp", [2, 4])
-def test_torchs_own_collectives_do_what_is_asked(worker_pool: WorkerPool, tp: int) -> None:
+def test_torchs_own_collectives_give_the_same_results(worker_pool: WorkerPool, tp: int) -> None:
     mesh = Mesh(dp=1, tp=tp, pp=1)
     worker_pool.open(program_of(small_plan(pp=1)), mesh)
     weight = sum(range(1, tp + 1))

@@ -30,10 +30,11 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.plan import Plan
 from penstock.core.schedule import Action, Group
 from penstock.trainer import memory
-from penstock.trainer.comm import Mesh, Transport, Work
+from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.shards import InTurn
+from penstock.trainer.units.collectives import Work
 
 _TIED = "embedding.weight"
 _SQUARED_NORM, _LOSS, _STOP, _NUM_SUMS = 0, 1, 2, 3

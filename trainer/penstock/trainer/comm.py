@@ -28,7 +28,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
 from penstock.trainer.shards import irecv, isend, shards_of, under_way
-from penstock.trainer.units.collectives import NO_SHARDS, Shards
+from penstock.trainer.units.collectives import NO_SHARDS, Shards, Work
 
 MAX_BLOCKS = 4
 """Thread blocks of one kernel that sends or receives on CUDA. `penstock.core.residency.NUM_PLACES` of them spin at once
@@ -41,13 +41,6 @@ MAX_SHARD_BLOCKS = 32
 """
 
 _CHANNELS = ("F", "B")
-
-
-class Work(Protocol):
-    """A transfer or a reduction under way."""
-
-    def wait(self) -> object:
-        """Block until it is done (on CUDA: make the current stream wait); raises if it cannot be."""
 
 
 class Messages(Protocol):

@@ -20,10 +20,9 @@ from penstock.core.roles import G_IN, G_OUT, A, L, W, X, Y
 from penstock.core.schedule import Kind, Part
 from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.closing import Closing
-from penstock.trainer.comm import Work
 from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
-from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, run_pass
+from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pass
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
 
 CPU = torch.device("cpu")

@@ -16,7 +16,8 @@ from penstock.core.errors import RunError, UserError
 from penstock.core.program import Channel, Instruction
 from penstock.core.run.rank_status import BETWEEN_STEPS, Cursor
 from penstock.core.schedule import Group, Kind
-from penstock.trainer.comm import Messages, Work
+from penstock.trainer.comm import Messages
+from penstock.trainer.units.collectives import Work
 
 Operation = Callable[[], object]
 """An action with everything it needs, ready to be called once per step."""

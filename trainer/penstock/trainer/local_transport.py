@@ -32,7 +32,7 @@ class LocalWork:
     done: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
-        """See `penstock.trainer.comm.Work`."""
+        """Block until both ends have met; raises `RunError` if they do not in time, or disagree."""
         if not self.done.wait(self.timeout_seconds):
             raise RunError(f"{self.channel} carried nothing for {self.timeout_seconds:g} s")
         if self.refusal:

@@ -29,9 +29,10 @@ from penstock.core.program import Channel, Instruction, Program, RankProgram
 from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, Kind, parse_action
 from penstock.core.timeline import Activity, Source, Timeline
-from penstock.trainer.comm import Mesh, Transport, Work
+from penstock.trainer.comm import Mesh, Transport
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
 from penstock.trainer.recorder import Clock, HostRecorder, gather_times, merge
+from penstock.trainer.units.collectives import Work
 
 SPIN_NS = 150_000
 """The end of every wait is spun, since a sleeping process wakes late; short, because many ranks share few cores."""

@@ -23,7 +23,7 @@ from penstock.core.sharding import Collective
 
 
 class Work(Protocol):
-    """A collective under way."""
+    """A transfer, a collective or a reduction under way."""
 
     def wait(self) -> object:
         """Block until it is done (on CUDA: make the current stream wait); raises if it cannot be."""
