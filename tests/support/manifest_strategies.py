@@ -47,7 +47,7 @@ from penstock.core.kubernetes_spec import (
 from penstock.core.layout import Precision
 from penstock.core.limits import LIMITS
 from penstock.core.manifest import Manifest, camel
-from penstock.core.model import Family, ModelSpec
+from penstock.core.model import DividedModel, Family, ModelSpec
 from penstock.core.plan import Alternative, Plan, Prediction
 from penstock.core.pod import PodBinding
 from penstock.core.profile import Profile
@@ -136,7 +136,7 @@ BY_FIELD: dict[type, dict[str, Values]] = {
 
 
 def manifest_types() -> list[type[Manifest]]:
-    """Every manifest type that a module of core defines."""
+    """Every manifest type that a module of core defines. A `DividedModel` has its model's manifest."""
     names = [f"penstock.core.{module.name}" for module in pkgutil.iter_modules(penstock.core.__path__)]
     found = [
         value for name in names for value in vars(importlib.import_module(name)).values() if _is_defined_in(value, name)
@@ -146,7 +146,10 @@ def manifest_types() -> list[type[Manifest]]:
 
 def _is_defined_in(value: object, module: str) -> bool:
     return (
-        isinstance(value, type) and issubclass(value, Manifest) and value.__module__ == module and value is not Manifest
+        isinstance(value, type)
+        and issubclass(value, Manifest)
+        and value.__module__ == module
+        and value not in (Manifest, DividedModel)
     )
 
 

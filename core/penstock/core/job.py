@@ -166,7 +166,8 @@ class ParallelismSpec(Manifest):
     """What the user pins of the plan; everything left out is the planner's.
 
     ``sequenceParallel`` says whether shards divide hidden states by tokens, which they do unless it is false
-    (`penstock.core.sharding`). ``slices`` is a number of slices or their lengths; ``stages`` lists blocks per stage,
+    (`penstock.core.sharding`), ``headParts`` how many parts of the vocabulary are units of their own, which several
+    stages can share: 1 leaves the head whole. ``slices`` is a number of slices or their lengths; ``stages`` lists blocks per stage,
     halves allowed (a half is an attention or an MLP); ``schedule`` names a generator or a CSV file of actions.
     """
 
@@ -174,6 +175,7 @@ class ParallelismSpec(Manifest):
     tp: int | None = None
     sequence_parallel: bool | None = None
     pp: int | None = None
+    head_parts: int | None = None
     micro_batch: int | None = None
     slices: int | tuple[int, ...] | None = None
     schedule: str | ScheduleSpec | None = None

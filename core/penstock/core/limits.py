@@ -140,7 +140,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "threadsPerRank": _count(65_536),
     },
     "ParallelismSpec": {
-        **dict.fromkeys(("dp", "tp", "pp"), _count(MOST_RANKS)),
+        **dict.fromkeys(("dp", "tp", "pp", "headParts"), _count(MOST_RANKS)),
         "microBatch": _count(MOST_BATCH),
         "slices": {**_count(MOST_SLICES), "minItems": 1, "maxItems": MOST_SLICES, "items": _count(MOST_WIDTH)},
         "schedule": _text(MOST_PATH_CHARACTERS),
@@ -243,7 +243,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "LinkSpec": {"latencySeconds": _up_to(1e12), "bytesPerSecond": _positive(1e30)},
     "LinkOverride": dict.fromkeys(("source", "target"), _up_to(MOST_NODES - 1)),
     "Plan": {
-        **dict.fromkeys(("dp", "tp", "pp"), _count(MOST_RANKS)),
+        **dict.fromkeys(("dp", "tp", "pp", "headParts"), _count(MOST_RANKS)),
         **dict.fromkeys(("microbatch", "numMicrobatches", "receiveAhead"), _count(MOST_BATCH)),
         "slices": _list(MOST_SLICES, minItems=1, items=_count(MOST_WIDTH)),
         "remainder": _up_to(MOST_BATCH),

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.core.errors import UserError
 from penstock.core.manifest import Manifest, require_all
@@ -33,11 +34,14 @@ class UnitKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """One unit: its place in the model's list, its kind, and its block's number (none for embedding and head)."""
+    """One unit: its place in the model's list, its kind, its block's number (none for embedding and head), and of a head
+    that is divided into several units which part of the vocabulary it has.
+    """
 
     index: int
     kind: UnitKind
     layer: int | None = None
+    part: int = 0
 
     @property
     def name(self) -> str:
@@ -133,30 +137,80 @@ class ModelSpec(Manifest):
         return self.family is Family.GPT2
 
     @property
+    def head_parts(self) -> int:
+        """How many units share the head (`DividedModel`)."""
+        return 1
+
+    @property
     def num_units(self) -> int:
-        """Embedding, two units per block, head."""
-        return 2 * self.layers + 2
+        """Embedding, two units per block, the parts of the head."""
+        return 2 * self.layers + 1 + self.head_parts
 
     @property
     def units(self) -> tuple[Unit, ...]:
         """The units in order."""
-        return _units(self.layers)
+        return _units(self.layers, self.head_parts)
+
+    @property
+    def whole(self) -> ModelSpec:
+        """The same model with its head in one unit."""
+        return self
+
+    def divided(self, head_parts: int) -> ModelSpec:
+        """The same model with its head in ``head_parts`` units; raises `UserError` if the vocabulary is smaller."""
+        return self.whole if head_parts == 1 else DividedModel(**_values(self.whole), parts=head_parts)
 
     def with_vocab(self, vocab: int) -> ModelSpec:
         """The same model over another vocabulary."""
         return dataclasses.replace(self, vocab=vocab)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DividedModel(ModelSpec):
+    """A model as a plan divides it: ``parts`` units, 2 or more, share the vocabulary of the head.
+
+    Manifests hold the model alone: into how many parts the plan divides it is a field of the plan.
+    """
+
+    parts: int
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.parts <= self.vocab:
+            raise UserError(
+                what=f"the head's vocabulary of {self.vocab} cannot be divided into {self.parts} parts",
+                where="headParts",
+                remedy=f"choose 1 to {self.vocab}",
+            )
+
+    @property
+    def head_parts(self) -> int:
+        """How many units share the head."""
+        return self.parts
+
+    @property
+    def whole(self) -> ModelSpec:
+        """The same model with its head in one unit."""
+        return ModelSpec(**{name: value for name, value in _values(self).items() if name != "parts"})
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The manifest form of the model alone."""
+        return self.whole.to_manifest()
+
+
+def _values(spec: ModelSpec) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+
+
 @functools.lru_cache(maxsize=64)
-def _units(layers: int) -> tuple[Unit, ...]:
+def _units(layers: int, head_parts: int) -> tuple[Unit, ...]:
     blocks = [
         Unit(index=1 + 2 * layer + half, kind=kind, layer=layer)
         for layer in range(layers)
         for half, kind in enumerate((UnitKind.ATTENTION, UnitKind.MLP))
     ]
     first = Unit(index=0, kind=UnitKind.EMBEDDING)
-    last = Unit(index=2 * layers + 1, kind=UnitKind.HEAD)
-    return (first, *blocks, last)
+    parts = (Unit(index=2 * layers + 1 + part, kind=UnitKind.HEAD, part=part) for part in range(head_parts))
+    return (first, *blocks, *parts)
 
 
 def linear_flops_per_token(spec: ModelSpec, kind: UnitKind) -> int:

@@ -117,6 +117,7 @@ class Plan(Manifest):
     many; 0 and none where all are alike. Of a channel at most ``receive_ahead`` receives are posted: as early as can
     be, or with ``late_receives`` when their messages are due, as for NCCL, where a posted receive occupies its device
     (`penstock.planner.passes.transfers`).
+    ``head_parts`` units share the head's vocabulary, the last of ``model.units`` (`penstock.core.model.DividedModel`).
     Each pipeline rank's units are shared by ``tp`` shards, hidden states by tokens with ``sequence_parallel``
     (`penstock.core.sharding`).
     ``placement`` maps pipeline ranks (dp-major: replica * pp + stage's rank) to the number of their first device; their
@@ -139,6 +140,7 @@ class Plan(Manifest):
     placement: tuple[int, ...] = ()
     remainder: int = 0
     remainder_slices: tuple[int, ...] = ()
+    head_parts: int = 1
     program_digest: str = ""
     profile_digest: str = ""
     prediction: Prediction | None = None
@@ -147,6 +149,7 @@ class Plan(Manifest):
 
     def __post_init__(self) -> None:
         require_limits(self)
+        object.__setattr__(self, "model", self.model.divided(self.head_parts))
         self._check_stages()
         self._check_placement()
         self._check_remainder()
@@ -280,7 +283,8 @@ class Plan(Manifest):
 
         Ranks have no use for that, and those of version 0.1.0, which an upgrade finds at work, refuse fields that they
         do not know. So a field that is added here for people goes to `confidence` as well. ``late_receives`` is written
-        for CUDA alone, which 0.1.0 cannot run, and ``remainder`` where there is one, which 0.1.0 refuses.
+        for CUDA alone, which 0.1.0 cannot run, ``remainder`` and ``head_parts`` where there are any, which 0.1.0
+        refuses.
         """
         alternatives = tuple(dataclasses.replace(each, speed=None) for each in self.alternatives)
         if self.prediction is None:
