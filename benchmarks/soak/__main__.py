@@ -1,8 +1,9 @@
 """``./dev soak``: kills, fuzzing, a long queue and plans, each with its result in ``benchmarks/results``.
 
-    ./dev soak [kills|fuzz|queue|plans]... [--seed N] [--first N] [--count N] [--minutes M] [--results FOLDER]
+    ./dev soak [kills|fuzz|queue|plans|small-plans]... [--seed N] [--first N] [--count N] [--minutes M]
+               [--results FOLDER]
 
-Without a name all four. ``--count`` is the number of kills, of queued jobs, or of planning problems; these begin with
+Without a name all five. ``--count`` is the number of kills, of queued jobs, or of planning problems; these begin with
 number ``--first``, so that a long run can be cut into parts. ``--minutes`` is how long to fuzz, or when to stop
 killing. Without a seed there is a new one every day. A result says what was run. Exit code 1 if anything does not hold.
 """
@@ -27,11 +28,13 @@ from benchmarks.soak.plans import compare
 from benchmarks.soak.queue import queue
 from benchmarks.support import RESULTS, machine
 
+from tests.support.random_plans import SMALL
 from tests.support.serving import served
 
 KILLS, FUZZ_MINUTES, QUEUED = 200, 10.0, 10_000
 QUEUE_MINUTES = 2.0
 PROBLEMS, PINS = 40, 200
+SMALL_PROBLEMS, PINS_OF_SMALL = 2_000, 20
 Loads = list[float]
 
 
@@ -66,8 +69,14 @@ def queueing(options: argparse.Namespace, folder: Path, report: Reporter) -> dic
 
 
 def planning(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
-    """Free plans against pinned ones."""
+    """Free plans of large jobs against pinned ones."""
     return compare(options.seed, first=options.first, count=options.count or PROBLEMS, pins=PINS, report=report)
+
+
+def planning_small(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
+    """Free plans for at most 16 devices against pinned ones."""
+    count = options.count or SMALL_PROBLEMS
+    return compare(options.seed, first=options.first, count=count, pins=PINS_OF_SMALL, report=report, sizes=SMALL)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]] = {
@@ -75,6 +84,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]]
     "fuzz": fuzzing,
     "queue": queueing,
     "plans": planning,
+    "small-plans": planning_small,
 }
 
 
@@ -105,11 +115,15 @@ def run(part: str, options: argparse.Namespace) -> list[str]:
 def main() -> int:
     """Run the parts that are asked for."""
     asked = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
-    asked.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans")
+    asked.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans")
     today = int(dt.datetime.now(dt.UTC).strftime("%Y%m%d"))
     asked.add_argument("--seed", type=int, default=today, help=f"today's date ({today})")
     asked.add_argument("--first", type=int, default=0, help="the number of the first planning problem (0)")
-    asked.add_argument("--count", type=int, help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), problems ({PROBLEMS})")
+    asked.add_argument(
+        "--count",
+        type=int,
+        help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), problems ({PROBLEMS}; small {SMALL_PROBLEMS:,})",
+    )
     asked.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
     asked.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     options = asked.parse_args()

@@ -1,7 +1,8 @@
-"""The planner's own choices against pinned ones, and against those with less, for large jobs on described hardware.
+"""The planner's own choices against pinned ones, and against those with less, for jobs on described hardware.
 
-A problem has 8 to 16,384 devices, a model of 1 to 1,000 billion parameters, 2 thousand to a million tokens and 1 to
-4,096 sequences. It follows from the seed and its number alone. What must hold, each with its `Relation`:
+A large problem has 8 to 16,384 devices, a model of 1 to 1,000 billion parameters, 2 thousand to a million tokens and 1
+to 4,096 sequences, a small one at most 16 devices. It follows from the seed and its number alone. What must hold, each
+with its `Relation`; of small problems, which are many, the first and more memory alone:
 
 - no plan of which everything is pinned is faster than the free one by more than 1 % (`benchmarks.soak.pins`);
 - a pin removed never makes a step more than 0.5 % longer: the free plan against those of which one field is pinned, and
@@ -36,6 +37,7 @@ from tests.support.random_plans import (
     ONLY_SIMULATED,
     SLOWER_THAN_A_PIN,
     SLOWER_THAN_WITH_LESS,
+    Sizes,
     full_pin,
     pin_text,
     random_job,
@@ -92,25 +94,26 @@ class Problem:
         return dataclasses.replace(Question(key=(self.number, name), spec=self.spec, cluster=self.cluster), **changes)
 
 
-def draw_problem(seed: int, number: int) -> Problem:
+def draw_problem(seed: int, number: int, sizes: Sizes = LARGE) -> Problem:
     """The problem of this number: the first that is drawn that has a mesh, and memory for its model."""
     chance = random.Random(f"{seed} {number}")
     while True:
-        spec, cluster = random_job(chance, LARGE)
+        spec, cluster = random_job(chance, sizes)
         memory = spec.resources.ranks * spec.resources.memory_per_rank
         has_mesh = next(all_meshes(problem_from_cluster(spec, cluster)), None) is not None
         if has_mesh and BYTES_PER_PARAMETER * num_parameters(spec.model) < memory:
             return Problem(number=number, spec=spec, cluster=cluster, chance=chance)
 
 
-def compare(seed: int, *, first: int, count: int, pins: int, report: Report) -> dict[str, Any]:
+def compare(seed: int, *, first: int, count: int, pins: int, report: Report, sizes: Sizes = LARGE) -> dict[str, Any]:
     """``count`` problems from the number ``first`` on, each against so many pins."""
-    problems = {number: draw_problem(seed, number) for number in range(first, first + count)}
+    problems = {number: draw_problem(seed, number, sizes) for number in range(first, first + count)}
+    related = _related if sizes is LARGE else _related_of_small
     order = random.Random(seed)
     known = _answered([problem.question(FREE) for problem in problems.values()], order, report)
     questions, relations = list[Question](), list[tuple[int, Relation]]()
     for number, problem in problems.items():
-        for relation, needed in _related(problem, known[number, FREE].plan, pins):
+        for relation, needed in related(problem, known[number, FREE].plan, pins):
             relations.append((number, relation))
             questions += needed
     known |= _answered(questions, order, report)
@@ -148,9 +151,7 @@ def _answered(questions: list[Question], order: random.Random, report: Report) -
 def _related(problem: Problem, free: Plan | None, num_pins: int) -> Iterator[tuple[Relation, list[Question]]]:
     """What must hold of a problem, with the plans that have to be made for it."""
     pins = pins_around(problem.chance, problem.spec, problem.cluster, free, num_pins)
-    for i, pin in enumerate(pins):
-        question = problem.question(f"pin {i}", pin=pin, budget=ONLY_SIMULATED)
-        yield Relation(less=question.key[1], more=FREE, times=SLOWER_THAN_A_PIN), [question]
+    yield from _with_pins(problem, pins)
     for i in problem.chance.sample(range(len(pins)), min(REMOVED_FROM, len(pins))):
         field = problem.chance.choice(FIELDS)
         question = problem.question(
@@ -169,11 +170,29 @@ def _related(problem: Problem, free: Plan | None, num_pins: int) -> Iterator[tup
         yield Relation(less=ALL_PINNED, more=others.key[1], times=SLOWER_THAN_WITH_LESS), [full, others]
 
 
-def _with_more(problem: Problem, free: Plan) -> Iterator[tuple[Relation, list[Question]]]:
-    resources, cluster = problem.spec.resources, problem.cluster
+def _related_of_small(problem: Problem, free: Plan | None, num_pins: int) -> Iterator[tuple[Relation, list[Question]]]:
+    """The same, of one of many problems."""
+    yield from _with_pins(problem, pins_around(problem.chance, problem.spec, problem.cluster, free, num_pins))
+    if free is not None:
+        yield _with_more_memory(problem)
+
+
+def _with_pins(problem: Problem, pins: list[ParallelismSpec]) -> Iterator[tuple[Relation, list[Question]]]:
+    for i, pin in enumerate(pins):
+        question = problem.question(f"pin {i}", pin=pin, budget=ONLY_SIMULATED)
+        yield Relation(less=question.key[1], more=FREE, times=SLOWER_THAN_A_PIN), [question]
+
+
+def _with_more_memory(problem: Problem) -> tuple[Relation, list[Question]]:
+    resources = problem.spec.resources
     more = dataclasses.replace(resources, memory_per_rank=resources.memory_per_rank * 5 // 4)
     roomy = problem.question("a quarter more memory", spec=dataclasses.replace(problem.spec, resources=more))
-    yield Relation(less=FREE, more=roomy.key[1], times=SLOWER_THAN_WITH_LESS), [roomy]
+    return Relation(less=FREE, more=roomy.key[1], times=SLOWER_THAN_WITH_LESS), [roomy]
+
+
+def _with_more(problem: Problem, free: Plan) -> Iterator[tuple[Relation, list[Question]]]:
+    resources, cluster = problem.spec.resources, problem.cluster
+    yield _with_more_memory(problem)
     for devices in {1, cluster.devices_per_node}:
         wide = dataclasses.replace(resources, ranks=resources.ranks + devices, min_ranks=resources.ranks)
         larger = dataclasses.replace(cluster, num_nodes=cluster.num_nodes + 1)

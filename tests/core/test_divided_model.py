@@ -13,7 +13,7 @@ from penstock.core.schedule import ScheduleSpec
 SPEC = ModelSpec(family=Family.LLAMA, layers=2, hidden=8, heads=2, vocab=10)
 
 
-def test_a_divided_model_has_a_unit_for_every_part():
+def test_a_divided_model_has_a_unit_for_every_part() -> None:
     divided = SPEC.divided(3)
     assert divided.num_units == len(divided.units) == SPEC.num_units + 2
     assert [(unit.kind, unit.part) for unit in divided.units[-3:]] == [(UnitKind.HEAD, part) for part in range(3)]
@@ -24,17 +24,17 @@ def test_a_divided_model_has_a_unit_for_every_part():
     assert divided.with_vocab(12).whole == SPEC.with_vocab(12)
 
 
-def test_one_part_is_the_model_itself():
+def test_one_part_is_the_model_itself() -> None:
     assert SPEC.divided(1) is SPEC
     assert SPEC.head_parts == 1
 
 
-def test_more_parts_than_tokens_are_refused():
+def test_more_parts_than_tokens_are_refused() -> None:
     with pytest.raises(UserError, match="vocabulary of 10 cannot be divided into 11 parts"):
         SPEC.divided(11)
 
 
-def test_a_plan_writes_the_parts_next_to_the_model_and_reads_them_back():
+def test_a_plan_writes_the_parts_next_to_the_model_and_reads_them_back() -> None:
     plan = Plan(
         model=SPEC,
         precision=Precision.FP32,

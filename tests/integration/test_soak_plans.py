@@ -15,7 +15,7 @@ from benchmarks.soak.plans import compare, draw_problem
 from penstock.core.layout import num_parameters
 from penstock.planner.pins import check_pins
 from penstock.planner.problem import meshes_over, problem_from_cluster
-from tests.support.random_plans import full_pin, pin_text, planned, random_job, step_seconds
+from tests.support.random_plans import SMALL, full_pin, pin_text, planned, random_job, step_seconds
 
 SEED, NUM_DRAWN = 1, 200
 
@@ -96,3 +96,18 @@ def test_what_does_not_hold_is_told_with_its_job(monkeypatch: pytest.MonkeyPatch
     assert len(found["alsoSlowerWithTheSamePlan"]) == 1
     assert found["jobs"].keys() == {3}
     assert all(each["problem"] == 3 for each in found["violated"])
+
+
+def test_small_problems_are_held_against_pins_and_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, cluster = random_job(random.Random("fresh"))
+    plan, asked = planned(spec, cluster), list[Question]()
+
+    def answered(questions: Sequence[Question]) -> list[Answer]:
+        asked.extend(questions)
+        return [Answer(key=each.key, seconds=1.0 + (each.key[1] == plans.FREE), plan=plan) for each in questions]
+
+    monkeypatch.setattr(plans, "answers", answered)
+    result = compare(SEED, first=0, count=3, pins=4, report=lambda line: None, sizes=SMALL)
+    assert all(question.spec.resources.ranks <= 16 for question in asked)
+    assert len(asked) == 3 * (1 + 4 + 1)
+    assert len(result["violations"]) == 3 * 4

@@ -1,8 +1,8 @@
 """What the planner chooses itself is hardly ever beaten by a pin, or by its own plan with less of something.
 
-The bar is 1 %, and 0.5 % with less memory, fewer devices or slower links; `./dev soak plans` holds more and larger
-problems to it. Greedy orders of `zb` and `zbv` change by 1 or 2 % with a slice or a byte, so a few of a hundred
-problems miss it. Here, with one seed, none may by more than `TOLERATED`.
+The bar is 1 %, and 0.5 % with less memory, fewer devices or slower links. `./dev soak plans` and
+`./dev soak small-plans` hold more and larger problems to it. Greedy orders of `zb` and `zbv` change by 1 or 2 % with a
+slice or a byte, so a few of a hundred problems miss it. Here, with one seed, none may by more than `TOLERATED`.
 """
 
 from __future__ import annotations

@@ -167,8 +167,9 @@ class ParallelismSpec(Manifest):
 
     ``sequenceParallel`` says whether shards divide hidden states by tokens, which they do unless it is false
     (`penstock.core.sharding`), ``headParts`` how many parts of the vocabulary are units of their own, which several
-    stages can share: 1 leaves the head whole. ``slices`` is a number of slices or their lengths; ``stages`` lists blocks per stage,
-    halves allowed (a half is an attention or an MLP); ``schedule`` names a generator or a CSV file of actions.
+    stages can share: 1 leaves the head whole. ``slices`` is a number of slices or their lengths; ``stages`` lists
+    blocks per stage, halves allowed (a half is an attention or an MLP); ``schedule`` names a generator or a CSV file of
+    actions.
     """
 
     dp: int | None = None

@@ -105,7 +105,9 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
             " them"
         ),
         "pp": "ranks of one pipeline",
-        "headParts": "parts of the vocabulary that are units of their own, for several stages to share the head; 1: whole",
+        "headParts": (
+            "parts of the vocabulary that are units of their own, for several stages to share the head; 1: whole"
+        ),
         "microBatch": "sequences in one micro-batch; the last one of a step has what is left",
         "slices": "number of slices, or their lengths in tokens (their sum is `sequenceLength`)",
         "schedule": "`1f1b`, `zb`, `zbv`, another built-in or installed one, or a CSV file",

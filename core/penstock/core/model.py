@@ -34,8 +34,8 @@ class UnitKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """One unit: its place in the model's list, its kind, its block's number (none for embedding and head), and of a head
-    that is divided into several units which part of the vocabulary it has.
+    """One unit: its place in the model's list, its kind, its block's number (none for embedding and head), and which
+    part of a divided head it is.
     """
 
     index: int
