@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import re
@@ -35,7 +36,7 @@ from tests.support.repository import ROOT, packages, source_files
 from tests.support.sample_report import sample_report
 from tools.dev.verbs import VERBS
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 GUIDES = ROOT / "docs" / "guides"
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -92,7 +93,10 @@ def test_every_decision_is_listed_by_its_title() -> None:
     assert listed == lines
 
 
-PATHS = re.compile(r"`((?:planner|view|trainer|cli|tests|core|docs|benchmarks|deploy)/[\w./-]+\.(?:py|md|toml))`")
+PATHS = re.compile(
+    r"`((?:agent|api|benchmarks|cli|client|core|deploy|docs|helm|kube|operator|planner|tests|tools|trainer|view)"
+    r"/[\w./-]+\.(?:py|md|toml|yaml))`"
+)
 
 
 @by_page
@@ -104,6 +108,27 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
         name for name in names if not (ROOT / name).exists() and not any(tail.endswith(f"/{name}") for tail in tails)
     ]
     assert missing == []
+
+
+WAY = ROOT / "docs" / "way-of-a-job.md"
+
+
+def definitions(tree: ast.AST, prefix: str = "") -> Iterator[str]:
+    """The names of functions and classes, methods behind their class."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield prefix + node.name
+            yield from definitions(node, f"{prefix}{node.name}.")
+
+
+def test_the_way_of_a_job_names_functions_that_exist() -> None:
+    steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^## )", WAY.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(steps) == 10
+    for step in steps:
+        links = re.findall(r"`([\w/]+\.py):([\w.]+)`", step)
+        assert links, step
+        for path, name in links:
+            assert name in set(definitions(ast.parse((ROOT / path).read_text()))), (path, name)
 
 
 def test_the_readme_s_tree_is_there() -> None:

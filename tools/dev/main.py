@@ -11,7 +11,7 @@
     ./dev wheels FOLDER    make the wheels of all members there, and the constraint that installs them
     ./dev release VERSION  give all members and the chart this version
     ./dev gpu [PART...]    check and measure on a machine with a GPU, in parts; --list shows them
-    ./dev soak [PART...]   kills, fuzz, queue, plans: does anything break, for hours; --help shows the options
+    ./dev soak [PART...]   kills, fuzz, queue, plans, small-plans: does anything break, for hours; see --help
     ./dev clean            remove environments and caches; runs/ stays
 
 Exit codes: 0 done; 1 a check or benchmark failed; 2 something only you can fix, with what to do;
