@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
 from penstock.core.program import Channel, Program
-from penstock.core.schedule import Action, Kind, Schedule
+from penstock.core.schedule import Action, Kind, Schedule, flatten
 from penstock.planner.lowering import lower
 from penstock.planner.order import Order, actions_of, from_schedule
 from penstock.planner.passes.rounds import find_rounds
@@ -35,18 +35,23 @@ def named_channels(linked: Linked, program: Program) -> list[Channel]:
 
 
 @settings(max_examples=150)
-@given(schedules())
-def test_rounds_are_those_of_the_first_pass(schedule: Schedule) -> None:
-    ordered = find_rounds(schedule)
-    linked = link_order(from_schedule(schedule), receive_ahead=2)
-    assert linked.actions[:, link.ROUND].tolist() == [each for row in ordered.rounds for each in row]
+@given(st.booleans().flatmap(lambda pairing: st.tuples(st.just(pairing), schedules(pairing=pairing))))
+def test_rounds_are_those_of_the_first_pass(drawn: tuple[bool, Schedule]) -> None:
+    keep_pairs, schedule = drawn
+    ordered = find_rounds(schedule, keep_pairs=keep_pairs)
+    linked = link_order(from_schedule(schedule, keep_pairs=keep_pairs), receive_ahead=2)
+    rounds = [
+        [at for action, at in zip(*each, strict=True) for _ in flatten((action,))]
+        for each in zip(ordered.rows, ordered.rounds, strict=True)
+    ]
+    assert linked.actions[:, link.ROUND].tolist() == [at for row in rounds for at in row]
 
 
 @settings(max_examples=150)
 @given(cases())
 def test_messages_and_waits_stand_where_lowering_puts_them(case: Case) -> None:
     program = case.lower()
-    order = from_schedule(case.schedule)
+    order = case.order
     linked = link_order(order, case.receive_ahead, case.late_receives)
     channels = named_channels(linked, program)
     waits: list[tuple[Channel, int]] = []
@@ -54,29 +59,27 @@ def test_messages_and_waits_stand_where_lowering_puts_them(case: Case) -> None:
         released: list[tuple[Channel, int]] = []
         position = int(order.offsets[rank.rank])
         needed: dict[Channel, int] = {}
-        last_compute = -1
+        computed = range(0)
         for instruction in rank.instructions:
             channel = instruction.channel
             if channel is not None and instruction.action.kind in RECEIVES:
                 needed[channel] = instruction.sequence
             elif channel is not None and instruction.action.kind in SENDS:
-                row = linked.actions[last_compute]
-                assert channels[row[link.SENDS_CHANNEL]] == channel
-                assert row[link.SENDS_NUMBER] == instruction.sequence
-                assert linked.messages[linked.first_messages[channels.index(channel)] + instruction.sequence][0] == (
-                    last_compute
-                )
+                number = channels.index(channel)
+                sender = next(at for at in computed if linked.actions[at, link.SENDS_CHANNEL] == number)
+                assert linked.actions[sender, link.SENDS_NUMBER] == instruction.sequence
+                assert linked.messages[linked.first_messages[number] + instruction.sequence][0] == sender
             elif channel is not None and instruction.action.kind in RELEASES:
                 released.append((channel, instruction.sequence))
             elif instruction.action.is_compute:
                 if position > order.offsets[rank.rank]:
                     before = linked.first_waits[rank.rank]
                     assert linked.actions[position - 1, link.STOP_WAIT] - before == len(released)
-                row = linked.actions[position]
-                if row[link.NEEDS_CHANNEL] >= 0:
-                    assert row[link.NEEDS_NUMBER] <= needed[channels[row[link.NEEDS_CHANNEL]]]
-                last_compute = position
-                position += 1
+                computed = range(position, position + len(instruction.action.children or (instruction.action,)))
+                for row in linked.actions[computed]:
+                    if row[link.NEEDS_CHANNEL] >= 0:
+                        assert row[link.NEEDS_NUMBER] <= needed[channels[row[link.NEEDS_CHANNEL]]]
+                position = computed.stop
         waits += released
     counts: defaultdict[Channel, int] = defaultdict(int)
     for (channel, number), place in zip(waits, linked.messages[:, link.AWAITED].tolist(), strict=True):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from penstock.core.schedule import Kind
 from penstock.core.timeline import Activity
 from penstock.planner.lowering import lower
-from penstock.planner.order import from_schedule
 from penstock.planner.simulate.arrays import simulate_arrays
 from penstock.planner.simulate.costs import InstructionCosts
 from penstock.planner.simulate.memory import high_water_bytes
@@ -67,11 +66,12 @@ def test_bytes_are_equal(case: Case, seed: int) -> None:
         tie=case.tie,
         num_units=case.num_units,
         transients=transients,
+        keep_pairs=case.keep_pairs,
     )
     costs = costs_of(rng, program)
     reference = ReferenceSimulator(program, costs)
     peaks = [worker.peak for worker in reference.workers]
-    order = from_schedule(case.schedule)
+    order = case.order
     sizes = slot_arrays(case.sizes, order.num_stages)
     own = (slot_arrays(case.remainder_sizes, order.num_stages), case.remainder_slices)
     found_bytes = high_water_bytes(
@@ -106,7 +106,7 @@ def test_the_search_and_the_timeline_tell_the_same(case: Case, seed: int) -> Non
     costs = costs_of(random.Random(seed), program)
     found = simulate(program, costs)
     fast = simulate_arrays(
-        from_schedule(case.schedule),
+        case.order,
         costs,
         receive_ahead=case.receive_ahead,
         late_receives=case.late_receives,

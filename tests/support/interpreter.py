@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from penstock.core.layout import SlotKind
@@ -193,6 +193,17 @@ class _Interpreter:
         pass
 
     # Compute.
+
+    def pair(self, rank: _Rank, instruction: Instruction) -> None:
+        """Both children, in any order, each on the slots of its micro-batch."""
+        children = list(instruction.action.children)
+        self.rng.shuffle(children)
+        for child in children:
+            reads, writes = (
+                tuple(index for index in indices if rank.program.slots[index].microbatch == child.microbatch)
+                for indices in (instruction.reads, instruction.writes)
+            )
+            _TABLE[child.kind](self, rank, replace(instruction, action=child, reads=reads, writes=writes))
 
     def forward(self, rank: _Rank, instruction: Instruction) -> None:
         stage, microbatch, part = _cell(instruction.action)
@@ -389,6 +400,7 @@ _TABLE: dict[Kind, Callable[[_Interpreter, _Rank, Instruction], None]] = {
     Kind.I: _Interpreter.input_gradient,
     Kind.W: _Interpreter.weight_gradient,
     Kind.B: _Interpreter.backward,
+    Kind.OVERLAP: _Interpreter.pair,
     Kind.SEND_F: _Interpreter.start,
     Kind.SEND_B: _Interpreter.start,
     Kind.POST_RECV_F: _Interpreter.start,

@@ -6,12 +6,13 @@ instant, until nothing changes, ranks run as far as they can and transfers end a
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.program import Channel, Instruction, Program, RankProgram
-from penstock.core.schedule import COMPUTE_KINDS, Group, Kind
+from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind, flatten
 from penstock.planner.order import KINDS
 from penstock.planner.simulate.costs import Costs
 
@@ -74,10 +75,11 @@ class ReferenceSimulator:
         self.workers = [Worker(rank) for rank in program.ranks]
         self.lines = {channel: Line(channel) for channel in program.channels}
         self.stage_ranks = {
-            instruction.action.stage: rank.rank
+            action.stage: rank.rank
             for rank in program.ranks
             for instruction in rank.instructions
-            if instruction.action.kind in COMPUTE_KINDS
+            for action in flatten((instruction.action,))
+            if action.kind in COMPUTE_KINDS
         }
         self.joined: dict[Group, dict[int, int]] = {}
         self.over: dict[tuple[Group, int], int] = {}
@@ -189,7 +191,7 @@ class ReferenceSimulator:
 
     def _begin(self, rank: int, worker: Worker, instruction: Instruction, now: int) -> bool:
         kind = instruction.action.kind
-        if kind in COMPUTE_KINDS:
+        if instruction.action.is_compute:
             worker.left = MILLION * self._work_ns(instruction)
             worker.began = now
         elif kind in RECEIVES | RELEASES:
@@ -263,7 +265,7 @@ class ReferenceSimulator:
     def _complete(self, worker: Worker, now: int) -> None:
         instruction = worker.pending
         assert instruction is not None
-        if instruction.action.kind in COMPUTE_KINDS:
+        if instruction.action.is_compute:
             worker.spans[str(instruction.action)] = (worker.began, now)
         if instruction.channel is not None and instruction.action.kind in SENDS:
             line = self.lines[instruction.channel]
@@ -280,26 +282,46 @@ class ReferenceSimulator:
 
     # Costs
 
-    def _place(self, instruction: Instruction) -> tuple[int, int, int]:
-        action = instruction.action
-        return KINDS.index(action.kind), action.stage, self._column(instruction)
+    def _place(self, action: Action) -> tuple[int, int, int]:
+        return KINDS.index(action.kind), action.stage, self._column(action)
 
-    def _column(self, instruction: Instruction) -> int:
+    def _column(self, action: Action) -> int:
         """Slices of a last micro-batch that has its own come after those of the others."""
-        action, num_slices = instruction.action, len(self.program.slice_capacities)
+        num_slices = len(self.program.slice_capacities)
         return (action.slice or 0) + num_slices * self.program.is_remainder(action.microbatch)
 
     def _work_ns(self, instruction: Instruction) -> int:
-        whole = int(self.costs.compute_ns[self._place(instruction)])
-        part = instruction.action.part
+        action = instruction.action
+        if action.children:
+            return self._pair_ns(action.children)
+        whole = int(self.costs.compute_ns[self._place(action)])
+        part = action.part
         if part is None:
             return whole
-        until = [int(row[self._column(instruction)]) for row in self.costs.remade_ns[instruction.action.stage]]
+        until = [int(row[self._column(action)]) for row in self.costs.remade_ns[action.stage]]
         return whole - until[-1] + until[part.stop] - until[part.first]
+
+    def _pair_ns(self, children: Sequence[Action]) -> int:
+        """Both one after the other, less what their collectives take next to the other's compute."""
+        serial = sum(int(self.costs.compute_ns[self._place(child)]) for child in children)
+        if self.costs.collectives is None:
+            return serial
+        passes = [self.costs.collectives.segments_of(self._place(child)).tolist() for child in children]
+        hidden = sum(sum(segment) for each in passes for segment in each) - in_turns(passes)
+        return max(serial - hidden, 0)
+
+    def _factor(self, instruction: Instruction) -> int:
+        """How much slower, in millionths, an action is next to all others of its host; of a pair, weighed by work."""
+        places = [self._place(each) for each in flatten((instruction.action,))]
+        factors = [int(self.costs.together_ppm[place]) for place in places]
+        if len(factors) == 1:
+            return factors[0]
+        work = [int(self.costs.compute_ns[place]) for place in places]
+        return round(sum(map(operator.mul, factors, work)) / sum(work)) if sum(work) else MILLION
 
     def _transfer_ns(self, instruction: Instruction) -> int:
         direction = 0 if instruction.action.kind is Kind.SEND_F else 1
-        return int(self.costs.transfer_ns[direction, instruction.action.stage, self._column(instruction)])
+        return int(self.costs.transfer_ns[direction, instruction.action.stage, self._column(instruction.action)])
 
     def _speed(self, rank: int) -> int:
         """Millionths of a nanosecond of work per nanosecond, with those that compute on the rank's host now."""
@@ -309,7 +331,31 @@ class ReferenceSimulator:
         num_computing = hosts.replicas * sum(self.workers[other].left is not None for other in residents)
         instruction = self.workers[rank].pending
         assert instruction is not None
-        factor = int(self.costs.together_ppm[self._place(instruction)])
+        factor = self._factor(instruction)
         if num_residents == 1:
             return MILLION
         return MILLION * MILLION // (MILLION + (factor - MILLION) * (num_computing - 1) // (num_residents - 1))
+
+
+def in_turns(passes: Sequence[Sequence[Sequence[int]]]) -> int:
+    """Nanoseconds of two passes of (compute, collective) segments that take turns on one device, nanosecond by
+    nanosecond; their collectives follow each other on one link.
+    """
+    left = [[list(segment) for segment in each] for each in passes]
+    on_link: list[tuple[int, int]] = []
+    now = turn = 0
+    while any(left):
+        turn = turn if left[turn] else 1 - turn
+        compute, collective = left[turn].pop(0)
+        while compute or any(owner == turn for owner, _ in on_link):
+            compute -= all(owner != turn for owner, _ in on_link)
+            now, on_link = now + 1, _later(on_link)
+        on_link += [(turn, collective)] if collective else []
+        turn = 1 - turn
+    return now + sum(nanoseconds for _, nanoseconds in on_link)
+
+
+def _later(on_link: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The link's queue (whose, nanoseconds left) a nanosecond later."""
+    (owner, nanoseconds), *others = on_link or [(0, 1)]
+    return [(owner, nanoseconds - 1), *others] if nanoseconds > 1 else others

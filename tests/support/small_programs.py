@@ -44,6 +44,7 @@ def lowered(
     tie: tuple[int, int] | None = None,
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
+    keep_pairs: bool = False,
 ) -> Program:
     """The Program of a schedule written as CSV; slices of one token unless given."""
     schedule = schedule_of(text)
@@ -58,6 +59,7 @@ def lowered(
         tie=tie,
         num_units=num_units,
         transients=transients,
+        keep_pairs=keep_pairs,
     )
 
 

@@ -24,6 +24,7 @@ from penstock.planner.simulate.costs import (
     uncontended,
 )
 from penstock.planner.simulate.memory import SlotBytes
+from penstock.planner.simulate.pairs import Collectives
 from tests.support.strategies import MOST_UNITS
 
 Table = npt.NDArray[np.int64]
@@ -93,7 +94,18 @@ def random_costs(rng: random.Random, num_ranks: int, num_stages: int, num_slices
             for group in Group
         },
         optimizer_ns=tuple(draw.integers(0, 9, num_ranks).tolist()),
+        collectives=_random_collectives(rng, compute) if rng.random() < 0.7 else None,
     )
+
+
+def _random_collectives(rng: random.Random, compute: Table) -> Collectives:
+    """Any segments of every action, which take what it takes."""
+    draw = np.random.default_rng(rng.getrandbits(32))
+    segments = {}
+    for place, work in np.ndenumerate(compute):
+        bounds = np.sort(draw.integers(0, work + 1, 2 * int(draw.integers(1, 4)) - 1))
+        segments[place] = np.diff([0, *bounds, work]).reshape(-1, 2)
+    return Collectives(segments.__getitem__)
 
 
 def _random_parts(rng: random.Random, num_stages: int) -> Table:

@@ -14,6 +14,7 @@ from penstock.core.layout import SlotKind
 from penstock.core.program import Program
 from penstock.core.schedule import Action, Kind, Part, Schedule, flatten
 from penstock.planner.lowering import Remainder, lower
+from penstock.planner.order import Order, from_schedule
 
 Cell = tuple[int, int, int]
 
@@ -50,6 +51,7 @@ class Case:
     tie: tuple[int, int] | None
     num_units: tuple[int, ...]
     remainder_slices: tuple[int, ...] = ()
+    keep_pairs: bool = False
 
     def sizes(self, kind: SlotKind, stage: int, tokens: int) -> int:
         """Bytes of a slot: proportional to its tokens, gradients of attention twice as wide."""
@@ -96,12 +98,20 @@ class Case:
             tp=self.tp,
             tie=self.tie,
             num_units=self.num_units,
+            keep_pairs=self.keep_pairs,
         )
+
+    @property
+    def order(self) -> Order:
+        """Its schedule as arrays."""
+        return from_schedule(self.schedule, keep_pairs=self.keep_pairs)
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    """Any legal schedule of up to 4 ranks, 6 stages, 4 micro-batches and 4 slices."""
+def schedules(draw: st.DrawFn, *, pairing: bool = False) -> Schedule:
+    """Any legal schedule of up to 4 ranks, 6 stages, 4 micro-batches and 4 slices; with ``pairing`` the children of its
+    overlaps can run at once.
+    """
     num_ranks = draw(st.integers(1, 4))
     extra = draw(st.lists(st.integers(0, num_ranks - 1), max_size=2))
     stage_ranks = draw(st.permutations([*range(num_ranks), *extra]))
@@ -109,7 +119,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     splitting = draw(st.sampled_from([0.0, 0.5, 1.0]))
     recomputing = draw(st.sampled_from([0.0, 0.3, 1.0]))
     seed = draw(st.integers(0, 2**32))
-    maker = _Maker(random.Random(seed), stage_ranks, num_microbatches, num_slices)
+    maker = _Maker(random.Random(seed), stage_ranks, num_microbatches, num_slices, pairing=pairing)
     return maker.make(splitting, recomputing)
 
 
@@ -118,7 +128,8 @@ def cases(draw: st.DrawFn) -> Case:
     """A legal schedule with random slices, slots, parts of recomputations, and ends of the step; some have other slices
     in their last micro-batch.
     """
-    whole = draw(schedules())
+    keep_pairs = draw(st.booleans())
+    whole = draw(schedules(pairing=keep_pairs))
     num_units = tuple(draw(st.integers(1, MOST_UNITS)) for _ in range(whole.num_stages))
     last = draw(st.integers(0, whole.num_slices)) if whole.num_microbatches > 1 else 0
     schedule = in_parts(whole, num_units, draw(st.integers(0, 2**32))).with_remainder(last)
@@ -136,6 +147,7 @@ def cases(draw: st.DrawFn) -> Case:
         tie=ends if ends[0] != ends[1] and draw(st.booleans()) else None,
         num_units=num_units,
         remainder_slices=tuple(draw(st.lists(lengths, min_size=last, max_size=last))),
+        keep_pairs=keep_pairs,
     )
 
 
@@ -190,8 +202,17 @@ class _Maker:
     and often the best liked goes first; that yields orders like GPipe's on one rank and 1F1B's on the next.
     """
 
-    def __init__(self, rng: random.Random, stage_ranks: Sequence[int], num_microbatches: int, num_slices: int) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        stage_ranks: Sequence[int],
+        num_microbatches: int,
+        num_slices: int,
+        *,
+        pairing: bool,
+    ) -> None:
         self.rng = rng
+        self.pairing = pairing
         self.stage_ranks = tuple(stage_ranks)
         self.num_microbatches = num_microbatches
         self.num_slices = num_slices
@@ -209,8 +230,13 @@ class _Maker:
         ranks: list[list[Action]] = [[] for _ in range(max(self.stage_ranks) + 1)]
         while ready:
             action = self._choose(ready)
-            ranks[self.stage_ranks[action.stage]].append(action)
-            for follower in followers[action]:
+            own = ranks[self.stage_ranks[action.stage]]
+            partner = self._partner(action, ready) if self.pairing else None
+            if partner is None:
+                own.append(action)
+            else:
+                own.append(Action(Kind.OVERLAP, action.stage, children=(action, partner)))
+            for follower in [each for done in (action, partner) if done is not None for each in followers[done]]:
                 missing[follower] -= 1
                 if not missing[follower]:
                     ready.append(follower)
@@ -228,6 +254,15 @@ class _Maker:
             at = self.rng.randrange(len(ready))
         ready[at], ready[-1] = ready[-1], ready[at]
         return ready.pop()
+
+    def _partner(self, action: Action, ready: list[Action]) -> Action | None:
+        """Another action that can run now and is often a pair with this one, taken out of those that are ready."""
+        for other in ready:
+            is_pair = Action(Kind.OVERLAP, action.stage, children=(action, other)).is_pair
+            if is_pair and self.stage_ranks[other.stage] == self.stage_ranks[action.stage] and self.rng.random() < 0.7:
+                ready.remove(other)
+                return other
+        return None
 
     def _needs(self, splitting: float, recomputing: float) -> Iterator[tuple[Action, list[Action]]]:
         """Every action with those that it has to come after."""
@@ -258,6 +293,9 @@ class _Maker:
         left = list(actions)
         while left:
             first = left.pop(0)
+            if self.pairing:
+                yield first
+                continue
             pair = {first.kind, left[0].kind} if left else set()
             if pair in ({Kind.F, Kind.B}, {Kind.F, Kind.I}) and self.rng.random() < 0.2:
                 children = (first, left.pop(0))

@@ -8,7 +8,9 @@ messages with shards i of other ranks, and the shards of a rank meet in an actio
 tp. Let the machine's run be the instructions e1, e2, ... If all shards have run e1 to ek, each of them can run e(k+1):
 what it waits for from other ranks is among e1 to ek on the same shard, and the other shards of its rank, which are as
 far, can enter the same collectives. So there is an order in which all shards end. An instruction that can run stays
-able to until it does, and no shard has a choice, so they end in every order.
+able to until it does, and no shard has a choice, so they end in every order. Within an overlapped pair the shards of
+a rank start the collectives of both children in one order, which follows from the Program alone: it is one action of
+which the collectives are those of two.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from penstock.core.machine import Machine, Pipeline, RankState, Wait
 from penstock.core.program import Program, SlotSizes
 from penstock.core.residency import resident_kernels
 from penstock.core.roles import Cell, Place, slot_table
-from penstock.core.schedule import COMPUTE_KINDS, Action, Group, Kind
+from penstock.core.schedule import Action, Group, Kind, flatten
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +125,9 @@ def _survey(
 def _compute_actions(program: Program) -> Iterator[tuple[int, Action]]:
     for rank in program.ranks:
         for instruction in rank.instructions:
-            if instruction.action.kind in COMPUTE_KINDS:
-                yield rank.rank, instruction.action
+            if instruction.action.is_compute:
+                for action in flatten((instruction.action,)):
+                    yield rank.rank, action
 
 
 def _tables(program: Program, sizes: SlotSizes | None, remainder_sizes: SlotSizes | None) -> tuple[_Table, _Table]:
@@ -195,7 +198,7 @@ def _check_places(machine: Machine, program: Program, num_places: int) -> None:
     for rank, most in zip(machine.ranks, resident_kernels(program), strict=True):
         if most.num_kernels > num_places:
             before = rank.program.instructions[: most.position]
-            num_computed = sum(instruction.action.kind in COMPUTE_KINDS for instruction in before)
+            num_computed = sum(instruction.action.is_compute for instruction in before)
             rank.position = most.position
             rank.step = rank.cells[num_computed - 1][0] if num_computed else 0
             reason = (

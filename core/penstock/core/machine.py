@@ -155,7 +155,7 @@ class Machine:
             Kind.WAIT_REDUCE: self._await_group,
         }
         self._effects: dict[Kind, Callable[[RankState, Instruction], None]] = {
-            **dict.fromkeys(COMPUTE_KINDS, self._compute),
+            **dict.fromkeys((*COMPUTE_KINDS, Kind.OVERLAP), self._compute),
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
             Kind.POST_RECV_F: self._post,
@@ -190,21 +190,27 @@ class Machine:
         if not rank.stepped:
             raise ViolationError("ends without STEP")
 
-    # Compute: each action once, in its turn, on the right slots, which hold what it needs.
+    # Compute: each action once, in its turn, on the right slots, which hold what it needs. The children of a pair run
+    # in turns, a part of one and a part of the other: each finds what was there before either began.
 
     def _compute(self, rank: RankState, instruction: Instruction) -> None:
         action = instruction.action
-        stage, microbatch, part = cell = self._cell(rank, action)
-        recomputed = cell in self.pipeline.recomputed
-        self._take_turn(rank, action, cell, recomputed)
-        roles = self._remainder_roles if self.pipeline.is_remainder(microbatch) else self._roles
-        touched = roles.touched(action.kind, stage, part, recomputed, action.resumes)
-        _check_names(rank, "read", instruction.reads, touched.reads, microbatch)
-        _check_names(rank, "write", instruction.writes, touched.writes, microbatch)
+        if action.kind is Kind.OVERLAP and not action.is_pair:
+            raise ViolationError("is no forward and backward of different micro-batches")
+        children = {each.microbatch: (each, self._cell(rank, each)) for each in action.children or (action,)}
+        for each, cell in children.values():
+            self._require_turn(each, cell)
+        for each, cell in children.values():
+            self._take_turn(rank, each, cell)
+        touched = [self._touched(each, cell) for each, cell in children.values()]
+        _check_names(rank, "read", instruction.reads, [name for reads, _ in touched for name in reads])
+        _check_names(rank, "write", instruction.writes, [name for _, writes in touched for name in writes])
         for index in instruction.reads:
-            self._check_content(rank, index, action.kind, cell)
+            each, cell = children[rank.names[index][2]]
+            self._check_content(rank, index, each.kind, cell)
         for index in instruction.writes:
-            self._fill(rank, index, cell, resumes=action.resumes)
+            each, cell = children[rank.names[index][2]]
+            self._fill(rank, index, cell, resumes=each.resumes)
         rank.step += 1
         rank.cells.append((rank.step, action))
 
@@ -220,16 +226,30 @@ class Machine:
             raise ViolationError(f"belongs to a stage of rank {pipeline.stage_ranks[action.stage]}")
         return cast(Cell, cell)
 
-    def _take_turn(self, rank: RankState, action: Action, cell: Cell, recomputed: bool) -> None:
+    def _touched(self, action: Action, cell: Cell) -> tuple[list[SlotName], list[SlotName]]:
+        """The slots that the action reads and writes."""
+        stage, microbatch, part = cell
+        roles = self._remainder_roles if self.pipeline.is_remainder(microbatch) else self._roles
+        touched = roles.touched(action.kind, stage, part, cell in self.pipeline.recomputed, action.resumes)
+        reads, writes = (
+            [(kind, at, microbatch, slice_) for kind, at, slice_ in places]
+            for places in (touched.reads, touched.writes)
+        )
+        return reads, writes
+
+    def _require_turn(self, action: Action, cell: Cell) -> None:
         done, does, needs = self._done.get(cell, 0), _DOES[action.kind], _NEEDS[action.kind]
-        if recomputed and does & _INPUT:
+        if cell in self.pipeline.recomputed and does & _INPUT:
             needs |= _RECOMPUTE
         if done & does or (action.kind is Kind.R and action.part is None and cell in self._remade):
             raise ViolationError("does work that was done before")
         if done & needs != needs:
             raise ViolationError(f"runs before the {_names_of(needs & ~done)} of its slice")
+
+    def _take_turn(self, rank: RankState, action: Action, cell: Cell) -> None:
+        does = _DOES[action.kind]
         if action.part is None or self._remake(action.part, cell, action.kind):
-            self._done[cell] = done | does
+            self._done[cell] = self._done.get(cell, 0) | does
         if does & _WEIGHT:
             rank.reducing.add(cell[0])
 
@@ -391,11 +411,8 @@ def _holds(slot: SlotKind, held: int) -> str:
     return f"holds {held} slices" if slot in (KV, DKV) else "is full"
 
 
-def _check_names(
-    rank: RankState, verb: str, indices: tuple[int, ...], places: tuple[Place, ...], microbatch: int
-) -> None:
+def _check_names(rank: RankState, verb: str, indices: tuple[int, ...], expected: list[SlotName]) -> None:
     found = [rank.names[index] for index in indices]
-    expected = [(kind, stage, microbatch, part) for kind, stage, part in places]
     if found != expected:
         texts = [", ".join(map(_text, names)) or "nothing" for names in (expected, found)]
         raise ViolationError(f"has to {verb} {texts[0]}, not {texts[1]}")

@@ -66,6 +66,9 @@ class Instruction(Manifest):
     lives here (contents undefined), freed ones end them (only FREE frees). A transfer names its channel and its
     number on that channel, first-in first-out. ``transient_bytes`` live only during the action. In a manifest the
     action is its text.
+
+    A pair of actions (`Action.is_pair`) is one instruction: it reads and writes what its children do, the first child's
+    slots first, and ``transient_bytes`` are those of both.
     """
 
     action: Action = field(metadata={"read": read_action, "write": str})
@@ -89,6 +92,21 @@ class RankProgram(Manifest):
     instructions: tuple[Instruction, ...]
     slots: tuple[Slot, ...]
     arena_bytes: int
+
+    def apart(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """The children of a pair as instructions of their own, which touch the slots of their micro-batches; any other
+        instruction as it is.
+        """
+        if not instruction.action.children:
+            return (instruction,)
+        return tuple(self._child(instruction, child) for child in instruction.action.children)
+
+    def _child(self, pair: Instruction, child: Action) -> Instruction:
+        acquires, reads, writes = (
+            tuple(index for index in indices if self.slots[index].microbatch == child.microbatch)
+            for indices in (pair.acquires, pair.reads, pair.writes)
+        )
+        return Instruction(child, acquires=acquires, reads=reads, writes=writes)
 
     def lines(self) -> Iterator[str]:
         """One readable line per instruction."""

@@ -39,6 +39,9 @@ spin until all shards have theirs. They leave the numbers as they are, for two r
   them next to K others that spin: 32 and 8 x 4 of 108 or more. Compute that occupies some of these meanwhile waits for
   nobody and ends.
 
+An overlapped pair has up to two collectives launched at once, one of each child. They are on that one stream too, and
+the second starts when the first has ended.
+
 So no kernel that can start ever waits for one that spins, and the proof that all shards end
 (`penstock.core.invariants`), in which kernels have places, holds on devices.
 

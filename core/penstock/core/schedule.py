@@ -107,6 +107,17 @@ class Action:
         return self.kind in COMPUTE_KINDS or self.kind is Kind.OVERLAP
 
     @property
+    def is_pair(self) -> bool:
+        """Whether it is an overlap that can be one instruction: of a forward and a backward, B or I, of different
+        micro-batches, so that neither needs the other.
+        """
+        if self.kind is not Kind.OVERLAP or len(self.children) != 2:
+            return False
+        first, second = self.children
+        kinds = {first.kind, second.kind}
+        return Kind.F in kinds and bool(kinds & {Kind.B, Kind.I}) and first.microbatch != second.microbatch
+
+    @property
     def resumes(self) -> bool:
         """Whether it goes on with a recomputation that another R began."""
         return self.part is not None and self.part.first > 0
@@ -268,6 +279,15 @@ def flatten(actions: Iterable[Action]) -> Iterator[Action]:
             yield action
 
 
+def without_overlaps(actions: Iterable[Action], *, keep_pairs: bool) -> Iterator[Action]:
+    """The actions with overlaps replaced by their children, but for pairs where these are one instruction."""
+    for action in actions:
+        if keep_pairs and action.is_pair:
+            yield action
+        else:
+            yield from flatten((action,))
+
+
 def _only(actions: Iterable[Action], is_wanted: Callable[[Action], bool]) -> Iterator[Action]:
     """The actions that are wanted; of an overlap its children, alone if only one is."""
     for action in actions:
@@ -311,7 +331,7 @@ def parse_schedule(text: str, where: str = "schedule") -> tuple[Schedule, tuple[
     """A schedule from CSV, ours or torch's, and warnings about what was dropped.
 
     torch's communication actions are dropped (they are regenerated) and so are its FSDP actions, with a warning.
-    Overlaps stay, and run serially. Without slices every micro-batch is one slice, number 0. The last micro-batch may
+    Overlaps stay. Without slices every micro-batch is one slice, number 0. The last micro-batch may
     have fewer slices than the others.
     """
     dropped: set[str] = set()

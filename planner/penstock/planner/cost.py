@@ -45,6 +45,10 @@ class CostModel(Protocol):
         """Seconds of one unit's F, I or W while other ranks are idle."""
         ...
 
+    def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Those of `unit_seconds` in which the device only waits for `unit_collectives`."""
+        ...
+
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
         """How many times longer the unit takes while all ranks of its host compute; at least 1."""
         ...
@@ -138,6 +142,14 @@ class DescribedCost:
         if unit is UnitKind.HEAD and kind is Kind.F:
             seconds = seconds + self._statistics_seconds(work.tokens)
         return seconds
+
+    def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Of penstock's own passes; nothing is known of those in a table."""
+        collectives = unit_collectives(unit, kind, self.sharding)
+        if not collectives or self.cluster.costs or self.cluster.software.overlapped_collectives:
+            return np.zeros(work.tokens.shape)
+        num_bytes = self.model.hidden * self.precision.compute_bytes * self._padded_rows(work.tokens)
+        return self._collective_seconds(collectives, num_bytes)
 
     def _collectives(self, unit: UnitKind, kind: Kind) -> tuple[Collective, ...]:
         """`unit_collectives`, with those of a head whose I and W are passes of their own: of its one product, which is

@@ -352,7 +352,7 @@ def _with_interval(prediction: Prediction, confidence: Confidence | None) -> Pre
 def _with_arena(judge: Simulated, evaluation: Evaluation, program: Program) -> Evaluation:
     """The evaluation with the exact bytes of the laid-out arenas."""
     arenas = tuple(rank.arena_bytes for rank in program.ranks)
-    stage_ranks = tuple(judge.order(evaluation.candidate).stage_ranks.tolist())
-    always = static_bytes(judge.problem, evaluation.candidate, stage_ranks)
+    order = judge.order(evaluation.candidate)
+    always = static_bytes(judge.problem, evaluation.candidate, tuple(order.stage_ranks.tolist()), order)
     peaks = tuple(a + b for a, b in zip(always, arenas, strict=True))
     return dataclasses.replace(evaluation, peak_bytes=peaks, slot_bytes=arenas)

@@ -18,6 +18,7 @@ from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.realise import has_shared_gradients, tied_ranks
 from penstock.planner.room import Room, enough_microbatches
+from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED
 from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, recipe, stage_ranks
@@ -106,8 +107,10 @@ class Simulated:
         return other
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in."""
-        if candidate.schedule not in BUILT_IN:
+        """Fill, busiest rank, drain; nothing is known beforehand of schedules that are not built in, nor of what pairs
+        hide.
+        """
+        if candidate.schedule not in BUILT_IN or candidate.schedule == BRAIDED:
             return 0
         split = candidate.schedule in SPLIT
         owners = owners_of(candidate)
@@ -236,7 +239,9 @@ class Simulated:
         if name not in VARIED:
             inputs = self.schedule_inputs(candidate, name)
             return Growing(
-                generate=lambda count: find(name).generate(dataclasses.replace(inputs, num_microbatches=count))
+                generate=lambda count: _as_run(
+                    find(name).generate(dataclasses.replace(inputs, num_microbatches=count)), candidate
+                )
             )
         if candidate not in self._recent:
             if len(self._recent) == MOST_KEPT:
@@ -253,7 +258,7 @@ class Simulated:
         memory = stage_memory(self.problem, candidate)
         own = remainder_shape(self.problem, candidate)
         slots = Walk.of_linked(order, linked).high_water_bytes(memory.slot_bytes, candidate.slices, remainder=own)
-        always = static_bytes(self.problem, candidate, stage_ranks)
+        always = static_bytes(self.problem, candidate, stage_ranks, order)
         parts = {
             "compute_ns": int(times.compute_ns[busiest]),
             "communication_ns": int(times.communication_ns[busiest]),
@@ -304,7 +309,7 @@ class Simulated:
             order = find(candidate.schedule).generate(self.schedule_inputs(candidate, candidate.schedule))
             order = order.with_remainder(len(candidate.remainder_slices))
         _check_shape(order, candidate)
-        return order
+        return _as_run(order, candidate)
 
     def spec(self, candidate: Candidate) -> ScheduleSpec:
         """The candidate's schedule as a recipe."""
@@ -339,6 +344,11 @@ class Simulated:
             late_receives=self.problem.late_receives,
             variant=candidate.variant,
         )
+
+
+def _as_run(order: Order, candidate: Candidate) -> Order:
+    """The order as ranks run it: those of one shard run the actions of a pair one after the other."""
+    return order if candidate.mesh.tp > 1 else order.apart()
 
 
 def owners_of(candidate: Candidate) -> tuple[int, ...]:

@@ -106,6 +106,8 @@ class MeasuredCost:
     profile: Profile
     tp: int
     alone: dict[Key, Fit]
+    whole: dict[Key, Fit]
+    """Of one shard, where ``tp`` are several and it was measured; for an estimate of their collectives."""
     slowdowns: dict[Key, float]
     links: Floats
     """[latency seconds or seconds per byte, source, target], the last of each for devices beyond those measured."""
@@ -125,6 +127,18 @@ class MeasuredCost:
         """From the fit; work a unit does not have (an embedding's I, a head's I and W) takes no time."""
         fit = self.alone.get((unit, kind))
         return np.zeros(work.tokens.shape) if fit is None else fit.seconds(work)
+
+    def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """An estimate: what a shard's pass takes more than its part of the whole unit's, where that was measured too.
+
+        It counts what products of shards lose by being smaller, so on CUDA pairs hide less than is predicted. On the
+        host it is nothing: the cores that compute also move the messages.
+        """
+        whole = self.whole.get((unit, kind))
+        if whole is None:
+            return np.zeros(work.tokens.shape)
+        seconds: Floats = np.maximum(self.unit_seconds(unit, kind, work) - whole.seconds(work) / self.tp, 0.0)
+        return seconds
 
     def slowdown(self, unit: UnitKind, kind: Kind) -> float:
         """The median measured ratio of together to alone, at least 1."""
@@ -194,10 +208,18 @@ def measured_cost(profile: Profile, tp: int = 1) -> MeasuredCost:
     if missing:
         raise _useless(f"holds no measurement of {', '.join(missing)}{f' at tp {tp}' if tp > 1 else ''}")
     alone = {key: fit_records(_used(records), together=False) for key, records in groups.items()}
+    runs_on_device = any(record.host_seconds is not None for record in profile.units)
+    whole = measured_cost(profile).alone if tp > 1 and runs_on_device and 1 in profile.tp_degrees else {}
     slowdowns = {key: _slowdown(records) for key, records in groups.items()}
     reports = tuple(_report(key, records, alone[key]) for key, records in groups.items())
     return MeasuredCost(
-        profile=profile, tp=tp, alone=alone, slowdowns=slowdowns, links=_link_table(profile.links), reports=reports
+        profile=profile,
+        tp=tp,
+        alone=alone,
+        whole=whole,
+        slowdowns=slowdowns,
+        links=_link_table(profile.links),
+        reports=reports,
     )
 
 

@@ -70,13 +70,15 @@ def lower(
     tie: tuple[int, int] | None = None,
     num_units: Sequence[int] = (),
     transients: Transients = NO_TRANSIENTS,
+    keep_pairs: bool = False,
 ) -> Program:
     """The Program of ``schedule`` for slices of the given lengths in tokens, and a ``remainder`` where it has one.
 
     At most ``receive_ahead`` receives of a channel are posted, with ``late_receives`` no earlier than their messages
     are due (`penstock.planner.passes.transfers`); ``dp``, ``tp`` and ``tie`` say which reductions there are
     (`penstock.planner.passes.reductions`); ``num_units`` of every stage keep something that R makes again (by default
-    as many as the parts of the schedule's R name).
+    as many as the parts of the schedule's R name). With ``keep_pairs`` a pair of overlapped actions is one instruction;
+    all other overlaps, and without it all, run their children one after the other.
     Raises `UserError` when the schedule is incomplete or cannot run in its order.
     """
     own_slices = remainder.slices if remainder else ()
@@ -85,7 +87,7 @@ def lower(
             raise UserError(what=f"has {found} slices, but {len(lengths)} lengths are given", where="schedule")
     if receive_ahead < 1:
         raise UserError(what=f"{receive_ahead} is not positive", where="receiveAhead", remedy="write at least 1")
-    ordered = find_rounds(schedule, num_units)
+    ordered = find_rounds(schedule, num_units, keep_pairs=keep_pairs)
     reductions = reductions_of(len(ordered.rows), dp=dp, tp=tp, tie=tie)
     owners = ordered.stage_ranks
     usual = _Slots.of(owners, sizes, slices)

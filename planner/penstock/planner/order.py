@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from penstock.core.schedule import Action, Kind, Part, Schedule, flatten
 
 Integers = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 """The compute kinds in the order of their codes: tables indexed by kind follow it."""
@@ -32,7 +34,8 @@ class Order:
 
     ``offsets`` is int64 [ranks + 1]; ``kinds`` (codes, see `KINDS`), ``stages``, ``microbatches`` and ``slices`` are
     int32 [actions]. ``parts``, int32 [actions, 2], are units [first, stop) of the stage, 0 and 0 for all of it; none
-    where no action is for a part.
+    where no action is for a part. ``joined``, bool [actions], marks the first action of every pair
+    (`penstock.core.schedule.Action.is_pair`), whose other one is the next; none where there are no pairs.
 
     The last micro-batch has ``num_remainder_slices``, at most as many as the others, where that is not 0. Tables of
     what slices take then have columns for them behind those of the others.
@@ -48,6 +51,7 @@ class Order:
     num_slices: int
     parts: Integers | None = None
     num_remainder_slices: int = 0
+    joined: Flags | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -108,7 +112,17 @@ class Order:
             slices=self.slices[kept],
             parts=None if self.parts is None else self.parts[kept],
             num_remainder_slices=num_slices,
+            joined=None if self.joined is None else (self.joined & kept & np.roll(kept, -1))[kept],
         )
+
+    @property
+    def firsts(self) -> npt.NDArray[np.int64]:
+        """The first actions of pairs, by number."""
+        return np.flatnonzero(np.zeros(0, dtype=bool) if self.joined is None else self.joined).astype(np.int64)
+
+    def apart(self) -> Order:
+        """The same with the two actions of every pair one after the other."""
+        return self if self.joined is None else replace(self, joined=None)
 
     def same_as(self, other: Order) -> bool:
         """Whether both hold the same actions in the same places."""
@@ -116,9 +130,9 @@ class Order:
         return len(mine) == len(theirs) and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     @property
-    def _arrays(self) -> tuple[npt.NDArray[np.signedinteger], ...]:
-        parts = () if self.parts is None else (self.parts,)
-        return (self.offsets, self.kinds, self.stages, self.microbatches, self.slices, *parts)
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        others = [array for array in (self.parts, self.joined) if array is not None]
+        return (self.offsets, self.kinds, self.stages, self.microbatches, self.slices, *others)
 
 
 def join_ranks(rows: Sequence[Integers], *, num_stages: int, num_microbatches: int, num_slices: int) -> Order:
@@ -156,8 +170,15 @@ def to_schedule(order: Order) -> Schedule:
     """The same schedule as objects."""
     actions = tuple(actions_of(order))
     bounds = order.offsets.tolist()
+    joined = None if order.joined is None else order.joined.tolist()
+
+    def row(first: int, stop: int) -> tuple[Action, ...]:
+        if joined is None:
+            return actions[first:stop]
+        return tuple(_with_pairs(actions[first:stop], joined[first:stop]))
+
     return Schedule(
-        ranks=tuple(actions[first:stop] for first, stop in itertools.pairwise(bounds)),
+        ranks=tuple(itertools.starmap(row, itertools.pairwise(bounds))),
         num_stages=order.num_stages,
         num_microbatches=order.num_microbatches,
         num_slices=order.num_slices,
@@ -165,15 +186,40 @@ def to_schedule(order: Order) -> Schedule:
     )
 
 
-def from_schedule(schedule: Schedule) -> Order:
-    """The same schedule as arrays; an overlap becomes its children, in order, as they run."""
+def _with_pairs(actions: Sequence[Action], joined: Sequence[bool]) -> Iterator[Action]:
+    own = iter(zip(actions, joined, strict=True))
+    for action, is_first in own:
+        if is_first:
+            second, _ = next(own)
+            yield Action(Kind.OVERLAP, action.stage, children=(action, second))
+        else:
+            yield action
+
+
+def from_schedule(schedule: Schedule, *, keep_pairs: bool = False) -> Order:
+    """The same schedule as arrays; an overlap becomes its children, in order, with ``keep_pairs`` joined where it is a
+    pair.
+    """
     order = join_ranks(
         [_row(flatten(actions)) for actions in schedule.ranks],
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
         num_slices=schedule.num_slices,
     )
-    return replace(order, num_remainder_slices=schedule.num_remainder_slices)
+    order = replace(order, num_remainder_slices=schedule.num_remainder_slices)
+    if not keep_pairs:
+        return order
+    joined = np.array([is_first for actions in schedule.ranks for is_first in _firsts(actions)], dtype=bool)
+    return replace(order, joined=joined) if joined.any() else order
+
+
+def _firsts(actions: Sequence[Action]) -> Iterator[bool]:
+    """For every action, overlaps replaced by their children, whether it is the first of a pair."""
+    for action in actions:
+        if action.is_pair:
+            yield from (True, False)
+        else:
+            yield from (False for _ in flatten((action,)))
 
 
 def _row(actions: Iterator[Action]) -> Integers:

@@ -77,6 +77,7 @@ def lowered(plan: Plan, transients: Transients = NO_TRANSIENTS) -> Program:
         tie=tied_ranks(plan.model, schedule.stage_ranks),
         num_units=_num_units(plan),
         transients=transients,
+        keep_pairs=plan.tp > 1,
     )
     if plan.program_digest and program.digest != plan.program_digest:
         raise UserError(

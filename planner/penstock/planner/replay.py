@@ -11,7 +11,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import Mesh, Problem, problem_from_cluster
-from penstock.planner.realise import program_of, schedule_of
+from penstock.planner.realise import program_of
 from penstock.planner.simulate.simulation import Simulation, simulate
 from penstock.planner.tables import Placement, devices_in_order, static_bytes
 
@@ -57,8 +57,10 @@ def simulated(plan: Plan, hardware: Profile | ClusterSpec) -> Simulation:
         )
     problem = problem_of(plan, hardware)
     judge = Simulated(problem, plan.receive_ahead, placement_of(plan))
-    candidate, stage_ranks = candidate_of(plan), schedule_of(plan).stage_ranks
-    always = static_bytes(problem, candidate, stage_ranks)
+    candidate = candidate_of(plan)
+    order = judge.order(candidate)
+    stage_ranks = tuple(order.stage_ranks.tolist())
+    always = static_bytes(problem, candidate, stage_ranks, order)
     return simulate(program_of(plan), judge.costs(candidate, stage_ranks), static_bytes=always)
 
 

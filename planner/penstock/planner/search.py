@@ -31,6 +31,7 @@ from typing import Protocol
 from penstock.core.bubble import Lost
 from penstock.core.explanation import StepParts
 from penstock.core.units import NANOSECONDS_PER_SECOND
+from penstock.planner.braiding import braided_outlines
 from penstock.planner.candidate import Candidate
 from penstock.planner.candidates import Proposer
 from penstock.planner.moves import STEPS, Key, key_of, kind_of, moves, neighbours, relieving
@@ -206,6 +207,7 @@ def search(problem: Problem, judge: Judge, budget: Budget | None = None, reporte
         raise run.nothing_fits()
     if run.best_score() != best:
         run.look_around(run.num_actions + budget.actions)
+    run.braid()
     run.improve()
     run.settle()
     ranked = sorted(run.fitting, key=run.rank)
@@ -490,6 +492,13 @@ class _Search:
     def fits(self, evaluation: Evaluation) -> bool:
         """Whether every rank stays within the limit."""
         return max(evaluation.peak_bytes) <= self.problem.memory_limit_bytes
+
+    def braid(self) -> None:
+        """Open outlines with pairs where these may be the best."""
+        ranked = [each.candidate for each in sorted(self.fitting, key=self.rank)]
+        for outline in braided_outlines(self.problem, self.outlines, ranked):
+            if outline.least_bytes <= self.problem.memory_limit_bytes:
+                self.open(outline)
 
     def improve(self) -> None:
         """Improve the best candidate of each of the best few kinds: which kind is best may change by it."""

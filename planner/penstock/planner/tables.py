@@ -15,7 +15,8 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.lowering import Transients
 from penstock.planner.memory import StageMemory, gradient_bytes
 from penstock.planner.nanoseconds import whole_nanoseconds
-from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
+from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT, Order
+from penstock.planner.pair_costs import collectives_of
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.remake import remake_until_ns
 from penstock.planner.schedules.inputs import StageTable
@@ -114,6 +115,7 @@ def simulation_costs(
         is_blocking=problem.software.transfers is Transfers.BLOCKING,
         has_barrier=problem.software.optimizer_barrier,
         num_remainder_slices=len(candidate.remainder_slices),
+        collectives=collectives_of(problem, candidate),
     )
 
 
@@ -297,11 +299,20 @@ def _per_rank(values: Integers, stage_ranks: Sequence[int], num_ranks: int) -> I
     return sums
 
 
-def static_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Per rank what is always there: the process, parameters and their state, and the largest transient."""
+def static_bytes(
+    problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...], order: Order | None = None
+) -> tuple[int, ...]:
+    """Per rank what is always there: the process, parameters and their state, and the largest transient; with pairs in
+    the ``order`` also the largest of a stage whose actions are the second of one, which lies next to it.
+    """
     transient = np.zeros(candidate.mesh.pp, dtype=np.int64)
     needed = _stage_transients(problem, candidate).max(axis=(1, 2))
     np.maximum.at(transient, list(stage_ranks), needed)
+    if order is not None and order.joined is not None:
+        second = np.zeros_like(transient)
+        stages = order.stages[order.firsts + 1]
+        np.maximum.at(second, np.array(stage_ranks)[stages], needed[stages])
+        transient += second
     return tuple((resident_bytes(problem, candidate, stage_ranks) + transient).tolist())
 
 

@@ -5,6 +5,7 @@ Shape letters: M micro-batches, B sequences of one, N sequences of all, S tokens
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -22,12 +23,15 @@ from penstock.trainer.arena import Arena, SlotTensors
 from penstock.trainer.closing import Closing
 from penstock.trainer.interpreter import Operation, nothing
 from penstock.trainer.stage import Stage
-from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pass
+from penstock.trainer.units.collectives import NO_SHARDS, Pass, Shards, Work, run_pair, run_pass
 from penstock.trainer.units.views import SlotViews, scratch_bytes, scratch_views
 
 CPU = torch.device("cpu")
 
 _Result = TypeVar("_Result")
+
+_Steps = Callable[[], Pass[object]]
+"""Makes the pass of an action, ready to run."""
 
 
 class StageExecutor:
@@ -52,7 +56,7 @@ class StageExecutor:
     ) -> None:
         self._shards = shards
         self._plan, self._stages, self._closing, self._poison = plan, stages, closing, poison
-        self._slots = program.slots
+        self._program, self._slots = program, program.slots
         self._arena = Arena(program, plan, device)
         self._scratch = self._make_scratch(program, device)
         batch = (plan.num_sequences, plan.sequence_length)
@@ -72,7 +76,18 @@ class StageExecutor:
 
     def compute(self, instruction: Instruction) -> Operation:
         """See `penstock.trainer.interpreter.Executor`."""
+        if instruction.action.children:
+            return self._pair(instruction)
+        return self._run(self._steps(instruction))
+
+    def _steps(self, instruction: Instruction) -> _Steps:
         return _COMPUTE[instruction.action.kind](self, instruction)
+
+    def _pair(self, instruction: Instruction) -> Operation:
+        """Both children in turns, each with a lane of the workspace that all stages share."""
+        first, second = map(self._steps, self._program.apart(instruction))
+        shards, enter = self._shards, self._stages[instruction.action.stage].workspace.enter
+        return lambda: run_pair(first(), second(), shards, enter)
 
     def message(self, slot: int) -> Tensor:
         """See `penstock.trainer.interpreter.Executor`."""
@@ -83,7 +98,7 @@ class StageExecutor:
         each shape once.
         """
         first: dict[tuple[Kind, int, int, Part | None, bool], Instruction] = {}
-        for instruction in instructions:
+        for instruction in itertools.chain.from_iterable(map(self._program.apart, instructions)):
             action = instruction.action
             if action.kind in _COMPUTE:
                 microbatch, part = _cell(instruction)
@@ -109,9 +124,8 @@ class StageExecutor:
         """F without gradients, for the same instruction."""
         stage, views, (start, stop) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
-        return self._keeping_loss(
-            instruction, self._run(partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels))
-        )
+        evaluate = partial(stage.evaluate, views, start, stop, token_ids=token_ids, labels=labels)
+        return self._run(self._keeping_loss(instruction, evaluate))
 
     def logits_after(self, instruction: Instruction, position: Callable[[], int]) -> Callable[[], Tensor | None]:
         """F without gradients; the last stage's first shard gives the logits that follow ``position``, or its slice's
@@ -121,52 +135,52 @@ class StageExecutor:
         forward = partial(stage.logits_after, views, start, stop, token_ids=self._token_ids(instruction))
         return self._run(lambda: forward(position=min(position(), stop - 1)))
 
-    def _forward(self, instruction: Instruction) -> Operation:
+    def _forward(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop) = self._place(instruction)
         token_ids, labels = self._token_ids(instruction), self._labels(instruction)
         forward = partial(stage.forward, views, start, stop, token_ids=token_ids, labels=labels)
-        return self._keeping_loss(instruction, self._run(lambda: forward(gradient_scale=self.gradient_scale)))
+        return self._keeping_loss(instruction, lambda: forward(gradient_scale=self.gradient_scale))
 
     def _run(self, make: Callable[[], Pass[_Result]]) -> Callable[[], _Result]:
         """Make the pass and run it, waiting for the other shards."""
         shards = self._shards
         return lambda: run_pass(make(), shards)
 
-    def _keeping_loss(self, instruction: Instruction, forward: Callable[[], Tensor | None]) -> Operation:
+    def _keeping_loss(self, instruction: Instruction, forward: Callable[[], Pass[Tensor | None]]) -> _Steps:
         if not _has_head(self._stages[instruction.action.stage]):
             return forward
         microbatch, part = _cell(instruction)
         place = self.losses_MP[microbatch, part]
 
-        def keep() -> None:
-            loss = forward()
+        def keep() -> Pass[None]:
+            loss = yield from forward()
             assert loss is not None, "the last stage gives a loss"
             place.copy_(loss)
 
         return keep
 
-    def _recompute(self, instruction: Instruction) -> Operation:
+    def _recompute(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop) = self._place(instruction)
         part = instruction.action.part
         units = None if part is None else range(stage.first + part.first, stage.first + part.stop)
         token_ids = self._token_ids(instruction)
-        return self._run(partial(stage.recompute, views, start, stop, token_ids=token_ids, units=units))
+        return partial(stage.recompute, views, start, stop, token_ids=token_ids, units=units)
 
-    def _backward_input(self, instruction: Instruction) -> Operation:
+    def _backward_input(self, instruction: Instruction) -> _Steps:
         stage, views, (start, stop) = self._place(instruction)
         fresh_dkv = stop == self._plan.sequence_length
-        return self._run(partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv))
+        return partial(stage.backward_input, views, start, stop, fresh_dkv=fresh_dkv)
 
-    def _backward_weight(self, instruction: Instruction) -> Operation:
+    def _backward_weight(self, instruction: Instruction) -> _Steps:
         stage, views, (start, _) = self._place(instruction)
-        return self._run(partial(stage.backward_weight, views, start, token_ids=self._token_ids(instruction)))
+        return partial(stage.backward_weight, views, start, token_ids=self._token_ids(instruction))
 
-    def _backward(self, instruction: Instruction) -> Operation:
+    def _backward(self, instruction: Instruction) -> _Steps:
         backward_input, backward_weight = self._backward_input(instruction), self._backward_weight(instruction)
 
-        def backward() -> None:
-            backward_input()
-            backward_weight()
+        def backward() -> Pass[None]:
+            yield from backward_input()
+            yield from backward_weight()
 
         return backward
 
@@ -223,7 +237,7 @@ class StageExecutor:
         return scratch_views(self._scratch, plan.model, plan.precision, *shape, plan.sharding)
 
 
-_COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], Operation]] = {
+_COMPUTE: dict[Kind, Callable[[StageExecutor, Instruction], _Steps]] = {
     Kind.F: StageExecutor._forward,
     Kind.B: StageExecutor._backward,
     Kind.I: StageExecutor._backward_input,

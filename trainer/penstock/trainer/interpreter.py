@@ -27,7 +27,7 @@ class Executor(Protocol):
     """What the actions of one rank do. Every method binds: it is called once per instruction, before the first step."""
 
     def compute(self, instruction: Instruction) -> Operation:
-        """F, B, I, W or R."""
+        """F, B, I, W or R, or a pair of a forward and a backward."""
 
     def message(self, slot: int) -> Tensor:
         """The tensor that is sent from, or received into, one of the rank's slots."""
@@ -159,6 +159,7 @@ _TABLE: dict[Kind, Callable[[Interpreter, Instruction], Operation]] = {
     Kind.I: Interpreter._compute,
     Kind.W: Interpreter._compute,
     Kind.R: Interpreter._compute,
+    Kind.OVERLAP: Interpreter._compute,
     Kind.POST_RECV_F: Interpreter._post_recv,
     Kind.POST_RECV_B: Interpreter._post_recv,
     Kind.WAIT_RECV_F: Interpreter._wait,

@@ -209,7 +209,8 @@ def _forward_of_first(program: RankProgram, num_slices: int | None = None) -> It
     In program order no slot of these is reused while one of them still needs it; every channel keeps its order.
     """
     for index, instruction in enumerate(program.instructions):
-        action = instruction.action
-        is_wanted = num_slices is None or (action.slice or 0) < num_slices
-        if action.kind in _FORWARD and action.microbatch == 0 and is_wanted:
-            yield index, instruction
+        for each in program.apart(instruction):
+            action = each.action
+            is_wanted = num_slices is None or (action.slice or 0) < num_slices
+            if action.kind in _FORWARD and action.microbatch == 0 and is_wanted:
+                yield index, each

@@ -33,10 +33,10 @@ class Stage:
     [start, stop) of every sequence of a micro-batch.
 
     ``workspace`` holds `penstock.trainer.units.workspace.workspace_bytes` for the longest slice; stages of one rank may
-    share it, since their actions run one at a time. ``sequence_length`` bounds every position. ``backend`` replaces the
-    attention kernels that suit the device. Token ids and labels are [B, n] (int64), hidden states [rows, h] of B n
-    tokens with all of sequence 0 first. The first stage needs the token ids, the last the labels, which are shifted
-    already; a label below 0 counts for nothing.
+    share it, since their actions run one at a time, or two in its two lanes. ``sequence_length`` bounds every position.
+    ``backend`` replaces the attention kernels that suit the device. Token ids and labels are [B, n] (int64), hidden
+    states [rows, h] of B n tokens with all of sequence 0 first. The first stage needs the token ids, the last the
+    labels, which are shifted already; a label below 0 counts for nothing.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Stage:
         backend: AttentionBackend | None = None,
     ) -> None:
         self.spec, self.first, self.stop = spec, first, stop
-        self.parameters = parameters
+        self.parameters, self.workspace = parameters, workspace
         self._division = division = Division(parameters.sharding, parameters.shard, workspace)
         kinds = {unit.kind for unit in spec.units[first:stop]}
         self._embedding = Embedding(parameters, division, workspace) if UnitKind.EMBEDDING in kinds else None

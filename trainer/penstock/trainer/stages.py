@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from penstock.core.plan import Plan
 from penstock.core.program import RankProgram
+from penstock.core.schedule import Action, flatten
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stage import Stage
 from penstock.trainer.units.workspace import Workspace, workspace_bytes
@@ -13,19 +16,27 @@ from penstock.trainer.units.workspace import Workspace, workspace_bytes
 
 def stage_numbers(program: RankProgram) -> tuple[int, ...]:
     """The stages that ``program`` computes, in order."""
-    return tuple(sorted({i.action.stage for i in program.instructions if i.action.is_compute}))
+    return tuple(sorted({action.stage for action in _computed(program)}))
+
+
+def _computed(program: RankProgram) -> Iterator[Action]:
+    return flatten(instruction.action for instruction in program.instructions if instruction.action.is_compute)
 
 
 def build_stages(
     plan: Plan, program: RankProgram, *, shard: int = 0, device: torch.device, seed: int
 ) -> dict[int, Stage]:
     """One shard of the rank's stages by number, freshly initialised, sharing one workspace: their actions run one at a
-    time.
+    time, but for those of pairs.
     """
     ranges = {number: plan.stages[number] for number in stage_numbers(program)}
     longest = max(plan.size_of(each) * max(plan.slices_of(each)) for each in (0, plan.num_microbatches - 1))
-    needed = [workspace_bytes(plan.model, plan.precision, *units, longest, plan.sharding) for units in ranges.values()]
-    workspace = Workspace(max(needed), device)
+    needed = {
+        number: workspace_bytes(plan.model, plan.precision, *units, longest, plan.sharding)
+        for number, units in ranges.items()
+    }
+    seconds = {each.action.children[1].stage for each in program.instructions if each.action.children}
+    workspace = Workspace(max(needed.values()), device, max([needed[number] for number in seconds], default=0))
     return {
         number: Stage(
             plan.model,

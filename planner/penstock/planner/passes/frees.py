@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.core.program import Instruction
-from penstock.core.schedule import Action, Kind
+from penstock.core.schedule import Action, Kind, flatten
 from penstock.planner.passes.draft import Draft
 
 Life = tuple[int, int]
@@ -50,7 +50,8 @@ def _last_use(drafts: Sequence[Draft], num_slots: int) -> list[int]:
 def _transient_bytes(
     action: Action, transients: Mapping[tuple[Kind, int, int], int], column_of: Callable[[Action], int]
 ) -> int:
-    return transients.get((action.kind, action.stage, column_of(action)), 0)
+    """Those of a pair's children are there together."""
+    return sum(transients.get((each.kind, each.stage, column_of(each)), 0) for each in flatten((action,)))
 
 
 def _instruction(draft: Draft, born: tuple[int, ...], transient_bytes: int) -> Instruction:
@@ -66,4 +67,6 @@ def _instruction(draft: Draft, born: tuple[int, ...], transient_bytes: int) -> I
 
 
 def _free_after(action: Action) -> Action:
+    """The FREE of an action's slots; of a pair, by the name of its first child."""
+    action = next(flatten((action,)))
     return Action(Kind.FREE, action.stage, action.microbatch, action.slice)

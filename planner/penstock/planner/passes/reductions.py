@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from penstock.core.program import Reduction
-from penstock.core.schedule import Action, Group, Kind
+from penstock.core.schedule import Action, Group, Kind, flatten
 from penstock.planner.passes.draft import Draft
 
 _MESSAGES = frozenset({Kind.SEND_F, Kind.SEND_B, Kind.WAIT_SEND_F, Kind.WAIT_SEND_B})
@@ -90,7 +90,12 @@ def _begun(stage: int, chain: Sequence[Group]) -> Iterator[Draft]:
 
 def _complete(drafts: Sequence[Draft]) -> Iterator[tuple[int, int]]:
     """(stage, place) of every stage whose gradients are complete before its rank's last compute, and where they are."""
-    last = {draft.action.stage: at for at, draft in enumerate(drafts) if draft.action.kind in (Kind.B, Kind.W)}
+    last = {
+        action.stage: at
+        for at, draft in enumerate(drafts)
+        for action in flatten((draft.action,))
+        if action.kind in (Kind.B, Kind.W)
+    }
     end = max(at for at, draft in enumerate(drafts) if draft.action.is_compute)
     for stage, at in last.items():
         if at < end:

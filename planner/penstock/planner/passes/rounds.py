@@ -14,7 +14,7 @@ from itertools import product
 from penstock.core.errors import UserError
 from penstock.core.grid import draw
 from penstock.core.roles import Cell
-from penstock.core.schedule import Action, Kind, Schedule, flatten
+from penstock.core.schedule import Action, Kind, Schedule, flatten, without_overlaps
 
 Work = tuple[Kind, int, int, int]
 """Kind (F, R, I or W), stage, micro-batch, slice; a B is an I and a W."""
@@ -22,7 +22,9 @@ Work = tuple[Kind, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """The compute actions of every rank, overlaps flattened, their rounds, and what the later passes ask of them."""
+    """The compute actions of every rank, their rounds, and what the later passes ask of them. Of overlaps only pairs
+    are left, where these are one instruction.
+    """
 
     rows: tuple[tuple[Action, ...], ...]
     rounds: tuple[tuple[int, ...], ...]
@@ -30,10 +32,11 @@ class Ordered:
     recomputed: frozenset[Cell]
 
 
-def find_rounds(schedule: Schedule, num_units: Sequence[int] = ()) -> Ordered:
+def find_rounds(schedule: Schedule, num_units: Sequence[int] = (), *, keep_pairs: bool = False) -> Ordered:
     """Check the schedule and find its rounds; raises `UserError` with the grid when it is incomplete or cannot run.
 
-    ``num_units`` of every stage keep something that R makes again; without, those that the parts of its R name.
+    ``num_units`` of every stage keep something that R makes again; without, those that the parts of its R name. With
+    ``keep_pairs`` the children of a pair have one round: that of the later of them.
     """
     rows = tuple(tuple(flatten(actions)) for actions in schedule.ranks)
     stage_ranks = schedule.stage_ranks
@@ -42,6 +45,8 @@ def find_rounds(schedule: Schedule, num_units: Sequence[int] = ()) -> Ordered:
     counts = Counter(work for row in rows for action in row for work in work_of(action))
     _check_complete(schedule, rows, counts)
     recomputed = frozenset(work[1:] for work in counts if work[0] is Kind.R)
+    if keep_pairs:
+        rows = tuple(tuple(without_overlaps(actions, keep_pairs=True)) for actions in schedule.ranks)
     rounds = _Rounds(schedule, rows, recomputed, units).find()
     return Ordered(rows, rounds, stage_ranks, recomputed)
 
@@ -161,11 +166,17 @@ class _Rounds:
 
     def _gives(self, action: Action) -> tuple[Work, ...]:
         """What is done once the action is; of the parts of a recomputation only the last gives anything."""
+        if action.children:
+            return tuple(work for child in action.children for work in self._gives(child))
         if action.part is None:
             return work_of(action)
         return ((Kind.R, *cell_of(action)),) if action.part.stop == self.num_units[action.stage] else ()
 
     def _needs(self, action: Action) -> Iterator[Work]:
+        if action.children:
+            for child in action.children:
+                yield from self._needs(child)
+            return
         kind, (stage, microbatch, part) = action.kind, cell_of(action)
         if kind is Kind.F:
             if part > 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 
 from penstock.core.layout import SlotKind
 from penstock.core.roles import G_IN, G_OUT, Cell, Place, Roles, SlotName, X, Y
-from penstock.core.schedule import COMPUTE_KINDS, Action, Kind
+from penstock.core.schedule import Action, Kind, flatten
 from penstock.planner.passes.draft import Draft
 from penstock.planner.passes.rounds import cell_of
 
@@ -23,11 +23,12 @@ def add_slots(drafts: Iterable[Draft], roles_of: Callable[[int], Roles], recompu
     slots = _Slots()
     for draft in drafts:
         action = draft.action
-        if action.kind in COMPUTE_KINDS:
-            stage, microbatch, part = cell = cell_of(action)
-            touched = roles_of(microbatch).touched(action.kind, stage, part, cell in recomputed, action.resumes)
-            draft.reads = slots.numbers_of(touched.reads, microbatch)
-            draft.writes = slots.numbers_of(touched.writes, microbatch)
+        if action.is_compute:
+            for child in flatten((action,)):
+                stage, microbatch, part = cell = cell_of(child)
+                touched = roles_of(microbatch).touched(child.kind, stage, part, cell in recomputed, child.resumes)
+                draft.reads += slots.numbers_of(touched.reads, microbatch)
+                draft.writes += slots.numbers_of(touched.writes, microbatch)
         elif action.kind in _SENT:
             draft.reads = slots.own(_SENT[action.kind], action)
         elif action.kind in _AWAITED:

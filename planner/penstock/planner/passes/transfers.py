@@ -1,8 +1,9 @@
 """Pass 2, transfers: who sends what to whom, and where every rank posts, sends and waits.
 
-Messages are numbered per channel in the sender's order. SEND stands directly after its producer. WAIT_RECV stands
-directly before its consumer; a consumer that takes messages in another order than they were sent first waits for all
-earlier ones, which then lie in their slots until they are used.
+Messages are numbered per channel in the sender's order. SEND stands directly after its producer, both of an overlapped
+pair after the pair. WAIT_RECV stands directly before its consumer, both of an overlapped pair before the pair; a
+consumer that takes messages in another order than they were sent first waits for all earlier ones, which then lie in
+their slots until they are used.
 
 A message is *due* at an action of its receiver. POST_RECV k stands before that action's WAIT_RECVs, or directly after
 WAIT_RECV k - receive_ahead if that comes later, so that no channel has more than ``receive_ahead`` receives posted.
@@ -60,7 +61,7 @@ from itertools import accumulate
 
 from penstock.core.program import Channel
 from penstock.core.roles import Cell
-from penstock.core.schedule import Action, Kind
+from penstock.core.schedule import Action, Kind, flatten
 from penstock.planner.passes.draft import Draft
 from penstock.planner.passes.rounds import Ordered, cell_of
 
@@ -114,7 +115,7 @@ class _Traffic:
             self._open("F", sender, sender + 1)
             self._open("B", sender, sender - 1)
         for row in ordered.rows:
-            for action in row:
+            for action in flatten(row):
                 line, message = self.leaving(action)
                 if line:
                     line.add(message)
@@ -142,9 +143,10 @@ class _Traffic:
         consumer_rounds = {channel: [0] * len(line.messages) for channel, line in self.by_channel.items()}
         for row, rounds in zip(self.ordered.rows, self.ordered.rounds, strict=True):
             for action, at in zip(row, rounds, strict=True):
-                line, message = self.arriving(action)
-                if line:
-                    consumer_rounds[line.channel][line.numbers[message]] = at
+                for child in flatten((action,)):
+                    line, message = self.arriving(child)
+                    if line:
+                        consumer_rounds[line.channel][line.numbers[message]] = at
         for channel, line in self.by_channel.items():
             rounds = self.ordered.rounds[channel.target]
             wait_rounds = [*accumulate(reversed(consumer_rounds[channel]), min)][::-1]
@@ -180,9 +182,12 @@ class _Writer:
         for action, at in zip(row, self._rounds, strict=True):
             for line in self._arriving:
                 self._post_due(line, at)
-            self._receive(action, at)
+            children = tuple(flatten((action,)))
+            for child in children:
+                self._receive(child, at)
             self._drafts.append(Draft(action))
-            self._send(action, at)
+            for child in children:
+                self._send(child, at)
         for line, number in self._sent:
             if number >= line.num_awaited:
                 self._add_send(3, line, number)

@@ -1,18 +1,20 @@
 """An order as text, for plans whose schedule was made from costs: ranks read it, and need not make it again.
 
 The columns of the `Order` as differences from one action to the next, which hardly ever change in a long step, so that
-they compress to little: little-endian int32, zlib (RFC 1950), base64 (RFC 4648).
+they compress to little: little-endian int32, zlib (RFC 1950), base64 (RFC 4648). The kind of the first action of a
+pair is written as one more than the last kind, and so on.
 """
 
 from __future__ import annotations
 
 import base64
 import zlib
+from dataclasses import replace
 
 import numpy as np
 
 from penstock.core.errors import UserError
-from penstock.planner.order import KINDS, Order, join_ranks
+from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, Flags, Integers, Order, join_ranks
 
 MOST_ACTIONS = 4_000_000
 """Of a recorded order: a text that stands for more is refused before it is built."""
@@ -23,7 +25,8 @@ _NUMBER = np.dtype("<i4")
 
 def record(order: Order) -> str:
     """The order as text."""
-    columns = np.stack([order.ranks, order.kinds, order.stages, order.microbatches, order.slices])
+    kinds = order.kinds if order.joined is None else order.kinds + len(KINDS) * order.joined
+    columns = np.stack([order.ranks, kinds, order.stages, order.microbatches, order.slices])
     differences = np.diff(columns, axis=1, prepend=0).astype(_NUMBER)
     return base64.b64encode(zlib.compress(differences.tobytes())).decode("ascii")
 
@@ -36,17 +39,39 @@ def replay(text: str, *, num_ranks: int, num_microbatches: int, num_slices: int)
     except (ValueError, zlib.error):
         raise _broken() from None
     ranks, kinds, stages, microbatches, parts = columns
-    limits = (num_ranks, len(KINDS), stages.max(initial=0) + 1, num_microbatches, num_slices)
+    limits = (num_ranks, 2 * len(KINDS), stages.max(initial=0) + 1, num_microbatches, num_slices)
     inside = bool(((columns >= 0) & (columns < np.array(limits)[:, None])).all())
     if not inside or (np.diff(ranks) < 0).any():
         raise _broken()
-    actions = np.stack([kinds, stages, microbatches, parts], axis=1)
-    return join_ranks(
+    actions = np.stack([kinds % len(KINDS), stages, microbatches, parts], axis=1)
+    order = join_ranks(
         [actions[ranks == rank] for rank in range(num_ranks)],
         num_stages=int(stages.max(initial=0)) + 1,
         num_microbatches=num_microbatches,
         num_slices=num_slices,
     )
+    joined = kinds >= len(KINDS)
+    if not joined.any():
+        return order
+    if not _are_pairs(order, joined):
+        raise _broken()
+    return replace(order, joined=joined)
+
+
+def _are_pairs(order: Order, joined: Flags) -> bool:
+    """Whether each marked action and the next one of its rank are a pair, which none shares with another."""
+    firsts = np.flatnonzero(joined)
+    if firsts[-1] + 1 == order.num_actions or (joined[firsts + 1]).any():
+        return False
+    ranks, kinds, microbatches = (np.stack([of[firsts], of[firsts + 1]]) for of in _pair_columns(order))
+    has_forward = (kinds == FORWARD).any(axis=0)
+    has_backward = ((kinds == BACKWARD) | (kinds == INPUT_GRADIENT)).any(axis=0)
+    differ = microbatches[0] != microbatches[1]
+    return bool(((ranks[0] == ranks[1]) & has_forward & has_backward & differ).all())
+
+
+def _pair_columns(order: Order) -> tuple[Integers, Integers, Integers]:
+    return order.ranks, order.kinds, order.microbatches
 
 
 def _decompressed(content: bytes) -> bytes:

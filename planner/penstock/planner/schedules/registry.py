@@ -12,6 +12,7 @@ from penstock.core.errors import UserError
 from penstock.core.manifest import nearest
 from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.planner.order import Order, from_schedule, to_schedule
+from penstock.planner.schedules.braided import BRAIDED, braided_1f1b
 from penstock.planner.schedules.generator import Generator, in_waves, installed_generators, looped
 from penstock.planner.schedules.gpipe import gpipe
 from penstock.planner.schedules.imported import imported
@@ -67,6 +68,7 @@ BUILT_IN = {
         Generator(name="gpipe", version=1, generate=gpipe, uses_costs=False),
         Generator(name="1f1b", version=1, generate=one_f_one_b, uses_costs=False),
         Generator(name="eager-1f1b", version=1, generate=eager_1f1b, uses_costs=False),
+        Generator(name=BRAIDED, version=1, generate=braided_1f1b, uses_costs=False),
         Generator(name="zb-h1", version=1, generate=zb_h1, uses_costs=False),
         Generator(name="zb", version=2, generate=_zb, uses_costs=True),
         Generator(name="zbv", version=2, generate=_zbv, is_virtual=True, **_WAVES),
@@ -126,7 +128,7 @@ def order_from_spec(
     """
     shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_slices": num_slices}
     if spec.generator == CSV:
-        order = from_schedule(imported(spec, **shape))
+        order = from_schedule(imported(spec, **shape), keep_pairs=True)
     elif spec.text:
         order = replay(spec.text, **shape)
     else:

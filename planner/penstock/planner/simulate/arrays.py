@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.core.bubble import Lost, bubble
 from penstock.core.errors import UserError
@@ -124,13 +123,17 @@ def simulate_linked(
     _fill_costs(linked.actions, order, costs)
     cells = _cells(order, linked, costs)
     stages = slice(len(cells) - order.num_stages, None)
-    early = _early_reductions(order, linked)
-    linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - order.num_stages + order.stages, -1)
+    completed = _early_reductions(order, linked)
+    early = completed >= 0
+    linked.actions[:, kernel.COMPLETES] = np.where(early, len(cells) - order.num_stages + completed, -1)
     ends = Reductions(order.stage_ranks.tolist(), costs, reductions)
-    linked.actions[early, kernel.PAUSE_NS] = ends.pauses_ns[order.stages[early]]
+    linked.actions[early, kernel.PAUSE_NS] = ends.pauses_ns[completed[early]]
     settings = _settings(linked, costs, receive_ahead)
     kernel.run(linked.actions, cells, linked.messages, _clock(order.num_ranks, len(linked.channels.sources)), settings)
-    started = {int(stage): int(cells[stages, kernel.STARTED][stage]) for stage in order.stages[early]}
+    if order.joined is not None and linked.actions.shape[1] > kernel.REACHED:
+        firsts = order.firsts[:, None]
+        linked.actions[firsts, [kernel.START, kernel.STOP]] = linked.actions[firsts + 1, [kernel.START, kernel.STOP]]
+    started = {int(stage): int(cells[stages, kernel.STARTED][stage]) for stage in completed[early]}
     return _close(cells[: order.num_ranks], linked.actions[:, kernel.REACHED :], costs, ends, started)
 
 
@@ -139,7 +142,8 @@ def link_order(
 ) -> Linked:
     """Number the messages, place posts and waits; ``width`` is the number of columns of ``actions``."""
     channels = channels_of(order.stage_ranks.tolist())
-    codes = np.stack([order.kinds, order.stages, order.microbatches, order.slices], axis=1)
+    joined = np.zeros(order.num_actions, dtype=np.int32) if order.joined is None else order.joined.astype(np.int32)
+    codes = np.stack([order.kinds, order.stages, order.microbatches, order.slices, joined], axis=1)
     producers = np.full((2, order.num_stages, order.num_microbatches, order.num_slices), -1, dtype=np.int32)
     actions = np.full((order.num_actions, width), -1, dtype=np.int64)
     stuck = link.find_rounds(order.offsets, codes, DIRECTIONS, channels.sends, channels.receives, producers, actions)
@@ -180,21 +184,43 @@ def _fill_costs(actions: Ints, order: Order, costs: Costs) -> None:
             place = (int(part[0][index]), int(part[1][index]))
             actions[index, kernel.WORK] = costs.part_ns(*place, *order.parts[index].tolist())
     actions[:, kernel.TOGETHER] = costs.together_ppm[order.kinds, *part]
+    actions[:, kernel.JOINS] = kernel.ALONE
+    if order.joined is not None:
+        _join(actions, order, costs)
     actions[:, kernel.SENDS_NS] = costs.transfer_ns[DIRECTIONS[order.kinds], *part]
 
 
-def _early_reductions(order: Order, linked: Linked) -> npt.NDArray[np.bool_]:
-    """[actions]: those after which their stage's reduction starts while the rank goes on
-    (`penstock.planner.passes.reductions`).
+def _join(actions: Ints, order: Order, costs: Costs) -> None:
+    """The second action of every pair works for both, less what their collectives take next to the other's compute; it
+    is slowed as both are on average.
     """
-    early = np.zeros(order.num_actions, dtype=bool)
+    firsts = order.firsts
+    pairs = np.stack([firsts, firsts + 1])
+    work, slowed = actions[pairs, kernel.WORK], actions[pairs, kernel.TOGETHER].astype(np.float64)
+    total = work.sum(axis=0)
+    places = np.stack([order.kinds, order.stages, order.columns], axis=1)[pairs]
+    actions[firsts, kernel.WORK] = 0
+    actions[firsts + 1, kernel.WORK] = np.maximum(total - costs.hidden_ns(places[0], places[1]), 0)
+    average = (slowed * work).sum(axis=0) / np.maximum(total, 1)
+    actions[firsts + 1, kernel.TOGETHER] = np.where(total > 0, np.rint(average), MILLION).astype(np.int64)
+    actions[firsts, kernel.JOINS] = kernel.FIRST_OF_PAIR
+    actions[firsts + 1, kernel.JOINS] = kernel.SECOND_OF_PAIR
+
+
+def _early_reductions(order: Order, linked: Linked) -> Nanoseconds:
+    """[actions]: the stage whose reduction starts after the action while the rank goes on
+    (`penstock.planner.passes.reductions`), -1 for none; of a pair, after its second action.
+    """
+    completed = np.full(order.num_actions, -1, dtype=np.int64)
     if not linked.late_receives:
         complete = np.flatnonzero((order.kinds == BACKWARD) | (order.kinds == WEIGHT_GRADIENT))
         last = np.zeros(order.num_stages, dtype=np.int64)
         np.maximum.at(last, order.stages[complete], complete)
-        early[last] = True
-        early[order.offsets[1:] - 1] = False
-    return early
+        if order.joined is not None:
+            last += order.joined[last]
+        completed[last] = np.arange(order.num_stages)
+        completed[order.offsets[1:] - 1] = -1
+    return completed
 
 
 def _cells(order: Order, linked: Linked, costs: Costs) -> Ints:

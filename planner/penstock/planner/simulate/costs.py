@@ -11,6 +11,7 @@ import numpy.typing as npt
 from penstock.core.errors import UserError
 from penstock.core.schedule import Group
 from penstock.planner.order import BACKWARD, FORWARD, INPUT_GRADIENT, KINDS, RECOMPUTE, WEIGHT_GRADIENT
+from penstock.planner.simulate.pairs import Collectives
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -83,7 +84,8 @@ class Costs:
     time in STEP. ``remade_ns`` holds for every stage [units + 1, slices] the time in which R makes the first so many
     units again, its fixed overhead apart; none where no R is for a part. ``is_blocking``: ranks compute nothing while
     they send or receive. Without ``has_barrier`` ranks begin the next step as soon as they are done with this one
-    (`penstock.planner.simulate.arrays`).
+    (`penstock.planner.simulate.arrays`). ``collectives`` say what a pair of actions hides of those over shards; none
+    where a rank has one shard.
     """
 
     compute_ns: Nanoseconds
@@ -98,6 +100,7 @@ class Costs:
     is_blocking: bool = False
     has_barrier: bool = True
     num_remainder_slices: int = 0
+    collectives: Collectives | None = None
 
     def __post_init__(self) -> None:
         shape = self.compute_ns.shape
@@ -143,6 +146,14 @@ class Costs:
                 remedy="pin the stages that the schedule was written for",
             )
         return int(self.compute_ns[RECOMPUTE, stage, slice_] - until[-1] + until[stop] - until[first])
+
+    def hidden_ns(self, first: Nanoseconds, second: Nanoseconds) -> Nanoseconds:
+        """[pairs]: what pairs of actions take less than both one after the other; ``first`` and ``second`` are [pairs,
+        3] of kind, stage and column.
+        """
+        if self.collectives is None:
+            return np.zeros(len(first), dtype=np.int64)
+        return self.collectives.hidden_ns(first, second)
 
     @property
     def num_stages(self) -> int:

@@ -8,6 +8,9 @@ An action of a rank is these steps; each may take time, and the starred ones may
     the POST_RECVs that `link` placed here, WAIT_RECV* of its message (and of earlier ones of that channel), each with
     the POST_RECVs that it allows, compute, the WAIT_SENDs* that `link` placed here, SEND
 
+The two actions of a pair are rows that follow each other. Both first receive; the second row holds the work of both;
+then the first sends, and the second.
+
 A computing rank advances at 1 / c(n) of its speed alone while n ranks of its host compute. Work left is kept in
 millionths of a nanosecond and speed in whole millionths, so that splitting a span changes nothing.
 
@@ -49,10 +52,11 @@ MILLION = 1_000_000
 
 # Columns of `actions` after those of `link`: work alone, its factor together, the duration of the message sent, the
 # wait of its rank for a reduction over shards where the next starts, the row of `cells` of the stage whose reduction
-# starts after that (-1: none does); then, where a trace is wanted, when WAIT_RECV began and ended, compute began and
+# starts after that (-1: none does), and whether it is the first or the second of a pair; then, where a trace is wanted,
+# when WAIT_RECV began and ended, compute began and
 # ended, WAIT_SEND ended and the message's transfer began and ended (-1: never).
-WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 5)
-REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(COMPLETES + 1, COMPLETES + 8)
+WORK, TOGETHER, SENDS_NS, PAUSE_NS, COMPLETES, JOINS = range(NUM_ACTION_COLUMNS, NUM_ACTION_COLUMNS + 6)
+REACHED, RECEIVED, START, STOP, RELEASED, DEPARTED, ARRIVED = range(JOINS + 1, JOINS + 8)
 
 # Columns of `messages` after those of `link`.
 SENT_AT, POSTED_AT = range(AWAITED + 1, AWAITED + 3)
@@ -79,6 +83,9 @@ WIDTH = SPEED + 1
 # Entries of `settings`.
 POST_NS, WAIT_RECEIVE_NS, SEND_NS, WAIT_SEND_NS, RECEIVE_AHEAD, REPLICAS, CONTENDED, TRACED = range(8)
 NUM_RANKS, NUM_CHANNELS, BLOCKING = range(8, 11)
+
+# Entries of JOINS: an action by itself, and the two of a pair.
+ALONE, FIRST_OF_PAIR, SECOND_OF_PAIR = range(3)
 
 # Steps of a rank.
 POST, POSTING, RECEIVE, COMPUTE, COMPUTED, RELEASE, SENT = range(7)
@@ -131,7 +138,11 @@ def _receive(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings:
         cells[rank, STEP] = POSTING if may_post else RECEIVE
         duration = settings[POST_NS] if may_post else 0
     elif actions[index, NEEDS_CHANNEL] < 0 or cells[channel, NUM_RECEIVED] > actions[index, NEEDS_NUMBER]:
-        cells[rank, STEP] = COMPUTE
+        if actions[index, JOINS] == FIRST_OF_PAIR:
+            cells[rank, POSITION] += 1
+            cells[rank, STEP] = POST
+        else:
+            cells[rank, STEP] = COMPUTE
     else:
         if settings[TRACED] and actions[index, REACHED] < 0:
             actions[index, REACHED] = now
@@ -197,6 +208,7 @@ def _compute(actions: Ints, cells: Ints, clock: Clock, settings: Ints, rank: int
             actions[index, STOP] = now
         cells[rank, BUSY] += now
         cells[rank, STEP] = RELEASE
+        cells[rank, POSITION] -= actions[index, JOINS] == SECOND_OF_PAIR
     if settings[CONTENDED]:
         _retime(actions, cells, clock, settings, rank, now)
     return duration
@@ -254,7 +266,7 @@ def _send(actions: Ints, cells: Ints, messages: Ints, clock: Clock, settings: In
         if actions[index, COMPLETES] >= 0:
             duration += actions[index, PAUSE_NS]
             cells[actions[index, COMPLETES], STARTED] = now + duration
-        cells[rank, STEP] = POST
+        cells[rank, STEP] = RELEASE if actions[index, JOINS] == FIRST_OF_PAIR else POST
         cells[rank, POSITION] += 1
     return duration
 

@@ -1,7 +1,8 @@
 """Where a rank posts and waits for which message, compiled: the arithmetic of `planner.passes.transfers`, on arrays.
 
 `find_rounds` walks all ranks at once, as far as dependencies let each: it gives every action its round (the step at
-which it runs if every action takes one and messages take none) and every message its number, in the sender's order.
+which it runs if every action takes one and messages take none; both of a pair at once) and every message its number, in
+the sender's order.
 `find_due_rounds` says when a message is due and from which round on WAIT_SEND cannot block. `place_posts` puts
 POST_RECVs before the WAIT_RECVs of the action at which their message is due, or directly after WAIT_RECV
 k - receive_ahead. `place_waits` puts WAIT_SEND k after the first action that has sent message k + receive_ahead and
@@ -34,8 +35,8 @@ NUM_ACTION_COLUMNS = STOP_WAIT + 1
 # order of their SENDs. The kernel adds more.
 SENDER, WAIT_ROUND, DUE_ROUND, POST_ROUND, POSTED, AWAITED = range(6)
 
-# Columns of `codes`.
-KIND, STAGE, MICROBATCH, SLICE = range(4)
+# Columns of `codes`; the last is 1 where the action and the next one are a pair.
+KIND, STAGE, MICROBATCH, SLICE, JOINED = range(5)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -58,9 +59,15 @@ def find_rounds(
             rank = min(place, 2 * num_ranks - 1 - place)
             index = positions[rank]
             while index < offsets[rank + 1] and _is_ready(codes, directions, producers, index):
+                stop = index + 1 + codes[index, JOINED]
+                if not _is_ready(codes, directions, producers, stop - 1):
+                    break
                 after = actions[index - 1, ROUND] if index > offsets[rank] else 0
-                _run(codes, directions, sends, receives, producers, counts, actions, index, after)
-                index += 1
+                for each in range(index, stop):
+                    after = max(after, _producer_round(codes, directions, producers, actions, each))
+                for each in range(index, stop):
+                    _run(codes, directions, sends, receives, producers, counts, actions, each, after)
+                index = stop
             num_left -= index - positions[rank]
             positions[rank] = index
     stuck: int = -1
@@ -85,6 +92,17 @@ def _is_ready(codes: Int32s, directions: Ints, producers: Int32s, index: int) ->
 
 
 @compiled
+def _producer_round(codes: Int32s, directions: Ints, producers: Int32s, actions: Ints, index: int) -> int:
+    """The round of the action whose result this one needs from outside its stage; 0 if there is none."""
+    direction = directions[codes[index, KIND]]
+    origin = _origin(codes, directions, index)
+    at = 0
+    if direction >= 0 and 0 <= origin < producers.shape[1]:
+        at = actions[producers[direction, origin, codes[index, MICROBATCH], codes[index, SLICE]], ROUND]
+    return at
+
+
+@compiled
 def _run(
     codes: Int32s,
     directions: Ints,
@@ -102,7 +120,6 @@ def _run(
         origin = _origin(codes, directions, index)
         if 0 <= origin < producers.shape[1]:
             producer = producers[direction, origin, microbatch, part]
-            after = max(after, actions[producer, ROUND])
             actions[index, NEEDS_CHANNEL] = receives[direction, stage]
             actions[index, NEEDS_NUMBER] = actions[producer, SENDS_NUMBER]
         producers[direction, stage, microbatch, part] = index
@@ -136,8 +153,13 @@ def find_due_rounds(
 
 @compiled
 def _round_before(actions: Ints, first: int, index: int) -> int:
-    """The round of the action before ``index`` on the rank whose actions begin with ``first``; 0 if there is none."""
-    before: int = actions[index - 1, ROUND] if index > first else 0
+    """The round before that of ``index`` on the rank whose actions begin with ``first``; 0 if there is none. The two of
+    a pair have the same.
+    """
+    earlier = index - 1
+    while earlier > first and actions[earlier, ROUND] == actions[index, ROUND]:
+        earlier -= 1
+    before: int = actions[earlier, ROUND] if earlier >= first and actions[earlier, ROUND] < actions[index, ROUND] else 0
     return before
 
 

@@ -41,8 +41,9 @@ Transients = Mapping[tuple[Kind, int, int], int]
 # less where that is made again.
 ACQUIRED, TRANSIENT, FREED, REMADE = range(4)
 
-# Columns of its `codes`, `stops` and `messages`; the slice is the column of tables (`penstock.planner.order.Order`).
-KIND, STAGE, SLICE = range(3)
+# Columns of its `codes`, `stops` and `messages`; the slice is the column of tables (`penstock.planner.order.Order`),
+# and the last is 1 for the first action of a pair.
+KIND, STAGE, SLICE, JOINED = range(4)
 POSTS, WAITS = range(2)
 SENT_BY, POSTED_ON, AWAITED_ON = range(3)
 
@@ -54,8 +55,9 @@ AT_SENDER, AT_RECEIVER = range(2)
 class Walk:
     """An order whose bytes are asked for again and again: its messages are numbered once.
 
-    ``codes`` [actions] are kind, stage and slice. ``stops`` [actions] are how many POST_RECVs and WAIT_SENDs all ranks
-    have done by then, of the two lists that ``messages`` holds besides the action that sends each message.
+    ``codes`` [actions] are kind, stage, slice and whether a pair begins. ``stops`` [actions] are how many POST_RECVs
+    and WAIT_SENDs all ranks have done by then, of the two lists that ``messages`` holds besides the action that sends
+    each message.
     """
 
     order: Order
@@ -76,7 +78,7 @@ class Walk:
         """Of an order whose messages are numbered already."""
         return cls(
             order=order,
-            codes=np.stack([order.kinds, order.stages, order.columns], axis=1).astype(np.int32),
+            codes=np.stack([order.kinds, order.stages, order.columns, _joined(order)], axis=1).astype(np.int32),
             stops=linked.actions[:, [STOP_POST, STOP_WAIT]].astype(np.int32),
             messages=linked.messages[:, [SENDER, POSTED, AWAITED]].astype(np.int32),
             first_messages=linked.first_messages,
@@ -157,6 +159,10 @@ def _message_tables(slots: Mapping[SlotKind, Ints]) -> tuple[Ints, Ints]:
     return sent, received
 
 
+def _joined(order: Order) -> Flags:
+    return np.zeros(order.num_actions, dtype=bool) if order.joined is None else order.joined
+
+
 def _is_lean(order: Order) -> Flags:
     """[actions]: those that acquire no slots for what R makes again; empty where nothing is recomputed."""
     again = order.kinds == RECOMPUTE
@@ -230,12 +236,17 @@ def _walk(
     first_waits: Ints,
     peaks: Ints,
 ) -> None:
-    """Fill ``peaks``; ``message_bytes`` are [AT_SENDER AT_RECEIVER, direction, sending stage, slice]."""
+    """Fill ``peaks``; ``message_bytes`` are [AT_SENDER AT_RECEIVER, direction, sending stage, slice].
+
+    The slots and transients of a pair's actions are there together, and what its first action frees or was sent is
+    freed after both.
+    """
     num_posted = np.zeros(len(first_messages), dtype=np.int64)
     num_released = np.zeros(len(first_messages), dtype=np.int64)
     post = 0
     for rank in range(len(peaks)):
         live = 0
+        transient, freed = 0, 0
         wait = first_waits[rank]
         for index in range(offsets[rank], offsets[rank + 1]):
             while post < stops[index, POSTS]:
@@ -250,8 +261,13 @@ def _walk(
             live += changes[ACQUIRED, kind, stage, part]
             if len(is_lean) > 0 and is_lean[index]:
                 live -= changes[REMADE, kind, stage, part]
-            peaks[rank] = max(peaks[rank], live + changes[TRANSIENT, kind, stage, part])
-            live -= changes[FREED, kind, stage, part]
+            transient += changes[TRANSIENT, kind, stage, part]
+            freed += changes[FREED, kind, stage, part]
+            if codes[index, JOINED]:
+                continue
+            peaks[rank] = max(peaks[rank], live + transient)
+            live -= freed
+            transient, freed = 0, 0
             while wait < stops[index, WAITS]:
                 channel = messages[wait, AWAITED_ON]
                 sender = messages[first_messages[channel] + num_released[channel], SENT_BY]

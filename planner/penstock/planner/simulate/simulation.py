@@ -42,7 +42,7 @@ def simulate(program: Program, costs: Costs, *, static_bytes: Sequence[int] = ()
 
     ``static_bytes`` per rank are there all the time: parameters, gradients, optimizer state, the process itself.
     """
-    order = from_schedule(_schedule(program))
+    order = from_schedule(_schedule(program), keep_pairs=True)
     linked = link_order(order, program.receive_ahead, program.late_receives, width=kernel.ARRIVED + 1)
     times = simulate_linked(order, linked, costs, receive_ahead=program.receive_ahead, reductions=program.reductions)
     always = static_bytes or (0,) * order.num_ranks
@@ -84,14 +84,19 @@ _RELEASE = {Kind.F: Kind.WAIT_SEND_F, Kind.B: Kind.WAIT_SEND_B, Kind.I: Kind.WAI
 def _events(order: Order, linked: Linked, times: StepTimes) -> Iterator[Event]:
     """Every rank's events; a wait and a transfer are shown where they took time."""
     actions, awaited = list(actions_of(order)), _awaited(linked)
+    shown = _shown(order, actions)
+    free = 0
     ranks, stops = order.ranks.tolist(), linked.actions[:, link.STOP_WAIT].tolist()
-    for rank, action, stop_wait, row in zip(ranks, actions, stops, times.trace.tolist(), strict=True):
+    for rank, action, computed, stop_wait, row in zip(ranks, actions, shown, stops, times.trace.tolist(), strict=True):
         reached, received, start, stop, released, departed, arrived = row
+        free = max(stop, free) if computed is not None and computed.children else stop
         if received > reached >= 0:
             yield _event(rank, Activity.WAIT, _RECEIVE, action, reached, received)
-        yield Event(rank, Activity.COMPUTE, str(action), start, stop)
-        if released > stop:
-            yield _event(rank, Activity.WAIT, _RELEASE, actions[awaited[stop_wait - 1]], stop, released)
+        if computed is not None:
+            yield Event(rank, Activity.COMPUTE, str(computed), start, stop)
+        if released > free:
+            yield _event(rank, Activity.WAIT, _RELEASE, actions[awaited[stop_wait - 1]], free, released)
+        free = released
         if arrived > departed:
             yield _event(rank, Activity.TRANSFER, _SEND, action, departed, arrived)
     last_waits = [*linked.first_waits[1:].tolist(), len(awaited)]
@@ -100,6 +105,15 @@ def _events(order: Order, linked: Linked, times: StepTimes) -> Iterator[Event]:
         if finish > done:
             yield _event(rank, Activity.WAIT, _RELEASE, actions[awaited[last_wait - 1]], done, finish)
     yield from _closing_events(order, times)
+
+
+def _shown(order: Order, actions: Sequence[Action]) -> list[Action | None]:
+    """What each action's compute is shown as: a pair once, as one action with both children."""
+    shown: list[Action | None] = list(actions)
+    for first in order.firsts.tolist():
+        shown[first] = None
+        shown[first + 1] = Action(Kind.OVERLAP, actions[first].stage, children=tuple(actions[first : first + 2]))
+    return shown
 
 
 _STOP, _RELEASED = kernel.STOP - kernel.REACHED, kernel.RELEASED - kernel.REACHED

@@ -55,6 +55,7 @@ class Attention:
         qkv = self._workspace.take(num_tokens, self._qkv.weight_OI.shape[0], dtype=frame.x.dtype)
         self._qkv.forward(normed_TH, qkv)
         self._place(frame, qkv)
+        yield from self._division.turn()
         self._backend.forward(_operands(frame))
         if y_RH is not None:
             self._workspace.reset()
@@ -90,6 +91,7 @@ class Attention:
         dattended_TE = self._workspace.take(*attended_TE.shape, dtype=dy_PH.dtype)
         self._out.backward_input(division.without_padding(dy_PH, num_tokens), dattended_TE)
         self._backward_attention(frame, dattended_TE, fresh_dkv=fresh_dkv)
+        yield from division.turn()
         self._workspace.reset()
         dnormed_PH = division.take(num_tokens, dy_PH.shape[1], dy_PH.dtype)
         self._qkv.backward_input(frame.w["dqkv"], division.without_padding(dnormed_PH, num_tokens))

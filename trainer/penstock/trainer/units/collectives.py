@@ -1,8 +1,10 @@
 """Collectives in the middle of a unit's pass.
 
 A pass is a generator. It computes up to the place where it needs the other shards (`penstock.core.sharding`), yields
-the request, and goes on once it is done. The caller decides what happens meanwhile: `run_pass` waits, a braided order
-runs a part of another pass. With one shard no pass yields anything.
+the request, and goes on once it is done. The caller decides what happens meanwhile: `run_pass` waits, `run_pair` runs a
+part of another pass. A pass also yields where it needs nobody and another one may go on (`TURN`). With one shard no
+pass
+yields anything.
 
 All shards of a rank drive the same passes in the same order, so their collectives meet.
 
@@ -12,7 +14,7 @@ rows of one shard's part, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -59,9 +61,12 @@ class Sum:
 
 Request = Gather | Scatter | Sum
 
+TURN = None
+"""What a pass yields in the middle of its compute, so that of a pair the other one can start its next collective."""
+
 _Result = TypeVar("_Result")
 
-Pass = Generator[Request, None, _Result]
+Pass = Generator[Request | None, None, _Result]
 """F, I, W or R of a unit or a stage: yields what it needs of the other shards, in the order of `unit_collectives`."""
 
 
@@ -90,4 +95,33 @@ def run_pass(steps: Pass[_Result], shards: Shards) -> _Result:
         except StopIteration as end:
             result: _Result = end.value
             return result
-        shards.start(request).wait()
+        if request is not None:
+            shards.start(request).wait()
+
+
+def run_pair(first: Pass[object], second: Pass[object], shards: Shards, enter: Callable[[int], None]) -> None:
+    """Run two passes that do not need each other in turns, so that the collectives of each run next to the compute of
+    the other.
+
+    Whenever one yields, what it asks for starts, and the other one goes on, first waiting for what it had asked for.
+    ``enter`` is told whose turn it is, 0 or 1. Which turns there are follows from the passes alone, so all shards start
+    the same requests in the same order. On CUDA the host runs ahead, and the device does the same in its streams: a
+    wait lets the compute stream wait for one collective, not for those behind it.
+    """
+    passes = {0: first, 1: second}
+    under_way: dict[int, Work] = {}
+    turn = 0
+    while passes:
+        turn = turn if turn in passes else 1 - turn
+        if turn in under_way:
+            under_way.pop(turn).wait()
+        enter(turn)
+        try:
+            request = next(passes[turn])
+        except StopIteration:
+            del passes[turn]
+        else:
+            if request is not None:
+                under_way[turn] = shards.start(request)
+        turn = 1 - turn
+    enter(0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.core.layout import Parameter
 from penstock.core.sharding import Sharding
-from penstock.trainer.units.collectives import Gather, Pass, Scatter, Sum
+from penstock.trainer.units.collectives import TURN, Gather, Pass, Scatter, Sum
 from penstock.trainer.units.workspace import Workspace
 
 
@@ -61,6 +61,13 @@ class Division:
         """Fill the other shards' blocks of ``all_PH``; this shard's holds its part already."""
         if self.by_tokens:
             yield Gather(all_PH)
+
+    def turn(self) -> Pass[None]:
+        """Let another pass go on in the middle of a unit's compute. Where hidden states are divided by tokens a unit
+        ends with a collective and the next one begins with one, which that pass then runs next to: each next to a part.
+        """
+        if self.by_tokens:
+            yield TURN
 
     def all_tokens(self, part_RH: Tensor, num_tokens: int) -> Pass[Tensor]:
         """All shards' rows [T, H], in the workspace unless the part is the whole."""

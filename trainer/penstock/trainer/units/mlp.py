@@ -48,6 +48,7 @@ class Mlp:
         normed_TH = yield from self._norm.forward(frame, activated_TF.shape[0])
         self._rise.forward(normed_TH, risen_TG)
         self._activation.forward(risen_TG, activated_TF)
+        yield from self._division.turn()
         if y_RH is not None:
             self._workspace.reset()
             yield from self._down.forward_onto(frame.x, activated_TF, y_RH)
@@ -62,6 +63,7 @@ class Mlp:
         dactivated_TF = self._workspace.take(*activated_TF.shape, dtype=activated_TF.dtype)
         self._down.backward_input(division.without_padding(dy_PH, num_tokens), dactivated_TF)
         self._activation.backward(dactivated_TF, frame.a[self._risen], activated_TF, drisen_TG)
+        yield from division.turn()
         self._workspace.reset()
         dnormed_PH = division.take(num_tokens, dy_PH.shape[1], dy_PH.dtype)
         self._rise.backward_input(drisen_TG, division.without_padding(dnormed_PH, num_tokens))

@@ -14,21 +14,30 @@ from penstock.core.sharding import WHOLE, Sharding
 
 
 class Workspace:
-    """Memory for temporaries. ``reset`` gives everything back at once; tensors taken before it must not be used."""
+    """Memory for temporaries. ``reset`` gives everything back at once; tensors taken before it must not be used.
 
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._used = 0
+    It has a lane of ``num_bytes``, and one of ``second_bytes`` for the second action of a pair, whose temporaries live
+    next to those of the first. ``enter`` says which of them the following calls are about.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device, second_bytes: int = 0) -> None:
+        self._lanes = [torch.empty(size, dtype=torch.uint8, device=device) for size in (num_bytes, second_bytes)]
+        self._used = [0, 0]
+        self._lane = 0
         self.peak_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """What it holds."""
-        return self._memory.numel()
+        """What it holds, in both lanes."""
+        return sum(lane.numel() for lane in self._lanes)
+
+    def enter(self, lane: int) -> None:
+        """Go on in lane 0 or 1, as it was left."""
+        self._lane = lane
 
     def reset(self) -> None:
-        """Start over."""
-        self._used = 0
+        """Start over in this lane."""
+        self._used[self._lane] = 0
 
     def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, valid until the next ``reset``.
@@ -36,11 +45,12 @@ class Workspace:
         Raises MemoryError when the workspace was made too small, which is a mistake of the caller's arithmetic.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
-        start, self._used = self._used, self._used + aligned(num_bytes)
-        if self._used > self.num_bytes:
-            raise MemoryError(f"the workspace holds {self.num_bytes} bytes, an action needs {self._used}")
-        self.peak_bytes = max(self.peak_bytes, self._used)
-        return self._memory[start : start + num_bytes].view(dtype).view(shape)
+        memory, start = self._lanes[self._lane], self._used[self._lane]
+        stop = self._used[self._lane] = start + aligned(num_bytes)
+        if stop > memory.numel():
+            raise MemoryError(f"the workspace holds {memory.numel()} bytes, an action needs {stop}")
+        self.peak_bytes = max(self.peak_bytes, sum(self._used))
+        return memory[start : start + num_bytes].view(dtype).view(shape)
 
 
 def workspace_bytes(
