@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from penstock.core.fitness import OLDEST_SECONDS, model_digest, stale, subject, tp_degrees_to_measure, unfit
+from penstock.core.fitness import (
+    OLDEST_SECONDS,
+    head_degrees_to_measure,
+    model_digest,
+    stale,
+    subject,
+    tp_degrees_to_measure,
+    unfit,
+)
 from penstock.core.layout import Precision
+from penstock.core.model import UnitKind
 from penstock.core.profile import MachineKey, Profile
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, job, machine, profile_for
 
@@ -94,6 +103,47 @@ def test_degrees_divide_the_model_and_keep_to_hosts_unless_pinned(
 ) -> None:
     spec = job(ranks=12, global_batch=12, tp=pinned)
     assert tp_degrees_to_measure(spec, hosts) == degrees
+
+
+def with_vocab(vocab: int, **pinned: Any) -> Any:
+    """A job whose head has so many rows; 64 rows are 3 % of the work."""
+    return job(model=dataclasses.replace(TINY_LLAMA, vocab=vocab), **pinned)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "tp", "num_ranks", "degrees"),
+    [
+        (64, 1, 2, ()),
+        (64, 1, 8, ()),
+        (64, 1, 36, (2, 4, 8, 16, 32, 36)),
+        (4096, 1, 2, (2,)),
+        (4096, 1, 6, (2, 4, 6)),
+        (4096, 2, 6, (2, 3)),
+        (4096, 6, 6, ()),
+        (4096, 1, 1, ()),
+    ],
+)
+def test_a_head_is_measured_in_parts_where_it_is_more_than_a_rank_s_share(
+    vocab: int, tp: int, num_ranks: int, degrees: tuple[int, ...]
+) -> None:
+    assert head_degrees_to_measure(with_vocab(vocab), tp, num_ranks) == degrees
+
+
+def test_a_pinned_number_of_parts_is_measured_too_where_the_vocabulary_has_as_many_rows() -> None:
+    assert head_degrees_to_measure(with_vocab(4096, head_parts=3), 1, 2) == (2, 3)
+    assert head_degrees_to_measure(with_vocab(64, head_parts=3), 1, 2) == (3,)
+    assert head_degrees_to_measure(with_vocab(64, head_parts=1), 1, 2) == ()
+    assert head_degrees_to_measure(with_vocab(64, head_parts=64), 1, 2) == (64,)
+    assert head_degrees_to_measure(with_vocab(64, head_parts=64), 2, 2) == ()
+
+
+def test_a_pinned_number_of_parts_has_to_be_measured() -> None:
+    pinned = job(sequence_length=16, global_batch=2, ranks=2, head_parts=2)
+    assert unfit(FITTING, pinned, MODEL) == "lacks a head in 2 parts"
+    of_parts = (dataclasses.replace(each, head_parts=2) for each in FITTING.units if each.unit is UnitKind.HEAD)
+    divided = dataclasses.replace(FITTING, units=(*FITTING.units, *of_parts))
+    assert unfit(divided, pinned, MODEL) is None
+    assert unfit(divided, SPEC, MODEL) is None
 
 
 def test_the_number_of_blocks_does_not_matter() -> None:

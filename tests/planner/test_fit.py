@@ -138,6 +138,44 @@ def test_each_degree_of_tensor_parallelism_is_fitted_to_its_own_records() -> Non
         measured_cost(both, 4)
 
 
+def test_each_number_of_parts_of_the_head_is_fitted_to_its_own_records() -> None:
+    """All else is the same in all of them; F is what a whole head's is not."""
+    parts = tuple(
+        measured(UnitKind.HEAD, kind, seconds=seconds * 1e-6, head_parts=2)
+        for kind, seconds in ((Kind.F, 5), (Kind.I, 1), (Kind.W, 3))
+    )
+    transients = tuple(
+        TransientRecord(
+            unit=UnitKind.HEAD, kind=Kind.F, batch=1, length=16, prefix=0, num_bytes=1000 // count, head_parts=count
+        )
+        for count in (1, 2)
+    )
+    both = profile((*units_at(1), *parts), memory=MemoryRecord(constant_bytes=7, transients=transients))
+    whole_head, divided = measured_cost(both), measured_cost(both, 1, 2)
+    work = Work.of(1, 16, 0)
+    of_parts = [float(divided.unit_seconds(UnitKind.HEAD, kind, work)) for kind in (Kind.F, Kind.I, Kind.W)]
+    assert of_parts == pytest.approx([5e-6, 1e-6, 3e-6])
+    assert float(whole_head.unit_seconds(UnitKind.HEAD, Kind.F, work)) == pytest.approx(16e-6)
+    for unit, kind in itertools.product(set(UnitKind) - {UnitKind.HEAD}, (Kind.F, Kind.I, Kind.W)):
+        assert float(divided.unit_seconds(unit, kind, work)) == float(whole_head.unit_seconds(unit, kind, work))
+    assert [cost.transient_bytes(UnitKind.HEAD, Kind.F, 1, 16, 0) for cost in (whole_head, divided)] == [1000, 500]
+    assert {report.head_parts for report in divided.reports if report.unit is UnitKind.HEAD} == {2}
+    assert both.degrees == ((1, 1), (1, 2))
+    assert [point.predicted_seconds for point in fit_points(both)] == pytest.approx(
+        [record.together_seconds for record in both.units]
+    )
+
+
+@pytest.mark.parametrize("lost", [Kind.F, Kind.I, Kind.W])
+def test_a_part_of_the_head_needs_all_its_passes(lost: Kind) -> None:
+    parts = (measured(UnitKind.HEAD, kind, head_parts=2) for kind in (Kind.F, Kind.I, Kind.W) if kind is not lost)
+    lacking = profile((*units_at(1), *parts))
+    with pytest.raises(UserError, match=f"head {lost} at headParts 2"):
+        measured_cost(lacking, 1, 2)
+    with pytest.raises(UserError, match=r"at tp 2 and headParts 3"):
+        measured_cost(lacking, 2, 3)
+
+
 def test_passes_without_work_take_no_time() -> None:
     units = tuple(r for r in profile().units if (r.unit, r.kind) != (UnitKind.HEAD, Kind.W))
     assert measured_cost(profile(units)).unit_seconds(UnitKind.HEAD, Kind.W, Work.of(1, [4, 8], 0)).tolist() == [

@@ -131,6 +131,7 @@ def measured(
     slowdown: float = 1.0,
     held_out: bool = False,
     tp: int = 1,
+    head_parts: int = 1,
 ) -> UnitRecord:
     """One measurement; by default a microsecond per token."""
     alone = batch * length * 1e-6 if seconds is None else seconds
@@ -146,6 +147,7 @@ def measured(
         samples=1,
         held_out=held_out,
         tp=tp,
+        head_parts=head_parts,
     )
 
 

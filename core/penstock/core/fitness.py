@@ -10,12 +10,18 @@ from collections.abc import Sequence
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.layout import Precision
-from penstock.core.model import ModelSpec
+from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token, step_flops
 from penstock.core.profile import MachineKey, Profile, digest
 from penstock.core.units import MEBIBYTE, format_bytes
 
 OLDEST_SECONDS = 7 * 86_400
 LONGEST_BATCH = 4
+ENOUGH_TOKENS = 4096
+"""Of a micro-batch: what larger ones cost is in proportion to their tokens, wherever fixed costs have become small."""
+
+HEAVY_SHARE = 0.75
+"""Of the work of a pipeline rank."""
+
 ANY_GLOBAL_BATCH = 12
 """Its divisors are all that are measured, so a measurement for it serves every job."""
 
@@ -47,6 +53,14 @@ def batches_to_measure(global_batch: int) -> tuple[int, ...]:
     return tuple(b for b in range(1, min(global_batch, LONGEST_BATCH) + 1) if global_batch % b == 0)
 
 
+def largest_microbatch(global_batch: int, sequence_length: int) -> int:
+    """Sequences of the largest micro-batch that is measured as a whole: as many as `batches_to_measure` has, and of
+    short sequences as many as have `ENOUGH_TOKENS`.
+    """
+    most = max(LONGEST_BATCH, ENOUGH_TOKENS // sequence_length)
+    return max(b for b in range(1, min(global_batch, most) + 1) if global_batch % b == 0)
+
+
 def tp_degrees_to_measure(spec: JobSpec, hosts: Sequence[int]) -> tuple[int, ...]:
     """The degrees of tensor parallelism that a plan may have, ascending; ``hosts`` are those of all ranks, in order.
 
@@ -63,6 +77,22 @@ def tp_degrees_to_measure(spec: JobSpec, hosts: Sequence[int]) -> tuple[int, ...
         and model.can_be_sharded(tp)
         and all(len(set(hosts[first : first + tp])) == 1 for first in range(0, num_ranks, tp))
     )
+
+
+def head_degrees_to_measure(spec: JobSpec, tp: int, num_ranks: int) -> tuple[int, ...]:
+    """The numbers of parts, 2 or more, that a head is measured in at a degree of tensor parallelism, ascending.
+
+    Powers of two and the number of pipeline ranks, where a whole head is more than `HEAVY_SHARE` of an even share of
+    the work: a lighter one leaves its rank room for blocks, and dividing it gains nothing. And what is pinned.
+    """
+    model, pinned = spec.model, spec.parallelism.head_parts
+    num_stages = num_ranks // tp
+    length = spec.data.sequence_length
+    head = 3 * length * linear_flops_per_token(model, UnitKind.HEAD)
+    is_heavy = head * num_stages > HEAVY_SHARE * step_flops(model, 1, length)
+    powers = (2**power for power in range(1, num_stages.bit_length()))
+    wanted = {*powers, num_stages} if is_heavy else set()
+    return tuple(sorted(parts for parts in {*wanted, pinned or 1} if 1 < parts <= model.vocab // tp))
 
 
 def unfit(profile: Profile, spec: JobSpec, model: str) -> str | None:
@@ -93,6 +123,9 @@ def _unfit_tp(profile: Profile, spec: JobSpec) -> str | None:
     is_other = profile.sequence_parallel is not spec.parallelism.is_sequence_parallel
     if is_other and any(tp > 1 for tp in measured) and pinned != 1:
         return f"was measured {'with' if profile.sequence_parallel else 'without'} sequence parallelism"
+    parts = spec.parallelism.head_parts or 1
+    if parts not in {head_parts for _, head_parts in profile.degrees}:
+        return f"lacks a head in {parts} parts"
     return None
 
 

@@ -52,7 +52,8 @@ class UnitRecord(Manifest):
     range over the mean of the runs alone, ``together_spread`` of the others; profiles measured before it was kept lack
     it. ``held_out`` points test the fit and take no part in it. ``host_seconds`` is what launching the pass takes the
     host, where a device runs it; a pass goes on no faster than its slower side. With ``tp`` shards it is the pass of
-    one of them, its collectives included: alone means that all other ranks than these shards are idle.
+    one of them, its collectives included: alone means that all other ranks than these shards are idle. Of a head that
+    is divided into ``head_parts`` units it is the pass of one of these (`penstock.core.model.DividedModel`).
     """
 
     unit: UnitKind
@@ -68,6 +69,7 @@ class UnitRecord(Manifest):
     together_spread: float | None = None
     host_seconds: float | None = None
     tp: int = 1
+    head_parts: int = 1
 
     def seconds(self, *, together: bool) -> float:
         """What the pass takes, with the other ranks idle or computing."""
@@ -124,7 +126,7 @@ class OptimizerRecord(Manifest):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransientRecord(Manifest):
     """Bytes that one of ``tp`` shards of a unit's F, I or W takes beyond its slots, at a (micro-batch, length, prefix)
-    point.
+    point; of one of ``head_parts`` units of a head that is divided.
     """
 
     unit: UnitKind
@@ -134,6 +136,7 @@ class TransientRecord(Manifest):
     prefix: int
     num_bytes: int
     tp: int = 1
+    head_parts: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +184,11 @@ class Profile(Manifest):
     def tp_degrees(self) -> tuple[int, ...]:
         """The degrees of tensor parallelism at which units were measured, ascending."""
         return tuple(sorted({record.tp for record in self.units}))
+
+    @property
+    def degrees(self) -> tuple[tuple[int, int], ...]:
+        """The degrees of tensor parallelism, each with the numbers of parts that the head was divided into there."""
+        return tuple(sorted({(record.tp, record.head_parts) for record in self.units}))
 
     @property
     def warnings(self) -> tuple[str, ...]:

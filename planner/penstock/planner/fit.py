@@ -21,7 +21,7 @@ import scipy.optimize
 from penstock.core.comparison import FitPoint
 from penstock.core.errors import UserError
 from penstock.core.model import UnitKind
-from penstock.core.profile import LinkRecord, Profile, UnitRecord
+from penstock.core.profile import LinkRecord, Profile, TransientRecord, UnitRecord
 from penstock.core.schedule import Kind
 from penstock.planner.cost import Devices
 from penstock.planner.work import PASSES_WITH_WORK, Floats, Work
@@ -67,6 +67,7 @@ class FitReport:
     held_out_error: float
     num_records: int
     tp: int = 1
+    head_parts: int = 1
 
 
 def fit_records(records: Sequence[UnitRecord], together: bool) -> Fit:
@@ -101,10 +102,13 @@ def _hats(x: Floats, nodes: Floats) -> list[Floats]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCost:
-    """A Profile as a CostModel of ranks with ``tp`` shards each; make it with `measured_cost`."""
+    """A Profile as a CostModel of ranks with ``tp`` shards each and a head in ``head_parts`` units; make it with
+    `measured_cost`.
+    """
 
     profile: Profile
     tp: int
+    head_parts: int
     alone: dict[Key, Fit]
     whole: dict[Key, Fit]
     """Of one shard, where ``tp`` are several and it was measured; for an estimate of their collectives."""
@@ -124,7 +128,7 @@ class MeasuredCost:
         return self.profile.memory.constant_bytes
 
     def unit_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
-        """From the fit; work a unit does not have (an embedding's I, a head's I and W) takes no time."""
+        """From the fit; work a unit does not have (an embedding's I, a whole head's I and W) takes no time."""
         fit = self.alone.get((unit, kind))
         return np.zeros(work.tokens.shape) if fit is None else fit.seconds(work)
 
@@ -146,7 +150,11 @@ class MeasuredCost:
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
         """That of the nearest measured point at least as large; beyond all of them in proportion to tokens."""
-        found = [r for r in self.profile.memory.transients if (r.unit, r.kind, r.tp) == (unit, kind, self.tp)]
+        found = [
+            r
+            for r in self.profile.memory.transients
+            if (r.unit, r.kind) == (unit, kind) and _belongs(r, self.tp, self.head_parts)
+        ]
         if not found:
             return 0
         tokens = batch * length
@@ -190,23 +198,28 @@ def _on_line(points: Sequence[tuple[int, float]], size: int) -> float:
 
 
 REQUIRED = PASSES_WITH_WORK
+REQUIRED_OF_PARTS = ((UnitKind.HEAD, Kind.I), (UnitKind.HEAD, Kind.W))
+"""In addition, where several units share the head: then its F does not do its whole backward."""
 
 
-def measured_cost(profile: Profile, tp: int = 1) -> MeasuredCost:
-    """What was measured of ``tp`` shards, fitted; raises `UserError` when a pass has no measurement or one that took no
-    time.
+def measured_cost(profile: Profile, tp: int = 1, head_parts: int = 1) -> MeasuredCost:
+    """What was measured of ``tp`` shards with a head in ``head_parts`` units, fitted; raises `UserError` when a pass
+    has no measurement or one that took no time.
     """
     groups: dict[Key, list[UnitRecord]] = {}
     for record in profile.units:
-        if record.tp != tp:
+        if not _belongs(record, tp, head_parts):
             continue
         seconds = (record.seconds(together=True), record.seconds(together=False))
         if min(*seconds, record.batch, record.length) <= 0 or record.prefix < 0:
             raise _useless(f"{record.unit} {record.kind} of {record.length} tokens has no positive time")
         groups.setdefault((record.unit, record.kind), []).append(record)
-    missing = [f"{unit} {kind}" for unit, kind in REQUIRED if not _used(groups.get((unit, kind), ()))]
+    required = REQUIRED if head_parts == 1 else (*REQUIRED, *REQUIRED_OF_PARTS)
+    missing = [f"{unit} {kind}" for unit, kind in required if not _used(groups.get((unit, kind), ()))]
     if missing:
-        raise _useless(f"holds no measurement of {', '.join(missing)}{f' at tp {tp}' if tp > 1 else ''}")
+        degrees = [f"tp {tp}"] * (tp > 1) + [f"headParts {head_parts}"] * (head_parts > 1)
+        where = f" at {' and '.join(degrees)}" if degrees else ""
+        raise _useless(f"holds no measurement of {', '.join(missing)}{where}")
     alone = {key: fit_records(_used(records), together=False) for key, records in groups.items()}
     runs_on_device = any(record.host_seconds is not None for record in profile.units)
     whole = measured_cost(profile).alone if tp > 1 and runs_on_device and 1 in profile.tp_degrees else {}
@@ -215,12 +228,18 @@ def measured_cost(profile: Profile, tp: int = 1) -> MeasuredCost:
     return MeasuredCost(
         profile=profile,
         tp=tp,
+        head_parts=head_parts,
         alone=alone,
         whole=whole,
         slowdowns=slowdowns,
         links=_link_table(profile.links),
         reports=reports,
     )
+
+
+def _belongs(record: UnitRecord | TransientRecord, tp: int, head_parts: int) -> bool:
+    """Whether the record is of a unit of that division; other units than the head are the same in all of a tp."""
+    return record.tp == tp and record.head_parts == (head_parts if record.unit is UnitKind.HEAD else 1)
 
 
 def _useless(what: str) -> UserError:
@@ -256,6 +275,7 @@ def _report(key: Key, records: Sequence[UnitRecord], fit: Fit) -> FitReport:
         held_out_error=float(np.mean(errors[True])) if errors[True] else float("nan"),
         num_records=len(records),
         tp=records[0].tp,
+        head_parts=records[0].head_parts,
     )
 
 
@@ -271,12 +291,11 @@ def _work(record: UnitRecord) -> Work:
 
 def fit_points(profile: Profile) -> tuple[FitPoint, ...]:
     """Every measured point beside what the fitted model says of it with all ranks computing."""
-    costs = {tp: measured_cost(profile, tp) for tp in profile.tp_degrees}
-    return tuple(
-        FitPoint(
-            record=record,
-            predicted_seconds=float(costs[record.tp].unit_seconds(record.unit, record.kind, _work(record)))
-            * costs[record.tp].slowdown(record.unit, record.kind),
-        )
-        for record in profile.units
-    )
+    costs = {degrees: measured_cost(profile, *degrees) for degrees in profile.degrees}
+
+    def predicted(record: UnitRecord) -> float:
+        cost = costs[record.tp, record.head_parts]
+        alone = float(cost.unit_seconds(record.unit, record.kind, _work(record)))
+        return alone * cost.slowdown(record.unit, record.kind)
+
+    return tuple(FitPoint(record=record, predicted_seconds=predicted(record)) for record in profile.units)

@@ -151,8 +151,10 @@ def _fit_trace(points: Sequence[FitPoint], unit: UnitKind, kind: Kind, held_out:
 
 def _describe(point: FitPoint) -> str:
     record = point.record
+    divided = f" in {record.head_parts} parts" if record.head_parts > 1 else ""
     return (
-        f"{UNIT_NAMES[record.unit]} {record.kind.value}{f' of {record.tp} shards' if record.tp > 1 else ''}, "
+        f"{UNIT_NAMES[record.unit]}{divided} {record.kind.value}"
+        f"{f' of {record.tp} shards' if record.tp > 1 else ''}, "
         f"{record.batch} × {record.length} tokens after {record.prefix}<br>"
         f"measured {format_seconds(record.together_seconds)}, predicted {format_seconds(point.predicted_seconds)} "
         f"({point.error:+.1%}){', held out' if record.held_out else ''}"
@@ -161,10 +163,11 @@ def _describe(point: FitPoint) -> str:
 
 def curves(records: Sequence[UnitRecord], kind: Kind) -> Figure:
     """Milliseconds of one pass over a slice by tokens and unit, without a prefix, at the smallest micro-batch and the
-    lowest degree of tensor parallelism.
+    lowest degree of tensor parallelism, of a head in one part.
     """
     least_tp = min((record.tp for record in records), default=1)
-    shown = [record for record in records if (record.kind, record.prefix, record.tp) == (kind, 0, least_tp)]
+    wanted = (kind, 0, least_tp, 1)
+    shown = [record for record in records if (record.kind, record.prefix, record.tp, record.head_parts) == wanted]
     smallest = min((record.batch for record in shown), default=1)
     traces = []
     for unit in UnitKind:

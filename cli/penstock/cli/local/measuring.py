@@ -22,7 +22,7 @@ from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically
 from penstock.core.units import format_bytes, format_count, format_seconds
-from penstock.planner.fit import measured_cost
+from penstock.planner.fit import FitReport, measured_cost
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,6 +63,12 @@ def _tell(run: RunDir, shown: Line) -> None:
     shown.update(text, done / total if total else None)
 
 
+def _reports(profile: Profile) -> list[FitReport]:
+    """Of every unit that was measured, once."""
+    reports = (report for degrees in profile.degrees for report in measured_cost(profile, *degrees).reports)
+    return list({(each.unit, each.kind, each.tp, each.head_parts): each for each in reports}.values())
+
+
 def profile_lines(profile: Profile) -> list[RenderableType]:
     """The measurements for a terminal: what a block costs, how well the fit holds, links and memory."""
     from rich.table import Table
@@ -74,12 +80,13 @@ def profile_lines(profile: Profile) -> list[RenderableType]:
         "",
     ]
     table = Table("unit", "pass", "longest", "points", "fit error", "held out", box=None, padding=(0, 2))
-    for report in (report for tp in profile.tp_degrees for report in measured_cost(profile, tp).reports):
-        key_of = (report.unit, report.kind, report.tp)
-        records = [r for r in profile.units if (r.unit, r.kind, r.tp) == key_of]
+    for report in _reports(profile):
+        key_of = (report.unit, report.kind, report.tp, report.head_parts)
+        records = [r for r in profile.units if (r.unit, r.kind, r.tp, r.head_parts) == key_of]
         longest = max(records, key=lambda r: (r.length, r.batch))
+        part = f" part of {report.head_parts}" if report.head_parts > 1 else ""
         table.add_row(
-            f"{report.unit.value}{f' / {report.tp}' if report.tp > 1 else ''}",
+            f"{report.unit.value}{part}{f' / {report.tp}' if report.tp > 1 else ''}",
             report.kind.value,
             f"{format_seconds(longest.together_seconds)} for {longest.batch} x {longest.length}",
             str(report.num_records),
