@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.core.fitness import batches_to_measure
+from penstock.core.fitness import batches_to_measure, largest_microbatch
 from penstock.core.model import UnitKind
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
@@ -42,10 +42,11 @@ def profile(run: RunDir) -> Profile:
 
 @pytest.mark.parametrize(("tp", "grid"), [(1, profile_grid), (2, sparse_grid)])
 def test_every_pass_is_measured_at_every_point(
-    profile: Profile, tp: int, grid: Callable[[int, tuple[int, ...]], tuple[Point, ...]]
+    profile: Profile, tp: int, grid: Callable[[int, tuple[int, ...], int], tuple[Point, ...]]
 ) -> None:
     """Of shards the embedding's I as well, which gathers."""
-    points, units = grid(LENGTH, batches_to_measure(4)), [unit for unit in profile.units if unit.tp == tp]
+    points = grid(LENGTH, batches_to_measure(4), largest_microbatch(4, LENGTH))
+    units = [unit for unit in profile.units if unit.tp == tp]
     passes = {*REQUIRED, *([(UnitKind.EMBEDDING, Kind.I)] if tp > 1 else [])}
     assert {(u.batch, u.length, u.prefix, u.held_out) for u in units} == {
         (p.batch, p.length, p.prefix, p.held_out) for p in points

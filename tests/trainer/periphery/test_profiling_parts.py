@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -39,7 +40,7 @@ def workload(
         model=model,
         precision=precision,
         sequence_length=length,
-        timed=profile_grid(length, batches),
+        timed=profile_grid(length, batches, max(batches)),
         weighed=transient_grid(length, batches),
     )
 
@@ -95,8 +96,37 @@ def test_no_part_needs_more_than_there_is_and_all_is_measured(
         return
     assert all(part.num_bytes <= available for part in parts)
     assert {unit.kind for part in parts for unit in part.units} == {unit.kind for unit in model.units}
-    assert all(part.load.timed == load.timed for part in parts)
+    assert all(set(part.load.timed) >= {each for each in load.timed if not each.single} for part in parts)
     assert all(set(part.load.weighed) >= set(transient_grid(64, (1,))) for part in parts)
+
+
+def test_several_whole_sequences_are_timed_and_weighed_or_neither() -> None:
+    model = small_model(Family.LLAMA, layers=2)
+    load = workload(model, 64, (1, 2, 4), Precision.FP32)
+    (whole,) = choose_parts(load, GIB)
+    assert (whole.load.timed, whole.load.weighed) == (load.timed, load.weighed)
+    enough = [available for available in range(0, whole.num_bytes, 2**12) if _can_be_measured(load, available)]
+    least = choose_parts(load, enough[0])
+    assert not any(point.single for part in least for point in part.load.timed)
+    assert not any(point.batch > 1 for part in least for point in part.load.weighed)
+
+
+def _can_be_measured(load: Workload, available: int) -> bool:
+    try:
+        return bool(choose_parts(load, available))
+    except UserError:
+        return False
+
+
+def test_one_unit_of_each_kind_stands_for_all_where_much_data_passes() -> None:
+    """So whole micro-batches need no more memory to be timed than to be weighed."""
+    load = workload(small_model(Family.LLAMA, layers=9), 64, (1, 2, 4), Precision.FP32)
+    (part,) = choose_parts(load, GIB)
+    (single,) = [point for point in load.timed if point.single]
+    assert part.units_at(single) == part.one_of_each
+    assert all(part.units_at(point) == part.units for point in load.timed if not point.single)
+    without = dataclasses.replace(load, timed=tuple(point for point in load.timed if not point.single))
+    assert part.num_bytes == choose_parts(without, GIB)[0].num_bytes
 
 
 def test_the_smallest_buffer_is_measured_in_any_case() -> None:

@@ -11,12 +11,17 @@ _REPEATED_TOKENS, _FEWEST, _MOST = 1536, 3, 6
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """B sequences of n tokens after c tokens. Held-out points test the fit and take no part in it."""
+    """B sequences of n tokens after c tokens. Held-out points test the fit and take no part in it.
+
+    At a ``single`` point one unit of each kind stands for all blocks: so much data passes through it that the next one
+    finds the caches cold anyway.
+    """
 
     batch: int
     length: int
     prefix: int
     held_out: bool = False
+    single: bool = False
 
     @property
     def tokens(self) -> int:
@@ -34,23 +39,26 @@ class Point:
         return self.prefix == 0 or self.held_out
 
 
-def profile_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, ...]:
+def profile_grid(sequence_length: int, batches: tuple[int, ...], largest: int) -> tuple[Point, ...]:
     """Points to time.
 
     One sequence: halvings of its length, with none and all of the possible prefix, since costs are linear in it.
     Several: two lengths that share their number of tokens with other points, which tells attention inside a slice
-    (B n^2) from the matrices (B n). More points than these did not make predictions of others any better.
+    (B n^2) from the matrices (B n). And ``largest`` whole sequences, the most that an action may have: without them
+    plans of one slice would be priced at several times the tokens of any point. More points than these did not make
+    predictions of others any better.
     """
     lengths = halvings(sequence_length)
     points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
     for batch in batches:
         points |= dict.fromkeys(Point(batch, n, 0) for n in (lengths[2::2] or lengths[-1:]) if batch > 1)
+    points |= _whole_microbatch(sequence_length, largest)
     for length, prefix in _between(sequence_length):
         points[Point(1, length, prefix, held_out=True)] = None
     return tuple(points)
 
 
-def sparse_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, ...]:
+def sparse_grid(sequence_length: int, batches: tuple[int, ...], largest: int) -> tuple[Point, ...]:
     """Points to time at a further degree of tensor parallelism: about half as many, spread as those of `profile_grid`.
 
     What a shard takes is as smooth in tokens and prefix as what one device does, and collectives are in proportion to
@@ -59,6 +67,7 @@ def sparse_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Point, 
     lengths = halvings(sequence_length)[::2]
     points = dict.fromkeys(Point(1, n, c) for n in lengths for c in (0, sequence_length - n))
     points[Point(max(batches), lengths[:2][-1], 0)] = None
+    points |= _whole_microbatch(sequence_length, largest)
     for length, prefix in _between(sequence_length)[-1:]:
         points[Point(1, length, prefix, held_out=True)] = None
     return tuple(points)
@@ -68,6 +77,10 @@ def transient_grid(sequence_length: int, batches: tuple[int, ...]) -> tuple[Poin
     """Points whose memory is measured, once: all lengths at the sequence's end, and whole micro-batches."""
     points = dict.fromkeys(Point(1, n, sequence_length - n) for n in halvings(sequence_length))
     return tuple(points | dict.fromkeys(Point(batch, sequence_length, 0) for batch in batches))
+
+
+def _whole_microbatch(sequence_length: int, largest: int) -> dict[Point, None]:
+    return {Point(largest, sequence_length, 0, single=True): None} if largest > 1 else {}
 
 
 def halvings(sequence_length: int) -> list[int]:

@@ -76,11 +76,16 @@ class Part:
     @property
     def slot_bytes(self) -> int:
         """The slots of the point that needs most."""
+        timed = [(self.units_at(point), point) for point in self.load.timed]
+        weighed = [(self.one_of_each, point) for point in self.load.weighed]
         return max(
             sum(self.load.slot_bytes(unit, slot, point) for unit in units for slot in SlotKind)
-            for units, points in ((self.units, self.load.timed), (self.one_of_each, self.load.weighed))
-            for point in points
+            for units, point in (*timed, *weighed)
         )
+
+    def units_at(self, point: Point) -> tuple[Unit, ...]:
+        """Those that are timed at a point."""
+        return self.one_of_each if point.single else self.units
 
     @property
     def workspace_bytes(self) -> int:
@@ -106,8 +111,8 @@ class Part:
 def choose_parts(load: Workload, available_bytes: int) -> tuple[Part, ...]:
     """The parts that measure everything, one after the other, each within ``available_bytes``.
 
-    Where even a unit alone needs more, the memory of several whole sequences together is not weighed; the planner takes
-    it in proportion. Raises `UserError` if that is not enough.
+    Where even a unit alone needs more, several whole sequences together are neither timed nor weighed; the planner
+    takes them in proportion. Raises `UserError` if that is not enough.
     """
     for kinds in _GROUPINGS:
         parts = [_largest_part(load, group, available_bytes) for group in kinds]
@@ -132,8 +137,9 @@ def _candidates(load: Workload, kinds: tuple[UnitKind, ...]) -> Iterator[Part]:
     for blocks in range(min(load.model.layers, MOST_BLOCKS), 0, -1):
         yield Part(units=_units(load.model, kinds, blocks), load=load)
     if len(kinds) == 1:
-        single = tuple(point for point in load.weighed if point.batch == 1)
-        yield Part(units=_units(load.model, kinds, 1), load=dataclasses.replace(load, weighed=single))
+        timed = tuple(point for point in load.timed if not point.single)
+        weighed = tuple(point for point in load.weighed if point.batch == 1)
+        yield Part(units=_units(load.model, kinds, 1), load=dataclasses.replace(load, timed=timed, weighed=weighed))
 
 
 def _units(model: ModelSpec, kinds: Sequence[UnitKind], blocks: int) -> tuple[Unit, ...]:

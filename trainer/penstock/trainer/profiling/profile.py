@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from penstock.core.fitness import batches_to_measure, model_digest, tp_degrees_to_measure
+from penstock.core.fitness import batches_to_measure, largest_microbatch, model_digest, tp_degrees_to_measure
 from penstock.core.job import JobSpec
 from penstock.core.layout import num_parameters
 from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
@@ -97,7 +97,7 @@ def _available_bytes(spec: JobSpec, device: torch.device) -> int:
 
 def _largest_message_bytes(spec: JobSpec) -> int:
     """A hidden state of the largest micro-batch in one slice."""
-    sequences = max(batches_to_measure(spec.training.global_batch))
+    sequences = largest_microbatch(spec.training.global_batch, spec.data.sequence_length)
     return sequences * spec.data.sequence_length * spec.model.hidden * spec.training.precision.compute_bytes
 
 
@@ -108,11 +108,12 @@ def _gradient_bytes(spec: JobSpec) -> int:
 
 def _workload(spec: JobSpec, tp: int, *, sparse: bool) -> Workload:
     length, batches = spec.data.sequence_length, batches_to_measure(spec.training.global_batch)
+    largest = largest_microbatch(spec.training.global_batch, length)
     return Workload(
         model=spec.model,
         precision=spec.training.precision,
         sequence_length=length,
-        timed=(sparse_grid if sparse else profile_grid)(length, batches),
+        timed=(sparse_grid if sparse else profile_grid)(length, batches, largest),
         weighed=transient_grid(length, batches),
         sharding=Sharding(tp, spec.parallelism.is_sequence_parallel),
     )

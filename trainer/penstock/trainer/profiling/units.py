@@ -32,8 +32,6 @@ Key = tuple[UnitKind, Kind]
 Samples = Sequence[tuple[Key, Taken]]
 """What every pass of one visit took, in the order of passes."""
 
-_Stages = Sequence[tuple[Unit, Stage]]
-
 _GIVEN = (SlotKind.INPUT, SlotKind.RECEIVED_GRADIENT, SlotKind.KEYS_VALUES)
 _BODY = (UnitKind.ATTENTION, UnitKind.MLP)
 
@@ -60,8 +58,8 @@ class UnitTimer:
         self._load, self._device, self._timer = part.load, device, timer
         self._shards, self._shard = shards, shard
         workspace = Workspace(part.workspace_bytes, device)
-        self._all = [(unit, self._stage(unit, workspace)) for unit in part.units]
-        self._one_of_each = [(unit, stage) for unit, stage in self._all if unit in part.one_of_each]
+        self._part = part
+        self._stages = {unit: self._stage(unit, workspace) for unit in part.units}
         self._memory = torch.zeros(part.slot_bytes, dtype=torch.uint8, device=device)
 
     @property
@@ -88,7 +86,7 @@ class UnitTimer:
         F in order, I and W in reverse. Where only what the prefix touches matters, embedding, head and W stay out. The
         embedding has an I only where shards gather its gradient.
         """
-        benches = self._benches(self._all, point)
+        benches = self._benches(self._part.units_at(point), point)
         body = [bench for bench in benches if bench.unit.kind in _BODY]
         forward = benches if point.whole else body
         weights = [bench for bench in benches if bench.unit.kind is not UnitKind.HEAD] if point.whole else []
@@ -110,7 +108,7 @@ class UnitTimer:
         what shards on the host keep for their exchanges.
         """
         ids = self._token_ids(point)
-        for bench in self._benches(self._one_of_each, point):
+        for bench in self._benches(self._part.one_of_each, point):
             yield self._weighed(bench, Kind.F, point, partial(_forward, bench, point, ids))
             if bench.unit.kind in _BODY:
                 yield self._weighed(bench, Kind.I, point, partial(_backward_input, bench, point))
@@ -134,10 +132,10 @@ class UnitTimer:
     def _token_ids(self, point: Point) -> Tensor:
         return torch.randint(self._load.model.vocab, (point.batch, point.length), device=self._device)
 
-    def _benches(self, stages: _Stages, point: Point) -> list[_Bench]:
+    def _benches(self, units: Sequence[Unit], point: Point) -> list[_Bench]:
         """All slots at ``point``, with ordinary numbers in those that no action fills before it reads them."""
         benches, offset = [], 0
-        for unit, stage in stages:
+        for unit in units:
             views = {}
             for slot in SlotKind:
                 memory = self._memory[offset : offset + self._load.slot_bytes(unit, slot, point)]
@@ -148,7 +146,7 @@ class UnitTimer:
             for tensors in views[SlotKind.KEYS_VALUES_GRADIENTS].values():
                 for tensor in tensors.values():
                     tensor.zero_()
-            benches.append(_Bench(unit, stage, views))
+            benches.append(_Bench(unit, self._stages[unit], views))
         return benches
 
 
