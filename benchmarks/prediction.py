@@ -154,9 +154,9 @@ class Bench:
             assert again.program_digest == each.plan.program_digest, each.name
             each.prediction = _prediction(again)
 
-    def visit(self, contenders: list[Contender]) -> int:
-        """Adds to the steps of those that have too few; how many did not count."""
-        waiting = [each for each in contenders if len(each.step_seconds) < STEPS_PER_PLAN]
+    def visit(self, contenders: list[Contender], enough: int = STEPS_PER_PLAN) -> int:
+        """Adds to the steps of those that have fewer than enough; how many did not count."""
+        waiting = [each for each in contenders if len(each.step_seconds) < enough]
         write_json(self._run.root / "visits.json", {each.name: each.plan.to_manifest() for each in waiting})
         found = self._task("visits")["steps"]
         for each in waiting:
@@ -208,7 +208,7 @@ def main() -> int:
         bench.predict(contenders)
         bench.weigh(contenders)
         found = {
-            "model": _model(contenders[0].plan),
+            "model": described(contenders[0].plan),
             "rejected": rejected,
             "profiles": FIRST_PROFILES + num_rounds,
             "constant_bytes": bench.profile.memory.constant_bytes,
@@ -228,8 +228,8 @@ def _unit_seconds(profile: Profile) -> float:
 
 
 def _by_pipeline_rank(plan: Plan, peak_bytes: list[int]) -> list[int]:
-    """The fullest replica of every pipeline rank."""
-    mesh = Mesh(dp=plan.dp, pp=plan.pp)
+    """Of every pipeline rank the fullest replica and shard."""
+    mesh = Mesh.of(plan)
     fullest = [0] * plan.pp
     for rank, peak in enumerate(peak_bytes):
         place = mesh.pipeline_rank(rank)
@@ -246,7 +246,8 @@ def _line(contender: Contender) -> str:
     return f"{contender.name}: {seconds} {memory} MiB"
 
 
-def _model(plan: Plan) -> str:
+def described(plan: Plan) -> str:
+    """Its model and batch in words."""
     model = plan.model
     return (
         f"{model.family.value}, {model.layers} layers of width {model.hidden}, {plan.sequence_length} tokens, "
@@ -270,7 +271,8 @@ def _result(contender: Contender) -> dict[str, Any]:
 def _describe(plan: Plan) -> str:
     batches = f"{format_count(plan.num_microbatches, 'micro-batch', 'micro-batches')} of {plan.microbatch}"
     schedule = plan.schedule.generator or "imported"
-    return f"dp {plan.dp} x pp {plan.pp}, {batches}, {format_count(len(plan.slices), 'slice')}, {schedule}"
+    mesh = f"dp {plan.dp} x {f'tp {plan.tp} x ' if plan.tp > 1 else ''}pp {plan.pp}"
+    return f"{mesh}, {batches}, {format_count(len(plan.slices), 'slice')}, {schedule}"
 
 
 def table(results: dict[str, Any]) -> str:
