@@ -15,7 +15,7 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.problem import Mesh
 from penstock.planner.simulate.costs import MILLION, TO_NEXT, TO_PREVIOUS
-from penstock.planner.tables import card_table, transfer_table
+from penstock.planner.tables import card_table, resident_bytes, stage_memory, transfer_table
 from tests.support.planning import BETWEEN, INSIDE, TINY_LLAMA, cluster, problem, slow_link
 
 ALONG = (0, 1, 2)
@@ -92,6 +92,28 @@ def test_gradients_of_norms_are_summed_over_all_shards_where_each_has_its_own_to
     copies = [ring_ns(2, count * 2 * 8 * TINY_LLAMA.hidden * 4) for count in (3, 1)]
     assert shards_ns(4) == pytest.approx(norms, abs=1)
     assert shards_ns(2) == pytest.approx(np.add(norms, copies), abs=1)
+
+
+def packed_bytes(stage_ranks: tuple[int, ...], kv_heads: int, **pinned: Any) -> list[int]:
+    """What ranks hold beyond the process, parameters and their state."""
+    model = dataclasses.replace(TINY_LLAMA, kv_heads=kv_heads)
+    found = problem(cluster(num_nodes=2, devices_per_node=4), model=model, ranks=8, **pinned)
+    mesh = Mesh(dp=1, tp=4, pp=max(stage_ranks) + 1, microbatch=2, num_microbatches=1)
+    candidate = Candidate(mesh=mesh, stages=TWO_STAGES, slices=(16,), schedule="1f1b")
+    state = np.zeros(mesh.pp, dtype=np.int64)
+    np.add.at(state, list(stage_ranks), stage_memory(found, candidate).state_bytes)
+    constant = found.cost_of(4).constant_bytes
+    return [int(each) for each in resident_bytes(found, candidate, stage_ranks) - state - constant]
+
+
+def test_the_buffer_in_which_shards_sum_gradients_is_held_once_by_each_rank() -> None:
+    """As large as the norms of a stage, or as its copied key/value heads, whichever is more; stages take turns."""
+    norms = [count * TINY_LLAMA.hidden * 4 for count in (5, 4)]
+    copies = [count * 2 * 8 * TINY_LLAMA.hidden * 4 for count in (3, 1)]
+    assert packed_bytes((0, 1), kv_heads=4) == norms
+    assert packed_bytes((0, 1), kv_heads=2) == copies == [max(pair) for pair in zip(norms, copies, strict=True)]
+    assert packed_bytes((0, 0), kv_heads=2) == [copies[0]]
+    assert packed_bytes((0, 1), kv_heads=4, sequence_parallel=False) == [0, 0]
 
 
 def test_one_device_per_rank_sums_over_no_shards() -> None:

@@ -17,7 +17,8 @@ class RankMemory:
     """Predicted bytes of one rank by cause, and the measured peak of the whole process where there is one.
 
     ``constant_bytes`` is the process before any parameter; ``state_bytes`` parameters, gradients and optimizer state;
-    ``slot_bytes`` the arena; ``transient_bytes`` the largest that an action takes beyond its slots.
+    ``slot_bytes`` the arena; ``transient_bytes`` the largest that an action takes beyond its slots, and the buffer in
+    which shards sum gradients.
     """
 
     constant_bytes: int

@@ -92,6 +92,12 @@ class StageMemory:
         """[stages]: what the shards that hold the same key/value heads sum, each for its own queries."""
         return self._summed_bytes(1)
 
+    @property
+    def packed_gradient_bytes(self) -> Integers:
+        """[stages]: the buffer that either of them are packed into, one after the other."""
+        packed: Integers = np.maximum(self.shared_gradient_bytes, self.copied_gradient_bytes)
+        return packed
+
     def _summed_bytes(self, place: int) -> Integers:
         elements: Integers = unit_counts(self.model, self.stages) @ _summed_parameters(self.model, self.sharding)[place]
         return elements * gradient_bytes(self.precision, self.software.gradient_type)

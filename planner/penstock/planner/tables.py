@@ -317,9 +317,11 @@ def static_bytes(
 
 
 def resident_bytes(problem: Problem, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Integers:
-    """[ranks]: the same without transients."""
-    held = _per_rank(stage_memory(problem, candidate).state_bytes, stage_ranks, candidate.mesh.pp)
-    return held + problem.cost_of(candidate.mesh.tp).constant_bytes
+    """[ranks]: the same without transients, and with the one buffer in which shards sum the gradients of each stage."""
+    memory, mesh = stage_memory(problem, candidate), candidate.mesh
+    held, packed = _per_rank(memory.state_bytes, stage_ranks, mesh.pp), np.zeros(mesh.pp, dtype=np.int64)
+    np.maximum.at(packed, list(stage_ranks), memory.packed_gradient_bytes)
+    return held + packed + problem.cost_of(mesh.tp).constant_bytes
 
 
 def action_transients(problem: Problem, candidate: Candidate) -> Transients:

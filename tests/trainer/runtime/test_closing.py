@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.core.layout import Precision
+from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.schedule import Action, Group, Kind
+from penstock.core.sharding import Sharding
+from penstock.planner.memory import StageMemory
 from penstock.planner.realise import program_of
 from penstock.trainer.closing import Closing
 from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
-from tests.support.small_plans import small_plan
+from penstock.trainer.parameters import StageParameters
+from tests.support.small_plans import small_model, small_plan
 from tests.support.worker_pool import CPU
 
 NUM_SHARDS = 4
@@ -125,6 +130,19 @@ def test_every_element_and_every_loss_counts_once(dp: int) -> None:
         assert totals.stop
         assert len(totals.peak_bytes) == dp * NUM_SHARDS
         assert min(totals.peak_bytes) > 0
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("family", Family)
+def test_the_planner_counts_what_gradients_are_packed_into(family: Family, sequence_parallel: bool) -> None:
+    model = small_model(family, layers=2)
+    if family is Family.LLAMA:
+        model = replace(model, kv_heads=1)
+    sharding, units = Sharding(2, sequence_parallel), (0, model.num_units)
+    own = StageParameters(model, *units, sharding=sharding, shard=1, precision=Precision.FP32, device=CPU, seed=0)
+    memory = StageMemory(model=model, precision=Precision.FP32, stages=(units,), batch=1, sharding=sharding)
+    packed = [sum(view.nbytes for view in views) for views in (own.shared_gradients, own.copied_gradients)]
+    assert memory.packed_gradient_bytes.tolist() == [max(packed)]
 
 
 def test_a_stage_that_shares_nothing_meets_nobody() -> None:
