@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from penstock.core.lifecycle import Phase
 from tests.support.cluster import COLD_SECONDS
-from tests.support.cluster_jobs import PINNED, local_losses, paced, small_spec, small_training, submitted
+from tests.support.cluster_jobs import PINNED, local_losses, offering, paced, small_spec, small_training, submitted
 from tests.support.installed import PAIR_NODES, Installed
 from tests.support.losing import BEGUN_STEPS, SAVED_STEPS, delete_a_pod
 
@@ -25,13 +24,12 @@ SHARDED: dict[str, Any] = {
 }
 """A pod has the two shards of a pipeline rank, and each node a pod."""
 
-CORES = 3
-"""A pod asks for a core for each of its two ranks, and for a little more. Nodes have as many as this machine."""
+CORES = 4
+"""That a node offers: a pod asks for a core for each of its two ranks, and for a little more."""
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < CORES, reason=f"NOT RUN: pods of two ranks need a machine of {CORES} cores")
 def test_a_job_of_shards_goes_on_after_a_pod_is_lost(on: Installed, tmp_path: Path) -> None:
-    with paced(on):
+    with offering(on, CORES), paced(on):
         job = submitted(on, "shards", **SHARDED)
         job.wait_for_step(BEGUN_STEPS)
         assert {pod["spec"]["nodeName"] for pod in job.pods(1)} == set(PAIR_NODES)

@@ -96,9 +96,16 @@ def test_a_root_that_may_make_no_namespaces_is_told_so(tmp_path: Path, monkeypat
 
 def test_the_help_names_every_verb() -> None:
     done = cluster("--help")
-    verbs = ("build", "up", "down", "status", "kubeconfig", "shape", "kill", "return", "link", "load")
+    verbs = ("build", "up", "down", "status", "kubeconfig", "shape", "cores", "kill", "return", "link", "load")
     assert done.returncode == 0
     assert all(f"    {verb} " in done.stdout for verb in verbs)
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1025"])
+def test_a_node_cannot_offer_any_number_of_cores(labs: Path, count: str) -> None:
+    kept(labs, "one")
+    done = cluster("cores", "node1", "--name", "one", "--", count)
+    assert (done.returncode, done.stderr) == (2, f"a node offers 1 to 1024 cores, not {count}\n")
 
 
 def test_a_kubeconfig_is_found(labs: Path) -> None:
@@ -166,7 +173,10 @@ def test_kind_is_asked_for_the_nodes_and_given_jobset(tmp_path: Path, monkeypatc
     assert installed.endswith(f"--kubeconfig {kind.kubeconfig('ours')}")
 
 
-@pytest.mark.parametrize("words", [["shape", "node1", "1gbit"], ["kill", "node1"], ["link", "node1", "up"], ["build"]])
+ONLY_OF_THE_LAB = ["shape node1 1gbit", "cores node1 4", "kill node1", "link node1 up", "build"]
+
+
+@pytest.mark.parametrize("words", [words.split() for words in ONLY_OF_THE_LAB])
 def test_what_only_the_lab_can_is_refused_by_kind(words: list[str]) -> None:
     with pytest.raises(LabError, match=f"{words[0]} needs the lab"):
         kind.do(parser().parse_args(words))

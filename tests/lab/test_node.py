@@ -105,3 +105,30 @@ def test_a_kubelet_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(node, "listens", lambda server: bool(room.programs(node.KUBELET)))
     node.start_kubelet(cast(Any, room), FOLDER, "127.0.0.1")
     assert room.starts == 3
+
+
+class Mounting:
+    """A room that notes what is run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines: list[tuple[str, ...]] = []
+
+    def run(self, *words: str | Path) -> str:
+        self.lines.append(tuple(map(str, words)))
+        return ""
+
+
+def test_cores_are_declared_as_sysfs_has_them_and_mounted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Mounting(tmp_path / "room")
+    own = tmp_path / "sys"
+    for name in ("cpu", "node"):
+        (own / name).mkdir(parents=True)
+    monkeypatch.setattr(node, "SYSFS", str(own))
+    for count in (5, 3):
+        node.declare_cores(cast(Any, room), count)
+        sysfs = room.folder / "sysfs"
+        assert sorted(path.name for path in (sysfs / "cpu").iterdir()) == [f"cpu{number}" for number in range(count)]
+        assert {path.read_text() for path in sysfs.glob("cpu/*/topology/core_id")} == {f"{n}\n" for n in range(count)}
+        assert not list((sysfs / "node").iterdir())
+    assert [line[-1] for line in room.lines] == [f"{own}/node", f"{own}/cpu"]

@@ -19,7 +19,7 @@ from penstock.core.run.folder import RunDir
 from penstock.core.serialization import yamltext
 from penstock.core.status import ConditionType, JobStatus
 from penstock.kube.names import ATTEMPT_LABEL, UID_LABEL, attempt_name
-from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Resource
+from penstock.kube.resources import CONFIG_MAPS, EVENTS, JOBS, JOBSETS, NODES, PODS, Resource
 from penstock.trainer.checkpoint import CorruptError, find_checkpoints, verify
 from tests.support.command import Command, ended
 from tests.support.installed import OUT, PAIR, PAIR_NODES, SPARE_NODE, TEXT, JobSpace, components
@@ -295,6 +295,28 @@ def shaped(on: JobSpace, rates: Mapping[str, str]) -> Iterator[None]:
     finally:
         for node in rates:
             lab.shape(on.lab, node, "none")
+
+
+@contextmanager
+def offering(on: JobSpace, num_cores: int) -> Iterator[None]:
+    """Each node of the pair has at least so many cores for pods, whatever this machine has."""
+    own = os.cpu_count() or 1
+    try:
+        _offer(on, max(num_cores, own))
+        yield
+    finally:
+        _offer(on, own)
+
+
+def _offer(on: JobSpace, num_cores: int) -> None:
+    for node in PAIR_NODES:
+        lab.declare_cores(on.lab, node, num_cores)
+
+    def is_offered() -> bool:
+        nodes = [on.cluster.get(NODES, node)["status"]["allocatable"]["cpu"] for node in PAIR_NODES]
+        return nodes == [str(num_cores)] * len(nodes) and set(PAIR_NODES) <= on.cluster.ready()
+
+    on.cluster.wait(is_offered, f"{' and '.join(PAIR_NODES)} do not offer {num_cores} cores")
 
 
 def _sharing(pid: int, namespace: str) -> list[int]:

@@ -32,6 +32,9 @@ def parser() -> argparse.ArgumentParser:
     shape = verb("shape", "limit a node's card")
     shape.add_argument("node")
     shape.add_argument("rate", help="such as 100mbit or 1gbit; none for no limit")
+    cores = verb("cores", "let a node offer so many cores, whatever this machine has")
+    cores.add_argument("node")
+    cores.add_argument("count", type=int)
     verb("kill", "end a node's kubelet and containerd at once").add_argument("node")
     verb("return", "start them again").add_argument("node")
     link = verb("link", "pull a node's cable, or plug it in")
@@ -74,6 +77,8 @@ def _do_with(found: state.State, said: argparse.Namespace) -> None:
         print(found.kubeconfig)
     elif said.verb == "shape":
         lab.shape(found, said.node, said.rate)
+    elif said.verb == "cores":
+        lab.declare_cores(found, said.node, said.count)
     elif said.verb == "kill":
         lab.kill(found, said.node)
     elif said.verb == "return":

@@ -23,6 +23,7 @@ from tools.lab.console import LabError, plain_environ, run, say, wait_until
 from tools.lab.state import State
 
 READY_SECONDS = 60.0
+MOST_CORES = 1024
 NAMES = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 NODE_PROGRAMS = (*node.RUNTIME, *node.KUBELET)
 
@@ -176,8 +177,12 @@ def _start_runtime(room: rooms.Room) -> None:
 
 def _join(lab: State, number: int) -> None:
     room = lab.room(node.name(number))
-    node.start_kubelet(room, lab.programs, str(lab.addresses.node(number)))
+    _start_kubelet(lab, room)
     node.start_proxy(room, lab.programs)
+
+
+def _start_kubelet(lab: State, room: rooms.Room) -> None:
+    node.start_kubelet(room, lab.programs, str(lab.addresses.node(int(room.name.removeprefix("node")))))
 
 
 def _wait_for_nodes(lab: State) -> None:
@@ -256,7 +261,7 @@ def bring_back(lab: State, machine: str) -> None:
     if not room.programs(node.RUNTIME):
         _start_runtime(room)
     if not room.programs(node.KUBELET):
-        node.start_kubelet(room, lab.programs, str(lab.addresses.node(int(machine.removeprefix("node")))))
+        _start_kubelet(lab, room)
     if not room.programs(node.PROXY):
         node.start_proxy(room, lab.programs)
     programs = (node.RUNTIME, node.KUBELET, node.PROXY)
@@ -279,6 +284,19 @@ def shape(lab: State, machine: str, rate: str) -> None:
     """Let a node's card be as fast as ``rate`` says, `none` for no limit."""
     limit = None if rate == "none" else network.bits_per_second(rate)
     network.shape(_node(lab, machine), lab.addresses, limit)
+
+
+def declare_cores(lab: State, machine: str, count: int) -> None:
+    """Let a node offer so many cores to pods, whatever this machine has; its pods go on.
+
+    Pods that ask for more than the machine has share it, as the pods of all nodes do in any case.
+    """
+    if not 1 <= count <= MOST_CORES:
+        raise LabError(f"a node offers 1 to {MOST_CORES} cores, not {count}")
+    room = _node(lab, machine)
+    node.declare_cores(room, count)
+    room.kill(node.KUBELET)
+    _start_kubelet(lab, room)
 
 
 def set_link(lab: State, machine: str, wanted: str) -> None:

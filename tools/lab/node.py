@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -25,6 +26,7 @@ KUBELET_PORT = 10250
 ASIDE = "/mnt"
 """No volume of a pod covers what is there, as one for /tmp does with a repository below /tmp."""
 
+SYSFS = "/sys/devices/system"
 START_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 EVICT_NEVER = dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available"), "0%")
@@ -202,6 +204,34 @@ def _wait_for(room: Room, program: str, happened: Callable[[], bool], pause_seco
         wait_until(happened, f"{program} of {room.name}", START_SECONDS, pause_seconds)
     except LabError as error:
         raise LabError(f"{error}\n{room.told(program)}") from error
+
+
+def declare_cores(room: Room, count: int) -> None:
+    """Let a kubelet that starts from now on count so many cores, whatever this machine has.
+
+    It counts folders of sysfs, by NUMA node or, where there is none, by processor. Only the room's own programs find
+    these folders there: containers mount a sysfs of their own, and the kernel divides time among what there is.
+    """
+    for name, files in (("node", {}), ("cpu", cores(count))):
+        folder, place = room.folder / "sysfs" / name, Path(SYSFS, name)
+        is_mounted = folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            shutil.rmtree(path)
+        for file, text in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+        if place.exists() and not is_mounted:  # a kernel without NUMA has no nodes
+            room.run("mount", "--bind", folder, place)
+
+
+def cores(count: int) -> dict[str, str]:
+    """The files by which a kubelet counts cores: all are of one processor."""
+    return {
+        f"cpu{number}/topology/{file}": f"{value}\n"
+        for number in range(count)
+        for file, value in (("core_id", number), ("physical_package_id", 0))
+    }
 
 
 def start_proxy(room: Room, programs: Path) -> None:
