@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.schedule import Kind
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.view.spans import Span, action_of, carries_gradient, compute_kind, end_ns, gather, lanes
+from penstock.view.spans import Span, action_of, carries_gradient, children_of, compute_kind, end_ns, gather, lanes
 from tests.support.timelines import rank_events, timelines
 
 
@@ -26,8 +26,9 @@ def time_by_kind(spans: tuple[Span, ...]) -> Counter[tuple[Activity, Kind | None
 def test_gathering_keeps_the_time_of_every_kind(events: list[Event], shortest: int) -> None:
     bars = [e for e in events if e.activity not in (Activity.WAIT, Activity.TRANSFER)]
     expected: Counter[tuple[Activity, Kind | None]] = Counter()
-    for event in bars:
-        expected[event.activity, compute_kind(action_of(event.action))] += event.duration_ns
+    for children in map(children_of, bars):
+        for event in children:
+            expected[event.activity, compute_kind(action_of(event.action))] += event.duration_ns // len(children)
     found = time_by_kind(gather(bars, shortest))
     assert all(abs(found[key] - expected[key]) <= len(bars) for key in expected | found)
 
@@ -48,7 +49,7 @@ def test_spans_cover_their_events_in_order_without_overlap(events: list[Event], 
 @given(rank_events(0, 1000), st.integers(1, 5000))
 def test_long_events_are_never_gathered(events: list[Event], shortest: int) -> None:
     alone = [span.event for span in gather(events, shortest) if span.count == 1]
-    assert all(event in alone for event in events if event.duration_ns >= shortest)
+    assert all(children_of(event)[0] in alone for event in events if event.duration_ns >= shortest)
 
 
 @given(st.integers(1, 400), st.integers(1, 40))
@@ -64,7 +65,7 @@ def test_every_event_is_in_its_lane(timeline: Timeline) -> None:
         assert [s.event.activity for s in row.waits] == [Activity.WAIT] * len(row.waits)
         assert all(carries_gradient(span.event) for span in row.gradients)
         assert not any(carries_gradient(span.event) for span in row.activations)
-        assert row.num_spans == len(events)
+        assert row.num_spans == sum(len(children_of(event)) for event in events)
         starts = [span.start_ns for span in row.bars]
         assert starts == sorted(starts)
 
@@ -127,3 +128,13 @@ def test_a_reduction_under_way_lies_with_the_gradients() -> None:
     assert [span.event for span in own.gradients] == [events[1]]
     assert [span.event for span in own.bars] == [events[0], events[2]]
     assert not own.activations
+
+
+def test_a_pair_is_drawn_as_both_of_its_actions() -> None:
+    """Each has half of the bar; among gathered neighbours each counts for half of the time."""
+    pair = Event(0, Activity.COMPUTE, "(0B0.0;0F2.0)OVERLAP_F_B", 10, 30)
+    (alone,) = gather([pair], shortest_ns=5)
+    assert [(event.action, share) for event, share in alone.mix] == [("0B0.0", 0.5), ("0F2.0", 0.5)]
+    assert {(event.start_ns, event.stop_ns) for event, _ in alone.mix} == {(10, 30)}
+    (gathered,) = gather([pair, Event(0, Activity.COMPUTE, "0F3.0", 30, 50)], shortest_ns=100)
+    assert [(event.action, share) for event, share in gathered.mix] == [("0F2.0", 0.75), ("0B0.0", 0.25)]

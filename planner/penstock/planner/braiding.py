@@ -1,9 +1,11 @@
 """Which outlines the search tries with pairs of overlapped actions, next to the best without.
 
 Pairs hide collectives over shards, and cost memory and fill: more slices are under way, and both actions of a pair end
-together. So they are tried where a rank has several shards, and kept where the simulated step is shorter. A degree of
-tensor parallelism may be the best only with pairs: they are tried for the best candidate of every degree, besides those
-of the best few kinds. Finer slices make the same warm-up hold fewer tokens, so twice and four times as many are tried.
+together. So they are tried where a rank has several shards, and kept where the simulated step is shorter. What is best
+with pairs need not be near what is best without: small micro-batches have long collectives, which pairs hide, and many
+of them fill a pipeline. So all outlines are looked at that divide the devices as one of the best candidates does, or as
+the best of another degree of tensor parallelism, and tried by rising estimate: that of 1F1B, less the part of a layer's
+forward and backward that a pair of them hides.
 """
 
 from __future__ import annotations
@@ -11,36 +13,86 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from penstock.core.cluster import PENSTOCK
 from penstock.planner.candidate import Candidate
+from penstock.planner.order import BACKWARD, FORWARD
 from penstock.planner.outlines import Outline
-from penstock.planner.problem import Problem
+from penstock.planner.pair_costs import collectives_of
+from penstock.planner.problem import Mesh, Problem
 from penstock.planner.schedules.braided import BRAIDED
+from penstock.planner.stagecost import equal_slices
 
-FINER = (1, 2, 4)
-"""Slices, in multiples of those of a candidate without pairs."""
+MOST_DIVISIONS = 4
+"""Of the best candidates, whatever their degree."""
 
-MOST_BEST = 4
-"""Of the best candidates so many are tried with pairs, whatever their degree."""
+MOST_OUTLINES = 16
+
+NUM_LAYERS = 4
+"""Enough that a pair's first and last collective count for little."""
+
+_Division = tuple[int, int, int]
 
 
 def braided_outlines(problem: Problem, outlines: Iterable[Outline], ranked: Iterable[Candidate]) -> Iterator[Outline]:
-    """Outlines with pairs for the meshes of some of the ``ranked`` candidates, best first; ``outlines`` are those that
-    there are without.
+    """A few outlines with pairs by rising estimate, from those of 1F1B among ``outlines``; ``ranked`` are candidates,
+    best first.
 
-    None where a schedule is pinned, or several stages per rank, and none for another software than penstock's.
+    None where a schedule is pinned, and none for another software than penstock's.
     """
     if problem.pinned.schedule is not None or problem.software != PENSTOCK:
         return
-    known = {(each.mesh, each.num_slices): each for each in outlines if each.schedule == "1f1b"}
-    tried = set[tuple[object, int]]()
-    degrees = set[int]()
-    for number, candidate in enumerate(ranked):
-        mesh = candidate.mesh
-        if mesh.tp == 1 or (number >= MOST_BEST and mesh.tp in degrees):
-            continue
-        degrees.add(mesh.tp)
-        for key in [(mesh, factor * len(candidate.slices)) for factor in FINER]:
-            if key in known and key not in tried:
-                tried.add(key)
-                yield replace(known[key], schedule=BRAIDED)
+    divisions = set(_divisions(candidate.mesh for candidate in ranked))
+    limit = problem.memory_limit_bytes
+    roomy = [each for each in outlines if each.schedule == "1f1b" and each.least_bytes <= limit]
+    plain = [each for each in roomy if _division(each.mesh) in divisions]
+    shares: dict[tuple[int, int, int], float] = {}
+    for each in plain:
+        key = (each.mesh.tp, each.mesh.microbatch, each.num_slices)
+        if key not in shares:
+            shares[key] = hidden_share(problem, each.mesh, each.num_slices)
+    estimated = [
+        replace(
+            each,
+            schedule=BRAIDED,
+            estimate_ns=round(each.estimate_ns * (1 - shares[each.mesh.tp, each.mesh.microbatch, each.num_slices])),
+        )
+        for each in plain
+    ]
+    estimated.sort(key=lambda each: problem.score(each.estimate_ns, each.mesh.num_devices))
+    yield from estimated[:MOST_OUTLINES]
+
+
+def _divisions(meshes: Iterable[Mesh]) -> Iterator[_Division]:
+    """Of meshes, best first, those whose outlines are looked at."""
+    chosen, degrees = set[_Division](), set[int]()
+    for mesh in meshes:
+        division = _division(mesh)
+        is_wanted = len(chosen) < MOST_DIVISIONS or mesh.tp not in degrees
+        if mesh.tp > 1 and division not in chosen and is_wanted:
+            chosen.add(division)
+            degrees.add(mesh.tp)
+            yield division
+
+
+def _division(mesh: Mesh) -> _Division:
+    return mesh.dp, mesh.tp, mesh.pp
+
+
+def hidden_share(problem: Problem, mesh: Mesh, num_slices: int) -> float:
+    """The part of a few layers' forward and backward that a pair of them hides, on the slice in the middle."""
+    stop = 1 + 2 * min(NUM_LAYERS, problem.model.layers)
+    layers = Candidate(
+        mesh=mesh,
+        stages=((1, stop),),
+        slices=equal_slices(problem.sequence_length, num_slices),
+        schedule=BRAIDED,
+    )
+    collectives = collectives_of(problem, layers)
+    if collectives is None:
+        return 0.0
+    places = [(kind, 0, num_slices // 2) for kind in (BACKWARD, FORWARD)]
+    whole = sum(int(collectives.segments_of(place).sum()) for place in places)
+    hidden = collectives.hidden_ns(np.array(places[:1]), np.array(places[1:]))
+    return float(hidden[0]) / max(whole, 1)

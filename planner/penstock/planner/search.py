@@ -494,10 +494,10 @@ class _Search:
         return max(evaluation.peak_bytes) <= self.problem.memory_limit_bytes
 
     def braid(self) -> None:
-        """Open outlines with pairs where these may be the best."""
+        """Open outlines with pairs by what they should take, until that is no better than the best."""
         ranked = [each.candidate for each in sorted(self.fitting, key=self.rank)]
         for outline in braided_outlines(self.problem, self.outlines, ranked):
-            if outline.least_bytes <= self.problem.memory_limit_bytes:
+            if self.score(outline.mesh, outline.estimate_ns) < min(self.rank(each)[0] for each in self.fitting):
                 self.open(outline)
 
     def improve(self) -> None:

@@ -99,7 +99,9 @@ def _rank_name(timeline: Timeline, row: int, frame: Frame) -> str:
 
 def _bar(span: Span, frame: Frame) -> Markup:
     if span.count == 1:
-        return _rect(span, frame, 0, frame.bar, _bar_class(span.event))
+        height = frame.bar / len(span.mix)
+        halves = enumerate(_bar_class(event) for event, _ in span.mix)
+        return join(_rect(span, frame, number * height, height, class_) for number, class_ in halves)
     parts = [element("title", _tooltip(span, frame.unit))]
     y = 0.0
     for event, share in span.mix:
@@ -126,6 +128,9 @@ def _tooltip(span: Span, unit: TimeUnit) -> str:
     when = f"{unit.text(span.start_ns, unit=False)} to {unit.text(span.stop_ns)}"
     if span.count > 1:
         return f"{span.count} events, most time in {span.event.action} and its like: {when}"
+    if len(span.mix) > 1:
+        names = " and ".join(event.action for event, _ in span.mix)
+        return f"{names}, overlapped: {unit.text(span.duration_ns)}, {when}"
     kind = compute_kind(span.action)
     what = KIND_NAMES[kind] if kind else span.event.activity.value
     return f"{span.event.action} {what}: {unit.text(span.duration_ns)}, {when}"

@@ -9,9 +9,9 @@ short to see are left out: the gap says as much.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.errors import UserError
 from penstock.core.schedule import Action, Kind, parse_action
@@ -20,7 +20,8 @@ from penstock.core.timeline import Activity, Event, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One shape to draw: a single event, or ``count`` short neighbours.
+    """One shape to draw: a single event, or ``count`` short neighbours. A pair of actions is drawn as both, each with
+    half of it.
 
     ``mix`` holds one event of every kind within, with that kind's share of the span's length, in the kinds' own order;
     what is missing to 1 are the gaps between them.
@@ -134,15 +135,25 @@ def _joins(run: Sequence[Event], event: Event, shortest_ns: float) -> bool:
     return is_near and event.duration_ns < shortest_ns and event.stop_ns - run[0].start_ns <= 2 * shortest_ns
 
 
+def children_of(event: Event) -> tuple[Event, ...]:
+    """The event, or of a pair of actions one for each of them, both as long as the pair."""
+    action = action_of(event.action)
+    if action is None or not action.children:
+        return (event,)
+    return tuple(replace(event, action=str(child)) for child in action.children)
+
+
 def _merge(run: Sequence[Event]) -> Span:
     if len(run) == 1:
-        return Span(run[0].start_ns, run[0].stop_ns, ((run[0], 1.0),))
+        children = children_of(run[0])
+        return Span(run[0].start_ns, run[0].stop_ns, tuple((child, 1 / len(children)) for child in children))
     start, stop = run[0].start_ns, max(event.stop_ns for event in run)
-    time_by_kind: Counter[str] = Counter()
+    time_by_kind: defaultdict[str, float] = defaultdict(float)
     example: dict[str, Event] = {}
-    for event in run:
-        time_by_kind[_order(event)] += event.duration_ns
-        example.setdefault(_order(event), event)
+    for children in map(children_of, run):
+        for event in children:
+            time_by_kind[_order(event)] += event.duration_ns / len(children)
+            example.setdefault(_order(event), event)
     # Events of a measured rank may overlap by the clock's resolution: the shares are of whichever is longer.
     length = max(stop - start, sum(time_by_kind.values()), 1)
     mix = tuple((example[key], time_by_kind[key] / length) for key in sorted(example))

@@ -72,6 +72,8 @@ def _complete(event: Event, pid: int, tid: int) -> dict[str, Any]:
     args: dict[str, Any] = {"activity": event.activity.value}
     if action is not None:
         args |= {"stage": action.stage, "microbatch": action.microbatch, "slice": action.slice}
+    if action is not None and action.children:
+        args["overlapped"] = [str(child) for child in action.children]
     return {
         "ph": "X",
         "name": event.action,

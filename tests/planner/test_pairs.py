@@ -1,0 +1,246 @@
+"""What pairs hide: the recurrence against a clock that ticks, segments against their costs, orders, and the choice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.devices import cluster_of, device_kind
+from penstock.core.errors import UserError
+from penstock.core.job import DataSpec, JobSpec, ParallelismSpec, ResourcesSpec, TrainingSpec
+from penstock.core.layout import Precision
+from penstock.core.model import Family, ModelSpec
+from penstock.core.plan import Plan
+from penstock.core.schedule import ScheduleSpec
+from penstock.planner.braiding import hidden_share
+from penstock.planner.candidate import Candidate
+from penstock.planner.decide import decide
+from penstock.planner.evaluate import Simulated
+from penstock.planner.order import BACKWARD, FORWARD, from_schedule, to_schedule
+from penstock.planner.pair_costs import collectives_of
+from penstock.planner.pins import pinned_stages
+from penstock.planner.problem import Mesh, Problem, problem_from_cluster
+from penstock.planner.replay import simulated
+from penstock.planner.schedules.braided import BRAIDED, ahead, braided_1f1b
+from penstock.planner.schedules.recorded import record, replay
+from penstock.planner.schedules.registry import find
+from penstock.planner.simulate.arrays import simulate_arrays
+from penstock.planner.simulate.pairs import Collectives, pair_ns
+from penstock.planner.stagecost import equal_slices
+from tests.support.reference_simulator import in_turns
+from tests.support.step_costs import equal_costs, shape
+
+SEGMENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SEGMENTS, SEGMENTS)
+def test_two_passes_in_turns(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
+    found = pair_ns(np.array(first, dtype=np.int64), np.array(second, dtype=np.int64))
+    assert found == in_turns([[list(each) for each in first], [list(each) for each in second]])
+    computes, collectives = (sum(each[column] for each in (*first, *second)) for column in range(2))
+    assert max(computes, collectives) <= found <= computes + collectives
+
+
+def test_the_example_of_two_segments_each() -> None:
+    passes = np.array([[3, 2], [3, 2]], dtype=np.int64)
+    assert pair_ns(passes, passes) == 14
+
+
+def test_without_collectives_nothing_is_hidden() -> None:
+    assert pair_ns(np.array([[3, 0], [4, 0]]), np.array([[5, 0]])) == 12
+
+
+MODEL = ModelSpec(
+    family=Family.LLAMA, layers=16, hidden=5120, heads=40, kv_heads=8, ffn_hidden=13824, vocab=32000, positions=8192
+)
+
+
+def problem(
+    tp: int,
+    pp: int,
+    *,
+    num_sequences: int = 64,
+    sequence_parallel: bool = True,
+    schedule: str | None = None,
+    micro_batch: int | None = None,
+    slices: int | None = None,
+) -> Problem:
+    spec = JobSpec(
+        model=MODEL,
+        data=DataSpec(source="corpus", sequence_length=4096),
+        training=TrainingSpec(global_batch=num_sequences, steps=1, precision=Precision.BF16),
+        resources=ResourcesSpec(ranks=tp * pp, memory_per_rank=80 * 2**30),
+        parallelism=ParallelismSpec(
+            tp=tp,
+            pp=pp,
+            sequence_parallel=None if sequence_parallel else False,
+            schedule=schedule,
+            micro_batch=micro_batch,
+            slices=slices,
+        ),
+    )
+    return problem_from_cluster(spec, cluster_of(device_kind("h100"), max(tp * pp // 8, 1)))
+
+
+def candidate(one: Problem, tp: int, pp: int, slices: tuple[int, ...] = (4096,)) -> Candidate:
+    return Candidate(
+        mesh=Mesh.of_share(dp=1, tp=tp, pp=pp, microbatch=1, share=one.global_batch),
+        stages=pinned_stages([16 / pp] * pp, MODEL.num_units),
+        slices=slices,
+        schedule=BRAIDED,
+    )
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("slices", [(4096,), (1500, 1300, 1296)])
+def test_segments_hold_all_that_an_action_takes(sequence_parallel: bool, slices: tuple[int, ...]) -> None:
+    """But for its fixed overhead."""
+    one = problem(8, 4, sequence_parallel=sequence_parallel)
+    plan = candidate(one, 8, 4, slices)
+    found = collectives_of(one, plan)
+    costs = Simulated(one).costs(plan, (0, 1, 2, 3))
+    assert found is not None
+    overhead = one.cost_of(8).action_overhead_seconds * 1e9
+    for kind in (FORWARD, BACKWARD):
+        for stage in range(4):
+            for column in range(len(slices)):
+                segments = found.segments_of((kind, stage, column))
+                whole = int(costs.compute_ns[kind, stage, column]) - overhead
+                assert segments.min() >= 0
+                assert abs(int(segments.sum()) - whole) <= 4 * len(segments)
+    per_block = 2 if sequence_parallel else 1
+    forward = found.segments_of((FORWARD, 1, 0))
+    assert np.count_nonzero(forward[:, 1]) == per_block * (plan.stages[1][1] - plan.stages[1][0])
+
+
+def test_one_shard_has_no_collectives() -> None:
+    one = problem(1, 8)
+    assert collectives_of(one, candidate(one, 1, 8)) is None
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_every_steady_backward_is_a_pair_with_the_forward_after_it(num_ranks: int, num_slices: int) -> None:
+    inputs = shape(num_ranks, 12, num_slices, BRAIDED)
+    order = braided_1f1b(inputs)
+    for rank in range(num_ranks):
+        own = slice(order.offsets[rank], order.offsets[rank + 1])
+        assert order.joined is not None
+        assert order.joined[own].sum() == inputs.num_units - ahead(inputs, rank)
+        kinds = order.kinds[own][np.flatnonzero(order.joined[own])]
+        assert (kinds == BACKWARD).all()
+    assert all(action.is_pair for row in to_schedule(order).ranks for action in row if action.children)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_microbatches", [8, 20])
+def test_the_step_of_equal_stages(num_ranks: int, num_microbatches: int) -> None:
+    """Fill and drain of K - 1 forwards and backwards, a forward and a backward alone, and a round for all others."""
+    forward, backward, hidden = 40, 80, 25
+    costs = equal_costs(num_ranks, 1, forward, backward - 30, 30)
+    collectives = Collectives({FORWARD: np.array([[15, hidden]]), BACKWARD: np.array([[80, 0]])}.__getitem__)
+    of_kind = Collectives(lambda place: collectives.segments_of(place[0]))  # type: ignore[arg-type]
+    order = braided_1f1b(shape(num_ranks, num_microbatches, 1, BRAIDED))
+    found = simulate_arrays(order, dataclasses.replace(costs, collectives=of_kind))
+    assert pair_ns(np.array([[80, 0]]), np.array([[15, hidden]])) == forward + backward
+    assert found.makespan_ns == num_ranks * (forward + backward) + (num_microbatches - 1) * (forward + backward)
+    swapped = Collectives(lambda place: np.array([[50, 30]]) if place[0] == BACKWARD else np.array([[30, 0], [10, 0]]))
+    faster = simulate_arrays(order, dataclasses.replace(costs, collectives=swapped))
+    pair = pair_ns(np.array([[50, 30]]), np.array([[30, 0], [10, 0]]))
+    assert pair == 90
+    assert faster.makespan_ns == num_ranks * (forward + backward) + (num_microbatches - 1) * pair
+
+
+def test_pairs_survive_files_and_objects() -> None:
+    order = find(BRAIDED).generate(shape(3, 6, 2, BRAIDED))
+    sizes = {"num_ranks": 3, "num_microbatches": 6, "num_slices": 2}
+    assert replay(record(order), **sizes).same_as(order)
+    assert from_schedule(to_schedule(order), keep_pairs=True).same_as(order)
+    assert from_schedule(to_schedule(order)).same_as(order.apart())
+    short = order.with_remainder(1)
+    assert from_schedule(to_schedule(order).with_remainder(1), keep_pairs=True).same_as(short)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_text_whose_marks_are_no_pairs_is_refused(at: int) -> None:
+    order = find(BRAIDED).generate(shape(2, 4, 1, BRAIDED))
+    assert order.joined is not None
+    joined = order.joined.copy()
+    joined[at] = True
+    with pytest.raises(UserError, match="does not hold an order"):
+        replay(record(dataclasses.replace(order, joined=joined)), num_ranks=2, num_microbatches=4, num_slices=1)
+
+
+def test_one_shard_runs_pairs_one_after_the_other() -> None:
+    one = problem(1, 8)
+    judge = Simulated(one)
+    plan = candidate(one, 1, 8)
+    assert judge.order(plan).joined is None
+    eager = dataclasses.replace(plan, schedule="eager-1f1b")
+    assert judge.evaluate(plan).step_ns == pytest.approx(judge.evaluate(eager).step_ns, rel=0.01)
+
+
+def test_a_pair_needs_the_memory_of_both() -> None:
+    """Slots of both at once, and the transients of the second next to the largest."""
+    one = problem(8, 4)
+    judge = Simulated(one)
+    plan = candidate(one, 8, 4)
+    apart = ScheduleSpec(generator=BRAIDED, text=record(judge.order(plan).apart()))
+    together, serial = judge.evaluate(plan), judge.evaluate(dataclasses.replace(plan, schedule=apart))
+    transients = [a - b for a, b in zip(together.peak_bytes, together.slot_bytes, strict=True)]
+    alone = [a - b for a, b in zip(serial.peak_bytes, serial.slot_bytes, strict=True)]
+    assert all(both > one_of_them for both, one_of_them in zip(transients, alone, strict=True))
+    assert all(both >= one for both, one in zip(together.slot_bytes, serial.slot_bytes, strict=True))
+
+
+PLAIN = ("1f1b", "zb-h1", "zb", "zbv", "interleaved-zb")
+"""What the planner compares without pairs."""
+
+
+def decided(tp: int, pp: int, num_sequences: int, schedule: str | None = None) -> Plan:
+    """The plan with whole micro-batches of two sequences."""
+    pins = {"micro_batch": 2, "slices": 1, "schedule": schedule}
+    return decide(problem(tp, pp, num_sequences=num_sequences, **pins)).plan  # type: ignore[arg-type]
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_seconds
+
+
+def test_the_planner_takes_pairs_where_they_win() -> None:
+    chosen = decided(8, 2, 64)
+    assert chosen.schedule.generator == BRAIDED
+    best = min(seconds(decided(8, 2, 64, schedule)) for schedule in PLAIN)
+    assert best > 1.05 * seconds(chosen)
+    again = simulated(chosen, cluster_of(device_kind("h100"), 2))
+    assert again.makespan_ns == pytest.approx(1e9 * seconds(chosen), abs=1)
+    assert any("OVERLAP" in event.action for event in again.timeline.events)
+
+
+@pytest.mark.parametrize(("tp", "pp", "num_sequences"), [(1, 8, 64), (8, 4, 8)])
+def test_the_planner_takes_none_where_they_lose(tp: int, pp: int, num_sequences: int) -> None:
+    """One shard hides nothing; and few micro-batches do not make up for the longer warm-up."""
+    chosen = decided(tp, pp, num_sequences)
+    assert chosen.schedule.generator != BRAIDED
+    assert seconds(chosen) <= seconds(decided(tp, pp, num_sequences, BRAIDED))
+
+
+@pytest.mark.parametrize("num_slices", [1, 4])
+def test_what_a_few_layers_hide_is_what_a_stage_of_them_hides(num_slices: int) -> None:
+    """Within a twentieth of all: a stage has the same layers more often."""
+    one = problem(8, 1)
+    slices = equal_slices(4096, num_slices)
+    plan = dataclasses.replace(candidate(one, 8, 1), stages=((1, 33),), slices=slices)
+    collectives = collectives_of(one, plan)
+    assert collectives is not None
+    places = np.array([[[kind, 0, num_slices // 2]] for kind in (BACKWARD, FORWARD)])
+    whole = sum(int(collectives.segments_of(tuple(place[0].tolist())).sum()) for place in places)
+    share = collectives.hidden_ns(places[0], places[1])[0] / whole
+    assert hidden_share(one, plan.mesh, num_slices) == pytest.approx(share, abs=0.05)
+    assert share > 0.05
