@@ -102,7 +102,8 @@ def test_what_the_first_child_reads_is_not_freed_for_the_second() -> None:
 def test_children_may_be_split_backwards_and_of_other_stages() -> None:
     split = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,(1I0;1F1)OVERLAP_F_B,1W0,1I1,1W1\n"
     assert prove(lowered(split, keep_pairs=True)).num_transfers == 4
-    wave = "0F0,0F1,3F0,(3B0;0F2)OVERLAP_F_B,3F1,3B1,3F2,3B2,0B0,0B1,0B2\n1F0,2F0,1F1,2F1,1F2,2F2,2B0,2B1,2B2,1B0,1B1,1B2\n"
+    wave = "0F0,0F1,3F0,(3B0;0F2)OVERLAP_F_B,3F1,3B1,3F2,3B2,0B0,0B1,0B2\n"
+    wave += "1F0,2F0,1F1,2F1,1F2,2F2,2B0,2B1,2B2,1B0,1B1,1B2\n"
     prove(lowered(wave, keep_pairs=True))
 
 

@@ -137,23 +137,29 @@ def test_every_steady_backward_is_a_pair_with_the_forward_after_it(num_ranks: in
     assert all(action.is_pair for row in to_schedule(order).ranks for action in row if action.children)
 
 
+FORWARD_NS, BACKWARD_NS = 40, 80
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("num_microbatches", [8, 20])
-def test_the_step_of_equal_stages(num_ranks: int, num_microbatches: int) -> None:
-    """Fill and drain of K - 1 forwards and backwards, a forward and a backward alone, and a round for all others."""
-    forward, backward, hidden = 40, 80, 25
-    costs = equal_costs(num_ranks, 1, forward, backward - 30, 30)
-    collectives = Collectives({FORWARD: np.array([[15, hidden]]), BACKWARD: np.array([[80, 0]])}.__getitem__)
-    of_kind = Collectives(lambda place: collectives.segments_of(place[0]))  # type: ignore[arg-type]
-    order = braided_1f1b(shape(num_ranks, num_microbatches, 1, BRAIDED))
-    found = simulate_arrays(order, dataclasses.replace(costs, collectives=of_kind))
-    assert pair_ns(np.array([[80, 0]]), np.array([[15, hidden]])) == forward + backward
-    assert found.makespan_ns == num_ranks * (forward + backward) + (num_microbatches - 1) * (forward + backward)
-    swapped = Collectives(lambda place: np.array([[50, 30]]) if place[0] == BACKWARD else np.array([[30, 0], [10, 0]]))
-    faster = simulate_arrays(order, dataclasses.replace(costs, collectives=swapped))
-    pair = pair_ns(np.array([[50, 30]]), np.array([[30, 0], [10, 0]]))
-    assert pair == 90
-    assert faster.makespan_ns == num_ranks * (forward + backward) + (num_microbatches - 1) * pair
+@pytest.mark.parametrize(
+    ("forward", "backward", "pair"),
+    [
+        ([[15, 25]], [[80, 0]], 120),  # the forward is second, and its collective the last thing of all
+        ([[30, 0], [10, 0]], [[50, 30]], 90),
+        ([[10, 10], [10, 10]], [[20, 20], [20, 20]], 90),
+    ],
+)
+def test_the_step_of_equal_stages(
+    num_ranks: int, num_microbatches: int, forward: list[list[int]], backward: list[list[int]], pair: int
+) -> None:
+    """The first forward goes down alone, the last backward comes up alone, and between them each pair is a round."""
+    tables = {FORWARD: np.array(forward), BACKWARD: np.array(backward)}
+    assert pair_ns(tables[BACKWARD], tables[FORWARD]) == pair
+    costs = equal_costs(num_ranks, 1, FORWARD_NS, BACKWARD_NS - 30, 30)
+    costs = dataclasses.replace(costs, collectives=Collectives(lambda place: tables[place[0]]))
+    found = simulate_arrays(braided_1f1b(shape(num_ranks, num_microbatches, 1, BRAIDED)), costs)
+    assert found.makespan_ns == num_ranks * (FORWARD_NS + BACKWARD_NS) + (num_microbatches - 1) * pair
 
 
 def test_pairs_survive_files_and_objects() -> None:
